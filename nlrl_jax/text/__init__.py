@@ -1,0 +1,1 @@
+"""Text as something a compiler can see: templates, parsers and the language agent policy."""

@@ -1,0 +1,127 @@
+"""Templates as data: one description of a text, rendered to `str` on the host.
+
+A template is a sequence of parts: literals, slots (one string out of a finite list, or a number
+in a range) and repeated lists. `compile.py` turns the same data into token ids under `jax.jit`.
+
+    template = Template((
+        Literal("Holes: "),
+        Repeat("num_holes", 16, (Literal("("), Number("hole_x", 0, 3), Literal(", "),
+                                 Number("hole_y", 0, 3), Literal(")")), separator=", ", empty="none"),
+    ))
+    template.render({"num_holes": 1, "hole_x": [2] + [0] * 15, "hole_y": [3] + [0] * 15})
+    # 'Holes: (2, 3)'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Union
+
+
+@dataclasses.dataclass(frozen=True)
+class Literal:
+    """Text that is always the same."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of `options`, chosen by the integer `fields[field]` (or `fields[field][index]`).
+
+    Inside a `Repeat` the field is an array `[max_items]` and `index` must be None.
+    """
+
+    field: str
+    options: tuple[str, ...]
+    index: int | None = None
+    low: int = 0  # the field's value that selects options[0]
+
+    def __post_init__(self):
+        if not self.options:
+            raise ValueError(f"slot {self.field!r} has no options; give at least one string")
+
+
+def Number(field: str, low: int, high: int, index: int | None = None) -> Choice:
+    """A decimal number between `low` and `high`, both included."""
+    if high < low:
+        raise ValueError(f"slot {field!r}: range {low}..{high} is empty")
+    return Choice(field, tuple(str(n) for n in range(low, high + 1)), index, low)
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat:
+    """The first `fields[count]` of `max_items` copies of `item`, joined by `separator`.
+
+    Slots of the item read element `i` of their field, an array `[max_items]`. A count of zero
+    renders `empty`.
+    """
+
+    count: str
+    max_items: int
+    item: tuple[Union[Literal, Choice], ...]
+    separator: str = ", "
+    empty: str = ""
+
+
+Part = Union[Literal, Choice, Repeat]
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A sequence of parts. Templates and strings can be added to either side."""
+
+    parts: tuple[Part, ...]
+
+    def __add__(self, other: Template | str) -> Template:
+        return Template(self.parts + as_template(other).parts)
+
+    def __radd__(self, other: str) -> Template:
+        return Template(as_template(other).parts + self.parts)
+
+    def render(self, fields: Mapping[str, Any]) -> str:
+        """The text for one state.
+
+        Args:
+          fields: name -> int, or a sequence of ints for indexed and repeated slots.
+
+        Raises:
+          KeyError: a slot's field is missing.
+          ValueError: a value outside its slot's range, or a count above `max_items`.
+        """
+        return "".join(_render_part(part, fields) for part in self.parts)
+
+
+def as_template(value: Template | str) -> Template:
+    """A string as a template of one literal; a template as it is."""
+    return value if isinstance(value, Template) else Template((Literal(value),))
+
+
+def _render_part(part: Part, fields: Mapping[str, Any]) -> str:
+    match part:
+        case Literal():
+            return part.text
+        case Choice():
+            return _option(part, fields, part.index)
+        case Repeat():
+            count = int(fields[part.count])
+            if not 0 <= count <= part.max_items:
+                raise ValueError(f"{part.count} is {count}; this list holds 0 to {part.max_items} items")
+            items = (
+                "".join(p.text if isinstance(p, Literal) else _option(p, fields, i) for p in part.item)
+                for i in range(count)
+            )
+            return part.separator.join(items) if count else part.empty
+    raise TypeError(f"not a part of a template: {part!r}")
+
+
+def _option(slot: Choice, fields: Mapping[str, Any], index: int | None) -> str:
+    if slot.field not in fields:
+        raise KeyError(f"the template needs the field {slot.field!r}; got {sorted(fields)}")
+    value = fields[slot.field]
+    value = int(value if index is None else value[index])
+    if not 0 <= value - slot.low < len(slot.options):
+        last = slot.low + len(slot.options) - 1
+        raise ValueError(f"field {slot.field!r} is {value}; its slot takes {slot.low} to {last}")
+    return slot.options[value - slot.low]
