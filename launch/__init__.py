@@ -1,0 +1,1 @@
+"""Scripts with absl flags, one a main job."""

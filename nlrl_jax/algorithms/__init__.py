@@ -1,0 +1,1 @@
+"""One file an algorithm, named as its paper names it."""

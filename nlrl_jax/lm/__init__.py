@@ -1,0 +1,1 @@
+"""The language model: configuration, decoder, adapters, generation and scoring."""

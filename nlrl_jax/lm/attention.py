@@ -1,0 +1,75 @@
+"""Grouped-query attention over a shared prefix and a row's own keys, and rotary embeddings.
+
+Letters: B batch, L queries, S own key slots, P prefix tokens, K key/value heads, R query heads per
+key/value head, D head size.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.lm.config import ModelConfig
+
+MASKED = -1e30  # finite, so that a row with no visible key stays finite
+
+
+def rotary_tables(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines for `positions` [B, L] as float32 [B, L, 1, D / 2]."""
+    frequencies = 1.0 / config.rope_theta ** (np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    if config.rope_scaling is not None:
+        s = config.rope_scaling
+        wavelengths = 2 * np.pi / frequencies
+        smooth = (s.original_max_positions / wavelengths - s.low_freq_factor) / (
+            s.high_freq_factor - s.low_freq_factor
+        )
+        smooth = np.clip(smooth, 0.0, 1.0)  # 0: long wavelengths, divided; 1: short ones, kept
+        frequencies = (1 - smooth) * frequencies / s.factor + smooth * frequencies
+    angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Half-split rotary embedding of x [B, L, heads, D], in float32, returned in x's dtype."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    prefix: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array:
+    """Softmax attention of q over (prefix, own keys) as one distribution.
+
+    The prefix has no batch axis: its scores are one matrix product for the whole batch and its keys
+    are never copied per row.
+
+    Args:
+      q: [B, L, K * R, D].
+      k, v: [B, S, K, D].
+      mask: bool [B, L, S], True where the query sees the key. The prefix is visible to all.
+      prefix: k and v of the shared prefix, each [P, K, D].
+
+    Returns: [B, L, K * R, D] in q's dtype.
+    """
+    B, L, heads, D = q.shape
+    K = k.shape[2]
+    q = q.reshape(B, L, K, heads // K, D) * jnp.asarray(D**-0.5, q.dtype)
+    scores = jnp.einsum("blkrd,bskd->bkrls", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores, MASKED)
+    if prefix is None:
+        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+        out = jnp.einsum("bkrls,bskd->blkrd", weights, v)
+    else:
+        prefix_k, prefix_v = prefix
+        P = prefix_k.shape[0]
+        prefix_scores = jnp.einsum("blkrd,pkd->bkrlp", q, prefix_k, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(jnp.concatenate([prefix_scores, scores], axis=-1), axis=-1).astype(v.dtype)
+        out = jnp.einsum("bkrlp,pkd->blkrd", weights[..., :P], prefix_v)
+        out = out + jnp.einsum("bkrls,bskd->blkrd", weights[..., P:], v)
+    return out.reshape(B, L, heads, D)

@@ -1,0 +1,83 @@
+"""One mesh ("data", "fsdp", "tensor") and the rules from logical axes to its axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+RULES = {
+    "batch": ("data", "fsdp"),
+    "length": None,
+    "layers": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    None: None,
+}
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Any = None) -> Mesh:
+    """A mesh of data * fsdp * tensor devices.
+
+    Raises:
+      ValueError: the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    if data * fsdp * tensor != len(devices):
+        raise ValueError(
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {data * fsdp * tensor} devices; "
+            f"there are {len(devices)}"
+        )
+    return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def spec(axes: tuple[str | None, ...]) -> PartitionSpec:
+    """The PartitionSpec of logical `axes`."""
+    return PartitionSpec(*(RULES[axis] for axis in axes))
+
+
+def constrain(x: jax.Array, mesh: Mesh | None, axes: tuple[str | None, ...]) -> jax.Array:
+    """Asks the compiler to lay `x` out by its logical axes; nothing without a mesh."""
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes)))
+
+
+def param_specs(model: nn.Module) -> dict[str, Any]:
+    """PartitionSpecs of the model's collections "params" and "lora", read off its declarations."""
+    from nlrl_jax.lm.transformer import abstract_variables
+
+    boxed = abstract_variables(model)
+    return jax.tree.map(
+        lambda leaf: spec(leaf.names), boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+    )
+
+
+def shard(tree: Any, specs: Any, mesh: Mesh) -> Any:
+    """Lays the arrays of `tree` out over `mesh` by `specs` (same structure).
+
+    An axis that a dimension's size does not divide by is left whole for that array.
+    """
+    return jax.device_put(tree, shardings(tree, specs, mesh))
+
+
+def shardings(tree: Any, specs: Any, mesh: Mesh) -> Any:
+    """NamedShardings for the arrays (or shapes) of `tree`, dropping axes that do not divide a dimension."""
+
+    def one(leaf, partition):
+        kept = []
+        for size, names in zip(leaf.shape, tuple(partition) + (None,) * (len(leaf.shape) - len(partition))):
+            group = names if isinstance(names, tuple) else (names,)
+            parts = 1
+            for name in group:
+                parts *= 1 if name is None else mesh.shape[name]
+            kept.append(names if size % parts == 0 else None)
+        return NamedSharding(mesh, PartitionSpec(*kept))
+
+    return jax.tree.map(one, tree, specs)

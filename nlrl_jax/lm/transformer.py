@@ -1,0 +1,231 @@
+"""One Flax decoder for Llama 2/3/3.1, Qwen2/2.5 and Qwen3.
+
+    model = Transformer(config)
+    hidden, _ = model.apply({"params": base, "lora": lora}, tokens, positions, valid)
+    logits = model.apply({"params": base}, hidden, method="unembed")
+
+Leaving the "lora" collection out switches the adapters off: that *is* the reference model.
+Blocks are stacked along a leading "layers" axis and run under one `scan`. Letters: B batch, L
+tokens, S cache slots, P prefix tokens, H model width, K key/value heads, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from nlrl_jax.lm import attention
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.sharding import constrain
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of all layers.
+
+    As a cache: [layers, B, S, K, D]. As a shared prefix: [layers, P, K, D], no batch axis.
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+
+class Cache(NamedTuple):
+    """Key/value slots of a batch; `index` is the slot where the next token is written."""
+
+    kv: KeyValues
+    index: jax.Array  # int32 []
+
+
+def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
+    """A cache with no token in it. Shapes: see `KeyValues`."""
+    shape = (config.num_layers, batch, slots, config.num_kv_heads, config.head_dim)
+    zeros = jnp.zeros(shape, config.dtype)
+    return Cache(KeyValues(zeros, zeros), jnp.zeros((), jnp.int32))
+
+
+class Linear(nn.Module):
+    """x @ kernel (+ bias) (+ alpha / rank * x @ a @ b where the "lora" collection holds an adapter)."""
+
+    config: ModelConfig
+    features: int
+    axes: tuple[str, str]
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c, rank = self.config, self.config.lora.rank
+        init = nn.initializers.normal(0.02)
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), shape, c.param_dtype)
+        y = x @ kernel.astype(c.dtype)
+        if self.use_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
+            y = y + self.param("bias", zeros, shape[1:], c.param_dtype).astype(c.dtype)
+        if self.is_initializing() or self.has_variable("lora", "a"):
+            a = self._adapter("a", nn.initializers.he_uniform(), (shape[0], rank), (self.axes[0], None))
+            b = self._adapter("b", nn.initializers.zeros, (rank, shape[1]), (None, self.axes[1]))
+            y = y + (x @ a.astype(c.dtype)) @ b.astype(c.dtype) * jnp.asarray(c.lora.alpha / rank, c.dtype)
+        return y
+
+    def _adapter(self, name: str, init: Any, shape: tuple[int, int], axes: tuple) -> jax.Array:
+        boxed = nn.with_logical_partitioning(init, axes)
+        return self.variable("lora", name, lambda: boxed(self.make_rng("params"), shape, jnp.float32)).value
+
+
+class RMSNorm(nn.Module):
+    config: ModelConfig
+    axis: str | None = "embed"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        ones = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
+        scale = self.param("scale", ones, x.shape[-1:], self.config.param_dtype)
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.config.norm_eps)
+        # Cast before the scale, as the reference models do.
+        return y.astype(x.dtype) * scale.astype(x.dtype)
+
+
+class Attention(nn.Module):
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x, cos, sin, mask, prefix, cache: Cache | None, layer):
+        """x [B, L, H] -> (output [B, L, H], this layer's (k, v) of x, cache with x written into it)."""
+        c = self.config
+        B, L, _ = x.shape
+        q = Linear(c, c.num_heads * c.head_dim, ("embed", "heads"), c.qkv_bias, name="q")(x)
+        k = Linear(c, c.num_kv_heads * c.head_dim, ("embed", "kv_heads"), c.qkv_bias, name="k")(x)
+        v = Linear(c, c.num_kv_heads * c.head_dim, ("embed", "kv_heads"), c.qkv_bias, name="v")(x)
+        q = q.reshape(B, L, c.num_heads, c.head_dim)
+        k, v = (t.reshape(B, L, c.num_kv_heads, c.head_dim) for t in (k, v))
+        if c.qk_norm:
+            q, k = RMSNorm(c, None, name="q_norm")(q), RMSNorm(c, None, name="k_norm")(k)
+        q, k = attention.rotate(q, cos, sin), attention.rotate(k, cos, sin)
+        new = (k, v)
+        if cache is not None:
+            start = (layer, 0, cache.index, 0, 0)
+            kv = KeyValues(*(jax.lax.dynamic_update_slice(old, t[None], start) for old, t in zip(cache.kv, new)))
+            cache = cache._replace(kv=kv)
+            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False) for t in kv)
+        out = attention.attend(q, k, v, mask, prefix).reshape(B, L, c.num_heads * c.head_dim)
+        return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out), new, cache
+
+
+class Block(nn.Module):
+    config: ModelConfig
+    mesh: Mesh | None
+    collect: bool
+
+    @nn.compact
+    def __call__(self, carry, prefix, layer, cos, sin, mask):
+        c = self.config
+        x, cache = carry
+        x = constrain(x, self.mesh, ("batch", "length", None))
+        out, kv, cache = Attention(c, name="attention")(
+            RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, cache, layer
+        )
+        x = x + out
+        h = RMSNorm(c, name="mlp_norm")(x)
+        gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h)
+        up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(h)
+        h = constrain(jax.nn.silu(gate) * up, self.mesh, ("batch", "length", "mlp"))
+        x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h)
+        return (x, cache), (kv if self.collect else None)
+
+
+class Transformer(nn.Module):
+    """The decoder. `remat` recomputes each block in the backward pass; `mesh` turns on activation constraints."""
+
+    config: ModelConfig
+    remat: bool = False
+    mesh: Mesh | None = None
+
+    def setup(self):
+        c = self.config
+        embed_init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "embed"))
+        self.embedding = self.param("embedding", embed_init, (c.vocab_size, c.hidden_size), c.param_dtype)
+        if not c.tie_embeddings:
+            head_init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("embed", "vocab"))
+            self.lm_head = self.param("lm_head", head_init, (c.hidden_size, c.vocab_size), c.param_dtype)
+        self.final_norm = RMSNorm(c)
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        valid: jax.Array | None = None,
+        cache: Cache | None = None,
+        prefix: KeyValues | None = None,
+        collect: bool = False,
+    ) -> tuple[jax.Array, Cache | KeyValues | None]:
+        """Hidden states after the final norm.
+
+        Args:
+          tokens: int [B, L].
+          positions: int [B, L], rotary positions (a prefix of P tokens occupies 0 .. P-1).
+          valid: bool, which own key slots hold a token: [B, S] with a cache, else [B, L]; all if None.
+          cache: slots to read and to write this call's L tokens into, at `cache.index`.
+          prefix: keys and values of a prefix that all rows share.
+          collect: return the keys and values of these tokens (then `cache` must be None).
+
+        Returns: (hidden [B, L, H], the advanced cache; or the collected KeyValues [layers, B, L, K, D]; or None).
+        """
+        c = self.config
+        B, L = tokens.shape
+        slots = L if cache is None else cache.kv.k.shape[2]
+        first = 0 if cache is None else cache.index
+        mask = jnp.arange(slots)[None, :] <= first + jnp.arange(L)[:, None]
+        mask = jnp.broadcast_to(mask, (B, L, slots)) if valid is None else mask & valid[:, None, :]
+        cos, sin = attention.rotary_tables(c, positions)
+        x = jnp.take(self.embedding, tokens, axis=0).astype(c.dtype)
+
+        block = Block
+        if self.remat:
+            block = nn.remat(Block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
+        blocks = nn.scan(
+            block,
+            variable_axes={"params": 0, "lora": 0},
+            split_rngs={"params": True},
+            in_axes=(0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
+            length=c.num_layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(c, self.mesh, collect, name="blocks")
+        prefix = None if prefix is None else tuple(prefix)
+        (x, cache), kv = blocks((x, cache), prefix, jnp.arange(c.num_layers), cos, sin, mask)
+        hidden = self.final_norm(x)
+        if collect:
+            return hidden, KeyValues(*kv)
+        if cache is not None:
+            cache = cache._replace(index=cache.index + L)
+        return hidden, cache
+
+    def unembed(self, hidden: jax.Array) -> jax.Array:
+        """Logits, float32 [..., V], of hidden states [..., H]. Call it on the positions that count only."""
+        table = self.embedding.T if self.config.tie_embeddings else self.lm_head
+        return jnp.matmul(hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+
+def init_params(model: Transformer, key: jax.Array) -> Any:
+    """Random base weights, in `param_dtype`. Returns the "params" collection."""
+    return jax.jit(lambda k: nn.meta.unbox(_init(model, k))["params"])(key)
+
+
+def init_lora(model: Transformer, key: jax.Array) -> Any:
+    """A fresh adapter: `a` random, `b` zero, so it changes nothing. The base weights are never built."""
+    return jax.jit(lambda k: nn.meta.unbox(_init(model, k))["lora"])(key)
+
+
+def abstract_variables(model: Transformer) -> Any:
+    """Shapes, dtypes and logical axes of all variables, as boxed `ShapeDtypeStruct`s; computes nothing."""
+    return jax.eval_shape(lambda: _init(model, jax.random.key(0)))
+
+
+def _init(model: Transformer, key: jax.Array) -> Any:
+    dummy = jnp.zeros((1, 1), jnp.int32)
+    return model.init(key, dummy, dummy)

@@ -1,0 +1,1 @@
+"""What every run leaves behind: configuration, metrics, checkpoints, plots and a report."""
