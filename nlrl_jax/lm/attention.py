@@ -10,22 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.config import ModelConfig, RopeScaling
 
 MASKED = -1e30  # finite, so that a row with no visible key stays finite
+
+
+def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> np.ndarray:
+    """What Llama-3.1's scaling multiplies each of the D / 2 rotary frequencies with, float64 [D / 2]."""
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = (scaling.original_max_positions / wavelengths - low) / (high - low)
+    smooth = np.clip(smooth, 0.0, 1.0)  # 0: long wavelengths, divided; 1: short ones, kept
+    return (1 - smooth) / scaling.factor + smooth
 
 
 def rotary_tables(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines for `positions` [B, L] as float32 [B, L, 1, D / 2]."""
     frequencies = 1.0 / config.rope_theta ** (np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
     if config.rope_scaling is not None:
-        s = config.rope_scaling
-        wavelengths = 2 * np.pi / frequencies
-        smooth = (s.original_max_positions / wavelengths - s.low_freq_factor) / (
-            s.high_freq_factor - s.low_freq_factor
-        )
-        smooth = np.clip(smooth, 0.0, 1.0)  # 0: long wavelengths, divided; 1: short ones, kept
-        frequencies = (1 - smooth) * frequencies / s.factor + smooth * frequencies
+        frequencies = frequencies * llama3_factors(config.rope_scaling, config.rope_theta, config.head_dim)
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
 

