@@ -1,0 +1,99 @@
+"""Functional losses: arrays in, (loss, metrics) out. Imports no model.
+
+Letters: B sequences, K reply tokens, J episodes, T turns.
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+KL_ESTIMATORS = ("k1", "k2", "k3")
+
+
+def kl_estimate(log_probs: jax.Array, ref_log_probs: jax.Array, estimator: str = "k3") -> jax.Array:
+    """A per-token estimate of KL(p_theta || p_ref) from tokens drawn from p_theta, same shape.
+
+    With d = log p_ref - log p_theta: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1 (Schulman, "Approximating KL
+    divergence"; GRPO uses k3). The paper leaves the choice open.
+    """
+    d = ref_log_probs - log_probs
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return 0.5 * d * d
+    if estimator == "k3":
+        return jnp.exp(d) - d - 1.0
+    raise ValueError(f"KL estimator {estimator!r} is not known; choose one of {', '.join(KL_ESTIMATORS)}")
+
+
+def episode_token_weights(mask: jax.Array) -> jax.Array:
+    """1 / (J |y_j|) on each counted token: equation 1's two averages as one weight a token.
+
+    Args:
+      mask: [J, T, K], 1 where a token was generated. |y_j| counts an episode's tokens over all turns.
+
+    Returns: float32 [J, T, K]; an episode without tokens weighs nothing.
+    """
+    mask = mask.astype(jnp.float32)
+    tokens = jnp.sum(mask, axis=(1, 2), keepdims=True)
+    return mask / (jnp.maximum(tokens, 1.0) * mask.shape[0])
+
+
+def ms_grpo(
+    log_probs: jax.Array,
+    old_log_probs: jax.Array,
+    ref_log_probs: jax.Array,
+    advantages: jax.Array,
+    weights: jax.Array,
+    *,
+    clip_low: float = 0.1,
+    clip_high: float = 0.1,
+    beta: float = 0.1,
+    kl_estimator: str = "k3",
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The negative MS-GRPO objective (equations 1-3) of B sequences, as a sum.
+
+    Because the averages of equation 1 are in `weights`, the losses of micro-batches add up to the
+    loss of the whole batch.
+
+    Args:
+      log_probs, old_log_probs, ref_log_probs: [B, K] of each generated token under theta, theta_old
+        and the reference. Only the first carries gradients.
+      advantages: [B], A_j of the episode that a sequence belongs to.
+      weights: [B, K], from `episode_token_weights`; 0 where a token does not count.
+
+    Returns: (scalar, {"kl", "clip_fraction"}: weighted sums over the tokens, so they add up too).
+    """
+    chex.assert_equal_shape([log_probs, old_log_probs, ref_log_probs, weights])
+    chex.assert_shape(advantages, log_probs.shape[:1])
+    counted = weights > 0
+    # Replace what does not count before exp(): 0 * inf would poison the gradient.
+    log_probs = jnp.where(counted, log_probs, 0.0)
+    old_log_probs = jax.lax.stop_gradient(jnp.where(counted, old_log_probs, 0.0))
+    ref_log_probs = jax.lax.stop_gradient(jnp.where(counted, ref_log_probs, 0.0))
+
+    ratio = jnp.exp(log_probs - old_log_probs)  # w_{j,t,k}
+    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    A = advantages[:, None]
+    surrogate = jnp.minimum(ratio * A, clipped * A)
+    kl = kl_estimate(log_probs, ref_log_probs, kl_estimator)
+    objective = jnp.sum(weights * (surrogate - beta * kl))
+    was_clipped = (clipped * A < ratio * A).astype(jnp.float32)
+    return -objective, {"kl": jnp.sum(weights * kl), "clip_fraction": jnp.sum(weights * was_clipped)}
+
+
+def sft(log_probs: jax.Array, mask: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Mean negative log-likelihood over the tokens that count.
+
+    Args:
+      log_probs: [B, K] of the target tokens.
+      mask: [B, K], 1 on reply tokens (the end token included), 0 on prompt and padding.
+
+    Returns: (scalar, {"perplexity", "tokens"}).
+    """
+    mask = mask.astype(jnp.float32)
+    tokens = jnp.sum(mask)
+    loss = -jnp.sum(jnp.where(mask > 0, log_probs, 0.0) * mask) / jnp.maximum(tokens, 1.0)
+    return loss, {"perplexity": jnp.exp(loss), "tokens": tokens}

@@ -1,0 +1,55 @@
+"""From rewards to what a loss weighs: group-relative advantages and AAW sampling.
+
+Imports no model. Letters: G episodes a group, G' sampled ones, J = any leading axes.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def group_advantage(returns: jax.Array, ddof: int = 0) -> jax.Array:
+    """(C_j - mean C) / std C within each group (MS-GRPO, equation 4).
+
+    A group whose returns are all equal tells nothing: its advantages are exactly zero.
+
+    Args:
+      returns: float [..., G], composite returns C of the episodes that share an initial state.
+      ddof: the standard deviation divides by G - ddof; the paper leaves this open.
+
+    Returns: float32 [..., G].
+    """
+    returns = returns.astype(jnp.float32)
+    spread = jnp.max(returns, axis=-1, keepdims=True) - jnp.min(returns, axis=-1, keepdims=True)
+    # Rounding alone must not look like a difference.
+    scale = jnp.max(jnp.abs(returns), axis=-1, keepdims=True)
+    informative = spread > 1e-5 * jnp.maximum(scale, 1.0)
+    centred = returns - jnp.mean(returns, axis=-1, keepdims=True)
+    std = jnp.std(returns, axis=-1, ddof=ddof, keepdims=True)
+    return jnp.where(informative, centred / jnp.where(informative, std, 1.0), 0.0)
+
+
+def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: float) -> jax.Array:
+    """Absolute-advantage-weighted episode sampling (MS-GRPO, equation 5): `num` of G without replacement.
+
+    Adding Gumbel noise to the log-weights |A| / T_ep and taking the largest draws without replacement
+    with exactly the probabilities of the paper's softmax.
+
+    Args:
+      advantages: float [..., G].
+      num: G', at most G.
+      temperature: T_ep > 0; small values pick the extremes, large ones are uniform.
+
+    Returns: int32 [..., num], indices into the last axis.
+
+    Raises:
+      ValueError: num > G, or a temperature that is not positive.
+    """
+    group = advantages.shape[-1]
+    if not 1 <= num <= group:
+        raise ValueError(f"cannot sample G'={num} of G={group} episodes without replacement")
+    if not temperature > 0:
+        raise ValueError(f"T_ep is {temperature}; AAW sampling needs a positive temperature")
+    noise = jax.random.gumbel(key, advantages.shape)
+    return jax.lax.top_k(jnp.abs(advantages) / temperature + noise, num)[1]

@@ -1,0 +1,122 @@
+"""Vectorised episodes: B agents play B copies of a text game under one `lax.scan`.
+
+Letters: T turns, B episodes, A actions a turn at most.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.lm.transformer import KeyValues
+from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
+from nlrl_jax.types import TextGame
+
+
+class Turns(NamedTuple):
+    """The turns of B episodes, time-major.
+
+    fields: the game's fields before the turn, each [T, B, ...].
+    turn: what was read and written, each [T, B, ...]; see `Turn`.
+    reward: float32 [T, B], the environment's reward over the turn's steps.
+    steps: int32 [T, B], environment steps taken in the turn.
+    active: bool [T, B], False once the episode is over: nothing else in that row counts.
+    """
+
+    fields: dict[str, jax.Array]
+    turn: Turn
+    reward: jax.Array
+    steps: jax.Array
+    active: jax.Array
+
+
+class Episodes(NamedTuple):
+    """B played episodes.
+
+    turns: see `Turns`.
+    terminated: bool [B], the game ended by its own rules (False: a turn or step limit ended it).
+    success: bool [B], the game's own notion of winning; False where it has none.
+    final_fields: the game's fields of the last state, each [B, ...].
+    """
+
+    turns: Turns
+    terminated: jax.Array
+    success: jax.Array
+    final_fields: dict[str, jax.Array]
+
+
+def reset(game: TextGame, key: jax.Array, num: int) -> Any:
+    """`num` initial states drawn from the game's initial distribution D_0, leading axis [num]."""
+    _, states = jax.vmap(lambda k: game.env.reset_env(k, game.params))(jax.random.split(key, num))
+    return states
+
+
+def play(
+    policy: LanguageAgentPolicy,
+    game: TextGame,
+    variables: Any,
+    key: jax.Array,
+    states: Any,
+    max_turns: int,
+    max_steps: int,
+    prefix: KeyValues | None = None,
+) -> Episodes:
+    """Plays B episodes to their end or to a limit (Algorithm 1 of MS-GRPO, lines 6-16). Pure; no host call.
+
+    Each turn the policy reads the state as text, writes a reply and the game takes its actions one by
+    one. An invalid action moves nothing.
+
+    Args:
+      variables: the model's parameters.
+      key: folded once per turn.
+      states: B initial states, leading axis [B].
+      max_turns: replies an episode at most ("LAP actions" in the paper).
+      max_steps: environment steps an episode at most.
+      prefix: `policy.prefix(variables)` if the caller has it already.
+    """
+    B = jax.tree.leaves(states)[0].shape[0]
+    prefix = policy.prefix(variables) if prefix is None else prefix
+    fields_of = jax.vmap(game.fields)
+
+    def step(key, carry, action):
+        """One environment step of every episode that is still running and has a valid action."""
+        states, terminated, steps, reward, taken = carry
+        do = (action >= 0) & ~terminated & (steps < max_steps)
+        _, after, r, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
+            jax.random.split(key, B), states, jnp.maximum(action, 0), game.params
+        )
+        states = jax.tree.map(lambda new, old: jnp.where(_like(do, new), new, old), after, states)
+        return states, terminated | (do & end), steps + do, reward + jnp.where(do, r, 0.0), taken + do
+
+    def turn(carry, key):
+        states, terminated, steps = carry
+        active = ~terminated & (steps < max_steps)
+        key_text, key_game = jax.random.split(key)
+        fields = fields_of(states)
+        said = policy.act(variables, prefix, key_text, fields, active)
+        actions = jnp.where(active[:, None], said.parsed.actions, -1)
+        carry = (states, terminated, steps, jnp.zeros((B,), jnp.float32), jnp.zeros((B,), jnp.int32))
+        for i in range(actions.shape[1]):
+            carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
+        states, terminated, steps, reward, taken = carry
+        return (states, terminated, steps), Turns(fields, said, reward, taken, active)
+
+    start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
+    shapes = jax.eval_shape(turn, start, key)[1]
+
+    def turn_or_nothing(carry, t):
+        """Skips the language model once every episode of the batch is over."""
+        _, terminated, steps = carry
+        nothing = lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+        over = jnp.all(terminated | (steps >= max_steps))
+        return jax.lax.cond(over, nothing, lambda c: turn(c, jax.random.fold_in(key, t)), carry)
+
+    (states, terminated, _), turns = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
+    success = jnp.zeros((B,), bool) if game.success is None else jax.vmap(game.success)(states)
+    return Episodes(turns, terminated, success, fields_of(states))
+
+
+def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
