@@ -1,0 +1,37 @@
+"""The games. `make(name)` gives a `TextGame`; the modules hold the gymnax environments.
+
+Nothing heavy is imported until a game is made (gymnax alone takes seconds to import).
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_MAKERS = {
+    "frozen_lake": ("envs.frozen_lake", {"slippery": False}),
+    "frozen_lake_slippery": ("envs.frozen_lake", {"slippery": True}),
+    "snake": ("envs.snake", {"poison": False}),
+    "snake_poison": ("envs.snake", {"poison": True}),
+}
+
+GAMES = tuple(_MAKERS)
+
+
+def make(name: str, prompt: str = "paper", **options):
+    """The text game `name`.
+
+    Args:
+      name: one of `GAMES`.
+      prompt: "paper" (rules, coordinate lists and grid) or "compact" (the grid alone).
+      **options: those of the game's own `text_game`, e.g. `size` or `max_steps`.
+
+    Returns:
+      A `nlrl_jax.types.TextGame`.
+
+    Raises:
+      ValueError: an unknown name or prompt, or an option outside its range.
+    """
+    if name not in _MAKERS:
+        raise ValueError(f"unknown game {name!r}; known games: {', '.join(GAMES)}")
+    module, preset = _MAKERS[name]
+    return importlib.import_module(module).text_game(prompt=prompt, **preset, **options)

@@ -1,0 +1,311 @@
+"""FrozenLake on a fresh random map in every episode (MS-GRPO, "Experimental setup" and appendix).
+
+The map lies in the state. Its distribution is that of Gymnasium's `generate_random_map`: every tile
+but the start (top left) and the goal (bottom right) is a hole with probability 0.2, given that a path
+of safe tiles joins the two. Dynamics are those of Gymnasium's FrozenLake-v1; walls stop the player.
+
+Up to size 4 a reset draws from a table of all maps (Walker's alias method: two random words, one
+look-up, no loop); larger boards draw candidate maps until one is solvable.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from envs import grid_text
+from envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
+from nlrl_jax.text.template import Literal, Template
+from nlrl_jax.types import TextGame
+
+# Our action ids (Up, Down, Left, Right) as Gymnasium's (left 0, down 1, right 2, up 3).
+GYMNASIUM_ACTIONS = (3, 1, 0, 2)
+
+SYMBOLS = ("_", "P", "O", "G", "X", "*")  # X: player in a hole; *: player on the goal
+_EMPTY, _PLAYER, _HOLE, _GOAL, _FALLEN, _ARRIVED = range(6)
+_TABLE_SIZE = 4  # the largest board whose 2 ** (size * size - 2) maps are tabulated
+_CANDIDATES = 8  # maps drawn at once on larger boards
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """time: int32 []. position: int32 [], cell index. holes: bool [size * size]."""
+
+    position: jax.Array
+    holes: jax.Array
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """max_steps_in_episode: Gymnasium's limit for the 4x4 board; the paper trains with 10, evaluates with 20."""
+
+    max_steps_in_episode: int = 100
+
+
+def move(position: jax.Array, direction: jax.Array, size: int) -> jax.Array:
+    """Where one step in `direction` leads: int32 []. The border stops the player."""
+    rows, columns = grid_text.offset(direction)
+    row = jnp.clip(position // size + rows, 0, size - 1)
+    column = jnp.clip(position % size + columns, 0, size - 1)
+    return row * size + column
+
+
+def slip_directions(action: jax.Array) -> jax.Array:
+    """The three equally likely directions on slippery ice: int32 [3], the intended one first."""
+    return jnp.asarray([(UP, LEFT, RIGHT), (DOWN, LEFT, RIGHT), (LEFT, UP, DOWN), (RIGHT, UP, DOWN)])[action]
+
+
+def outcome(state: EnvState, direction: jax.Array, size: int) -> tuple[EnvState, jax.Array, jax.Array]:
+    """(next state, reward, terminated) of sliding in `direction`. Holes and the goal are absorbing, with reward 0."""
+    goal = size * size - 1
+    ended = state.holes[state.position] | (state.position == goal)
+    position = jnp.where(ended, state.position, move(state.position, direction, size))
+    arrived = position == goal
+    reward = (arrived & ~ended).astype(jnp.float32)
+    return state.replace(position=position, time=state.time + 1), reward, arrived | state.holes[position]
+
+
+def solvable(holes: jax.Array, size: int) -> jax.Array:
+    """Whether safe tiles join the top left and the bottom right: bool [..., N] -> bool [...]."""
+    free = ~holes.reshape(*holes.shape[:-1], size, size)
+    start = jnp.zeros(free.shape, bool).at[..., 0, 0].set(free[..., 0, 0])
+
+    def body(carry):
+        reached, _ = carry
+        grown = _spread(jnp, reached, free)
+        return grown, (grown != reached).any()
+
+    reached, _ = jax.lax.while_loop(lambda carry: carry[1], body, (start, jnp.array(True)))
+    return reached[..., -1, -1]
+
+
+def _spread(xp, reached, free):
+    """One step of a flood fill over bool [..., size, size], with numpy or jax.numpy as `xp`."""
+    padded = xp.pad(reached, [(0, 0)] * (reached.ndim - 2) + [(1, 1), (1, 1)])
+    rows = padded[..., :-2, 1:-1] | padded[..., 2:, 1:-1]
+    columns = padded[..., 1:-1, :-2] | padded[..., 1:-1, 2:]
+    return free & (reached | rows | columns)
+
+
+@functools.lru_cache
+def map_table(size: int, hole_probability: float) -> np.ndarray:
+    """Alias table over all maps of a small board: uint32 [2 ** (size * size - 2), 2].
+
+    Bit k of a row's index says whether tile k + 1 is a hole. A row holds (threshold, alias): a uniform
+    row index stands for itself if a uniform 32-bit word is below the threshold, else for the alias.
+    """
+    inner = size * size - 2
+    codes = np.arange(2**inner)
+    holes = np.zeros((len(codes), size * size), bool)
+    holes[:, 1:-1] = codes[:, None] >> np.arange(inner) & 1
+    free = ~holes.reshape(-1, size, size)
+    reached = np.zeros_like(free)
+    reached[:, 0, 0] = True
+    for _ in range(size * size):
+        reached = _spread(np, reached, free)
+    count = holes.sum(1)
+    weight = np.where(reached[:, -1, -1], hole_probability**count * (1 - hole_probability) ** (inner - count), 0.0)
+    return _alias_table(weight / weight.sum())
+
+
+def _alias_table(probability: np.ndarray) -> np.ndarray:
+    """Vose's construction: float64 [M] -> uint32 [M, 2]."""
+    share = probability * len(probability)
+    keep, alias = np.ones_like(share), np.arange(len(share))
+    small, large = list(np.flatnonzero(share < 1)), list(np.flatnonzero(share >= 1))
+    while small and large:
+        lesser, greater = small.pop(), large.pop()
+        keep[lesser], alias[lesser] = share[lesser], greater
+        share[greater] -= 1 - share[lesser]
+        (small if share[greater] < 1 else large).append(greater)
+    return np.stack([np.minimum(keep * 2.0**32, 2.0**32 - 1), alias], axis=1).astype(np.uint32)
+
+
+class FrozenLake(environment.Environment[EnvState, EnvParams]):
+    """gymnax environment; observations are float32 [size, size, 3]: player, holes, goal.
+
+    Args:
+      size: side of the board, 2 or more.
+      slippery: the player goes where intended with probability 1/3 and to either side with 1/3 each.
+      hole_probability: of each tile, before unsolvable maps are thrown away; in [0, 1).
+
+    Raises:
+      ValueError: an argument outside its range.
+    """
+
+    def __init__(self, size: int = 4, slippery: bool = False, hole_probability: float = 0.2):
+        if size < 2:
+            raise ValueError(f"size is {size}; a lake needs at least 2x2 tiles")
+        if not 0 <= hole_probability < 1:
+            raise ValueError(f"hole_probability is {hole_probability}; it must be at least 0 and below 1")
+        self.size, self.slippery, self.hole_probability = size, slippery, hole_probability
+
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams()
+
+    @property
+    def num_actions(self) -> int:
+        return len(ACTIONS)
+
+    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+        """A new solvable map with the player at the start."""
+        state = EnvState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
+        return self.observe(key, state, None, params), state
+
+    def draw_map(self, key: jax.Array) -> jax.Array:
+        """Holes of a random solvable map: bool [size * size]."""
+        tiles = self.size * self.size
+        if self.size <= _TABLE_SIZE:
+            table = jnp.asarray(map_table(self.size, self.hole_probability))
+            words = jax.random.bits(key, (2,), jnp.uint32)
+            row = words[0] % len(table)
+            code = jnp.where(words[1] < table[row, 0], row, table[row, 1])
+            bits = code >> np.arange(tiles - 2, dtype=np.uint32) & 1
+            return jnp.pad(bits.astype(bool), 1)
+
+        def draw(carry):
+            key, use = jax.random.split(carry[0])
+            holes = jax.random.bernoulli(use, self.hole_probability, (_CANDIDATES, tiles - 2))
+            holes = jnp.pad(holes, [(0, 0), (1, 1)])
+            ok = solvable(holes, self.size)
+            return key, holes[jnp.argmax(ok)], ok.any()
+
+        start = (key, jnp.zeros(tiles, bool), jnp.array(False))
+        return jax.lax.while_loop(lambda carry: ~carry[2], draw, start)[1]
+
+    def step_env(self, key, state, action, params):
+        """(obs, state, reward, terminated, info); the reward is 1 on reaching the goal, else 0."""
+        direction = jnp.asarray(action, jnp.int32)
+        if self.slippery:
+            direction = slip_directions(direction)[jax.random.bits(key) % 3]
+        state, reward, terminated = outcome(state, direction, self.size)
+        return self.observe(key, state, action, params), state, reward, terminated, {}
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """In a hole or on the goal."""
+        return state.holes[state.position] | self.success(state)
+
+    def success(self, state: EnvState) -> jax.Array:
+        """Whether the player stands on the goal: bool []."""
+        return state.position == self.size * self.size - 1
+
+    def observe(self, key, state, action, params) -> jax.Array:
+        """float32 [size, size, 3]: player, holes, goal."""
+        tiles = np.arange(self.size * self.size)
+        planes = jnp.stack([tiles == state.position, state.holes, tiles == tiles[-1]], axis=-1)
+        return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
+
+    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
+        return spaces.Discrete(len(ACTIONS))
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        return spaces.Box(0, 1, (self.size, self.size, 3), jnp.float32)
+
+    def state_space(self, params: EnvParams) -> spaces.Dict:
+        tiles = self.size * self.size
+        return spaces.Dict(
+            {
+                "time": spaces.Discrete(params.max_steps_in_episode + 1),
+                "position": spaces.Discrete(tiles),
+                "holes": spaces.Box(0, 1, (tiles,), jnp.bool_),
+            }
+        )
+
+
+def max_holes(size: int) -> int:
+    """Most holes a solvable map can have: the shortest path keeps 2 * size - 1 tiles free."""
+    return (size - 1) ** 2
+
+
+def fields(state: EnvState) -> dict[str, jax.Array]:
+    """What the text of a state reads, all int32.
+
+    Returns:
+      player_x, player_y []; num_holes []; hole_x, hole_y [(size - 1) ** 2], in reading order;
+      cells [size * size], indices into `SYMBOLS`.
+    """
+    tiles = state.holes.shape[-1]
+    size = math.isqrt(tiles)
+    player_x, player_y = grid_text.xy(state.position, size)
+    hole_x, hole_y = grid_text.xy(grid_text.first_cells(state.holes, max_holes(size)), size)
+    is_goal = np.arange(tiles) == tiles - 1
+    ground = jnp.where(state.holes, _HOLE, jnp.where(is_goal, _GOAL, _EMPTY))
+    player = jnp.where(state.holes, _FALLEN, jnp.where(is_goal, _ARRIVED, _PLAYER))
+    return {
+        "player_x": player_x,
+        "player_y": player_y,
+        "num_holes": state.holes.sum(dtype=jnp.int32),
+        "hole_x": hole_x,
+        "hole_y": hole_y,
+        "cells": jnp.where(np.arange(tiles) == state.position, player, ground).astype(jnp.int32),
+    }
+
+
+def observation_template(size: int) -> Template:
+    """The dynamic text of the paper prompt."""
+    legend = (("P", "player"), ("O", "hole"), ("G", "goal"), ("_", "empty ice"))
+    return Template(
+        (
+            Literal(f"{grid_text.conventions(size)}\nPlayer position: "),
+            *grid_text.point("player", size),
+            Literal("\nHoles: "),
+            grid_text.points("hole", max_holes(size), size, empty="none"),
+            Literal(f"\nGoal: ({size - 1}, 0)\n{grid_text.legend(legend)}"),
+        )
+    ) + grid_text.grid(SYMBOLS, size)
+
+
+def _rules(slippery: bool, prompt: str) -> str:
+    if prompt == "compact":
+        return "Walk P to G, never onto O. Ice is slippery." if slippery else "Walk P to G, never onto O."
+    slip = "- The ice is slippery: a step may carry you sideways instead, even into a hole.\n" if slippery else ""
+    return (
+        "You walk across a frozen lake and want to get to the goal.\n"
+        "Rules:\n"
+        "- Stepping onto a hole drops you into the water and ends the game.\n"
+        f"{slip}"
+        f"{grid_text.ACTION_RULE}"
+    )
+
+
+def text_game(
+    slippery: bool = False,
+    size: int = 4,
+    prompt: str = "paper",
+    max_steps: int = 100,
+    hole_probability: float = 0.2,
+) -> TextGame:
+    """FrozenLake as a text game (MS-GRPO, appendix, FrozenLake-NotSlippery and -Slippery).
+
+    The wording is ours; fields, symbols, lists and layout are the paper's. The compact prompt shows the
+    grid alone. `X` marks a player in a hole and `*` one on the goal; no acting player sees either.
+
+    Args:
+      slippery, size, hole_probability: as in `FrozenLake`.
+      prompt: "paper" or "compact".
+      max_steps: steps until truncation.
+
+    Raises:
+      ValueError: an argument outside its range.
+    """
+    grid_text.check_prompt(prompt)
+    env = FrozenLake(size, slippery, hole_probability)
+    board = grid_text.grid(SYMBOLS, size)
+    return TextGame(
+        name="frozen_lake_slippery" if slippery else "frozen_lake",
+        env=env,
+        params=env.default_params.replace(max_steps_in_episode=max_steps),
+        rules=_rules(slippery, prompt),
+        actions=ACTIONS,
+        observation=board if prompt == "compact" else observation_template(size),
+        fields=fields,
+        board=board,
+        success=env.success,
+    )

@@ -1,0 +1,87 @@
+"""What the text of every square grid game shares: coordinates, the drawn grid, lists of points.
+
+A cell is one integer, row-major from the top left: `cell = row * size + column`. Text speaks of
+(x, y) with (0, 0) at the bottom left, so x = column and y = size - 1 - row (MS-GRPO, appendix,
+"Dynamic Observation Text").
+
+Action ids are those of the paper's action list: 0 Up, 1 Down, 2 Left, 3 Right.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
+
+ACTIONS = ("Up", "Down", "Left", "Right")
+UP, DOWN, LEFT, RIGHT = range(4)
+ACTION_RULE = 'Available actions: Up, Down, Left, Right. Reply with between 1 and 3 actions, separated by " || ".'
+PROMPTS = ("paper", "compact")
+
+
+def check_prompt(prompt: str) -> None:
+    """Raises ValueError for anything but a known prompt name."""
+    if prompt not in PROMPTS:
+        raise ValueError(f"unknown prompt {prompt!r}; known prompts: {', '.join(PROMPTS)}")
+
+
+def offset(action: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(row, column) change of an action, int32; other ids do not move."""
+    action = jnp.asarray(action)
+    rows = (action == DOWN).astype(jnp.int32) - (action == UP).astype(jnp.int32)
+    columns = (action == RIGHT).astype(jnp.int32) - (action == LEFT).astype(jnp.int32)
+    return rows, columns
+
+
+def xy(cell: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Text coordinates of a cell index."""
+    return cell % size, size - 1 - cell // size
+
+
+def first_cells(mask: jax.Array, count: int) -> jax.Array:
+    """The first `count` true cells of a bool [N], in reading order; cell 0 fills up: int32 [count]."""
+    return jnp.nonzero(mask, size=count, fill_value=0)[0].astype(jnp.int32)
+
+
+def grid(symbols: tuple[str, ...], size: int) -> Template:
+    """The character grid: field "cells" int [size * size] indexes `symbols`; blanks between columns."""
+    parts = []
+    for cell in range(size * size):
+        if cell:
+            parts.append(Literal(" " if cell % size else "\n"))
+        parts.append(Choice("cells", symbols, cell))
+    return Template(tuple(parts))
+
+
+def point(prefix: str, size: int) -> tuple:
+    """`(x, y)` from the fields `<prefix>_x` and `<prefix>_y`."""
+    last = size - 1
+    return (
+        Literal("("),
+        Number(f"{prefix}_x", 0, last),
+        Literal(", "),
+        Number(f"{prefix}_y", 0, last),
+        Literal(")"),
+    )
+
+
+def points(prefix: str, max_items: int, size: int, empty: str) -> Repeat:
+    """`(x, y), (x, y)` from `num_<prefix>s`, `<prefix>_x` and `<prefix>_y`."""
+    return Repeat(f"num_{prefix}s", max_items, point(prefix, size), separator=", ", empty=empty)
+
+
+def conventions(size: int) -> str:
+    """Board size and coordinate sentence of the paper prompt."""
+    last = size - 1
+    return (
+        f"The board has {size}x{size} cells, written as (X, Y) with X for the column and Y for the row. "
+        f"(0, 0) is the bottom left cell and ({last}, {last}) the top right one. "
+        "Up adds 1 to Y, Down takes 1 from Y, Right adds 1 to X, Left takes 1 from X."
+    )
+
+
+def legend(entries: tuple[tuple[str, str], ...]) -> str:
+    """The list of symbols and the heading of the grid."""
+    lines = "\n".join(f"- {symbol}: {meaning}" for symbol, meaning in entries)
+    return f"Symbols used in the state:\n{lines}\nState:\n"

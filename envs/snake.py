@@ -1,0 +1,354 @@
+"""Two-player Snake, Snake-Standard and Snake-Poison (MS-GRPO, "Experimental setup" and appendix).
+
+Rules, those of the engine the paper adapts:
+- both snakes start as a head without body; both move at once;
+- a snake dies on leaving the board, on entering a cell that any snake covered *before* the moves (a tail
+  that is just moving away included), and when both heads enter the same cell, which kills both;
+- a dead snake stays where it was; its step earns -3 and nothing else;
+- eating an apple earns +1 (-1 for poison) and adds a segment: the tail does not move in that step;
+- after the moves every eaten apple reappears on a random empty cell;
+- the game ends when at most one snake lives, so also on the enemy's death.
+The enemy moves uniformly among the moves that avoid the walls and its own body, or among all four if
+there is none. The engine's own start sometimes overlaps heads and apples; here all start cells differ.
+
+Bounds: a snake of `max_length` cells still earns for apples but grows no more. An apple that finds no
+empty cell disappears.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from envs import grid_text
+from envs.grid_text import ACTIONS
+from nlrl_jax.text.template import Literal, Template
+from nlrl_jax.types import TextGame
+
+YOU, ENEMY = 0, 1
+DEATH_REWARD = -3.0
+
+SYMBOLS = ("_", "A", "T", "1", "2", "X", "x")  # X, x: your and the enemy's head, dead
+_EMPTY, _APPLE, _BODY, _HEAD, _ENEMY_HEAD, _DEAD_HEAD, _DEAD_ENEMY_HEAD = range(7)
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """Two snakes and the apples on N = size * size cells; row 0 of each pair is you, row 1 the enemy.
+
+    time: int32 [].
+    ages: int8 [2, N]; 0 where the snake is not, its length at the head, one less per segment, 1 at the tail.
+    head: int32 [2], cell indices.
+    length: int32 [2], cells covered, head included.
+    alive: bool [2].
+    apples: bool [N].
+    """
+
+    ages: jax.Array
+    head: jax.Array
+    length: jax.Array
+    alive: jax.Array
+    apples: jax.Array
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """max_steps_in_episode: the paper trains with 10 and evaluates with 20. apple_reward: -1 for poison."""
+
+    max_steps_in_episode: int = 100
+    apple_reward: float = 1.0
+
+
+def distinct_cells(words: jax.Array, cells: int) -> jax.Array:
+    """As many different cells as there are random uint32 words [K], every ordered choice equally likely: int32 [K].
+
+    A Fisher-Yates shuffle of `range(cells)` cut off after K swaps, of which only the swaps are kept.
+    """
+    swapped, displaced, drawn = [], [], []
+
+    def at(position):
+        value = position
+        for place, content in zip(swapped, displaced, strict=True):
+            value = jnp.where(place == position, content, value)
+        return value
+
+    for i in range(len(words)):
+        place = i + (words[i] % (cells - i)).astype(jnp.int32)
+        value, content = at(place), at(jnp.int32(i))
+        drawn.append(value)
+        swapped.append(place)
+        displaced.append(content)
+    return jnp.stack(drawn)
+
+
+def random_cell(word: jax.Array, mask: jax.Array) -> jax.Array:
+    """A uniformly random true cell of a bool [N] (N a square) from one uint32 word; N if there is none: int32 []."""
+    side = math.isqrt(mask.shape[-1])
+    until = np.tri(side, dtype=bool)  # until[i, j]: j <= i
+    rows = mask.reshape(side, side)
+    in_row = rows.sum(1, dtype=jnp.int32)
+    rank = (word % jnp.maximum(in_row.sum(), 1).astype(jnp.uint32)).astype(jnp.int32)
+    row = (jnp.where(until, in_row, 0).sum(1) <= rank).sum(dtype=jnp.int32)
+    rank -= jnp.where(np.arange(side) < row, in_row, 0).sum()
+    line = (rows & (np.arange(side) == row)[:, None]).any(0)
+    column = ((until & line).sum(1, dtype=jnp.int32) <= rank).sum(dtype=jnp.int32)
+    return row * side + jnp.where(row < side, column, 0)
+
+
+def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Where an action takes a head: (cell index, whether it is on the board). Shapes broadcast."""
+    rows, columns = grid_text.offset(action)
+    row, column = head // size + rows, head % size + columns
+    inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
+    return jnp.where(inside, row * size + column, head), inside
+
+
+def enemy_moves(state: EnvState, size: int) -> jax.Array:
+    """The enemy's valid actions: bool [4]; all four if none avoids the walls and its own body."""
+    cells, inside = targets(state.head[ENEMY], np.arange(4), size)
+    valid = inside & (state.ages[ENEMY][cells] == 0)
+    return valid | ~valid.any()
+
+
+def advance(state: EnvState, actions: jax.Array, size: int, max_length: int) -> tuple[EnvState, jax.Array, jax.Array]:
+    """Both snakes move, die or eat; eaten apples are gone and not yet replaced. A finished game stays as it is.
+
+    Args:
+      state: before the moves.
+      actions: int32 [2], yours and the enemy's.
+
+    Returns:
+      (state, ate, died): after the moves; bool [2] who ate and who died in them.
+    """
+    cells = np.arange(size * size)
+    cell, inside = targets(state.head, actions, size)
+    occupied = (state.ages > 0).any(0)
+    playing = state.alive.all()
+    died = playing & (~inside | occupied[cell] | (inside.all() & (cell[YOU] == cell[ENEMY])))
+    moves = playing & ~died
+    ate = moves & state.apples[cell]
+    grows = ate & (state.length < max_length)
+    length = state.length + grows
+    ages = state.ages - ((moves & ~grows)[:, None] & (state.ages > 0)).astype(jnp.int8)
+    entered = cells == cell[:, None]
+    state = state.replace(
+        time=state.time + 1,
+        ages=jnp.where(moves[:, None] & entered, length[:, None].astype(jnp.int8), ages),
+        head=jnp.where(moves, cell, state.head),
+        length=length,
+        alive=state.alive & ~died,
+        apples=state.apples & ~(ate[:, None] & entered).any(0),
+    )
+    return state, ate, died
+
+
+def respawn(state: EnvState, ate: jax.Array, words: jax.Array) -> EnvState:
+    """One new apple for each true `ate` [2], on uniformly random empty cells, from uint32 words [2]."""
+    cells = np.arange(state.apples.shape[-1])
+    covered = (state.ages > 0).any(0)
+    apples = state.apples
+    for i in range(2):
+        cell = random_cell(words[i], ~(covered | apples))
+        apples = apples | (ate[i] & (cells == cell))
+    return state.replace(apples=apples)
+
+
+class Snake(environment.Environment[EnvState, EnvParams]):
+    """gymnax environment for snake 1; snake 2 moves at random inside `step_env`.
+
+    Observations are float32 [size, size, 5]: your head, your body, enemy head, enemy body, apples.
+
+    Args:
+      size: side of the board.
+      num_apples: apples on the board.
+      max_length: cells a snake may cover, head included, 2 to 127.
+
+    Raises:
+      ValueError: an argument outside its range, or a board too small for heads and apples.
+    """
+
+    def __init__(self, size: int = 10, num_apples: int = 5, max_length: int = 30):
+        if num_apples < 1 or size * size < num_apples + 2:
+            raise ValueError(
+                f"size {size} and num_apples {num_apples}: two heads and at least one apple must fit on the board"
+            )
+        if not 2 <= max_length <= 127:
+            raise ValueError(f"max_length is {max_length}; it must be 2 to 127")
+        self.size, self.num_apples, self.max_length = size, num_apples, max_length
+
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams()
+
+    @property
+    def num_actions(self) -> int:
+        return len(ACTIONS)
+
+    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+        """Two heads and the apples on different random cells."""
+        cells = np.arange(self.size * self.size)
+        places = distinct_cells(jax.random.bits(key, (2 + self.num_apples,), jnp.uint32), len(cells))
+        state = EnvState(
+            time=jnp.int32(0),
+            ages=(cells == places[:2, None]).astype(jnp.int8),
+            head=places[:2],
+            length=jnp.ones(2, jnp.int32),
+            alive=jnp.ones(2, bool),
+            apples=(cells == places[2:, None]).any(0),
+        )
+        return self.observe(key, state, None, params), state
+
+    def step_env(self, key, state, action, params):
+        """(obs, state, reward, terminated, info); info["enemy_action"] is snake 2's move, int32 []."""
+        words = jax.random.bits(key, (3,), jnp.uint32)
+        enemy = random_cell(words[0], enemy_moves(state, self.size))
+        actions = jnp.stack([jnp.asarray(action, jnp.int32), enemy])
+        state, ate, died = advance(state, actions, self.size, self.max_length)
+        state = respawn(state, ate, words[1:])
+        reward = jnp.where(died[YOU], DEATH_REWARD, ate[YOU] * params.apple_reward).astype(jnp.float32)
+        obs = self.observe(key, state, action, params)
+        return obs, state, reward, self.is_terminated(state, params), {"enemy_action": enemy}
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """At most one snake lives."""
+        return ~state.alive.all()
+
+    def observe(self, key, state, action, params) -> jax.Array:
+        """float32 [size, size, 5]: your head, your body, enemy head, enemy body, apples."""
+        heads = np.arange(self.size * self.size) == state.head[:, None]
+        bodies = (state.ages > 0) & ~heads
+        planes = jnp.stack([heads[YOU], bodies[YOU], heads[ENEMY], bodies[ENEMY], state.apples], axis=-1)
+        return planes.reshape(self.size, self.size, 5).astype(jnp.float32)
+
+    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
+        return spaces.Discrete(len(ACTIONS))
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        return spaces.Box(0, 1, (self.size, self.size, 5), jnp.float32)
+
+    def state_space(self, params: EnvParams) -> spaces.Dict:
+        cells = self.size * self.size
+        return spaces.Dict(
+            {
+                "time": spaces.Discrete(params.max_steps_in_episode + 1),
+                "ages": spaces.Box(0, self.max_length, (2, cells), jnp.int8),
+                "head": spaces.Box(0, cells - 1, (2,), jnp.int32),
+                "length": spaces.Box(1, self.max_length, (2,), jnp.int32),
+                "alive": spaces.Box(0, 1, (2,), jnp.bool_),
+                "apples": spaces.Box(0, 1, (cells,), jnp.bool_),
+            }
+        )
+
+    def fields(self, state: EnvState) -> dict[str, jax.Array]:
+        """What the text of a state reads, all int32; S = max_length - 1.
+
+        Returns:
+          num_apples []; apple_x, apple_y [num_apples], in reading order; head_x, head_y, enemy_head_x,
+          enemy_head_y []; num_segments, num_enemy_segments []; segment_x, segment_y, enemy_segment_x,
+          enemy_segment_y [S], from neck to tail; cells [size * size], indices into `SYMBOLS`.
+        """
+        result = {"num_apples": state.apples.sum(dtype=jnp.int32)}
+        apples = grid_text.first_cells(state.apples, self.num_apples)
+        result["apple_x"], result["apple_y"] = grid_text.xy(apples, self.size)
+        for snake, prefix in ((YOU, ""), (ENEMY, "enemy_")):
+            x, y = grid_text.xy(state.head[snake], self.size)
+            result[f"{prefix}head_x"], result[f"{prefix}head_y"] = x, y
+            ages = state.length[snake] - 1 - np.arange(self.max_length - 1)
+            segments = jnp.argmax(state.ages[snake] == jnp.maximum(ages, 1)[:, None], axis=1).astype(jnp.int32)
+            x, y = grid_text.xy(segments, self.size)
+            result[f"{prefix}segment_x"], result[f"{prefix}segment_y"] = x, y
+            result[f"num_{prefix}segments"] = state.length[snake] - 1
+        numbers = np.arange(self.size * self.size)
+        cells = jnp.where((state.ages > 0).any(0), _BODY, jnp.where(state.apples, _APPLE, _EMPTY))
+        marks = jnp.where(state.alive, np.array([_HEAD, _ENEMY_HEAD]), np.array([_DEAD_HEAD, _DEAD_ENEMY_HEAD]))
+        for snake in (YOU, ENEMY):
+            cells = jnp.where(numbers == state.head[snake], marks[snake], cells)
+        result["cells"] = cells.astype(jnp.int32)
+        return result
+
+
+def observation_template(size: int, num_apples: int, max_length: int, apple_reward: int) -> Template:
+    """The dynamic text of the paper prompt."""
+    legend = (("1", "head of your snake"), ("2", "head of the enemy snake"), ("T", "body of a snake"))
+    legend += (("A", "apple"), ("_", "empty cell"))
+    segments = max_length - 1
+    return Template(
+        (
+            Literal(f"{grid_text.conventions(size)}\nApples at: "),
+            grid_text.points("apple", num_apples, size, empty="none"),
+            Literal(f" (worth {apple_reward} points each)\nEnemy snakes positions:\n* Snake ID 2 has head at position "),
+            *grid_text.point("enemy_head", size),
+            Literal(" and body segments at ["),
+            grid_text.points("enemy_segment", segments, size, empty=""),
+            Literal("]\nYour snake (ID 1) has head at position "),
+            *grid_text.point("head", size),
+            Literal(" and body segments at ["),
+            grid_text.points("segment", segments, size, empty=""),
+            Literal("]\nThe snake you steer has its head at "),
+            *grid_text.point("head", size),
+            Literal(f"\n{grid_text.legend(legend)}"),
+        )
+    ) + grid_text.grid(SYMBOLS, size)
+
+
+def _rules(poison: bool, prompt: str) -> str:
+    if prompt == "compact":
+        return "You are 1. Avoid A, 2, T and walls." if poison else "You are 1. Eat A. Avoid 2, T and walls."
+    apple = (
+        "- Eating an apple costs you 1 point and makes you longer: stay off the apples while you can"
+        if poison
+        else "- Eating an apple earns you 1 point and makes you longer by one segment"
+    )
+    return (
+        "You steer one of the snakes in a Snake game with several players.\n"
+        "Rules:\n"
+        "- Each move takes your head to the next cell up, down, left or right\n"
+        f"{apple}\n"
+        "- Running into a wall, into your own body or into another snake kills you\n"
+        f"{grid_text.ACTION_RULE}"
+    )
+
+
+def text_game(
+    poison: bool = False,
+    size: int = 10,
+    prompt: str = "paper",
+    max_steps: int = 100,
+    num_apples: int = 5,
+    max_length: int = 30,
+) -> TextGame:
+    """Snake as a text game (MS-GRPO, appendix, Snake-Standard and Snake-PoisonApple).
+
+    The wording is ours; fields, symbols, lists and layout are the paper's. The appendix calls the
+    dynamic text of both variants the same; we read that as the same form, and write `worth -1 points
+    each` for poison. The compact prompt shows the grid alone. `X` and `x` mark heads of dead snakes;
+    no acting player sees them.
+
+    Args:
+      poison: apples cost a point.
+      size, num_apples, max_length: as in `Snake`.
+      prompt: "paper" or "compact".
+      max_steps: steps until truncation.
+
+    Raises:
+      ValueError: an argument outside its range.
+    """
+    grid_text.check_prompt(prompt)
+    env = Snake(size, num_apples, max_length)
+    board = grid_text.grid(SYMBOLS, size)
+    value = -1 if poison else 1
+    return TextGame(
+        name="snake_poison" if poison else "snake",
+        env=env,
+        params=EnvParams(max_steps_in_episode=max_steps, apple_reward=float(value)),
+        rules=_rules(poison, prompt),
+        actions=ACTIONS,
+        observation=board if prompt == "compact" else observation_template(size, num_apples, max_length, value),
+        fields=env.fields,
+        board=board,
+    )
