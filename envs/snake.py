@@ -17,8 +17,6 @@ empty cell disappears.
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,18 +84,24 @@ def distinct_cells(words: jax.Array, cells: int) -> jax.Array:
     return jnp.stack(drawn)
 
 
-def random_cell(word: jax.Array, mask: jax.Array) -> jax.Array:
-    """A uniformly random true cell of a bool [N] (N a square) from one uint32 word; N if there is none: int32 []."""
-    side = math.isqrt(mask.shape[-1])
-    until = np.tri(side, dtype=bool)  # until[i, j]: j <= i
-    rows = mask.reshape(side, side)
-    in_row = rows.sum(1, dtype=jnp.int32)
-    rank = (word % jnp.maximum(in_row.sum(), 1).astype(jnp.uint32)).astype(jnp.int32)
-    row = (jnp.where(until, in_row, 0).sum(1) <= rank).sum(dtype=jnp.int32)
-    rank -= jnp.where(np.arange(side) < row, in_row, 0).sum()
-    line = (rows & (np.arange(side) == row)[:, None]).any(0)
-    column = ((until & line).sum(1, dtype=jnp.int32) <= rank).sum(dtype=jnp.int32)
-    return row * side + jnp.where(row < side, column, 0)
+def pack(mask: jax.Array, width: int) -> jax.Array:
+    """Rows of a mask as bits, column 0 lowest: bool [R * width] -> uint32 [R]."""
+    columns = np.arange(width, dtype=np.uint32)
+    return (mask.reshape(-1, width).astype(jnp.uint32) << columns).sum(1, dtype=jnp.uint32)
+
+
+def random_cell(word: jax.Array, rows: jax.Array, width: int) -> jax.Array:
+    """A uniformly random set bit of packed rows, from one uint32 word: int32 [], R * width if there is none."""
+    row_numbers = np.arange(rows.shape[0])
+    per_row = jax.lax.population_count(rows).astype(jnp.int32)
+    rank = (word % jnp.maximum(per_row.sum(), 1).astype(jnp.uint32)).astype(jnp.int32)
+    until_row = jnp.where(np.tri(len(row_numbers), dtype=bool), per_row, 0).sum(1)
+    row = (until_row <= rank).sum(dtype=jnp.int32)
+    rank -= jnp.where(row_numbers < row, per_row, 0).sum()
+    line = jnp.where(row_numbers == row, rows, 0).sum(dtype=jnp.uint32)
+    up_to_column = np.array([2 ** (column + 1) - 1 for column in range(width)], np.uint32)
+    column = (jax.lax.population_count(line & up_to_column).astype(jnp.int32) <= rank).sum(dtype=jnp.int32)
+    return row * width + jnp.where(row < len(row_numbers), column, 0)
 
 
 def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -147,15 +151,14 @@ def advance(state: EnvState, actions: jax.Array, size: int, max_length: int) -> 
     return state, ate, died
 
 
-def respawn(state: EnvState, ate: jax.Array, words: jax.Array) -> EnvState:
+def respawn(state: EnvState, ate: jax.Array, words: jax.Array, size: int) -> EnvState:
     """One new apple for each true `ate` [2], on uniformly random empty cells, from uint32 words [2]."""
-    cells = np.arange(state.apples.shape[-1])
-    covered = (state.ages > 0).any(0)
-    apples = state.apples
-    for i in range(2):
-        cell = random_cell(words[i], ~(covered | apples))
-        apples = apples | (ate[i] & (cells == cell))
-    return state.replace(apples=apples)
+    cells = np.arange(size * size)
+    empty = pack(~((state.ages > 0).any(0) | state.apples), size)
+    yours = jnp.where(ate[YOU], random_cell(words[YOU], empty, size), -1)
+    taken = jnp.where(np.arange(size) == yours // size, jnp.uint32(1) << (yours % size).astype(jnp.uint32), 0)
+    enemys = jnp.where(ate[ENEMY], random_cell(words[ENEMY], empty & ~taken.astype(jnp.uint32), size), -1)
+    return state.replace(apples=state.apples | (cells == yours) | (cells == enemys))
 
 
 class Snake(environment.Environment[EnvState, EnvParams]):
@@ -164,7 +167,7 @@ class Snake(environment.Environment[EnvState, EnvParams]):
     Observations are float32 [size, size, 5]: your head, your body, enemy head, enemy body, apples.
 
     Args:
-      size: side of the board.
+      size: side of the board, up to 32.
       num_apples: apples on the board.
       max_length: cells a snake may cover, head included, 2 to 127.
 
@@ -173,6 +176,8 @@ class Snake(environment.Environment[EnvState, EnvParams]):
     """
 
     def __init__(self, size: int = 10, num_apples: int = 5, max_length: int = 30):
+        if size > 32:
+            raise ValueError(f"size is {size}; a row of the board must fit 32 bits")
         if num_apples < 1 or size * size < num_apples + 2:
             raise ValueError(
                 f"size {size} and num_apples {num_apples}: two heads and at least one apple must fit on the board"
@@ -206,10 +211,10 @@ class Snake(environment.Environment[EnvState, EnvParams]):
     def step_env(self, key, state, action, params):
         """(obs, state, reward, terminated, info); info["enemy_action"] is snake 2's move, int32 []."""
         words = jax.random.bits(key, (3,), jnp.uint32)
-        enemy = random_cell(words[0], enemy_moves(state, self.size))
+        enemy = random_cell(words[0], pack(enemy_moves(state, self.size), 4), 4)
         actions = jnp.stack([jnp.asarray(action, jnp.int32), enemy])
         state, ate, died = advance(state, actions, self.size, self.max_length)
-        state = respawn(state, ate, words[1:])
+        state = respawn(state, ate, words[1:], self.size)
         reward = jnp.where(died[YOU], DEATH_REWARD, ate[YOU] * params.apple_reward).astype(jnp.float32)
         obs = self.observe(key, state, action, params)
         return obs, state, reward, self.is_terminated(state, params), {"enemy_action": enemy}
@@ -281,7 +286,8 @@ def observation_template(size: int, num_apples: int, max_length: int, apple_rewa
         (
             Literal(f"{grid_text.conventions(size)}\nApples at: "),
             grid_text.points("apple", num_apples, size, empty="none"),
-            Literal(f" (worth {apple_reward} points each)\nEnemy snakes positions:\n* Snake ID 2 has head at position "),
+            Literal(f" (worth {apple_reward} points each)\nEnemy snakes positions:\n"),
+            Literal("* Snake ID 2 has head at position "),
             *grid_text.point("enemy_head", size),
             Literal(" and body segments at ["),
             grid_text.points("enemy_segment", segments, size, empty=""),
