@@ -1,7 +1,7 @@
 """MS-GRPO: Multi-Step Group-Relative Policy Optimization (Algorithm 1), one XLA program an iteration.
 
     update = make_update(policy, game, config)
-    state = init_state(policy, params, config, key)
+    state = init_state(policy.model, params, config, key)
     state, metrics = update(state, key)     # random key in, new parameters out
 
 What the paper leaves open, and our default (each an option of `MSGRPOConfig`):
@@ -30,7 +30,7 @@ import optax
 
 from nlrl_jax import losses, rollout
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
-from nlrl_jax.lm.transformer import init_lora
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
@@ -104,6 +104,10 @@ class TrainState:
     opt_state: Any
     iteration: jax.Array
 
+    def learned(self) -> dict[str, Any]:
+        """What a checkpoint holds: all but the frozen base weights."""
+        return {"lora": self.lora, "opt_state": self.opt_state, "iteration": self.iteration}
+
 
 def optimizer(config: MSGRPOConfig) -> optax.GradientTransformation:
     """Clipped AdamW over the adapter."""
@@ -112,9 +116,9 @@ def optimizer(config: MSGRPOConfig) -> optax.GradientTransformation:
     )
 
 
-def init_state(policy: LanguageAgentPolicy, params: Any, config: MSGRPOConfig, key: jax.Array) -> TrainState:
+def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.Array) -> TrainState:
     """theta <- theta_ref (line 1): a fresh adapter changes nothing."""
-    lora = init_lora(policy.model, key)
+    lora = init_lora(model, key)
     return TrainState(params, lora, optimizer(config).init(lora), jnp.zeros((), jnp.int32))
 
 

@@ -151,9 +151,7 @@ def generate(
             ended=out.ended | (running & jnp.isin(tokens, eos)),
         ), tokens
 
-    out = Completion(
-        jnp.zeros((B, N), jnp.int32), jnp.zeros((B,), jnp.int32), jnp.zeros((B, N)), jnp.zeros((B,), bool)
-    )
+    out = Completion(jnp.zeros((B, N), jnp.int32), jnp.zeros((B,), jnp.int32), jnp.zeros((B, N)), jnp.zeros((B,), bool))
     logits, cache = forward(prompts, 0, empty_cache(model.config, B, S + N))
     out, last = pick(0, logits, out)
 

@@ -1,0 +1,111 @@
+"""Text in, text out.
+
+    python -m launch.generate --model smollm2 --prompt "Name three colours." --max_tokens 40
+    python -m launch.generate --model PATH --prompt_ids 5,17,3 --max_tokens 8 --temperature 0 --json
+
+`--prompt` is put into the model's chat template unless `--raw`. `--prompt_ids` needs no tokenizer.
+With --json one line is printed: {"completions": [{"ids", "logprobs", "text", "ended"}, ...]}, where
+logprobs are the model's own, before temperature, top-k and top-p.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from launch import setup
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.generate import Sampling, generate, left_pad
+from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.weights import peft
+from nlrl_jax.weights.load import load_eos_ids, load_tokenizer, load_weights
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("model", "nano", "nano, smollm2, or a local Hugging Face folder or .gguf file")
+flags.DEFINE_multi_string("prompt", [], "a prompt; give it several times for a batch")
+flags.DEFINE_multi_string("prompt_ids", [], "a prompt as token ids, 5,17,...; several times for a batch")
+flags.DEFINE_string("adapter", "", "folder of a LoRA adapter in PEFT's format to put on top")
+flags.DEFINE_boolean("raw", False, "do not put --prompt into the chat template")
+flags.DEFINE_integer("max_tokens", 100, "new tokens at most")
+flags.DEFINE_float("temperature", 1.0, "0 is greedy")
+flags.DEFINE_integer("top_k", 0, "sample from the k most likely tokens; 0 is no limit")
+flags.DEFINE_float("top_p", 1.0, "sample from the most likely tokens with this much probability")
+flags.DEFINE_integer("samples", 1, "completions a prompt")
+flags.DEFINE_integer("seed", 0, "random seed")
+flags.DEFINE_string("dtype", "", "float32 or bfloat16; empty keeps the checkpoint's")
+flags.DEFINE_boolean("json", False, "print one line of JSON")
+
+
+def read_prompts(config: ModelConfig, tokenizer: Any) -> list[list[int]]:
+    """Token ids of every prompt, checked against the vocabulary and the context."""
+    if bool(FLAGS.prompt) == bool(FLAGS.prompt_ids):
+        raise ValueError("give either --prompt TEXT or --prompt_ids 5,17,...")
+    if FLAGS.prompt_ids:
+        try:
+            prompts = [[int(i) for i in ids.split(",")] for ids in FLAGS.prompt_ids]
+        except ValueError:
+            raise ValueError(f"--prompt_ids {FLAGS.prompt_ids} is not a list of numbers such as 5,17,3") from None
+    else:
+        chat = lambda text: text if FLAGS.raw else tokenizer.render_chat([{"role": "user", "content": text}])
+        prompts = [tokenizer.encode(chat(text)) for text in FLAGS.prompt]
+    for prompt in prompts:
+        if not prompt:
+            raise ValueError("a prompt is empty; it needs at least one token")
+        wrong = [i for i in prompt if not 0 <= i < config.vocab_size]
+        if wrong:
+            raise ValueError(f"token id {wrong[0]} is outside the vocabulary 0..{config.vocab_size - 1}")
+        if len(prompt) + FLAGS.max_tokens > config.max_positions:
+            raise ValueError(
+                f"{len(prompt)} prompt tokens and --max_tokens {FLAGS.max_tokens} do not fit the model's "
+                f"context of {config.max_positions}"
+            )
+    return prompts
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    sampling = Sampling(FLAGS.max_tokens, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p)
+    try:
+        tokenizer = load_tokenizer(FLAGS.model)
+    except FileNotFoundError:
+        if FLAGS.prompt:
+            raise
+        tokenizer = None
+    config, params = load_weights(FLAGS.model, FLAGS.dtype or None, FLAGS.dtype or None)
+    variables = {"params": params}
+    if FLAGS.adapter:
+        config, variables["lora"] = peft.load(FLAGS.adapter, config)
+    prompts = [p for p in read_prompts(config, tokenizer) for _ in range(FLAGS.samples)]
+    eos_ids = load_eos_ids(FLAGS.model)
+
+    bucket = max(16, 1 << (max(map(len, prompts)) - 1).bit_length())  # few shapes, few compilations
+    tokens = np.zeros((len(prompts), bucket), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    lengths = jnp.array([len(p) for p in prompts])
+    sample = jax.jit(generate, static_argnums=(0, 5, 6))
+    out = jax.device_get(
+        sample(Transformer(config), variables, left_pad(jnp.asarray(tokens), lengths), lengths,
+               jax.random.key(FLAGS.seed), sampling, eos_ids)
+    )  # fmt: skip
+    completions = []
+    for ids, length, log_probs, ended in zip(*out[:3], out.ended, strict=True):
+        ids = [int(i) for i in ids[:length]]
+        known = [] if tokenizer is None else [i for i in ids if i < tokenizer.vocab_size]
+        text = None if tokenizer is None else tokenizer.decode(known)
+        logprobs = [float(p) for p in log_probs[:length]]
+        completions.append({"ids": ids, "logprobs": logprobs, "text": text, "ended": bool(ended)})
+    if FLAGS.json:
+        print(json.dumps({"completions": completions}))
+    else:
+        for completion in completions:
+            print(completion["text"] if completion["text"] is not None else completion["ids"])
+
+
+if __name__ == "__main__":
+    setup.run(main)

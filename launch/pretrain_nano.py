@@ -1,0 +1,188 @@
+"""Makes the built-in nano model: its tokenizer, and a decoder of about a million weights.
+
+    python -m launch.pretrain_nano --out nlrl_jax/assets/nano
+
+The model is pretrained on demonstrations of mixed quality (see `launch/demonstrations.py`): it has the
+reply format, and plays far from optimally. Every batch is new: games are reset, walked and rendered
+inside the training step. The result is an ordinary Hugging Face folder (Llama architecture).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags, logging
+
+import envs
+from launch import demonstrations
+from nlrl_jax import losses, rollout
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.generate import Sampling, left_pad
+from nlrl_jax.lm.score import score
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.text.prompts import TAGS
+from nlrl_jax.weights import huggingface
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
+flags.DEFINE_integer("steps", 1500, "training steps; one in four is Snake, the rest FrozenLake")
+flags.DEFINE_float("learning_rate", 2e-3, "peak learning rate, cosine decay to a tenth")
+flags.DEFINE_float("skilled_share", 0.5, "share of demonstrations by walkers that see holes and bodies")
+flags.DEFINE_integer("seed", 0, "random seed")
+flags.DEFINE_string("tokenizer", "", "keep the tokenizer in this folder instead of training one")
+
+GAMES = ("frozen_lake", "snake")
+BATCH = {"frozen_lake": 256, "snake": 64}
+VOCAB_SIZE = 512
+MAX_REPLY = 12
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def nano_config() -> ModelConfig:
+    return ModelConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        intermediate_size=384,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=32,
+        max_positions=1024,
+        tie_embeddings=True,
+    )
+
+
+def train_tokenizer(texts: list[str], folder: pathlib.Path) -> Tokenizer:
+    """A byte-level BPE of `VOCAB_SIZE` tokens: any text round-trips; the reply's tags are tokens of their own."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tags = [f"<{slash}{tag}>" for tag in TAGS["paper"] for slash in ("", "/")]
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(tags),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    inner.add_tokens([tokenizers.AddedToken(tag, special=False, normalized=False) for tag in tags])
+    folder.mkdir(parents=True, exist_ok=True)
+    inner.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return Tokenizer.from_pretrained(folder)
+
+
+def corpus(key: jax.Array) -> list[str]:
+    """Prompts of every game in both forms, and replies: what the tokenizer is trained on."""
+    texts = [reply_text(actions) for actions in reply_actions()] * 20
+    for name, prompt in itertools.product(GAMES, ("paper", "compact")):
+        game = envs.make(name, prompt=prompt)
+        states = rollout.reset(game, key, 200)
+        fields = jax.tree.map(np.asarray, jax.vmap(game.fields)(states))
+        for i in range(200):
+            texts.append(f"{game.rules}\n{game.observation.render({k: v[i] for k, v in fields.items()})}")
+    return texts
+
+
+def reply_actions() -> list[tuple[int, ...]]:
+    """All replies of one to three actions out of four."""
+    return [actions for n in (1, 2, 3) for actions in itertools.product(range(4), repeat=n)]
+
+
+def reply_text(actions: tuple[int, ...]) -> str:
+    words = ("Up", "Down", "Left", "Right")
+    return f"<action>{' || '.join(words[a] for a in actions)}</action>"
+
+
+def reply_table(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids [5 ** 3, MAX_REPLY] and lengths of every reply, at index sum_i (action_i + 1) 5 ** i."""
+    tokens, lengths = np.zeros((125, MAX_REPLY), np.int32), np.zeros(125, np.int32)
+    for actions in reply_actions():
+        ids = [*tokenizer.encode(reply_text(actions)), tokenizer.eos_ids[0]]
+        index = sum((a + 1) * 5**i for i, a in enumerate(actions))
+        tokens[index, : len(ids)], lengths[index] = ids, len(ids)
+    return tokens, lengths
+
+
+def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransformation):
+    """One pretraining step: new games, their demonstrations as text, SFT on the replies."""
+    table, table_lengths = (jnp.asarray(x) for x in reply_table(policy.tokenizer))
+
+    def loss_of(params, key):
+        fields, actions = demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share)
+        tokens, lengths = jax.vmap(policy.template)(fields)
+        index = jnp.sum((actions + 1) * 5 ** jnp.arange(3), axis=-1)
+        replies, reply_lengths = table[index], table_lengths[index]
+        variables = {"params": params}
+        log_probs = score(
+            policy.model, variables, left_pad(tokens, lengths), lengths, replies, policy.prefix(variables)
+        )
+        return losses.sft(log_probs, jnp.arange(MAX_REPLY) < reply_lengths[:, None])
+
+    def step(params, opt_state, key):
+        (loss, _), grads = jax.value_and_grad(loss_of, has_aux=True)(params, key)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def main(argv):
+    del argv
+    out = pathlib.Path(FLAGS.out)
+    key = jax.random.key(FLAGS.seed)
+    tokenizer = Tokenizer.from_pretrained(FLAGS.tokenizer) if FLAGS.tokenizer else train_tokenizer(corpus(key), out)
+    config = nano_config()
+    model = Transformer(config)
+    params = init_params(model, jax.random.fold_in(key, 1))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps, FLAGS.learning_rate / 10)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    opt_state = optimizer.init(params)
+    sampling = Sampling(max_tokens=MAX_REPLY, temperature=0.0)
+    games = {name: envs.make(name, prompt="compact") for name in GAMES}
+    policies = {n: LanguageAgentPolicy.for_game(g, model, tokenizer, sampling, "compact") for n, g in games.items()}
+    steps = {name: make_step(policies[name], games[name], optimizer) for name in GAMES}
+    evaluate = {
+        name: jax.jit(
+            lambda params, key, name=name: rollout.play(
+                policies[name], games[name], {"params": params}, key, rollout.reset(games[name], key, 200), 20, 20
+            )
+        )
+        for name in GAMES
+    }
+    logging.info("%d weights, %d tokens", config.num_params, tokenizer.vocab_size)
+    start = time.monotonic()
+    for i in range(FLAGS.steps):
+        name = "snake" if i % 4 == 3 else "frozen_lake"
+        params, opt_state, loss = steps[name](params, opt_state, jax.random.fold_in(key, 2 + i))
+        if i % 100 in (98, 99) or i == FLAGS.steps - 1:
+            episodes = evaluate[name](params, jax.random.key(FLAGS.seed + 1))
+            logging.info(
+                "%5d %-12s loss %.4f greedy return %.3f success %.3f (%.0f s)",
+                i + 1, name, loss, jnp.mean(jnp.sum(episodes.turns.reward, axis=0)),
+                jnp.mean(episodes.success.astype(jnp.float32)), time.monotonic() - start,
+            )  # fmt: skip
+    huggingface.save(out, config, params, tokenizer)
+    logging.info("wrote %s", out)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,174 @@
+"""From names on a command line to a game, a model and a policy; what every script shares."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import app, flags
+
+import envs
+from nlrl_jax import rollout
+from nlrl_jax.algorithms import ms_grpo
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import TextGame
+from nlrl_jax.weights import peft
+from nlrl_jax.weights.checkpoint import Checkpoints
+from nlrl_jax.weights.load import LoadedModel, load_model
+
+NANO_TOKENS = 12  # a nano model's reply is one action tag
+
+
+def run(main: Callable[[list[str]], Any]) -> None:
+    """`app.run` for people: a bad argument is one sentence, not a stack trace; compiled programs are kept on disk."""
+
+    def wrapped(argv):
+        if len(argv) > 1:
+            sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
+        use_compilation_cache()
+        try:
+            main(argv)
+        except (ValueError, FileNotFoundError, PermissionError) as error:
+            if os.environ.get("NLRL_TRACEBACK"):
+                raise
+            sys.exit(f"error: {error}")
+
+    app.run(wrapped)
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs in ~/.cache/nlrl_jax (or $JAX_COMPILATION_CACHE_DIR) between runs."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "nlrl_jax", "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def prompt_for(model: str, prompt: str) -> str:
+    """The prompt form: "auto" is compact for the nano model and the paper's for every other one."""
+    return ("compact" if model == "nano" else "paper") if prompt == "auto" else prompt
+
+
+def make_game(name: str, prompt: str, **options: Any) -> TextGame:
+    """See `envs.make`."""
+    return envs.make(name, prompt=prompt, **options)
+
+
+def make_policy(
+    game: TextGame,
+    loaded: LoadedModel,
+    sampling: Sampling,
+    prompt: str,
+    mesh: jax.sharding.Mesh | None = None,
+) -> LanguageAgentPolicy:
+    """The language agent policy of a loaded model for a game."""
+    model = Transformer(loaded.config, mesh=mesh)
+    return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt)
+
+
+def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.sharding.Mesh | None = None):
+    """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
+    overrides = {} if lora is None else {"lora": lora}
+    return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
+
+
+def evaluator(
+    policy: LanguageAgentPolicy, game: TextGame, num: int, max_turns: int, max_steps: int, seed: int
+) -> Callable[[Any], rollout.Episodes]:
+    """Greedy play from `num` fixed initial states: parameters -> episodes. Compiles once."""
+    policy = policy.with_sampling(Sampling(max_tokens=policy.sampling.max_tokens, temperature=0.0))
+
+    @jax.jit
+    def evaluate(variables):
+        key = jax.random.key(seed)
+        states = rollout.reset(game, key, num)
+        return rollout.play(policy, game, variables, jax.random.fold_in(key, num), states, max_turns, max_steps)
+
+    return evaluate
+
+
+def summarize(episodes: rollout.Episodes, game: TextGame) -> dict[str, float]:
+    """Mean and standard deviation of the environment's return, success, and how well replies were formed."""
+    returns = np.asarray(episodes.turns.reward).sum(axis=0)
+    active = np.asarray(episodes.turns.active)
+    parsed = episodes.turns.turn.parsed
+    per_turn = lambda x: float(np.where(active, np.asarray(x), 0).sum() / max(active.sum(), 1))
+    summary = {
+        "episodes": len(returns),
+        "env_return": float(returns.mean()),
+        "env_return_std": float(returns.std()),
+        "terminated": float(np.mean(episodes.terminated)),
+        "turns": float(active.sum(axis=0).mean()),
+        "invalid_actions": per_turn(parsed.num_invalid),
+        "format_penalty": per_turn(parsed.format_penalty),
+    }
+    if game.success is not None:
+        summary["success"] = float(np.mean(episodes.success))
+    return summary
+
+
+class Player(NamedTuple):
+    """A policy with its parameters and the game it plays."""
+
+    name: str
+    game: TextGame
+    policy: LanguageAgentPolicy
+    variables: Any
+
+
+def define_player_flags() -> None:
+    """The flags that `player` reads."""
+    flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint plays")
+    flags.DEFINE_string("model", "nano", "without --run_dir: nano, smollm2, or a local folder or .gguf file")
+    flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
+    flags.DEFINE_string("game", "", "game to play; the run's own, or frozen_lake")
+    flags.DEFINE_string("prompt", "auto", "paper, compact, or auto: compact for nano, else paper")
+    flags.DEFINE_integer("max_tokens", 0, f"tokens a reply at most; 0: the run's own, {NANO_TOKENS} for nano, or 200")
+    flags.DEFINE_integer("max_turns", 20, "replies, and environment steps, an episode at most")
+    flags.DEFINE_integer("seed", 0, "which initial states")
+
+
+def player() -> Player:
+    """The player that the flags name.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no such run or model, or no such game.
+    """
+    given = flags.FLAGS
+    if given.run_dir:
+        return _trained_player(pathlib.Path(given.run_dir))
+    loaded = load(given.model)
+    config, variables = loaded.config, {"params": loaded.params}
+    if given.adapter:
+        config, variables["lora"] = peft.load(given.adapter, config)
+    prompt = prompt_for(given.model, given.prompt)
+    game = make_game(given.game or "frozen_lake", prompt)
+    sampling = Sampling(given.max_tokens or (NANO_TOKENS if given.model == "nano" else 200), temperature=0.0)
+    return Player(given.model, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables)
+
+
+def _trained_player(run_dir: pathlib.Path) -> Player:
+    given, path = flags.FLAGS, run_dir / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{run_dir} holds no run (no config.json)")
+    run = json.loads(path.read_text())
+    loaded = load(run["model"], run["dtype"], LoraConfig(run["lora_rank"], run["lora_alpha"]))
+    checkpoints = Checkpoints(run_dir / "checkpoints")
+    if checkpoints.latest_step() is None:
+        raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
+    state = ms_grpo.init_state(Transformer(loaded.config), None, ms_grpo.MSGRPOConfig(), jax.random.key(0))
+    step, learned, _ = checkpoints.restore(state.learned())
+    prompt = prompt_for(run["model"], run["prompt"])
+    game = make_game(given.game or run["game"], prompt)
+    sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
+    policy = make_policy(game, loaded, sampling, prompt)
+    return Player(f"{run_dir} at iteration {step}", game, policy, {"params": loaded.params, "lora": learned["lora"]})

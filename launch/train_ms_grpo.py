@@ -1,0 +1,225 @@
+"""Trains a language agent policy on a text game by MS-GRPO.
+
+    python -m launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo
+    python -m launch.train_ms_grpo --model smollm2 --game frozen_lake --preset laptop --run_dir runs/smollm2
+    python -m launch.train_ms_grpo --model ~/models/Qwen2.5-3B-Instruct --game snake --run_dir runs/qwen \
+        --dtype bfloat16 --micro_batch 5 --remat
+
+Defaults are the paper's hyperparameters. A run leaves RUN_DIR/metrics.jsonl, TensorBoard events,
+checkpoints, learning_curve.png and report.html; a killed run goes on with --resume.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from launch import config_flags, setup
+from launch.config_flags import option
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.sharding import make_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides what a run computes."""
+
+    game: str = option("frozen_lake", "frozen_lake, frozen_lake_slippery, snake or snake_poison")
+    model: str = option("nano", "nano (built in), smollm2, or a local Hugging Face folder or .gguf file")
+    prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
+    seed: int = option(0, "everything random follows from it")
+    iterations: int = option(700, "iterations of Algorithm 1")
+    group_size: int = option(100, "episodes a group [G]")
+    group_sample: int = option(25, "episodes of a group that are learned from [G']")
+    num_groups: int = option(1, "initial states an iteration, one group each; 1 is the paper's")
+    sampling_temperature: float = option(0.1, "temperature of AAW episode sampling [T_ep]; 0 learns from all G")
+    max_turns: int = option(5, "replies an episode at most, in training")
+    max_steps: int = option(10, "environment steps an episode at most, in training")
+    temperature: float = option(1.5, "sampling temperature of the language model, in training")
+    top_k: int = option(3, "sample from the k most likely tokens; 0 is no limit")
+    top_p: float = option(1.0, "sample from the most likely tokens with this much probability")
+    max_tokens: int = option(200, "tokens a reply at most")
+    learning_rate: float = option(1e-4, "AdamW's learning rate [eta]")
+    clip_low: float = option(0.1, "clip the ratio below 1 - clip_low [epsilon_low]")
+    clip_high: float = option(0.1, "clip the ratio above 1 + clip_high [epsilon_up]")
+    beta: float = option(0.1, "weight of the KL penalty [beta]")
+    kl_estimator: str = option("k3", "k1, k2 or k3; the paper leaves it open")
+    std_ddof: int = option(0, "the advantage's standard deviation divides by G - std_ddof")
+    updates_per_batch: int = option(1, "gradient steps on the same episodes")
+    max_grad_norm: float = option(1.0, "clip gradients to this norm")
+    lora_rank: int = option(16, "rank of the adapters on all linear layers; the paper leaves it open")
+    lora_alpha: float = option(32.0, "the adapter's update is scaled by alpha / rank")
+    micro_batch: int = option(0, "replies differentiated at a time; 0: all at once. Memory only, same result")
+    remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
+    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
+    mesh: str = option("", "devices as data,fsdp,tensor, e.g. 1,8,1; empty is one device")
+    eval_episodes: int = option(50, "greedy episodes from fixed initial states, before and after")
+    eval_turns: int = option(20, "replies and environment steps an episode at most, in evaluation")
+    eval_every: int = option(0, "evaluate every so many iterations too; 0: only before and after")
+    checkpoint_every: int = option(25, "iterations between checkpoints")
+
+
+PRESETS = {
+    "paper": {},
+    "demo": {
+        "iterations": 300, "group_size": 20, "group_sample": 10, "num_groups": 5, "sampling_temperature": 1.0,
+        "temperature": 1.0, "top_k": 0, "max_tokens": 12, "learning_rate": 1e-3, "lora_rank": 32, "lora_alpha": 32.0,
+        "micro_batch": 32, "eval_episodes": 500, "eval_every": 50,
+    },
+    "laptop": {
+        "iterations": 20, "group_size": 8, "group_sample": 4, "max_turns": 3, "max_tokens": 80,
+        "micro_batch": 4, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
+    },
+}  # fmt: skip
+
+
+def build(config: TrainConfig):
+    """Game, held-out game, policy, base weights and update of a config. Bad settings raise ValueError here."""
+    learning = MSGRPOConfig(
+        **{f.name: getattr(config, f.name) for f in dataclasses.fields(MSGRPOConfig) if hasattr(config, f.name)}
+    )
+    sampling = Sampling(config.max_tokens, config.temperature, config.top_k, config.top_p)
+    prompt = setup.prompt_for(config.model, config.prompt)
+    mesh = make_mesh(*(int(n) for n in config.mesh.split(","))) if config.mesh else None
+    game = setup.make_game(config.game, prompt, **_maps(config.game, "train"))
+    unseen = setup.make_game(config.game, prompt, **_maps(config.game, "held_out"))
+    loaded = setup.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha), mesh)
+    policy = setup.make_policy(game, loaded, sampling, prompt, mesh)
+    return game, unseen, policy, loaded.params, learning
+
+
+def _maps(game: str, split: str) -> dict[str, str]:
+    return {"maps": split} if game.startswith("frozen_lake") else {}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    import nlrl_jax.run.directory
+    import nlrl_jax.run.metrics
+    import nlrl_jax.run.progress
+    from nlrl_jax.weights.checkpoint import Checkpoints
+
+    config = config_flags.parse(TrainConfig, PRESETS)
+    if not flags.FLAGS.run_dir:
+        raise ValueError("say where the run's files go: --run_dir runs/NAME")
+    run_dir = pathlib.Path(flags.FLAGS.run_dir)
+    if flags.FLAGS.overwrite and not flags.FLAGS.resume:
+        _remove_old_run(run_dir)
+    game, unseen, policy, params, learning = build(config)
+    run_dir = nlrl_jax.run.directory.open_run(run_dir, dataclasses.asdict(config), flags.FLAGS.resume)
+
+    state = init_state(policy, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0))
+    checkpoints = Checkpoints(run_dir / "checkpoints")
+    if flags.FLAGS.resume and checkpoints.latest_step() is not None:
+        _, learned, _ = checkpoints.restore(_learned(state))
+        state = state.replace(**learned)
+    start = int(state.iteration)
+
+    evaluate = setup.evaluator(
+        policy, unseen, config.eval_episodes, config.eval_turns, config.eval_turns, seed=2**31 - 1
+    )
+    before = _stored(run_dir / "before.json", lambda: _evaluate(evaluate, policy, unseen, {"params": params}))
+    print(f"before training: {_line(before['summary'])}", flush=True)
+
+    # The one XLA program: random key in, new parameters out.
+    update = jax.jit(make_update(policy, game, learning), donate_argnums=0)
+    writer = nlrl_jax.run.metrics.MetricsWriter(run_dir, resume_from=start if flags.FLAGS.resume else None)
+    columns = ("return", "success" if game.success else "env_return", "kl", "reply_tokens")
+    with nlrl_jax.run.progress.Progress(config.iterations, start, columns) as progress:
+        for i in range(start, config.iterations):
+            clock = time.monotonic()
+            state, metrics = update(state, jax.random.fold_in(jax.random.key(config.seed), i + 1))
+            metrics = {name: float(value) for name, value in metrics.items()}
+            if not metrics.pop("finite"):
+                checkpoints.save(int(state.iteration), _learned(state), {"stopped": "non-finite"})
+                checkpoints.close()
+                raise ValueError(
+                    f"iteration {i}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}. Stopped; the last "
+                    f"good state is in {run_dir / 'checkpoints'}. Lower --learning_rate or raise --beta"
+                )
+            if config.eval_every and (i + 1) % config.eval_every == 0:
+                summary = setup.summarize(evaluate({"params": params, "lora": state.lora}), unseen)
+                metrics |= {f"eval/{name}": value for name, value in summary.items()}
+            writer.write(i, metrics, seconds=time.monotonic() - clock)
+            progress.update(i, metrics)
+            if (i + 1) % config.checkpoint_every == 0 or i + 1 == config.iterations:
+                checkpoints.save(i + 1, _learned(state), {"config": dataclasses.asdict(config)})
+    writer.close()
+    checkpoints.close()
+
+    after = _evaluate(evaluate, policy, unseen, {"params": params, "lora": state.lora})
+    (run_dir / "after.json").write_text(json.dumps(after))
+    _write_results(run_dir, config, policy, before, after, state)
+    name = "success" if game.success else "env_return"
+    label = "greedy success" if game.success else "greedy return"
+    print(f"{label}: {before['summary'][name]:.3f} -> {after['summary'][name]:.3f}")
+
+    """What a checkpoint holds: all but the frozen base weights."""
+    return {"lora": state.lora, "opt_state": state.opt_state, "iteration": state.iteration}
+
+
+def _evaluate(evaluate, policy, game, variables) -> dict[str, Any]:
+    from nlrl_jax.run.transcript import transcripts
+
+    episodes = jax.device_get(evaluate(variables))
+    rows = list(range(min(6, len(episodes.terminated))))
+    return {"summary": setup.summarize(episodes, game), "transcripts": transcripts(policy, game, episodes, rows)}
+
+
+def _stored(path: pathlib.Path, compute) -> dict[str, Any]:
+    """The JSON at `path`, computed once: a resumed run does not evaluate the start again."""
+    if not path.exists():
+        path.write_text(json.dumps(compute()))
+    return json.loads(path.read_text())
+
+
+def _line(summary: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in summary.items())
+
+
+def _remove_old_run(run_dir: pathlib.Path) -> None:
+    """Deletes a folder that holds a run, and only such a folder."""
+    if run_dir.exists() and any(run_dir.iterdir()):
+        if not (run_dir / "config.json").exists():
+            raise ValueError(f"--overwrite: {run_dir} is not empty and holds no run (no config.json); not deleted")
+        shutil.rmtree(run_dir)
+
+
+def _write_results(run_dir, config, policy, before, after, state) -> None:
+    from nlrl_jax.run.plots import learning_curve
+    from nlrl_jax.run.report import write_report
+    from nlrl_jax.weights import peft
+
+    peft.save(run_dir / "adapter", policy.model.config, state.lora, base_model=config.model)
+    shown = ["return", "success", "eval/success"] if "success" in after["summary"] else ["return", "env_return"]
+    curve = learning_curve([run_dir], shown + ["kl"], run_dir / "learning_curve.png")
+    report = write_report(
+        run_dir,
+        title=f"MS-GRPO: {config.model} on {config.game}",
+        question=f"Does {config.model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
+        config=dataclasses.asdict(config),
+        summary={name: (before["summary"][name], after["summary"][name]) for name in after["summary"]},
+        curves=[curve],
+        before=before["transcripts"],
+        after=after["transcripts"],
+    )
+    print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}")
+
+
+config_flags.define(TrainConfig, PRESETS)
+flags.DEFINE_string("run_dir", "", "folder for everything the run writes")
+flags.DEFINE_boolean("resume", False, "go on with the run in --run_dir from its last checkpoint")
+flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
+
+if __name__ == "__main__":
+    setup.run(main)
