@@ -26,8 +26,8 @@ def group_advantage(returns: jax.Array, ddof: int = 0) -> jax.Array:
     scale = jnp.max(jnp.abs(returns), axis=-1, keepdims=True)
     informative = spread > 1e-5 * jnp.maximum(scale, 1.0)
     centred = returns - jnp.mean(returns, axis=-1, keepdims=True)
-    std = jnp.std(returns, axis=-1, ddof=ddof, keepdims=True)
-    return jnp.where(informative, centred / jnp.where(informative, std, 1.0), 0.0)
+    variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (returns.shape[-1] - ddof)
+    return jnp.where(informative, centred / jnp.sqrt(jnp.where(informative, variance, 1.0)), 0.0)
 
 
 def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: float) -> jax.Array:

@@ -1,0 +1,127 @@
+"""The losses against numbers worked by hand, and by equivalence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from nlrl_jax import losses
+
+
+def random_batch(key, B=5, K=7):
+    keys = jax.random.split(key, 5)
+    new, old, ref = (-jax.random.exponential(k, (B, K)) for k in keys[:3])
+    advantages = jax.random.normal(keys[3], (B,))
+    mask = jnp.arange(K) < jax.random.randint(keys[4], (B, 1), 1, K + 1)
+    return new, old, ref, advantages, mask
+
+
+def test_hand_worked_objective():
+    # One episode of one turn with two tokens: weights 1/2 each. beta = 0, epsilon = 0.1.
+    old = jnp.log(jnp.array([[0.5, 0.5]]))
+    new = jnp.log(jnp.array([[0.6, 0.4]]))  # ratios 1.2 and 0.8
+    weights = losses.episode_token_weights(jnp.ones((1, 1, 2)))[:, 0]
+    up, _ = losses.ms_grpo(new, old, new, jnp.array([2.0]), weights, beta=0.0)
+    # A = 2: min(2.4, 2.2) + min(1.6, 1.8) = 3.8, halved
+    np.testing.assert_allclose(up, -1.9, rtol=1e-6)
+    down, _ = losses.ms_grpo(new, old, new, jnp.array([-2.0]), weights, beta=0.0)
+    # A = -2: min(-2.4, -2.2) + min(-1.6, -1.8) = -4.2, halved
+    np.testing.assert_allclose(down, 2.1, rtol=1e-6)
+
+
+def test_hand_worked_kl():
+    d = jnp.log(jnp.array(0.5 / 0.8))
+    zero = jnp.zeros(())
+    np.testing.assert_allclose(losses.kl_estimate(zero, d, "k1"), 0.4700036, rtol=1e-6)
+    np.testing.assert_allclose(losses.kl_estimate(zero, d, "k2"), 0.1104517, rtol=1e-5)
+    np.testing.assert_allclose(losses.kl_estimate(zero, d, "k3"), 0.625 + 0.4700036 - 1, rtol=1e-5)
+    with pytest.raises(ValueError, match="'k4'"):
+        losses.kl_estimate(zero, d, "k4")
+
+
+def test_kl_estimators_agree_in_expectation():
+    logits_p, logits_q = jnp.array([0.3, -0.2, 1.0, 0.0]), jnp.array([0.0, 0.1, 0.8, 0.3])
+    p, log_p, log_q = jax.nn.softmax(logits_p), jax.nn.log_softmax(logits_p), jax.nn.log_softmax(logits_q)
+    exact = jnp.sum(p * (log_p - log_q))
+    np.testing.assert_allclose(jnp.sum(p * losses.kl_estimate(log_p, log_q, "k1")), exact, rtol=1e-5)
+    np.testing.assert_allclose(jnp.sum(p * losses.kl_estimate(log_p, log_q, "k3")), exact, rtol=1e-5)
+    np.testing.assert_allclose(jnp.sum(p * losses.kl_estimate(log_p, log_q, "k2")), exact, rtol=0.1)
+
+
+def test_weights_are_equation_1s_averages():
+    mask = jnp.zeros((2, 2, 3)).at[0, 0, :2].set(1).at[0, 1, :1].set(1).at[1, 0, :1].set(1)
+    weights = losses.episode_token_weights(mask)
+    np.testing.assert_allclose(weights[0], mask[0] / 6)  # 1 / (J = 2 * |y_0| = 3)
+    np.testing.assert_allclose(weights[1], mask[1] / 2)
+    assert not losses.episode_token_weights(jnp.zeros((2, 2, 3))).any()
+
+
+def test_one_step_one_turn_is_grpo():
+    """GRPO (Shao et al., equation 3), written as its plain loop."""
+    new, old, ref, advantages, mask = random_batch(jax.random.key(0))
+
+    def grpo(new):
+        total = 0.0
+        for i in range(len(new)):
+            tokens = []
+            for t in range(int(mask[i].sum())):
+                ratio = jnp.exp(new[i, t] - old[i, t])
+                surrogate = jnp.minimum(ratio * advantages[i], jnp.clip(ratio, 0.8, 1.2) * advantages[i])
+                kl = jnp.exp(ref[i, t] - new[i, t]) - (ref[i, t] - new[i, t]) - 1
+                tokens.append(surrogate - 0.04 * kl)
+            total += sum(tokens) / len(tokens)
+        return -total / len(new)
+
+    def ours(new):
+        weights = losses.episode_token_weights(mask[:, None])[:, 0]
+        return losses.ms_grpo(new, old, ref, advantages, weights, clip_low=0.2, clip_high=0.2, beta=0.04)[0]
+
+    np.testing.assert_allclose(ours(new), grpo(new), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(ours)(new), jax.grad(grpo)(new), rtol=1e-4, atol=1e-7)
+
+
+def test_micro_batches_add_up():
+    new, old, ref, advantages, mask = random_batch(jax.random.key(1), B=6)
+    weights = losses.episode_token_weights(mask.reshape(3, 2, 7)).reshape(6, 7)
+    whole, aux = losses.ms_grpo(new, old, ref, advantages, weights)
+    parts = [losses.ms_grpo(*(x[i : i + 2] for x in (new, old, ref, advantages, weights))) for i in (0, 2, 4)]
+    np.testing.assert_allclose(whole, sum(p[0] for p in parts), rtol=1e-5)
+    np.testing.assert_allclose(aux["kl"], sum(p[1]["kl"] for p in parts), rtol=1e-5)
+
+
+def test_masked_tokens_have_exactly_zero_gradient_whatever_they_hold():
+    new, old, ref, advantages, mask = random_batch(jax.random.key(2))
+    weights = losses.episode_token_weights(mask[:, None])[:, 0]
+    hostile = jnp.where(mask, ref, jnp.inf)
+    grad = jax.grad(lambda x: losses.ms_grpo(x, jnp.where(mask, old, -jnp.inf), hostile, advantages, weights)[0])(new)
+    assert jnp.isfinite(grad).all()
+    assert not jnp.where(mask, 0.0, grad).any()
+    assert jnp.where(mask, grad, 1.0).all()
+
+
+def test_zero_advantage_gives_exactly_zero_without_kl():
+    new, _, ref, _, mask = random_batch(jax.random.key(3))
+    weights = losses.episode_token_weights(mask[:, None])[:, 0]
+    loss = lambda x: losses.ms_grpo(x, new, ref, jnp.zeros(len(new)), weights, beta=0.0)[0]
+    assert loss(new) == 0
+    assert not jax.grad(loss)(new).any()
+
+
+def test_first_step_is_the_policy_gradient():
+    new, _, ref, advantages, mask = random_batch(jax.random.key(4))
+    weights = losses.episode_token_weights(mask[:, None])[:, 0]
+    grad = jax.grad(lambda x: losses.ms_grpo(x, new, ref, advantages, weights, beta=0.0)[0])(new)
+    np.testing.assert_allclose(grad, -weights * advantages[:, None], rtol=1e-6)
+
+
+def test_sft_is_optax_cross_entropy_on_the_masked_tokens():
+    logits = jax.random.normal(jax.random.key(5), (4, 6, 11))
+    targets = jax.random.randint(jax.random.key(6), (4, 6), 0, 11)
+    mask = jnp.arange(6) >= jnp.array([[2], [0], [5], [6]])  # the last row counts nothing
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    loss, aux = losses.sft(log_probs, mask)
+    want = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    np.testing.assert_allclose(loss, want[mask].mean(), rtol=1e-6)
+    assert aux["tokens"] == mask.sum()
+    assert losses.sft(log_probs, jnp.zeros_like(mask))[0] == 0

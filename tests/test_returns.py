@@ -1,0 +1,76 @@
+"""Group-relative advantages and AAW sampling, against hand-worked numbers and exact probabilities."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nlrl_jax.returns import aaw_sample, group_advantage
+
+
+def test_hand_worked_advantages():
+    # mean 1, variance (1 + 0 + 0 + 1) / 4 = 1/2
+    got = group_advantage(jnp.array([0.0, 1.0, 1.0, 2.0]))
+    np.testing.assert_allclose(got, [-(2**0.5), 0, 0, 2**0.5], rtol=1e-6)
+    # dividing by G - 1 instead: variance 2/3
+    got = group_advantage(jnp.array([0.0, 1.0, 1.0, 2.0]), ddof=1)
+    np.testing.assert_allclose(got, [-(1.5**0.5), 0, 0, 1.5**0.5], rtol=1e-6)
+
+
+def test_advantages_sum_to_zero_and_ignore_shift_and_scale():
+    returns = jax.random.normal(jax.random.key(0), (7, 12))
+    got = group_advantage(returns)
+    np.testing.assert_allclose(got.sum(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(got.std(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(group_advantage(3 * returns + 5), got, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -2.35, 1e6, 0.1 + 0.2])
+def test_equal_returns_give_exactly_zero(value):
+    returns = jnp.full((3, 10), value)
+    nudged = returns.at[0, 0].set(jnp.nextafter(jnp.float32(value), jnp.float32(10)))
+    assert not group_advantage(returns).any()
+    assert not group_advantage(nudged).any()  # rounding is no difference
+    grad = jax.grad(lambda r: group_advantage(r).sum())(returns)
+    assert jnp.isfinite(grad).all()
+
+
+def test_aaw_takes_different_episodes_and_prefers_extremes():
+    advantages = jnp.array([0.0, 3.0, 0.1, -3.0, 0.2, 0.0])
+    picks = jax.vmap(lambda k: aaw_sample(k, advantages, 2, 0.1))(jax.random.split(jax.random.key(0), 50))
+    assert all(set(row) == {1, 3} for row in picks.tolist())
+    everything = aaw_sample(jax.random.key(1), advantages, 6, 0.1)
+    assert sorted(everything.tolist()) == list(range(6))
+
+
+def exact_inclusion(weights, num):
+    """P(episode is drawn) in successive draws without replacement, by enumeration."""
+    chances = np.zeros(len(weights))
+    for order in itertools.permutations(range(len(weights)), num):
+        left, p = weights.sum(), 1.0
+        for i in order:
+            p *= weights[i] / left
+            left -= weights[i]
+        chances[list(order)] += p
+    return chances
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0, 1e6])
+def test_aaw_has_the_papers_probabilities(temperature):
+    advantages = np.array([-1.5, 0.2, 0.0, 1.1, -0.4])
+    keys = jax.random.split(jax.random.key(2), 20_000)
+    picks = jax.vmap(lambda k: aaw_sample(k, jnp.asarray(advantages), 2, temperature))(keys)
+    got = np.bincount(np.asarray(picks).ravel(), minlength=5) / len(keys)
+    want = exact_inclusion(np.exp(np.abs(advantages) / temperature), 2)
+    np.testing.assert_allclose(got, want, atol=0.015)
+    if temperature == 1e6:
+        np.testing.assert_allclose(want, 2 / 5, atol=1e-5)  # uniform at infinite temperature
+
+
+def test_aaw_refuses():
+    with pytest.raises(ValueError, match="G'=4 of G=3"):
+        aaw_sample(jax.random.key(0), jnp.zeros(3), 4, 1.0)
+    with pytest.raises(ValueError, match="T_ep is 0"):
+        aaw_sample(jax.random.key(0), jnp.zeros(3), 2, 0)
