@@ -148,11 +148,11 @@ def save(
     shards = _plan(config, flat, max_shard_bytes)
     count = len(shards)
     files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else [SINGLE]
-    for file, names in zip(files, shards):
+    for file, names in zip(files, shards, strict=True):
         tensors = {name: _host(config, flat, lora, path, layer) for name, path, layer in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if count > 1:
-        weight_map = {name: file for file, names in zip(files, shards) for name, _, _ in names}
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name, _, _ in names}
         total = sum(leaf.size * leaf.dtype.itemsize for leaf in flat.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     eos = list(eos_ids) or _eos_of(tokenizer)
@@ -242,7 +242,10 @@ def _check(folder: pathlib.Path, config: ModelConfig, tensors: _Tensors) -> None
             tensors.read(head, everything), tensors.read(embedding, everything)
         )
         if not same:
-            warnings.warn(f"{folder}: tie_word_embeddings is true: {head}, which differs from {embedding}, is not used")
+            warnings.warn(
+                f"{folder}: tie_word_embeddings is true, so {head}, which differs from {embedding}, is not used",
+                stacklevel=3,
+            )
         present.discard(head)
     missing = sorted(expected.keys() - present)
     if missing:
@@ -254,7 +257,7 @@ def _check(folder: pathlib.Path, config: ModelConfig, tensors: _Tensors) -> None
     rows = tensors.shape(embedding)[0]
     if rows != config.vocab_size:
         raise ValueError(
-            f"{folder}: {embedding} has {rows} rows but config.json says vocab_size={config.vocab_size}; they must agree"
+            f"{folder}: {embedding} has {rows} rows but vocab_size={config.vocab_size} in config.json; they must agree"
         )
     for name, (_, shape) in expected.items():
         if tensors.shape(name) != shape:

@@ -64,7 +64,7 @@ def assemble(
         cut: dict[tuple, np.ndarray] = {}  # replicas of a slice are read once
 
         def read(index, path=path, shape=shape, cut=cut):
-            key = tuple(s.indices(size)[:2] for s, size in zip(index, shape))
+            key = tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
             if key not in cut:
                 cut[key] = _read(fetch, path, key, dtype)
             return cut[key]
