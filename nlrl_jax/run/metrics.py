@@ -1,0 +1,134 @@
+"""Metrics of a run: metrics.jsonl is the truth, TensorBoard shows the same numbers.
+
+metrics.jsonl holds one line an iteration, `{"iteration": 3, "return": 0.25, ...}`, and nothing that
+depends on the clock: a run that was killed and resumed leaves the same bytes as one that was not.
+Seconds are in timings.jsonl. Numbers that JSON has no word for are the strings "nan", "inf", "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+METRICS = "metrics.jsonl"
+TIMINGS = "timings.jsonl"
+TENSORBOARD = "tensorboard"
+
+
+class MetricsWriter:
+    """Appends metrics to a run's folder. One process at a time (`directory.open_run` sees to it).
+
+    Args:
+      run_dir: the run's folder.
+      resume_from: first iteration that is still to be run; lines from there on, and a line that a kill tore, are
+        dropped, and TensorBoard's events are written anew from the lines that stay. None: a new run.
+
+    Raises:
+      ValueError: a new run, but there are metrics already; or a line in the middle of the file is damaged.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike, resume_from: int | None = None):
+        from tensorboardX import SummaryWriter
+
+        run_dir = pathlib.Path(run_dir)
+        for name in (METRICS, TIMINGS):
+            path = run_dir / name
+            if resume_from is not None:
+                _drop_from(path, resume_from)
+            elif path.exists() and path.stat().st_size:
+                raise ValueError(f"{path} already holds a run's metrics; resume it or choose another --run_dir")
+        shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
+        self._board = SummaryWriter(str(run_dir / TENSORBOARD), flush_secs=10, purge_step=0)
+        for row in read_rows(run_dir):
+            self._show(row.pop("iteration"), row)
+        self._metrics = open(run_dir / METRICS, "a", encoding="utf-8")  # noqa: SIM115
+        self._timings = open(run_dir / TIMINGS, "a", encoding="utf-8")  # noqa: SIM115
+
+    def write(self, iteration: int, metrics: Mapping[str, Any], seconds: float | None = None) -> None:
+        """One iteration's scalars, and how long it took. On disk, as far as a kill of the process goes, on return.
+
+        Raises:
+          ValueError: a metric is named "iteration".
+        """
+        if "iteration" in metrics:
+            raise ValueError('a metric cannot be named "iteration"')
+        metrics = {name: float(value) for name, value in metrics.items()}
+        _append(self._metrics, {"iteration": int(iteration), **metrics})
+        if seconds is not None:
+            _append(self._timings, {"iteration": int(iteration), "seconds": float(seconds)})
+        self._show(int(iteration), metrics)
+
+    def close(self) -> None:
+        """Writes out what is buffered."""
+        self._metrics.close()
+        self._timings.close()
+        self._board.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _show(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, iteration)
+
+
+def read_rows(run_dir: str | os.PathLike, name: str = METRICS) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl (or timings.jsonl) in order; "iteration" is an int, the others are floats.
+
+    A line that is being written, or that a kill tore, at the end is left out; no file is no rows.
+
+    Raises:
+      ValueError: another line is damaged.
+    """
+    return [row for _, row in _parse(pathlib.Path(run_dir) / name)]
+
+
+def read_metrics(run_dir: str | os.PathLike, name: str = METRICS) -> dict[str, np.ndarray]:
+    """metrics.jsonl by column: "iteration" int64 [N], every other metric float64 [N], nan where it was not written."""
+    rows = read_rows(run_dir, name)
+    names = dict.fromkeys(key for row in rows for key in row)
+    columns = {key: np.array([row.get(key, math.nan) for row in rows], np.float64) for key in names}
+    return columns | {"iteration": np.array([row["iteration"] for row in rows], np.int64)}
+
+
+def _append(file, row: dict[str, Any]) -> None:
+    row = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
+    file.write(json.dumps(row, allow_nan=False) + "\n")
+    file.flush()
+
+
+def _parse(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """(raw line, row) of every whole line."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("it does not end")
+            row = json.loads(line)
+            row = {name: value if name == "iteration" else float(value) for name, value in row.items()}
+            if type(row["iteration"]) is not int:
+                raise ValueError("iteration is not a number")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}, is damaged ({error}): {line[:80]!r}") from None
+        found.append((line, row))
+    return found
+
+
+def _drop_from(path: pathlib.Path, iteration: int) -> None:
+    kept = [line for line, row in _parse(path) if row["iteration"] < iteration]
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(b"".join(kept))
+    os.replace(temporary, path)

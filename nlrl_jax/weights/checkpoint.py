@@ -1,0 +1,251 @@
+"""Checkpoints of a run: what was learned, exactly, by Orbax. Never a pickle.
+
+    checkpoints = Checkpoints(run_dir / "checkpoints")
+    checkpoints.save(25, {"lora": lora, "opt_state": opt_state, "iteration": iteration}, {"note": "..."})
+    step, tree, metadata = checkpoints.restore(template)
+
+A save runs in the background and becomes visible in one rename: a killed save leaves the one before it.
+Every leaf is stored with its checksum, and a checkpoint is used only if all of them agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import warnings
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+_FORMAT = "nlrl_jax checkpoint 1"
+
+
+class Checkpoints:
+    """The last `keep` checkpoints in a folder. One process writes; any number may read.
+
+    A tree is a pytree of arrays (typed PRNG keys are not arrays of numbers: store their seed in the metadata).
+    Arrays come back where the template's are: on the same sharding, or on the host for numpy.
+
+    Args:
+      folder: made by the first `save`.
+      keep: how many checkpoints stay.
+    """
+
+    def __init__(self, folder: str | os.PathLike, keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
+        self.folder, self.keep = pathlib.Path(folder).expanduser().absolute(), keep
+        self._manager: Any = None
+
+    def save(self, step: int, tree: Any, metadata: dict[str, Any] | None = None) -> None:
+        """Saves in the background; waits first for the save before it. The arrays may be donated on return.
+
+        Checkpoints of this step or later ones are replaced: they belong to a run that was abandoned.
+
+        Args:
+          step: iterations done; the checkpoint's name.
+          tree: at least one leaf; the same structure every time.
+          metadata: JSON-able.
+
+        Raises:
+          ValueError: a leaf is not an array of numbers, or `metadata` is not JSON.
+          OSError and others: this save's disk work or that of the save before failed (here, in `wait` or in `close`).
+        """
+        import orbax.checkpoint as ocp
+
+        leaves = {name: _host(name, leaf) for name, leaf in _flatten(tree).items()}
+        index = {"format": _FORMAT, "step": int(step), "leaves": {name: _describe(x) for name, x in leaves.items()}}
+        try:
+            index["metadata"] = json.loads(json.dumps(metadata or {}))
+        except TypeError as error:
+            raise ValueError(f"the metadata of checkpoint {step} is not JSON: {error}") from None
+        manager = self._writer()
+        manager.wait_until_finished()
+        for old in self.steps():
+            if old >= step:
+                manager.delete(old)
+        items = ocp.args.Composite(tree=ocp.args.PyTreeSave(leaves), index=ocp.args.JsonSave(index))
+        manager.save(int(step), args=items, force=True)
+
+    def restore(self, template: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
+        """The newest good checkpoint, or that of `step`.
+
+        Without `step`, one that is damaged or does not fit is refused with a warning and the one before it is used.
+
+        Args:
+          template: a tree with the structure, shapes, dtypes and places wanted (arrays or `jax.ShapeDtypeStruct`s).
+
+        Returns:
+          (step, tree, metadata).
+
+        Raises:
+          FileNotFoundError: there is no checkpoint (of this step).
+          ValueError: none is good; the message says for each what is wrong, with the first leaf that differs.
+        """
+        return self._restore(template, step, "", whole=True)
+
+    def restore_part(self, name: str, template: Any, step: int | None = None) -> tuple[int, Any]:
+        """`restore` for the subtree `tree[name]` alone: (step, subtree)."""
+        return self._restore(template, step, name, whole=False)[:2]
+
+    def steps(self) -> list[int]:
+        """Steps of all finished checkpoints, ascending, good or not."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal() and path.is_dir())
+
+    def latest_step(self) -> int | None:
+        """The newest finished checkpoint, None if there is none. It may still be refused by `restore`."""
+        return max(self.steps(), default=None)
+
+    def wait(self) -> None:
+        """Returns once the last save is on disk."""
+        if self._manager is not None:
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits for the last save and stops the background threads."""
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _writer(self) -> Any:
+        import orbax.checkpoint as ocp
+
+        if self._manager is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for remains in self.folder.glob("*.orbax-checkpoint-tmp*"):  # of a save that was killed
+                shutil.rmtree(remains, ignore_errors=True)
+            options = ocp.CheckpointManagerOptions(max_to_keep=self.keep)
+            self._manager = ocp.CheckpointManager(self.folder, options=options)
+        return self._manager
+
+    def _restore(self, template, step, name, whole):
+        self.wait()
+        candidates = self.steps()[::-1] if step is None else [step]
+        if not candidates or (step is not None and step not in self.steps()):
+            which = "no checkpoint" if step is None else f"no checkpoint {step}"
+            raise FileNotFoundError(f"{self.folder} holds {which}; it holds {self.steps() or 'none'}")
+        refused = []
+        for candidate in candidates:
+            try:
+                return (candidate, *_read(self.folder / str(candidate), template, name, whole))
+            except _Refused as error:
+                refused.append(f"checkpoint {self.folder / str(candidate)} is refused: {error}")
+                if candidate != candidates[-1]:
+                    warnings.warn(f"{refused[-1]}; trying the one before it", stacklevel=3)
+        raise ValueError("; ".join(refused))
+
+
+class _Refused(Exception):
+    """Why a checkpoint cannot be used."""
+
+
+def _flatten(tree: Any) -> dict[str, Any]:
+    """Leaves by dotted path, such as "lora.layers.q.a"."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "tree"
+
+
+def _host(name: str, leaf: Any) -> Any:
+    """A copy of the leaf that nobody else can change or donate; arrays of several hosts are left to Orbax."""
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"leaf {name} is a typed PRNG key; keep the seed in the metadata instead")
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return leaf
+    array = np.array(leaf)
+    if array.dtype.hasobject or array.dtype.kind in "USMm":
+        raise ValueError(f"leaf {name} is not an array of numbers: {leaf!r:.80}")
+    return array
+
+
+def _describe(array: Any) -> dict[str, Any]:
+    described = {"shape": list(array.shape), "dtype": str(array.dtype)}
+    return described | ({"crc32": _checksum(array)} if isinstance(array, np.ndarray) else {})
+
+
+def _checksum(array: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _read(folder: pathlib.Path, template: Any, name: str, whole: bool) -> tuple[Any, dict[str, Any]]:
+    """(tree, metadata) of one checkpoint.
+
+    Raises:
+      _Refused: it is damaged, or its leaves are not the template's.
+    """
+    import orbax.checkpoint as ocp
+
+    try:
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            index = reader.restore(folder / "index")
+        if index["format"] != _FORMAT:
+            raise ValueError(index["format"])
+        stored, metadata = index["leaves"], index["metadata"]
+    except Exception as error:
+        raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or not one of ours") from error
+
+    prefix = name and f"{name}."
+    wanted = {name if name and not path else prefix + _name(path): leaf for path, leaf in _paths(template)}
+    _check_same(stored, wanted, prefix, name, whole)
+    structs = {key: jax.ShapeDtypeStruct(np.shape(leaf), stored[key]["dtype"]) for key, leaf in wanted.items()}
+    places = {key: _place(leaf) for key, leaf in wanted.items()}
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            args = ocp.args.PyTreeRestore(structs, restore_args=places, partial_restore=True)
+            leaves = reader.restore(folder / "tree", args=args)
+    except Exception as error:
+        raise _Refused(f"its arrays cannot be read ({_brief(error)}): it is damaged") from error
+    for key, array in leaves.items():
+        addressable = not isinstance(array, jax.Array) or array.is_fully_addressable
+        if addressable and "crc32" in stored[key] and _checksum(np.asarray(array)) != stored[key]["crc32"]:
+            raise _Refused(f"the bytes of leaf {key} are not those that were saved: it is damaged")
+    values = [_as_template(leaves[key], leaf) for key, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(template), values), metadata
+
+
+def _paths(template: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(template)[0]
+
+
+def _check_same(stored: dict, wanted: dict, prefix: str, name: str, whole: bool) -> None:
+    mine = {key for key in stored if whole or key == name or key.startswith(prefix)}
+    for key, leaf in wanted.items():
+        if key not in stored:
+            raise _Refused(f"it has no leaf {key}: it belongs to another model or optimizer")
+        found = (tuple(stored[key]["shape"]), stored[key]["dtype"])
+        expected = (np.shape(leaf), str(getattr(leaf, "dtype", None) or np.asarray(leaf).dtype))
+        if found != expected:
+            raise _Refused(
+                f"leaf {key} is {found[1]}{list(found[0])} in it and {expected[1]}{list(expected[0])} here: "
+                "it belongs to another model or optimizer"
+            )
+    for key in stored:
+        if key in mine and key not in wanted:
+            raise _Refused(f"its leaf {key} has no place here: it belongs to another model or optimizer")
+
+
+def _place(leaf: Any) -> Any:
+    """Where Orbax puts a leaf: on the template's devices, or on the host."""
+    import orbax.checkpoint as ocp
+
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return ocp.ArrayRestoreArgs(sharding=sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    return ocp.RestoreArgs(restore_type=np.ndarray)
+
+
+def _as_template(value: Any, leaf: Any) -> Any:
+    return type(leaf)(value.item()) if isinstance(leaf, bool | int | float) else value
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"

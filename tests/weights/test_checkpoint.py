@@ -1,0 +1,184 @@
+"""Checkpoints come back bit for bit, or not at all."""
+
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from nlrl_jax.weights.checkpoint import Checkpoints
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def make_tree(seed=0, width=8):
+    """Adapter, optimizer state and iteration, with awkward numbers in them."""
+    lora = {"layer_0": {"a": jax.random.normal(jax.random.key(seed), (4, width)), "b": jnp.zeros((width, 3))}}
+    lora["layer_0"]["b"] = lora["layer_0"]["b"].at[0].set(jnp.array([jnp.nan, -0.0, 1e-42]))
+    lora["half"] = jax.random.normal(jax.random.key(seed + 1), (5,), jnp.bfloat16)
+    return {"lora": lora, "opt_state": optax.adamw(1e-3).init(lora), "iteration": jnp.int32(seed)}
+
+
+def assert_same_bits(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with the checkpoints 1, 2, 3 of different trees."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for step in (1, 2, 3):
+        checkpoints.save(step, make_tree(step), {"step": step})
+    checkpoints.close()
+    return checkpoints
+
+
+def largest_file(folder):
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def test_round_trip_is_exact_and_keeps_the_last(saved):
+    step, tree, metadata = saved.restore(make_tree())
+    assert (step, metadata) == (3, {"step": 3})
+    assert_same_bits(tree, make_tree(3))
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(tree))
+    saved.save(4, make_tree(4))
+    saved.wait()
+    assert saved.steps() == [2, 3, 4] and saved.latest_step() == 4
+    step, tree, _ = saved.restore(make_tree(), step=2)
+    assert step == 2
+    assert_same_bits(tree, make_tree(2))
+    saved.close()
+
+
+def test_part(saved):
+    step, lora = saved.restore_part("lora", make_tree()["lora"])
+    assert step == 3
+    assert_same_bits(lora, make_tree(3)["lora"])
+    _, iteration = saved.restore_part("iteration", jnp.int32(0))
+    assert int(iteration) == 3
+
+
+def test_arrays_may_be_donated_after_save(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    tree = {"x": jnp.arange(1 << 16, dtype=jnp.float32)}
+    checkpoints.save(1, tree)
+    update = jax.jit(lambda t: jax.tree.map(lambda x: x * 0 - 1, t), donate_argnums=0)
+    jax.block_until_ready(update(tree))
+    _, restored, _ = checkpoints.restore({"x": jnp.zeros(1 << 16)})
+    np.testing.assert_array_equal(restored["x"], np.arange(1 << 16))
+    checkpoints.close()
+
+
+def test_template_decides_where_arrays_go(saved):
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), make_tree())
+    abstract["lora"]["layer_0"]["a"] = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=sharding)
+    _, tree, _ = saved.restore(abstract)
+    assert tree["lora"]["layer_0"]["a"].sharding == sharding
+    assert_same_bits(tree, make_tree(3))
+    _, tree, _ = saved.restore(jax.tree.map(np.asarray, make_tree()))
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty_folder", "index"])
+def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
+    latest = saved.folder / "3"
+    if damage == "truncate":
+        for path in latest.rglob("d/*"):
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif damage == "flip":
+        for path in latest.rglob("d/*"):
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+    elif damage == "empty_folder":
+        shutil.rmtree(latest)
+        latest.mkdir()
+    else:
+        path = next(p for p in (latest / "index").iterdir() if p.is_file() and b"crc32" in p.read_bytes())
+        path.write_bytes(path.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match="checkpoints/3 is refused.*(damaged|not one of ours)"):
+        step, tree, metadata = saved.restore(make_tree())
+    assert (step, metadata) == (2, {"step": 2})
+    assert_same_bits(tree, make_tree(2))
+    with pytest.raises(ValueError, match="refused"):
+        saved.restore(make_tree(), step=3)
+    # The run goes on from 2 and saves 3 again.
+    saved.save(3, make_tree(3), {"again": True})
+    saved.close()
+    step, tree, metadata = saved.restore(make_tree())
+    assert (step, metadata) == (3, {"again": True})
+    assert_same_bits(tree, make_tree(3))
+
+
+def test_foreign_checkpoint_names_the_first_leaf_that_differs(saved):
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"lora\.layer_0\.a is float32\[4, 8\].*\[4, 16\]"):
+        saved.restore(make_tree(width=16))
+    fewer = make_tree() | {"opt_state": ()}
+    with pytest.raises(ValueError, match=r"its leaf opt_state\.\S+ has no place"):
+        saved.restore(fewer, step=3)
+    with pytest.raises(ValueError, match="it has no leaf more"):
+        saved.restore(make_tree() | {"more": jnp.zeros(1)}, step=3)
+    half = jax.tree.map(lambda x: x.astype(jnp.float16), make_tree())
+    with pytest.raises(ValueError, match="is int32.*and float16"):
+        saved.restore(half, step=3)
+
+
+def test_nothing_there(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "none")
+    assert checkpoints.latest_step() is None
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        checkpoints.restore(make_tree())
+    assert not (tmp_path / "none").exists()  # reading makes nothing
+    checkpoints.close()
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(ValueError, match="keep is 0"):
+        Checkpoints(tmp_path, keep=0)
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(ValueError, match="leaf key is a typed PRNG key"):
+        checkpoints.save(1, {"key": jax.random.key(0)})
+    with pytest.raises(ValueError, match="leaf x is not an array of numbers"):
+        checkpoints.save(1, {"x": "text"})
+    with pytest.raises(ValueError, match="not JSON"):
+        checkpoints.save(1, {"x": jnp.zeros(1)}, {"f": print})
+
+
+KILLED = """
+import sys, time, numpy as np
+from nlrl_jax.weights.checkpoint import Checkpoints
+checkpoints = Checkpoints(sys.argv[1])
+for step in range(1, 1000):
+    checkpoints.save(step, {"x": np.full((512, 1024), step, np.float32), "step": np.int32(step)})
+    print(step, flush=True)
+"""
+
+
+def test_killed_while_saving(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(signal.SIGKILL)  # the third save is under way
+    process.wait()
+    template = {"x": np.zeros((512, 1024), np.float32), "step": np.int32(0)}
+    checkpoints = Checkpoints(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step, tree, _ = checkpoints.restore(template)
+    assert step >= 2 and tree["step"] == step and (tree["x"] == step).all()
+    checkpoints.save(step + 1, tree)
+    checkpoints.close()
+    assert not list(tmp_path.glob("*tmp*"))
