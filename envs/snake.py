@@ -101,7 +101,8 @@ def random_cell(word: jax.Array, rows: jax.Array, width: int) -> jax.Array:
     line = jnp.where(row_numbers == row, rows, 0).sum(dtype=jnp.uint32)
     up_to_column = np.array([2 ** (column + 1) - 1 for column in range(width)], np.uint32)
     column = (jax.lax.population_count(line & up_to_column).astype(jnp.int32) <= rank).sum(dtype=jnp.int32)
-    return row * width + jnp.where(row < len(row_numbers), column, 0)
+    # The barrier keeps XLA from computing the cell anew for every element that is compared with it.
+    return jax.lax.optimization_barrier(row * width + jnp.where(row < len(row_numbers), column, 0))
 
 
 def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -148,7 +149,7 @@ def advance(state: EnvState, actions: jax.Array, size: int, max_length: int) -> 
         alive=state.alive & ~died,
         apples=state.apples & ~(ate[:, None] & entered).any(0),
     )
-    return state, ate, died
+    return jax.lax.optimization_barrier((state, ate, died))  # as in `random_cell`
 
 
 def respawn(state: EnvState, ate: jax.Array, words: jax.Array, size: int) -> EnvState:

@@ -1,0 +1,234 @@
+import ast
+
+import gymnasium
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.envs.toy_text.frozen_lake import generate_random_map, is_valid
+
+import envs
+from envs import frozen_lake as lake
+
+
+def state_of(board: str, time: int = 0) -> lake.EnvState:
+    """A state from a drawn board; P, X and * mark the player, X stands in a hole."""
+    tiles = "".join(board.split())
+    (player,) = (i for i, tile in enumerate(tiles) if tile in "PX*")
+    holes = jnp.array([tile in "OX" for tile in tiles])
+    return lake.EnvState(time=jnp.int32(time), position=jnp.int32(player), holes=holes)
+
+
+def gymnasium_map(code: int, size: int) -> list[str]:
+    tiles = "S" + "".join("FH"[code >> k & 1] for k in range(size * size - 2)) + "G"
+    return [tiles[row * size : (row + 1) * size] for row in range(size)]
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_every_transition_equals_gymnasium(size):
+    @jax.jit
+    @jax.vmap
+    def outcomes(holes, position, direction):
+        state = lake.EnvState(time=jnp.int32(0), position=position, holes=holes)
+        after, reward, terminated = lake.outcome(state, direction, size)
+        return after.position, reward, terminated
+
+    tiles = size * size
+    position, action = (grid.ravel() for grid in np.mgrid[:tiles, :4])
+    slips = np.asarray(jax.vmap(lake.slip_directions)(action))
+    for seed in range(10):
+        desc = generate_random_map(size, 0.8, seed)
+        holes = np.broadcast_to(np.array([tile == "H" for tile in "".join(desc)]), (len(position), tiles))
+        for slippery in (False, True):
+            table = gymnasium.make("FrozenLake-v1", desc=desc, is_slippery=slippery).unwrapped.P
+            directions = slips if slippery else action[:, None]
+            ours = [outcomes(holes, position, direction) for direction in directions.T]
+            ours = np.stack([np.stack(parts, -1) for parts in ours], 1)  # [states * actions, directions, 3]
+            for i, (s, a) in enumerate(zip(position, action, strict=True)):
+                expected = distribution(table[s][lake.GYMNASIUM_ACTIONS[a]])
+                got = distribution((1 / len(ours[i]), *entry) for entry in ours[i])
+                assert got == pytest.approx(expected), (desc, s, a)
+
+
+def distribution(entries) -> dict:
+    """(probability, state, reward, terminated) entries -> {(state, reward, terminated): probability}."""
+    total = {}
+    for probability, *what in entries:
+        what = tuple(float(value) for value in what)
+        total[what] = total.get(what, 0.0) + float(probability)
+    return total
+
+
+def test_step_slips_in_thirds():
+    # P in the middle of a 3x3 board: Up, Left and Right lead to three different tiles.
+    env = lake.FrozenLake(3, slippery=True)
+    state = state_of("___ _P_ __G")
+    step = jax.jit(jax.vmap(lambda key: env.step_env(key, state, lake.UP, env.default_params)[1].position))
+    counts = np.bincount(step(jax.random.split(jax.random.key(0), 9000)), minlength=9)
+    assert set(np.flatnonzero(counts)) == {1, 3, 5}
+    np.testing.assert_allclose(counts[[1, 3, 5]] / 9000, 1 / 3, atol=0.02)
+
+
+@pytest.mark.parametrize(("size", "hole_probability"), [(2, 0.2), (3, 0.5), (4, 0.2)])
+def test_table_is_the_distribution_of_rejection_sampling(size, hole_probability):
+    table = lake.map_table(size, hole_probability).astype(np.float64)
+    keep = table[:, 0] / 2**32
+    got = keep.copy()
+    np.add.at(got, table[:, 1].astype(int), 1 - keep)
+    got /= len(table)
+    inner = size * size - 2
+    count = np.array([code.bit_count() for code in range(2**inner)])
+    allowed = np.array([is_valid(gymnasium_map(code, size), size) for code in range(2**inner)])
+    expected = np.where(allowed, hole_probability**count * (1 - hole_probability) ** (inner - count), 0)
+    np.testing.assert_allclose(got, expected / expected.sum(), atol=1e-9)
+
+
+@pytest.mark.parametrize(("size", "maps"), [(4, 4000), (6, 1000)])
+def test_drawn_maps_are_solvable_and_as_holed_as_gymnasiums(size, maps):
+    env = lake.FrozenLake(size)
+    drawn = np.asarray(jax.jit(jax.vmap(env.draw_map))(jax.random.split(jax.random.key(0), maps)))
+    peer = np.array([[list(row) for row in generate_random_map(size, 0.8, seed)] for seed in range(1000)]) == "H"
+    assert not drawn[:, [0, -1]].any()
+    text = np.where(drawn, "H", "F").reshape(maps, size, size)
+    text[:, 0, 0], text[:, -1, -1] = "S", "G"
+    assert all(is_valid(board, size) for board in text)
+    assert len(np.unique(drawn, axis=0)) > maps / 4
+    error = np.sqrt(0.2 * 0.8 * (1 / maps + 1 / 1000))
+    np.testing.assert_array_less(np.abs(drawn.mean(0) - peer.reshape(1000, -1).mean(0)), 4.5 * error)
+    assert drawn.sum(1).max() <= lake.max_holes(size)
+
+
+def test_solvable_equals_gymnasiums_check():
+    rng = np.random.default_rng(0)
+    holes = rng.random((1000, 36)) < 0.4
+    holes[:, [0, -1]] = False
+    text = np.where(holes, "H", "F").reshape(-1, 6, 6)
+    text[:, -1, -1] = "G"
+    expected = [is_valid(board, 6) for board in text]
+    np.testing.assert_array_equal(jax.jit(lake.solvable, static_argnums=1)(holes, 6), expected)
+    assert 0 < sum(expected) < 1000
+
+
+def test_auto_reset_under_jit_and_vmap():
+    game = envs.make("frozen_lake", max_steps=7)
+    keys = jax.random.split(jax.random.key(1), 256)
+    _, state = jax.vmap(game.env.reset, (0, None))(keys, game.params)
+
+    @jax.jit
+    def step(state, key):
+        actions = jax.random.randint(key, (256,), 0, 4)
+        keys = jax.random.split(key, 256)
+        out = jax.vmap(game.env.step, (0, 0, 0, None))(keys, state, actions, game.params)
+        return out[1], (state, *out)
+
+    _, history = jax.lax.scan(step, state, jax.random.split(jax.random.key(2), 40))
+    before, obs, after, reward, terminated, truncated, info = jax.tree.map(np.asarray, history)
+    done = terminated | truncated
+    assert terminated.any() and truncated.any() and (terminated & (reward == 1)).any()
+    assert after.time.max() == 6 and (after.time[done] == 0).all() and (after.position[done] == 0).all()
+    np.testing.assert_array_equal(truncated, before.time == 6)
+    assert (after.holes[~done] == before.holes[~done]).all()
+    assert (after.holes[done] != before.holes[done]).any(-1).mean() > 0.9  # a new map, not the old one
+    # the last observation of an episode: the player where the episode ended, on the old map
+    final = info["final_observation"][done].reshape(-1, 16, 3)
+    np.testing.assert_array_equal(final[:, :, 1], before.holes[done])
+    np.testing.assert_array_equal(final[:, 15, 0] == 1, reward[done] == 1)
+    np.testing.assert_array_equal(obs.reshape(40, 256, 16, 3)[..., 0].argmax(-1), after.position)
+
+
+def test_spaces_hold_observations_and_states():
+    game = envs.make("frozen_lake")
+    obs, state = game.env.reset(jax.random.key(0), game.params)
+    assert game.env.observation_space(game.params).contains(obs)
+    assert game.env.action_space(game.params).n == game.env.num_actions == len(game.actions) == 4
+    assert set(game.env.state_space(game.params).spaces) == set(vars(state))
+    assert isinstance(game.env, gymnax.environments.environment.Environment)
+
+
+PAPER_TEXT = """\
+The board has 4x4 cells, written as (X, Y) with X for the column and Y for the row. \
+(0, 0) is the bottom left cell and (3, 3) the top right one. \
+Up adds 1 to Y, Down takes 1 from Y, Right adds 1 to X, Left takes 1 from X.
+Player position: (1, 2)
+Holes: (2, 3), (0, 2), (3, 1)
+Goal: (3, 0)
+Symbols used in the state:
+- P: player
+- O: hole
+- G: goal
+- _: empty ice
+State:
+_ _ O _
+O P _ _
+_ _ _ O
+_ _ _ G"""
+
+DRAWN = """\
+_ _ O _
+O P _ _
+_ _ _ O
+_ _ _ G"""
+
+
+def test_paper_text():
+    game = envs.make("frozen_lake")
+    assert game.observation.render(game.fields(state_of(DRAWN))) == PAPER_TEXT
+    bare = game.observation.render(game.fields(state_of("P___ ____ ____ ___G")))
+    assert "Player position: (0, 3)\nHoles: none\nGoal: (3, 0)\n" in bare
+    assert "slippery" not in game.rules and "slippery" in envs.make("frozen_lake_slippery").rules
+
+
+@pytest.mark.parametrize(
+    ("board", "success"),
+    [
+        (DRAWN, False),
+        # fallen: the player stands in a hole
+        ("_ _ O _\n_ _ _ X\n_ _ _ O\n_ _ _ G", False),
+        # arrived
+        ("_ _ O _\nO _ _ _\n_ _ _ O\n_ _ _ *", True),
+    ],
+)
+def test_compact_text_is_the_board(board, success):
+    game = envs.make("frozen_lake", prompt="compact")
+    assert "\n" not in game.rules
+    state = state_of(board)
+    assert game.observation.render(game.fields(state)) == board
+    assert game.board.render(game.fields(state)) == board
+    assert bool(game.success(state)) == success
+
+
+def test_every_reachable_state_renders():
+    for size, count in ((4, 300), (7, 20)):
+        game = envs.make("frozen_lake_slippery", size=size)
+        drawn = jax.vmap(game.env.draw_map)(jax.random.split(jax.random.key(3), count))
+        position = jax.random.randint(jax.random.key(4), (count,), 0, size * size)
+        states = lake.EnvState(time=jnp.zeros(count, jnp.int32), position=position, holes=drawn)
+        fields = jax.tree.map(np.asarray, jax.jit(jax.vmap(game.fields))(states))
+        for i in range(count):
+            text = game.observation.render({name: value[i] for name, value in fields.items()})
+            grid = text.split("State:\n")[1]
+            np.testing.assert_array_equal(state_of(grid).holes, drawn[i])
+            listed = text.split("Holes: ")[1].split("\n")[0]
+            cells = (
+                [ast.literal_eval(pair) for pair in listed.replace("), (", ");(").split(";")]
+                if listed != "none"
+                else []
+            )
+            assert [(size - 1 - y) * size + x for x, y in cells] == list(np.flatnonzero(drawn[i]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"size": 1}, "size is 1"), ({"hole_probability": 1.0}, "is 1.0"), ({"prompt": "long"}, "'long'.*paper, compact")],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make("frozen_lake", **options)
+
+
+def test_unknown_name_lists_the_games():
+    with pytest.raises(ValueError, match="'frozenlake'.*frozen_lake, frozen_lake_slippery, snake, snake_poison"):
+        envs.make("frozenlake")
+    for name in envs.GAMES:
+        assert envs.make(name).name == name
