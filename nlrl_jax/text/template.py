@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Repeat:
 
     count: str
     max_items: int
-    item: tuple[Union[Literal, Choice], ...]
+    item: tuple[Literal | Choice, ...]
     separator: str = ", "
     empty: str = ""
 
 
-Part = Union[Literal, Choice, Repeat]
+Part = Literal | Choice | Repeat
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,222 @@
+"""Where the text of a template may be cut, whatever its slots hold.
+
+The tokenizer splits a text into pre-tokens and merges only within them, so a text may be encoded in
+parts if and only if the parts meet at pre-token borders. Whether two strings meet at one depends on
+both: Qwen and Llama-3 glue a space to the word behind it and newlines to the punctuation before them.
+
+A template is seen here as *things* (slots and lists) with literal *gaps* between them. For each gap
+`find_cut` looks for positions that are borders for every text that may stand before and behind it.
+What lies before the first such position is drawn into the strings of the thing on the left, what lies
+behind the last into those on the right.
+
+The texts before a gap begin at the last cut, which is a border already; the splitters in use look
+ahead but never behind, so nothing further left matters. The texts behind it are followed as far as
+their number allows (`ahead`). `compile.py` checks the result against whole renderings besides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.text.template import Choice, Literal, Part, Repeat
+
+MAX_OPTIONS = 4096  # of a merged slot
+_MAX_TEXTS = 2000  # contexts examined for one gap
+_LONG_GAP = 96  # characters; the two ends of a longer gap are examined apart
+_END = 48  # how much of a long gap's end is examined
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """Reads `fields[field]`, `fields[field][index]`, or in a list the item's element; `low` selects option 0."""
+
+    field: str
+    index: int | None
+    low: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One of `strings`, chosen by `variables` in mixed radix, the first one slowest."""
+
+    variables: tuple[Variable, ...]
+    strings: tuple[str, ...]
+
+    def __str__(self):
+        names = [v.field if v.index is None else f"{v.field}[{v.index}]" for v in self.variables]
+        return f"slot {' and '.join(repr(name) for name in names)}" if names else "constant text"
+
+
+@dataclasses.dataclass(frozen=True)
+class List:
+    """A `Repeat`: `gaps[0] slots[0] gaps[1] slots[1] ... gaps[k]` is one item."""
+
+    count: str
+    max_items: int
+    slots: tuple[Slot, ...]
+    gaps: tuple[str, ...]
+    separator: str
+    empty: str
+
+    def __str__(self):
+        return f"list {self.count!r}"
+
+
+Thing = Slot | List
+
+
+def split_parts(parts: Sequence[Part], inside_list: bool = False) -> tuple[list[Thing], list[str]]:
+    """The things of a template and the literal gaps around them: `gaps[i]` stands before `things[i]`."""
+    things: list[Thing] = []
+    gaps = [""]
+    for part in parts:
+        match part:
+            case Literal(text=text) | Choice(options=(text,)) | Repeat(max_items=0, empty=text):
+                gaps[-1] += text
+                continue
+            case Choice():
+                if inside_list and part.index is not None:
+                    raise ValueError(f"slot {part.field!r} stands in a list and reads element i; drop index={part.index}")
+                variable = Variable(part.field, part.index, part.low, len(part.options))
+                things.append(Slot((variable,), part.options))
+            case Repeat() if not inside_list:
+                slots, inner = split_parts(part.item, inside_list=True)
+                if not slots:  # an item that never changes: its text is the one option of a slot
+                    slots, inner = [Slot((), (inner[0],))], ["", ""]
+                things.append(List(part.count, part.max_items, tuple(slots), tuple(inner), part.separator, part.empty))
+            case _:
+                raise TypeError(f"not a part of a template{' item' if inside_list else ''}: {part!r}")
+        gaps.append("")
+    return things, gaps
+
+
+def merge(left: Slot, gap: str, right: Slot) -> Slot | None:
+    """Both slots and the gap as one slot; None if it had too many options."""
+    if len(left.strings) * len(right.strings) > MAX_OPTIONS:
+        return None
+    strings = tuple(a + gap + b for a, b in itertools.product(left.strings, right.strings))
+    return Slot(left.variables + right.variables, strings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail:
+    """What may follow an item of a list, in the list."""
+
+    of: List
+
+
+def ahead(parts: Sequence[str | Thing | Tail], num_lefts: int) -> tuple[str, ...]:
+    """The beginnings of all texts that `parts` may render, as long as their number allows."""
+    best = _beginnings(parts, 2)
+    for width in (3, 4, 6, 8, 12, 16, 24):
+        longer = _beginnings(parts, width)
+        if len(longer) * num_lefts > _MAX_TEXTS:
+            break
+        best = longer
+    return tuple(sorted(best))
+
+
+def _beginnings(parts, width: int) -> set[str]:
+    front = {""}
+    for part in parts:
+        if all(len(text) >= width for text in front):
+            break
+        front = _extend(front, _options(part, width), width)
+    return front
+
+
+def _extend(front: set[str], options: set[str], width: int) -> set[str]:
+    open_ends = {text for text in front if len(text) < width}
+    return (front - open_ends) | {(text + option)[:width] for text in open_ends for option in options}
+
+
+def _options(part, width: int) -> set[str]:
+    match part:
+        case str():
+            return {part[:width]}
+        case Slot():
+            return {text[:width] for text in part.strings}
+        case List():
+            first = _beginnings(_item(part), width)
+            return {part.empty[:width]} | _extend(first, _options(Tail(part), width), width)
+        case Tail(of=of):
+            options = front = {""}
+            one_more = _beginnings([of.separator, *_item(of)], width)
+            for _ in range(of.max_items - 1):
+                front = _extend(front, one_more, width)
+                if front <= options:
+                    break
+                options = options | front
+            return options
+    raise TypeError(part)
+
+
+def _item(of: List) -> list[str | Slot]:
+    return [of.gaps[0], *itertools.chain.from_iterable(zip(of.slots, of.gaps[1:], strict=True))]
+
+
+def rest_of_item(of: List, slot: int) -> list[str | Slot | Tail]:
+    """What follows the gap before `slot` in an item, and in the list after it."""
+    return [*_item(of)[1 + 2 * slot :], Tail(of)]
+
+
+class Cutter:
+    """Finds cuts with one tokenizer and remembers what it found."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._found: dict[tuple, tuple[int, int] | None] = {}
+
+    def find_cut(self, lefts: Sequence[str], gap: str, rights: Sequence[str]) -> tuple[int, int] | None:
+        """The first and last position of `gap` that is a border in `left + gap + right` for all; None without one."""
+        lefts, rights = tuple(dict.fromkeys(lefts)), tuple(dict.fromkeys(rights))
+        key = (lefts, gap, rights)
+        if key not in self._found:
+            self._found[key] = self._search(lefts, gap, rights)
+        return self._found[key]
+
+    def is_cut(self, lefts: Sequence[str], gap: str, rights: Sequence[str], position: int) -> bool:
+        """Whether `position` of `gap` is a border for all of `lefts` and `rights`."""
+        return position in self._safe(lefts, gap, rights)
+
+    def _search(self, lefts, gap, rights):
+        if len(gap) > _LONG_GAP:
+            first = {p for p in self._safe(lefts, gap[:_LONG_GAP], ("",)) if p <= _END}
+            whole = self._tokenizer.borders(lefts[0] + gap + rights[0])
+            start = max((p - len(lefts[0]) for p in whole if 0 <= p - len(lefts[0]) <= len(gap) - _END), default=None)
+            if first and start is not None and start >= min(first):
+                last = self._safe(("",), gap[start:], rights)
+                return min(first), start + max(last)
+        safe = self._safe(lefts, gap, rights)
+        return (min(safe), max(safe)) if safe else None
+
+    def _safe(self, lefts, gap, rights) -> set[int]:
+        safe = set(range(len(gap) + 1))
+        for left, right in itertools.product(lefts, rights):
+            borders = self._tokenizer.borders(left + gap + right)
+            safe = {p for p in safe if len(left) + p in borders}
+            if not safe:
+                break
+        return safe
+
+    def refusal(self, left_name, lefts, gap, rights, right_name) -> ValueError:
+        """The error for a gap without a cut, with an example of what the tokenizer does there."""
+        examples = []
+        for position in range(min(len(gap), 3) + 1):
+            for left, right in itertools.product(lefts, rights):
+                text = left + gap + right
+                if len(left) + position not in self._tokenizer.borders(text):
+                    words = [text[start:end] for start, end, _ in self._tokenizer.words(text)]
+                    examples.append(f"  {(left + gap[:position])!r} | {(gap[position:] + right)!r} splits as {words}")
+                    break
+        return ValueError(
+            f"the template cannot be cut between {left_name} and {right_name} (literal text between them: {gap!r}): "
+            f"this tokenizer's pre-tokens cross the border (|) there\n"
+            + "\n".join(examples)
+            + f"\nPut text between the two that it splits off, such as a newline before a letter, or make them one slot "
+            f"of at most {MAX_OPTIONS} options."
+        )

@@ -1,0 +1,210 @@
+"""Token tables and the program that strings them together, on the device or with NumPy.
+
+A compiled template is a row of *pieces*. A piece is a table of token strings, an index rule (a sum of
+strided field values) and a gate (always there, there if its list has more than i items, there if its
+list is empty). All token strings lie in one flat array, so the program is a handful of gathers
+whatever the template's size: find every piece's row, sum up the lengths, and look up for every output
+position which piece covers it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nlrl_jax.text.cuts import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class LastFlag:
+    """A variable of two values: whether item `item` of list `number` is the list's last one."""
+
+    number: int
+    item: int
+    low: int = 0
+    size: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """When a piece is there: always (`number` None), with item `item` of list `number`, or (`item` None) if it is empty."""
+
+    number: int | None = None
+    item: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """`strings` in the mixed radix order of `variables`, the first one slowest."""
+
+    gate: Gate
+    variables: tuple[Variable | LastFlag, ...]
+    strings: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """The arrays of a compiled template. P pieces, R rows, M variables a piece, N tokens; all int32.
+
+    Attributes:
+      tokens: [N] all token strings, end to end.
+      row_start, row_length: [R] where a token string lies in `tokens`.
+      base: [P] the piece's first row.
+      gate: [P] into the gates: always, then for each list its items and "empty".
+      at, low, size, stride: [P, M] row = base + sum(clip(values[at] - low, 0, size - 1) * stride).
+      layout: fields and how many values are read from each, in the order of the values.
+      lists: (count field, max_items) of each list; the last-item flags stand behind the fields' values.
+      max_length: no rendering has more tokens.
+    """
+
+    tokens: np.ndarray
+    row_start: np.ndarray
+    row_length: np.ndarray
+    base: np.ndarray
+    gate: np.ndarray
+    at: np.ndarray
+    low: np.ndarray
+    size: np.ndarray
+    stride: np.ndarray
+    layout: tuple[tuple[str, int], ...]
+    lists: tuple[tuple[str, int], ...]
+    max_length: int
+
+
+def build(pieces: Sequence[Piece], lists: Sequence[tuple[str, int]], encode) -> Program:
+    """Tables for `pieces`; `lists` are (count field, max_items); `encode(str) -> token ids`."""
+    sizes: dict[str, int] = {}
+    for variable in (v for piece in pieces for v in piece.variables if isinstance(v, Variable)):
+        sizes[variable.field] = max(sizes.get(variable.field, 1), 1 + (variable.index or 0))
+    layout = tuple(sizes.items())
+    offsets = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    num_values = sum(sizes.values())
+    flags = np.cumsum([0] + [n for _, n in lists]) + num_values
+    gates = np.cumsum([1] + [n + 1 for _, n in lists])
+
+    rows: dict[str, int] = {}  # token string -> where it lies
+    tokens: list[int] = []
+    lengths: dict[str, int] = {}
+    tables: dict[tuple[str, ...], int] = {}
+    row_start: list[int] = []
+    row_length: list[int] = []
+    num_variables = max([1, *(len(piece.variables) for piece in pieces)])
+    at, low, stride = (np.zeros((len(pieces), num_variables), np.int32) for _ in range(3))
+    size = np.ones((len(pieces), num_variables), np.int32)
+    base, gate = [], []
+    for p, piece in enumerate(pieces):
+        if piece.strings not in tables:
+            tables[piece.strings] = len(row_start)
+            for text in piece.strings:
+                if text not in rows:
+                    ids = encode(text)
+                    rows[text], lengths[text] = len(tokens), len(ids)
+                    tokens.extend(ids)
+                row_start.append(rows[text])
+                row_length.append(lengths[text])
+        base.append(tables[piece.strings])
+        number, item = piece.gate.number, piece.gate.item
+        gate.append(0 if number is None else gates[number] + (lists[number][1] if item is None else item))
+        step = 1
+        for m, variable in reversed(list(enumerate(piece.variables))):
+            if isinstance(variable, LastFlag):
+                at[p, m] = flags[variable.number] + variable.item
+            else:
+                at[p, m] = offsets[variable.field] + (variable.index or 0)
+            low[p, m], size[p, m], stride[p, m] = variable.low, variable.size, step
+            step *= variable.size
+    array = lambda values: np.array(values, np.int32)
+    max_length = _max_length(pieces, lists, lengths)
+    return Program(
+        array(tokens or [0]), array(row_start), array(row_length), array(base), array(gate), at, low, size, stride,
+        layout, tuple(lists), max_length,
+    )  # fmt: skip
+
+
+def _max_length(pieces, lists, lengths) -> int:
+    """The longest rendering if slots were independent: for each list the longest over its counts."""
+    total = 0
+    middle = [np.zeros(n, int) for _, n in lists]  # longest form of item i when others follow
+    last = [np.zeros(n, int) for _, n in lists]
+    empty = [0] * len(lists)
+    for piece in pieces:
+        sizes = np.array([lengths[text] for text in piece.strings])
+        number, item = piece.gate.number, piece.gate.item
+        if number is None:
+            total += sizes.max()
+        elif item is None:
+            empty[number] += sizes.max()
+        elif any(isinstance(v, LastFlag) for v in piece.variables):  # the flag is the last variable
+            middle[number][item] += sizes[0::2].max()
+            last[number][item] += sizes[1::2].max()
+        else:
+            middle[number][item] += sizes.max()
+            last[number][item] += sizes.max()
+    for number in range(len(lists)):
+        up_to_here = np.cumsum(middle[number]) - middle[number] + last[number]
+        total += max(empty[number], *up_to_here)
+    return int(total)
+
+
+def assemble(xp, program: Program, fields: Mapping[str, Any], pad_id: int):
+    """The tokens of one state: ([max_length] int32, right-padded with `pad_id`; their number, int32).
+
+    `xp` is `jax.numpy` or `numpy`. Values outside a slot's range are clipped; see `in_range`.
+    """
+    if program.base.size == 0:
+        return xp.zeros((0,), xp.int32), xp.int32(0)
+    constant = xp.asarray
+    values, gates = _values_and_gates(xp, program, fields)
+    digits = xp.clip(values[constant(program.at)] - constant(program.low), 0, constant(program.size - 1))
+    row = constant(program.base) + xp.sum(digits * constant(program.stride), axis=1)
+    length = xp.where(gates[constant(program.gate)], constant(program.row_length)[row], 0)
+    end = xp.cumsum(length).astype(xp.int32)
+    position = xp.arange(program.max_length, dtype=xp.int32)
+    piece = xp.minimum(xp.searchsorted(end, position, side="right"), program.base.size - 1)
+    shift = constant(program.row_start)[row] - (end - length)
+    at = xp.clip(shift[piece] + position, 0, program.tokens.size - 1)
+    tokens = xp.where(position < end[-1], constant(program.tokens)[at], pad_id)
+    return tokens.astype(xp.int32), end[-1]
+
+
+def in_range(xp, program: Program, fields: Mapping[str, Any]):
+    """Whether every value that is read lies in its slot's range and every count in its list's: bool."""
+    if program.base.size == 0:
+        return xp.asarray(True)
+    values, gates = _values_and_gates(xp, program, fields)
+    digit = values[xp.asarray(program.at)] - xp.asarray(program.low)
+    unused = xp.asarray(program.stride) == 0
+    fits = xp.all(((digit >= 0) & (digit < xp.asarray(program.size))) | unused, axis=1)
+    inside = xp.all(fits | ~gates[xp.asarray(program.gate)])
+    for count, max_items in program.lists:
+        n = xp.asarray(fields[count]).reshape(())
+        inside = inside & (n >= 0) & (n <= max_items)
+    return inside
+
+
+def _values_and_gates(xp, program: Program, fields):
+    """All values the pieces read, int32 [values], and all gates, bool [gates]."""
+    values, gates = [], [xp.ones((1,), bool)]
+    for name, size in program.layout:
+        value = xp.ravel(xp.asarray(_field(fields, name)))
+        if value.size < size:
+            raise ValueError(f"field {name!r} holds {value.size} values; the template reads {size}")
+        values.append(value[:size].astype(xp.int32))
+    for name, max_items in program.lists:
+        count = xp.asarray(_field(fields, name)).astype(xp.int32)
+        if count.shape != ():
+            raise ValueError(f"field {name!r} counts a list's items and must be a scalar; its shape is {count.shape}")
+        count = xp.clip(count, 0, max_items)
+        item = xp.arange(max_items, dtype=xp.int32)
+        values.append((item == count - 1).astype(xp.int32))
+        gates += [item < count, (count == 0)[None]]
+    return xp.concatenate(values or [xp.zeros((1,), xp.int32)]), xp.concatenate(gates)
+
+
+def _field(fields, name: str):
+    if name not in fields:
+        raise KeyError(f"the template needs the field {name!r}; got {sorted(fields)}")
+    return fields[name]
