@@ -183,7 +183,7 @@ class Transformer(nn.Module):
         mask = jnp.arange(slots)[None, :] <= first + jnp.arange(L)[:, None]
         mask = jnp.broadcast_to(mask, (B, L, slots)) if valid is None else mask & valid[:, None, :]
         cos, sin = attention.rotary_tables(c, positions)
-        x = jnp.take(self.embedding, tokens, axis=0).astype(c.dtype)
+        x = jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens, axis=0).astype(c.dtype)
 
         block = Block
         if self.remat:

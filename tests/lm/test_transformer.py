@@ -92,15 +92,12 @@ def test_adapter_equals_peft():
 def small():
     model = Transformer(SMALL)
     params = init_params(model, jax.random.key(0))
-    leaves, treedef = jax.tree.flatten(params)  # larger weights: every part moves the logits
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    leaves = [x + 0.2 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    lora = init_lora(model, jax.random.key(2))
-    return model, jax.tree.unflatten(treedef, leaves), lora
+    return model, noisy(params, 0.2), init_lora(model, jax.random.key(2))  # larger weights: every part moves the logits
 
 
-def random_adapter(lora):
-    return jax.tree.map(lambda x: 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), lora)
+def noisy(tree, scale):
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: x + scale * rng.normal(size=x.shape).astype(np.float32), tree)
 
 
 def test_fresh_adapter_changes_nothing_and_merged_equals_unmerged(small):
@@ -109,7 +106,7 @@ def test_fresh_adapter_changes_nothing_and_merged_equals_unmerged(small):
     base, _ = logits_of(model, {"params": params}, tokens, mask)
     fresh, _ = logits_of(model, {"params": params, "lora": lora}, tokens, mask)
     np.testing.assert_allclose(fresh, base, atol=2e-6, rtol=0)  # fused differently, so not to the bit
-    lora = random_adapter(lora)
+    lora = noisy(lora, 0.3)
     adapted, _ = logits_of(model, {"params": params, "lora": lora}, tokens, mask)
     merged, _ = logits_of(model, {"params": merge_lora(SMALL, params, lora)}, tokens, mask)
     assert np.abs(adapted - base).max() > 0.1
@@ -124,7 +121,7 @@ def test_merge_refuses_an_adapter_of_another_model(small):
 
 def test_shared_prefix_equals_plain_computation_with_gradients(small):
     model, params, lora = small
-    lora = random_adapter(lora)
+    lora = noisy(lora, 0.3)
     rng = np.random.default_rng(0)
     prefix, rest = jnp.asarray(rng.integers(0, 40, 5)), jnp.asarray(rng.integers(0, 40, (3, 7)))
     valid = jnp.arange(7)[None] >= jnp.array([[0], [3], [6]])  # left-padded rows

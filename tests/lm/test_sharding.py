@@ -1,0 +1,88 @@
+"""Eight devices compute what one computes. tests/conftest.py splits the CPU into eight."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nlrl_jax.lm import sharding
+from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.score import score
+from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.weights import huggingface, peft
+
+GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
+CONFIG = ModelConfig(64, 32, 40, 2, 4, 2, 8, 64, qkv_bias=True, qk_norm=True, lora=LoraConfig(4, 8.0))
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    if jax.device_count() != 8:
+        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
+    return sharding.make_mesh(data=2, fsdp=2, tensor=2)
+
+
+@pytest.fixture(scope="module")
+def variables():
+    model = Transformer(CONFIG)
+    variables = {"params": init_params(model, jax.random.key(0)), "lora": init_lora(model, jax.random.key(1))}
+    # Larger weights, so that no normalisation divides by next to nothing and magnifies rounding.
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: np.asarray(x) + 0.15 * rng.normal(size=x.shape).astype(np.float32), variables)
+
+
+def test_logits_loss_and_adapter_gradients_equal_one_device(mesh, variables):
+    model = Transformer(CONFIG)
+    rng = np.random.default_rng(0)
+    prompts, replies = jnp.asarray(rng.integers(0, 64, (8, 6))), jnp.asarray(rng.integers(0, 64, (8, 5)))
+    lengths = jnp.asarray(rng.integers(1, 7, 8))
+
+    def run(model, variables, prompts, lengths, replies):
+        hidden, _ = model.apply(variables, prompts, jnp.broadcast_to(jnp.arange(6), (8, 6)))
+        logits = model.apply(variables, hidden, method="unembed")
+
+        def loss(lora):
+            return -jnp.mean(score(model, {**variables, "lora": lora}, prompts, lengths, replies))
+
+        return logits, *jax.value_and_grad(loss)(variables["lora"])
+
+    one = jax.jit(run, static_argnums=0)(model, variables, prompts, lengths, replies)
+    placed = sharding.shard(variables, sharding.param_specs(model), mesh)
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    batch = [jax.device_put(x, rows) for x in (prompts, lengths, replies)]
+    many = jax.jit(run, static_argnums=0)(model.copy(mesh=mesh), placed, *batch)
+    assert len(many[0].sharding.device_set) == 8
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * float(jnp.abs(b).max())), many, one)
+
+
+def test_parameters_are_split_as_declared(mesh, variables):
+    placed = sharding.shard(variables, sharding.param_specs(Transformer(CONFIG)), mesh)
+    gate = placed["params"]["blocks"]["gate"]["kernel"]
+    assert gate.shape == (2, 32, 40)
+    assert gate.addressable_shards[0].data.shape == (2, 16, 20)
+    assert placed["params"]["embedding"].addressable_shards[0].data.shape == (32, 16)
+
+
+def test_sizes_that_do_not_divide_stay_whole(mesh):
+    specs = {"x": PartitionSpec("tensor", ("data", "fsdp"))}
+    placed = sharding.shard({"x": jnp.zeros((3, 8))}, specs, mesh)
+    assert placed["x"].sharding.spec == PartitionSpec(None, ("data", "fsdp"))
+
+
+def test_a_checkpoint_loads_straight_onto_the_mesh(mesh):
+    config, params = huggingface.load(GOLDENS / "qwen2")
+    _, placed = huggingface.load(GOLDENS / "qwen2", mesh=mesh)
+    assert placed["blocks"]["gate"]["kernel"].addressable_shards[0].data.shape == (2, 16, 20)
+    jax.tree.map(np.testing.assert_array_equal, placed, params)
+    _, lora = peft.load(GOLDENS / "adapter", config)
+    _, placed = peft.load(GOLDENS / "adapter", config, mesh=mesh)
+    assert placed["blocks"]["gate"]["b"].addressable_shards[0].data.shape == (2, 3, 20)
+    jax.tree.map(np.testing.assert_array_equal, placed, lora)
+
+
+def test_mesh_of_the_wrong_size_is_refused():
+    with pytest.raises(ValueError, match=f"data=3 x fsdp=1 x tensor=1 needs 3 devices; there are {jax.device_count()}"):
+        sharding.make_mesh(data=3)

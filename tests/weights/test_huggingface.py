@@ -1,0 +1,197 @@
+"""Hugging Face folders: round trips, shards, dtypes, and an error with a name for each thing that can be wrong."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.lora import merge_lora
+from nlrl_jax.weights import huggingface, layout, peft
+
+GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
+FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3")
+
+
+def equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A writable copy of the untied Qwen2 checkpoint."""
+    return pathlib.Path(shutil.copytree(GOLDENS / "qwen2", tmp_path / "model"))
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def edit_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_saved_tensors_equal_the_original_by_name(name, tmp_path):
+    config, params = huggingface.load(GOLDENS / name)
+    huggingface.save(tmp_path, config, params)
+    want, got = load_file(GOLDENS / name / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert want.keys() == got.keys()
+    for tensor in want:
+        np.testing.assert_array_equal(want[tensor], got[tensor], err_msg=tensor)
+    again, loaded = huggingface.load(tmp_path)
+    assert again == config
+    equal(loaded, params)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tree_is_the_one_the_decoder_declares(name):
+    config, params = huggingface.load(GOLDENS / name)
+    found = {path: leaf.shape for path, leaf in layout.flatten_dict(params).items()}
+    assert found == layout.shapes(config)
+
+
+def test_sharded_save_and_load(folder, tmp_path):
+    config, params = huggingface.load(folder)
+    huggingface.save(tmp_path / "out", config, params, max_shard_bytes=20_000)
+    files = sorted(p.name for p in (tmp_path / "out").glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 2
+    assert max((tmp_path / "out" / f).stat().st_size for f in files) < 25_000
+    equal(huggingface.load(tmp_path / "out")[1], params)
+    huggingface.save(tmp_path / "out", config, params)  # the old shards and index go
+    assert [p.name for p in (tmp_path / "out").glob("model*")] == ["model.safetensors"]
+
+
+def test_bfloat16_stays_unless_asked(folder):
+    edit_tensors(folder, lambda t: t.update({k: v.astype(jnp.bfloat16) for k, v in t.items()}))
+    config, params = huggingface.load(folder)
+    assert (config.param_dtype, config.dtype) == ("bfloat16", "bfloat16")
+    assert {x.dtype.name for x in jax.tree.leaves(params)} == {"bfloat16"}
+    config, params32 = huggingface.load(folder, param_dtype="float32")
+    assert (config.param_dtype, config.dtype) == ("float32", "float32")
+    equal(params32, jax.tree.map(lambda x: x.astype(jnp.float32), params))
+    config, _ = huggingface.load(folder, dtype="float32", lora=LoraConfig(rank=2))
+    assert (config.param_dtype, config.dtype, config.lora.rank) == ("bfloat16", "float32", 2)
+
+
+def test_bfloat16_round_trip(folder, tmp_path):
+    config, params = huggingface.load(folder, param_dtype="bfloat16")
+    huggingface.save(tmp_path / "out", config, params)
+    again, loaded = huggingface.load(tmp_path / "out")
+    assert again.param_dtype == "bfloat16"
+    equal(loaded, params)
+
+
+def test_merged_save(folder, tmp_path):
+    config, params = huggingface.load(folder)
+    config, lora = peft.load(GOLDENS / "adapter", config)
+    huggingface.save(tmp_path / "out", config, params, lora=lora)
+    _, loaded = huggingface.load(tmp_path / "out")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, merge_lora(config, params, lora)
+    )
+
+
+def test_eos_ids_and_tokenizer_are_written(folder, tmp_path):
+    class Tokenizer:
+        eos_ids = (2, 7)
+
+        def save_pretrained(self, folder):
+            (pathlib.Path(folder) / "tokenizer.json").write_text("{}")
+
+    config, params = huggingface.load(folder)
+    assert huggingface.read_eos_ids(folder) == (2,)
+    huggingface.save(tmp_path / "out", config, params, Tokenizer())
+    assert huggingface.read_eos_ids(tmp_path / "out") == (2, 7)
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    huggingface.save(tmp_path / "none", config, params)
+    assert huggingface.read_eos_ids(tmp_path / "none") == ()
+    assert not (tmp_path / "none" / "generation_config.json").exists()
+
+
+def test_tied_is_what_the_config_says(folder):
+    edit_config(folder, tie_word_embeddings=True)  # the file still has lm_head
+    with pytest.warns(UserWarning, match="lm_head.weight, which differs from model.embed_tokens.weight"):
+        config, params = huggingface.load(folder)
+    assert config.tie_embeddings and "lm_head" not in params
+
+
+def test_untied_without_a_head_is_an_error(folder):
+    edit_tensors(folder, lambda t: t.pop("lm_head.weight"))
+    with pytest.raises(ValueError, match=r"lm_head.weight missing \(tie_word_embeddings is false"):
+        huggingface.load(folder)
+
+
+def test_rotary_buffers_of_old_files_are_ignored(folder):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(folder, lambda t: t.update({name: np.ones(4, np.float32)}))
+    huggingface.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "tensor model.layers.1.mlp.up_proj.weight missing"),
+        (lambda t: t.update({"score.weight": np.ones((2, 32), np.float32)}), "tensor score.weight unexpected"),
+        (
+            lambda t: t.update({"model.norm.weight": np.ones(31, np.float32)}),
+            r"model.norm.weight has shape \(31,\); config.json calls for \(32,\)",
+        ),
+        (lambda t: t.update({"model.norm.weight": np.ones(32, np.int8)}), "model.norm.weight has dtype I8"),
+    ],
+)
+def test_wrong_tensors_are_named(folder, change, message):
+    edit_tensors(folder, change)
+    with pytest.raises(ValueError, match=message):
+        huggingface.load(folder)
+
+
+def test_too_many_layers_in_the_file_are_named(folder):
+    edit_config(folder, num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"model.layers.1.* and \d+ more unexpected"):
+        huggingface.load(folder)
+
+
+def test_vocabulary_of_another_size_is_an_error(folder):
+    edit_config(folder, vocab_size=70)
+    with pytest.raises(ValueError, match="embed_tokens.weight has 64 rows but vocab_size=70"):
+        huggingface.load(folder)
+
+
+def test_folders_without_weights(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        huggingface.load(tmp_path / "nowhere")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model.safetensors .* it holds config.json"):
+        huggingface.load(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(FileNotFoundError, match=r"pickled weights only \(pytorch_model.bin\)"):
+        huggingface.load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no config.json; it holds .*pytorch_model.bin"):
+        huggingface.load(folder)
+
+
+def test_index_that_does_not_fit_its_shards(folder, tmp_path):
+    config, params = huggingface.load(folder)
+    huggingface.save(tmp_path / "out", config, params, max_shard_bytes=20_000)
+    index = tmp_path / "out" / "model.safetensors.index.json"
+    contents = json.loads(index.read_text())
+    first = contents["weight_map"]["model.embed_tokens.weight"]
+    moved = {**contents["weight_map"], "lm_head.weight": first}
+    index.write_text(json.dumps({"weight_map": moved}))
+    with pytest.raises(ValueError, match=f"'lm_head.weight' in {first}"):
+        huggingface.load(tmp_path / "out")
+    index.write_text(json.dumps(contents))
+    (tmp_path / "out" / first).unlink()
+    with pytest.raises(FileNotFoundError, match=f"names {first}, not in the folder"):
+        huggingface.load(tmp_path / "out")
