@@ -107,20 +107,25 @@ def _from_ranks(path, pattern, special, chat, eos, pad, bos=None, nfc=False, ign
 
 
 def bpe_from_ranks(ranks: dict[bytes, int], ignore_merges: bool) -> models.BPE:
-    """Merges out of ranks: a token's merge joins the two parts that the earlier ranks leave of it."""
+    """Merges out of ranks: a token's merge joins the two parts that the earlier ranks leave of it.
+
+    Llama-3 has a few tokens that leave more than two; only a whole word becomes one of those (`ignore_merges`).
+    """
     table = byte_table()
     name = lambda token: "".join(table[byte] for byte in token)
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
         if len(token) > 1:
-            left, right = _two_parts(token, rank, ranks)
-            merges.append((name(left), name(right)))
+            parts = _earlier_parts(token, rank, ranks)
+            if len(parts) == 2:
+                merges.append((name(parts[0]), name(parts[1])))
     return models.BPE({name(token): rank for token, rank in ranks.items()}, merges, ignore_merges=ignore_merges)
 
 
-def _two_parts(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
+def _earlier_parts(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
     parts = [token[i : i + 1] for i in range(len(token))]
-    while len(parts) > 2:
-        _, at = min((ranks.get(parts[i] + parts[i + 1], rank), i) for i in range(len(parts) - 1))
+    while True:
+        best, at = min(((ranks.get(a + b, rank), i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))))
+        if best >= rank:
+            return parts
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts

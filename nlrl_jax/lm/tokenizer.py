@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -110,7 +111,8 @@ class Tokenizer:
             config["chat_template"] = self.chat_template
         _write_json(folder / "tokenizer.json", spec)
         _write_json(folder / "tokenizer_config.json", config)
-        _write_json(folder / "generation_config.json", {"eos_token_id": list(self.eos_ids), "pad_token_id": self.pad_id})
+        generation = {"eos_token_id": list(self.eos_ids), "pad_token_id": self.pad_id}
+        _write_json(folder / "generation_config.json", generation)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; nothing is added."""
@@ -128,7 +130,7 @@ class Tokenizer:
         encoding = self.backend.encode(text, add_special_tokens=False)
         words: list[tuple[int, int, list[int]]] = []
         previous = None
-        for token, word, (start, end) in zip(encoding.ids, encoding.word_ids, encoding.offsets):
+        for token, word, (start, end) in zip(encoding.ids, encoding.word_ids, encoding.offsets, strict=True):
             if words and word == previous:
                 first, last, ids = words[-1]
                 words[-1] = (min(first, start), max(last, end), ids + [token])
@@ -143,7 +145,7 @@ class Tokenizer:
         A position is left out where a special token or a normalizer swallows characters around it.
         """
         words = self.words(text)
-        touching = {right[0] for left, right in zip(words, words[1:]) if left[1] == right[0]}
+        touching = {right[0] for left, right in itertools.pairwise(words) if left[1] == right[0]}
         return touching | {0, len(text)}
 
     def render_chat(self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
@@ -157,7 +159,7 @@ class Tokenizer:
           ValueError: there is no chat template, or the template refuses the chat.
         """
         if self.chat_template is None:
-            raise ValueError("this tokenizer has no chat template; pass chat_template= or use an instruct model's folder")
+            raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
         try:
             return _jinja(self.chat_template).render(
                 messages=[dict(message) for message in chat],
@@ -209,10 +211,7 @@ def _create(spec, chat_template, bos_token, eos_token, pad_token, eos_ids) -> To
             raise ValueError(f"the {role} token {token!r} is not in the vocabulary")
     eos = [] if eos_token is None else [backend.token_to_id(eos_token)]
     eos_ids = tuple(dict.fromkeys([*eos, *(int(i) for i in eos_ids)]))
-    if pad_token is not None:
-        pad_id = backend.token_to_id(pad_token)
-    else:
-        pad_id = eos_ids[0] if eos_ids else 0
+    pad_id = (eos_ids or (0,))[0] if pad_token is None else backend.token_to_id(pad_token)
     return Tokenizer(backend, chat_template, bos_token, eos_token, pad_token, eos_ids, pad_id, post_processor)
 
 

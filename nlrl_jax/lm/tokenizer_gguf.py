@@ -10,12 +10,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from nlrl_jax.lm.tokenizer import Tokenizer
 
 # The published pre-tokenizer patterns of the families, by the name that GGUF writes for them.
-QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN2 = _SPLIT.replace("DIGITS", r"\p{N}")
+LLAMA3 = _SPLIT.replace("DIGITS", r"\p{N}{1,3}")
 
 
 def split_pattern(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -75,8 +74,8 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, types) if kind == _CONTROL]
-    user = [token for token, kind in zip(tokens, types) if kind == _USER_DEFINED]
+    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+    user = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     backend.add_tokens([AddedToken(token, normalized=False) for token in user])
 

@@ -80,7 +80,7 @@ def split_parts(parts: Sequence[Part], inside_list: bool = False) -> tuple[list[
                 continue
             case Choice():
                 if inside_list and part.index is not None:
-                    raise ValueError(f"slot {part.field!r} stands in a list and reads element i; drop index={part.index}")
+                    raise ValueError(f"slot {part.field!r} in a list reads element i; drop index={part.index}")
                 variable = Variable(part.field, part.index, part.low, len(part.options))
                 things.append(Slot((variable,), part.options))
             case Repeat() if not inside_list:
@@ -109,45 +109,54 @@ class Tail:
     of: List
 
 
+class _TooMany(Exception):
+    """More beginnings than one gap's budget."""
+
+
 def ahead(parts: Sequence[str | Thing | Tail], num_lefts: int) -> tuple[str, ...]:
-    """The beginnings of all texts that `parts` may render, as long as their number allows."""
-    best = _beginnings(parts, 2)
+    """The beginnings of all texts that `parts` may render, two characters long or more while their number allows."""
+    best = _beginnings(parts, 2, limit=10**6)
     for width in (3, 4, 6, 8, 12, 16, 24):
-        longer = _beginnings(parts, width)
-        if len(longer) * num_lefts > _MAX_TEXTS:
+        try:
+            best = _beginnings(parts, width, limit=_MAX_TEXTS // num_lefts)
+        except _TooMany:
             break
-        best = longer
     return tuple(sorted(best))
 
 
-def _beginnings(parts, width: int) -> set[str]:
+def _beginnings(parts, width: int, limit: int) -> set[str]:
     front = {""}
     for part in parts:
-        if all(len(text) >= width for text in front):
+        missing = width - min(len(text) for text in front)
+        if missing <= 0:
             break
-        front = _extend(front, _options(part, width), width)
+        front = _extend(front, _options(part, missing, limit), width, limit)
     return front
 
 
-def _extend(front: set[str], options: set[str], width: int) -> set[str]:
-    open_ends = {text for text in front if len(text) < width}
-    return (front - open_ends) | {(text + option)[:width] for text in open_ends for option in options}
+def _extend(front: set[str], options: set[str], width: int, limit: int) -> set[str]:
+    done = {text for text in front if len(text) >= width}
+    for text in front - done:
+        done |= {(text + option)[:width] for option in options}
+        if len(done) > limit:
+            raise _TooMany
+    return done
 
 
-def _options(part, width: int) -> set[str]:
+def _options(part, width: int, limit: int) -> set[str]:
     match part:
         case str():
             return {part[:width]}
         case Slot():
             return {text[:width] for text in part.strings}
         case List():
-            first = _beginnings(_item(part), width)
-            return {part.empty[:width]} | _extend(first, _options(Tail(part), width), width)
+            first = _beginnings(_item(part), width, limit)
+            return {part.empty[:width]} | _extend(first, _options(Tail(part), width, limit), width, limit)
         case Tail(of=of):
             options = front = {""}
-            one_more = _beginnings([of.separator, *_item(of)], width)
+            one_more = _beginnings([of.separator, *_item(of)], width, limit)
             for _ in range(of.max_items - 1):
-                front = _extend(front, one_more, width)
+                front = _extend(front, one_more, width, limit)
                 if front <= options:
                     break
                 options = options | front
@@ -217,6 +226,6 @@ class Cutter:
             f"the template cannot be cut between {left_name} and {right_name} (literal text between them: {gap!r}): "
             f"this tokenizer's pre-tokens cross the border (|) there\n"
             + "\n".join(examples)
-            + f"\nPut text between the two that it splits off, such as a newline before a letter, or make them one slot "
-            f"of at most {MAX_OPTIONS} options."
+            + "\nPut text between the two that it splits off, such as a newline before a letter, "
+            f"or make them one slot of at most {MAX_OPTIONS} options."
         )

@@ -82,7 +82,7 @@ class ReplyFormat:
             if not _NAME.fullmatch(tag):
                 raise ValueError(f"tag {tag!r} is not a letter followed by letters, digits and underscores")
         if not self.separator or any(b in WHITE_SPACE for b in self.separator.encode()):
-            raise ValueError(f"separator {self.separator!r}: words are stripped, so give it without white space, as '||'")
+            raise ValueError(f"separator {self.separator!r}: give it without white space, words are stripped")
         if not self.actions or len(set(self.actions)) != len(self.actions):
             raise ValueError(f"actions must be different words; got {self.actions}")
         for word in self.actions:

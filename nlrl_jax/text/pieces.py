@@ -30,7 +30,7 @@ class LastFlag:
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """When a piece is there: always (`number` None), with item `item` of list `number`, or (`item` None) if it is empty."""
+    """When a piece is there: always (`number` None), with `item` of a list, or (`item` None) if the list is empty."""
 
     number: int | None = None
     item: int | None = None
