@@ -204,10 +204,23 @@ class Cutter:
         return (min(safe), max(safe)) if safe else None
 
     def _safe(self, lefts, gap, rights) -> set[int]:
+        """Positions of `gap` up to which every text splits by itself as it does with what follows.
+
+        A border alone would not do: two spaces are one pre-token at the end of a text but two before a word.
+        """
         safe = set(range(len(gap) + 1))
+        alone: dict[str, set[int]] = {}
         for left, right in itertools.product(lefts, rights):
             borders = self._tokenizer.borders(left + gap + right)
-            safe = {p for p in safe if len(left) + p in borders}
+            for p in sorted(safe):
+                text = left + gap[:p]
+                if len(text) not in borders:
+                    safe.discard(p)
+                    continue
+                if text not in alone:
+                    alone[text] = self._tokenizer.borders(text)
+                if alone[text] != {b for b in borders if b <= len(text)}:
+                    safe.discard(p)
             if not safe:
                 break
         return safe
@@ -218,7 +231,8 @@ class Cutter:
         for position in range(min(len(gap), 3) + 1):
             for left, right in itertools.product(lefts, rights):
                 text = left + gap + right
-                if len(left) + position not in self._tokenizer.borders(text):
+                alone = self._tokenizer.borders(left + gap[:position])
+                if alone != {b for b in self._tokenizer.borders(text) if b <= len(left) + position}:
                     words = [text[start:end] for start, end, _ in self._tokenizer.words(text)]
                     examples.append(f"  {(left + gap[:position])!r} | {(gap[position:] + right)!r} splits as {words}")
                     break
