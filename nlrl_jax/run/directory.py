@@ -57,9 +57,7 @@ def open_run(
         config = json.loads(json.dumps(config))
         if holds_run(run_dir):
             if not resume:
-                raise ValueError(
-                    f"{run_dir} already holds a run; pass --resume to go on with it, or another --run_dir"
-                )
+                raise ValueError(f"{run_dir} already holds a run; pass --resume to go on with it, or another --run_dir")
             _compare(run_dir, read_config(run_dir), config, may_change)
         elif resume:
             print(f"{run_dir} holds no run yet: starting one")

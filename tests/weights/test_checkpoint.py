@@ -1,5 +1,6 @@
 """Checkpoints come back bit for bit, or not at all."""
 
+import json
 import pathlib
 import shutil
 import signal
@@ -69,6 +70,16 @@ def test_part(saved):
     assert int(iteration) == 3
 
 
+def test_arrays_may_change_after_save(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    tree = {"x": np.zeros(1 << 22, np.float32)}
+    checkpoints.save(1, tree)
+    tree["x"][:] = 1.0
+    _, restored, _ = checkpoints.restore(tree)
+    assert not restored["x"].any()
+    checkpoints.close()
+
+
 def test_arrays_may_be_donated_after_save(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     tree = {"x": jnp.arange(1 << 16, dtype=jnp.float32)}
@@ -121,6 +132,15 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
     step, tree, metadata = saved.restore(make_tree())
     assert (step, metadata) == (3, {"again": True})
     assert_same_bits(tree, make_tree(3))
+
+
+def test_checksums_are_compared(saved):
+    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"crc32" in p.read_bytes())
+    index = json.loads(path.read_text())
+    index["leaves"]["lora.layer_0.b"]["crc32"] ^= 1
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"bytes of leaf lora\.layer_0\.b are not those that were saved"):
+        saved.restore(make_tree(), step=3)
 
 
 def test_foreign_checkpoint_names_the_first_leaf_that_differs(saved):

@@ -1,0 +1,125 @@
+"""One folder, one run, one process."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nlrl_jax.run import directory
+from nlrl_jax.run.directory import close_run, open_run, read_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = {"game": "frozen_lake", "iterations": 10, "model": "nano", "sizes": (1, 2), "rate": 1e-4}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "deep" / "run"
+    yield path
+    close_run(path)
+
+
+def test_new_run(run_dir):
+    path = open_run(run_dir, CONFIG)
+    assert path == run_dir and path.is_absolute()
+    assert read_config(run_dir) == CONFIG | {"sizes": [1, 2]}
+
+
+def test_second_run_is_refused_and_resume_goes_on(run_dir, capsys):
+    open_run(run_dir, CONFIG)
+    close_run(run_dir)
+    with pytest.raises(ValueError, match="already holds a run; pass --resume .* another --run_dir"):
+        open_run(run_dir, CONFIG)
+    open_run(run_dir, CONFIG, resume=True)  # the refusal gave the lock back
+    assert capsys.readouterr().out == ""
+
+
+def test_changed_config(run_dir, capsys):
+    open_run(run_dir, CONFIG)
+    close_run(run_dir)
+    open_run(run_dir, CONFIG | {"iterations": 20}, resume=True)
+    assert "iterations: 10 -> 20" in capsys.readouterr().out
+    assert read_config(run_dir)["iterations"] == 20
+    close_run(run_dir)
+    changed = {**CONFIG, "iterations": 30, "rate": 1e-3, "new": True}
+    del changed["game"]
+    with pytest.raises(ValueError) as error:
+        open_run(run_dir, changed, resume=True)
+    lines = [line.strip() for line in str(error.value).splitlines()]
+    assert {'game: "frozen_lake" -> (absent)', "rate: 0.0001 -> 0.001", "new: (absent) -> true"} <= set(lines)
+    assert not any("iterations" in line for line in lines)
+    assert read_config(run_dir)["rate"] == 1e-4  # the refusal changed nothing
+    open_run(run_dir, CONFIG | {"rate": 1e-3, "iterations": 20}, resume=True, may_change=("rate",))
+
+
+def test_paths_may_change(run_dir, capsys):
+    config = {"model": "/old/place/Qwen", "data_dir": "/a"}
+    open_run(run_dir, config)
+    close_run(run_dir)
+    open_run(run_dir, {"model": "/new/Qwen", "data_dir": "/b"}, resume=True)
+    assert "/old/place/Qwen" in capsys.readouterr().out
+    close_run(run_dir)
+    with pytest.raises(ValueError, match='model: "/new/Qwen" -> "/new/Llama"'):
+        open_run(run_dir, {"model": "/new/Llama", "data_dir": "/b"}, resume=True)
+
+
+def test_resume_before_the_first_config_starts(run_dir, capsys):
+    open_run(run_dir, CONFIG, resume=True)
+    assert "starting one" in capsys.readouterr().out and directory.holds_run(run_dir)
+
+
+def test_damaged_config(run_dir):
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.json").write_text('{"game": ')
+    with pytest.raises(ValueError, match="config.json is damaged"):
+        open_run(run_dir, CONFIG, resume=True)
+    with pytest.raises(ValueError, match="holds no run"):
+        read_config(run_dir.parent)
+
+
+def test_overwrite_deletes_runs_only(run_dir):
+    open_run(run_dir, CONFIG)
+    close_run(run_dir)
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "metrics.jsonl").write_text("old")
+    open_run(run_dir, CONFIG | {"game": "snake"}, overwrite=True)
+    assert sorted(p.name for p in run_dir.iterdir()) == [".lock", "config.json"]
+    assert read_config(run_dir)["game"] == "snake"
+    close_run(run_dir)
+    (run_dir / "config.json").unlink()
+    (run_dir / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="holds no run .* nothing was deleted"):
+        open_run(run_dir, CONFIG, overwrite=True)
+    assert (run_dir / "thesis.tex").read_text() == "precious"
+
+
+def test_unwritable(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written: Not a directory"):
+        open_run(tmp_path / "file" / "run", CONFIG)
+
+    def full(*_, **__):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(directory.tempfile, "TemporaryFile", full)
+    with pytest.raises(ValueError, match="cannot be written: No space left on device"):
+        open_run(tmp_path / "run", CONFIG)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_two_processes(run_dir):
+    code = "import sys, time; from nlrl_jax.run.directory import open_run; open_run(sys.argv[1], {'a': 1}); "
+    code += "print('open', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code, str(run_dir)], stdout=subprocess.PIPE, cwd=ROOT)
+    assert other.stdout.readline() == b"open\n"
+    for options in ({"resume": True}, {"overwrite": True}, {}):
+        with pytest.raises(ValueError, match=rf"another run writes to .*process {other.pid}"):
+            open_run(run_dir, {"a": 1}, **options)
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    open_run(run_dir, {"a": 1}, resume=True)
+    assert json.loads((run_dir / "config.json").read_text()) == {"a": 1}

@@ -1,0 +1,97 @@
+"""metrics.jsonl survives kills; TensorBoard repeats it."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from nlrl_jax.run.metrics import MetricsWriter, read_metrics, read_rows
+
+
+def metrics_of(i):
+    sparse = {"eval/success": 0.5 + i} if i % 4 == 3 else {}
+    return {"return": np.float32(math.sin(i)), "loss": 0.1 * i, **sparse}
+
+
+def write(run_dir, start, stop, resume_from=None):
+    with MetricsWriter(run_dir, resume_from) as writer:
+        for i in range(start, stop):
+            writer.write(i, metrics_of(i), seconds=0.5)
+
+
+def scalars(run_dir):
+    """{metric: [(step, value)]} as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_lines_and_columns(tmp_path):
+    write(tmp_path, 0, 8)
+    rows = read_rows(tmp_path)
+    assert rows[3] == {"iteration": 3, "return": float(np.float32(math.sin(3))), "loss": 0.1 * 3, "eval/success": 3.5}
+    columns = read_metrics(tmp_path)
+    assert columns["iteration"].dtype == np.int64 and columns["iteration"].tolist() == list(range(8))
+    assert np.isnan(columns["eval/success"][:3]).all() and columns["eval/success"][3] == 3.5
+    assert "seconds" not in (tmp_path / "metrics.jsonl").read_text()
+    assert read_metrics(tmp_path, "timings.jsonl")["seconds"].tolist() == [0.5] * 8
+
+
+def test_each_line_is_there_at_once(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.write(0, {"x": 1.0})
+    assert read_rows(tmp_path) == [{"iteration": 0, "x": 1.0}]
+    writer.close()
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"iteration": 7, "re', b'{"iteration": 7, "return": 1.0}'])
+@pytest.mark.parametrize("resume_from", [0, 5, 7])
+def test_resumed_file_equals_uninterrupted(tmp_path, torn, resume_from):
+    write(tmp_path / "whole", 0, 12)
+    write(tmp_path / "killed", 0, 7)
+    with open(tmp_path / "killed" / "metrics.jsonl", "ab") as file:
+        file.write(torn)
+    assert len(read_rows(tmp_path / "killed")) == 7
+    write(tmp_path / "killed", resume_from, 12, resume_from=resume_from)
+    for name in ("metrics.jsonl", "timings.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    if resume_from == 5:
+        assert scalars(tmp_path / "killed") == scalars(tmp_path / "whole")
+
+
+def test_tensorboard_shows_the_same_numbers(tmp_path):
+    write(tmp_path, 0, 8)
+    columns, shown = read_metrics(tmp_path), scalars(tmp_path)
+    assert set(shown) == set(columns) - {"iteration"}
+    for name, points in shown.items():
+        there = ~np.isnan(columns[name])
+        assert [step for step, _ in points] == columns["iteration"][there].tolist()
+        np.testing.assert_array_equal(np.float32([v for _, v in points]), columns[name][there].astype(np.float32))
+
+
+def test_non_finite_numbers_are_valid_json(tmp_path):
+    def refuse(word):
+        raise AssertionError(word)
+
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    json.loads(line, parse_constant=refuse)
+    row = read_rows(tmp_path)[0]
+    assert math.isnan(row["a"]) and row["b"] == math.inf and row["c"] == -math.inf
+
+
+def test_refusals(tmp_path):
+    write(tmp_path, 0, 3)
+    with pytest.raises(ValueError, match="already holds a run's metrics"):
+        MetricsWriter(tmp_path)
+    with MetricsWriter(tmp_path, 3) as writer, pytest.raises(ValueError, match="iteration"):
+        writer.write(3, {"iteration": 1.0})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0], "garbage", lines[2]]) + "\n")
+    with pytest.raises(ValueError, match="line 2, is damaged"):
+        read_rows(tmp_path)
+    assert read_rows(tmp_path / "nowhere") == []

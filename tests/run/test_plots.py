@@ -1,0 +1,54 @@
+"""Curves: the numbers drawn, and a PNG on disk."""
+
+import numpy as np
+import pytest
+
+from nlrl_jax.run import plots
+from nlrl_jax.run.metrics import MetricsWriter
+
+
+def make_run(path, seed, n=40):
+    rng = np.random.default_rng(seed)
+    with MetricsWriter(path) as writer:
+        for i in range(n):
+            sparse = {"eval/success": i / n} if i % 10 == 9 else {}
+            writer.write(i, {"return": i / n + 0.1 * rng.normal(), "broken": np.nan, **sparse})
+    return path
+
+
+def is_png(path):
+    return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and path.stat().st_size > 5000
+
+
+def test_one_run(tmp_path):
+    run = make_run(tmp_path / "a", 0)
+    path = plots.learning_curve([run], ["return", "eval/success", "broken", "absent"], tmp_path / "c.png", title="x")
+    assert is_png(path)
+
+
+def test_several_runs_of_different_length(tmp_path):
+    runs = [make_run(tmp_path / str(seed), seed, n) for seed, n in ((0, 40), (1, 40), (2, 25))]
+    assert is_png(plots.learning_curve(runs, ["return", "eval/success"], tmp_path / "c.png"))
+
+
+def test_band_is_mean_and_standard_deviation():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    runs = [{"iteration": np.arange(3), "x": np.array(values)} for values in ([1.0, 2, 3], [3.0, 2, np.nan])]
+    plots._panel(axes, runs, "x", "#000", smoothing=0)
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [2, 2, 3])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == 1 and band[:, 1].max() == 3
+
+
+def test_running_mean():
+    np.testing.assert_allclose(plots.running_mean(np.arange(6.0), 3), [0.5, 1, 2, 3, 4, 4.5])
+    np.testing.assert_allclose(plots.running_mean(np.arange(4.0), 1), np.arange(4))
+    assert plots.running_mean(np.arange(0.0), 5).size == 0
+
+
+def test_unknown_metric(tmp_path):
+    run = make_run(tmp_path / "a", 0, n=3)
+    with pytest.raises(ValueError, match="none of succes is in .*'broken', 'return'"):
+        plots.learning_curve([run], ["succes"], tmp_path / "c.png")
