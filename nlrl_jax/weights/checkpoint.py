@@ -147,7 +147,7 @@ class _Refused(Exception):
 
 def _flatten(tree: Any) -> dict[str, Any]:
     """Leaves by dotted path, such as "lora.layers.q.a"."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {_name(path): leaf for path, leaf in _paths(tree)}
 
 
 def _name(path) -> str:
@@ -236,9 +236,8 @@ def _place(leaf: Any) -> Any:
     """Where Orbax puts a leaf: on the template's devices, or on the host."""
     import orbax.checkpoint as ocp
 
-    sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return ocp.ArrayRestoreArgs(sharding=sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+        return ocp.ArrayRestoreArgs(sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     return ocp.RestoreArgs(restore_type=np.ndarray)
 
 
