@@ -96,9 +96,7 @@ def test_merged_save(folder, tmp_path):
     config, lora = peft.load(GOLDENS / "adapter", config)
     huggingface.save(tmp_path / "out", config, params, lora=lora)
     _, loaded = huggingface.load(tmp_path / "out")
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, merge_lora(config, params, lora)
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loaded, merge_lora(config, params, lora))
 
 
 def test_eos_ids_and_tokenizer_are_written(folder, tmp_path):
