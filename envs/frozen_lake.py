@@ -6,6 +6,10 @@ of safe tiles joins the two. Dynamics are those of Gymnasium's FrozenLake-v1; wa
 
 Up to size 4 a reset draws from a table of all maps (Walker's alias method: two random words, one
 look-up, no loop); larger boards draw candidate maps until one is solvable.
+
+There are only some thousand likely 4x4 maps, so a learner sees most of them. `maps="held_out"` draws
+from a fixed eighth of all maps (by a hash of the holes) and `maps="train"` from the others: what was
+trained on one can be tested on the other. The paper makes no such split; "all" is its setting.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ SYMBOLS = ("_", "P", "O", "G", "X", "*")  # X: player in a hole; *: player on th
 _EMPTY, _PLAYER, _HOLE, _GOAL, _FALLEN, _ARRIVED = range(6)
 _TABLE_SIZE = 4  # the largest board whose 2 ** (size * size - 2) maps are tabulated
 _CANDIDATES = 8  # maps drawn at once on larger boards
+MAPS = ("all", "train", "held_out")
 
 
 @struct.dataclass
@@ -85,6 +90,19 @@ def solvable(holes: jax.Array, size: int) -> jax.Array:
     return reached[..., -1, -1]
 
 
+def held_out(xp, holes):
+    """Whether a map belongs to the held-out eighth: bool [..., N] -> bool [...], with numpy or jax.numpy as `xp`."""
+    weights = ((2 * np.arange(holes.shape[-1]) + 1) * 2654435761 % 2**32).astype(np.uint32)
+    mixed = xp.sum(xp.where(holes, weights, np.uint32(0)), axis=-1, dtype=np.uint32)
+    return (mixed ^ mixed >> 15) * np.uint32(2246822519) >> 29 == 0
+
+
+def in_split(xp, holes, maps: str):
+    """Whether maps belong to "all", "train" or "held_out": bool [..., N] -> bool [...]."""
+    held = held_out(xp, holes)
+    return xp.ones_like(held) if maps == "all" else held == (maps == "held_out")
+
+
 def _spread(xp, reached, free):
     """One step of a flood fill over bool [..., size, size], with numpy or jax.numpy as `xp`."""
     padded = xp.pad(reached, [(0, 0)] * (reached.ndim - 2) + [(1, 1), (1, 1)])
@@ -94,8 +112,8 @@ def _spread(xp, reached, free):
 
 
 @functools.lru_cache
-def map_table(size: int, hole_probability: float) -> np.ndarray:
-    """Alias table over all maps of a small board: uint32 [2 ** (size * size - 2), 2].
+def map_table(size: int, hole_probability: float, maps: str = "all") -> np.ndarray:
+    """Alias table over the maps of a small board: uint32 [2 ** (size * size - 2), 2].
 
     Bit k of a row's index says whether tile k + 1 is a hole. A row holds (threshold, alias): a uniform
     row index stands for itself if a uniform 32-bit word is below the threshold, else for the alias.
@@ -110,7 +128,8 @@ def map_table(size: int, hole_probability: float) -> np.ndarray:
     for _ in range(size * size):
         reached = _spread(np, reached, free)
     count = holes.sum(1)
-    weight = np.where(reached[:, -1, -1], hole_probability**count * (1 - hole_probability) ** (inner - count), 0.0)
+    allowed = reached[:, -1, -1] & in_split(np, holes, maps)
+    weight = np.where(allowed, hole_probability**count * (1 - hole_probability) ** (inner - count), 0.0)
     return _alias_table(weight / weight.sum())
 
 
@@ -134,17 +153,20 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
       size: side of the board, 2 or more.
       slippery: the player goes where intended with probability 1/3 and to either side with 1/3 each.
       hole_probability: of each tile, before unsolvable maps are thrown away; in [0, 1).
+      maps: "all", "train" or "held_out".
 
     Raises:
       ValueError: an argument outside its range.
     """
 
-    def __init__(self, size: int = 4, slippery: bool = False, hole_probability: float = 0.2):
+    def __init__(self, size: int = 4, slippery: bool = False, hole_probability: float = 0.2, maps: str = "all"):
         if size < 2:
             raise ValueError(f"size is {size}; a lake needs at least 2x2 tiles")
         if not 0 <= hole_probability < 1:
             raise ValueError(f"hole_probability is {hole_probability}; it must be at least 0 and below 1")
-        self.size, self.slippery, self.hole_probability = size, slippery, hole_probability
+        if maps not in MAPS:
+            raise ValueError(f"maps is {maps!r}; choose one of {', '.join(MAPS)}")
+        self.size, self.slippery, self.hole_probability, self.maps = size, slippery, hole_probability, maps
 
     @property
     def default_params(self) -> EnvParams:
@@ -163,7 +185,7 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
         """Holes of a random solvable map: bool [size * size]."""
         tiles = self.size * self.size
         if self.size <= _TABLE_SIZE:
-            table = jnp.asarray(map_table(self.size, self.hole_probability))
+            table = jnp.asarray(map_table(self.size, self.hole_probability, self.maps))
             words = jax.random.bits(key, (2,), jnp.uint32)
             row = words[0] % len(table)
             code = jnp.where(words[1] < table[row, 0], row, table[row, 1])
@@ -174,7 +196,7 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
             key, use = jax.random.split(carry[0])
             holes = jax.random.bernoulli(use, self.hole_probability, (_CANDIDATES, tiles - 2))
             holes = jnp.pad(holes, [(0, 0), (1, 1)])
-            ok = solvable(holes, self.size)
+            ok = solvable(holes, self.size) & in_split(jnp, holes, self.maps)
             return key, holes[jnp.argmax(ok)], ok.any()
 
         start = (key, jnp.zeros(tiles, bool), jnp.array(False))
@@ -281,6 +303,7 @@ def text_game(
     prompt: str = "paper",
     max_steps: int = 100,
     hole_probability: float = 0.2,
+    maps: str = "all",
 ) -> TextGame:
     """FrozenLake as a text game (MS-GRPO, appendix, FrozenLake-NotSlippery and -Slippery).
 
@@ -288,7 +311,7 @@ def text_game(
     grid alone. `X` marks a player in a hole and `*` one on the goal; no acting player sees either.
 
     Args:
-      slippery, size, hole_probability: as in `FrozenLake`.
+      slippery, size, hole_probability, maps: as in `FrozenLake`.
       prompt: "paper" or "compact".
       max_steps: steps until truncation.
 
@@ -296,7 +319,7 @@ def text_game(
       ValueError: an argument outside its range.
     """
     grid_text.check_prompt(prompt)
-    env = FrozenLake(size, slippery, hole_probability)
+    env = FrozenLake(size, slippery, hole_probability, maps)
     board = grid_text.grid(SYMBOLS, size)
     return TextGame(
         name="frozen_lake_slippery" if slippery else "frozen_lake",

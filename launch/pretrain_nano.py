@@ -30,6 +30,7 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import TAGS
+from nlrl_jax.text.template import Choice
 from nlrl_jax.weights import huggingface
 
 FLAGS = flags.FLAGS
@@ -41,9 +42,10 @@ flags.DEFINE_integer("seed", 0, "random seed")
 flags.DEFINE_string("tokenizer", "", "keep the tokenizer in this folder instead of training one")
 
 GAMES = ("frozen_lake", "snake")
-BATCH = {"frozen_lake": 256, "snake": 64}
+TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
+BATCH = {"frozen_lake": 128, "snake": 32}
 VOCAB_SIZE = 512
-MAX_REPLY = 12
+MAX_REPLY = 8
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -95,6 +97,8 @@ def corpus(key: jax.Array) -> list[str]:
     texts = [reply_text(actions) for actions in reply_actions()] * 20
     for name, prompt in itertools.product(GAMES, ("paper", "compact")):
         game = envs.make(name, prompt=prompt)
+        symbols = {option for part in game.board.parts if isinstance(part, Choice) for option in part.options}
+        texts += [f"{one} {other}\n" for one, other in itertools.product(sorted(symbols), repeat=2)] * 40
         states = rollout.reset(game, key, 200)
         fields = jax.tree.map(np.asarray, jax.vmap(game.fields)(states))
         for i in range(200):
@@ -156,8 +160,8 @@ def main(argv):
     schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps, FLAGS.learning_rate / 10)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
     opt_state = optimizer.init(params)
-    sampling = Sampling(max_tokens=MAX_REPLY, temperature=0.0)
-    games = {name: envs.make(name, prompt="compact") for name in GAMES}
+    sampling = Sampling(max_tokens=MAX_REPLY + 4, temperature=0.0)
+    games = {name: envs.make(name, prompt="compact", **TRAIN_ON.get(name, {})) for name in GAMES}
     policies = {n: LanguageAgentPolicy.for_game(g, model, tokenizer, sampling, "compact") for n, g in games.items()}
     steps = {name: make_step(policies[name], games[name], optimizer) for name in GAMES}
     evaluate = {
@@ -173,7 +177,7 @@ def main(argv):
     for i in range(FLAGS.steps):
         name = "snake" if i % 4 == 3 else "frozen_lake"
         params, opt_state, loss = steps[name](params, opt_state, jax.random.fold_in(key, 2 + i))
-        if i % 100 in (98, 99) or i == FLAGS.steps - 1:
+        if i % 200 in (198, 199) or i == FLAGS.steps - 1:
             episodes = evaluate[name](params, jax.random.key(FLAGS.seed + 1))
             logging.info(
                 "%5d %-12s loss %.4f greedy return %.3f success %.3f (%.0f s)",

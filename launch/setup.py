@@ -15,10 +15,9 @@ from absl import app, flags
 
 import envs
 from nlrl_jax import rollout
-from nlrl_jax.algorithms import ms_grpo
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 from nlrl_jax.weights import peft
@@ -37,7 +36,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
         use_compilation_cache()
         try:
             main(argv)
-        except (ValueError, FileNotFoundError, PermissionError) as error:
+        except (ValueError, OSError) as error:
             if os.environ.get("NLRL_TRACEBACK"):
                 raise
             sys.exit(f"error: {error}")
@@ -165,10 +164,10 @@ def _trained_player(run_dir: pathlib.Path) -> Player:
     checkpoints = Checkpoints(run_dir / "checkpoints")
     if checkpoints.latest_step() is None:
         raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
-    state = ms_grpo.init_state(Transformer(loaded.config), None, ms_grpo.MSGRPOConfig(), jax.random.key(0))
-    step, learned, _ = checkpoints.restore(state.learned())
+    fresh = init_lora(Transformer(loaded.config), jax.random.key(0))
+    step, lora = checkpoints.restore_part("lora", fresh)
     prompt = prompt_for(run["model"], run["prompt"])
     game = make_game(given.game or run["game"], prompt)
     sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
     policy = make_policy(game, loaded, sampling, prompt)
-    return Player(f"{run_dir} at iteration {step}", game, policy, {"params": loaded.params, "lora": learned["lora"]})
+    return Player(f"{run_dir} at iteration {step}", game, policy, {"params": loaded.params, "lora": lora})

@@ -14,12 +14,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import shutil
 import time
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 
 from launch import config_flags, setup
@@ -28,6 +26,14 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.sharding import make_mesh
+from nlrl_jax.run.directory import open_run, write_atomically
+from nlrl_jax.run.metrics import MetricsWriter
+from nlrl_jax.run.plots import learning_curve
+from nlrl_jax.run.progress import Progress
+from nlrl_jax.run.report import write_report
+from nlrl_jax.run.transcript import transcripts
+from nlrl_jax.weights import peft
+from nlrl_jax.weights.checkpoint import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +89,10 @@ PRESETS = {
 }  # fmt: skip
 
 
+# What may differ when a run is resumed: it changes how long or how fast a run is, not what it computes.
+MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat")
+
+
 def build(config: TrainConfig):
     """Game, held-out game, policy, base weights and update of a config. Bad settings raise ValueError here."""
     learning = MSGRPOConfig(
@@ -104,24 +114,19 @@ def _maps(game: str, split: str) -> dict[str, str]:
 
 def main(argv: list[str]) -> None:
     del argv
-    import nlrl_jax.run.directory
-    import nlrl_jax.run.metrics
-    import nlrl_jax.run.progress
-    from nlrl_jax.weights.checkpoint import Checkpoints
-
     config = config_flags.parse(TrainConfig, PRESETS)
     if not flags.FLAGS.run_dir:
         raise ValueError("say where the run's files go: --run_dir runs/NAME")
     run_dir = pathlib.Path(flags.FLAGS.run_dir)
-    if flags.FLAGS.overwrite and not flags.FLAGS.resume:
-        _remove_old_run(run_dir)
     game, unseen, policy, params, learning = build(config)
-    run_dir = nlrl_jax.run.directory.open_run(run_dir, dataclasses.asdict(config), flags.FLAGS.resume)
+    run_dir = open_run(
+        run_dir, dataclasses.asdict(config), flags.FLAGS.resume, overwrite=flags.FLAGS.overwrite, may_change=MAY_CHANGE
+    )
 
     state = init_state(policy, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0))
     checkpoints = Checkpoints(run_dir / "checkpoints")
     if flags.FLAGS.resume and checkpoints.latest_step() is not None:
-        _, learned, _ = checkpoints.restore(_learned(state))
+        _, learned, _ = checkpoints.restore(state.learned())
         state = state.replace(**learned)
     start = int(state.iteration)
 
@@ -133,15 +138,15 @@ def main(argv: list[str]) -> None:
 
     # The one XLA program: random key in, new parameters out.
     update = jax.jit(make_update(policy, game, learning), donate_argnums=0)
-    writer = nlrl_jax.run.metrics.MetricsWriter(run_dir, resume_from=start if flags.FLAGS.resume else None)
+    writer = MetricsWriter(run_dir, resume_from=start if flags.FLAGS.resume else None)
     columns = ("return", "success" if game.success else "env_return", "kl", "reply_tokens")
-    with nlrl_jax.run.progress.Progress(config.iterations, start, columns) as progress:
+    with Progress(config.iterations, start, columns) as progress:
         for i in range(start, config.iterations):
             clock = time.monotonic()
             state, metrics = update(state, jax.random.fold_in(jax.random.key(config.seed), i + 1))
             metrics = {name: float(value) for name, value in metrics.items()}
             if not metrics.pop("finite"):
-                checkpoints.save(int(state.iteration), _learned(state), {"stopped": "non-finite"})
+                checkpoints.save(int(state.iteration), state.learned(), {"stopped": "non-finite"})
                 checkpoints.close()
                 raise ValueError(
                     f"iteration {i}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}. Stopped; the last "
@@ -153,12 +158,12 @@ def main(argv: list[str]) -> None:
             writer.write(i, metrics, seconds=time.monotonic() - clock)
             progress.update(i, metrics)
             if (i + 1) % config.checkpoint_every == 0 or i + 1 == config.iterations:
-                checkpoints.save(i + 1, _learned(state), {"config": dataclasses.asdict(config)})
+                checkpoints.save(i + 1, state.learned(), {"config": dataclasses.asdict(config)})
     writer.close()
     checkpoints.close()
 
     after = _evaluate(evaluate, policy, unseen, {"params": params, "lora": state.lora})
-    (run_dir / "after.json").write_text(json.dumps(after))
+    write_atomically(run_dir / "after.json", json.dumps(after))
     _write_results(run_dir, config, policy, before, after, state)
     name = "success" if game.success else "env_return"
     label = "greedy success" if game.success else "greedy return"
@@ -169,8 +174,6 @@ def main(argv: list[str]) -> None:
 
 
 def _evaluate(evaluate, policy, game, variables) -> dict[str, Any]:
-    from nlrl_jax.run.transcript import transcripts
-
     episodes = jax.device_get(evaluate(variables))
     rows = list(range(min(6, len(episodes.terminated))))
     return {"summary": setup.summarize(episodes, game), "transcripts": transcripts(policy, game, episodes, rows)}
@@ -179,7 +182,7 @@ def _evaluate(evaluate, policy, game, variables) -> dict[str, Any]:
 def _stored(path: pathlib.Path, compute) -> dict[str, Any]:
     """The JSON at `path`, computed once: a resumed run does not evaluate the start again."""
     if not path.exists():
-        path.write_text(json.dumps(compute()))
+        write_atomically(path, json.dumps(compute()))
     return json.loads(path.read_text())
 
 
@@ -187,19 +190,7 @@ def _line(summary: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in summary.items())
 
 
-def _remove_old_run(run_dir: pathlib.Path) -> None:
-    """Deletes a folder that holds a run, and only such a folder."""
-    if run_dir.exists() and any(run_dir.iterdir()):
-        if not (run_dir / "config.json").exists():
-            raise ValueError(f"--overwrite: {run_dir} is not empty and holds no run (no config.json); not deleted")
-        shutil.rmtree(run_dir)
-
-
 def _write_results(run_dir, config, policy, before, after, state) -> None:
-    from nlrl_jax.run.plots import learning_curve
-    from nlrl_jax.run.report import write_report
-    from nlrl_jax.weights import peft
-
     peft.save(run_dir / "adapter", policy.model.config, state.lora, base_model=config.model)
     shown = ["return", "success", "eval/success"] if "success" in after["summary"] else ["return", "env_return"]
     curve = learning_curve([run_dir], shown + ["kl"], run_dir / "learning_curve.png")
