@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags, logging
+from absl import flags, logging
 
 import envs
-from launch import demonstrations
+from launch import demonstrations, setup
 from nlrl_jax import losses, rollout
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import Sampling, left_pad
@@ -189,4 +189,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    setup.run(main)

@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
         run_dir, dataclasses.asdict(config), flags.FLAGS.resume, overwrite=flags.FLAGS.overwrite, may_change=MAY_CHANGE
     )
 
-    state = init_state(policy, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0))
+    state = init_state(policy.model, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0))
     checkpoints = Checkpoints(run_dir / "checkpoints")
     if flags.FLAGS.resume and checkpoints.latest_step() is not None:
         _, learned, _ = checkpoints.restore(state.learned())
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> None:
     evaluate = setup.evaluator(
         policy, unseen, config.eval_episodes, config.eval_turns, config.eval_turns, seed=2**31 - 1
     )
-    before = _stored(run_dir / "before.json", lambda: _evaluate(evaluate, policy, unseen, {"params": params}))
+    before = _stored(run_dir / "before.json", lambda: _evaluate(evaluate, policy, unseen, {"params": state.params}))
     print(f"before training: {_line(before['summary'])}", flush=True)
 
     # The one XLA program: random key in, new parameters out.
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> None:
                     f"good state is in {run_dir / 'checkpoints'}. Lower --learning_rate or raise --beta"
                 )
             if config.eval_every and (i + 1) % config.eval_every == 0:
-                summary = setup.summarize(evaluate({"params": params, "lora": state.lora}), unseen)
+                summary = setup.summarize(evaluate({"params": state.params, "lora": state.lora}), unseen)
                 metrics |= {f"eval/{name}": value for name, value in summary.items()}
             writer.write(i, metrics, seconds=time.monotonic() - clock)
             progress.update(i, metrics)
@@ -162,15 +162,12 @@ def main(argv: list[str]) -> None:
     writer.close()
     checkpoints.close()
 
-    after = _evaluate(evaluate, policy, unseen, {"params": params, "lora": state.lora})
+    after = _evaluate(evaluate, policy, unseen, {"params": state.params, "lora": state.lora})
     write_atomically(run_dir / "after.json", json.dumps(after))
     _write_results(run_dir, config, policy, before, after, state)
     name = "success" if game.success else "env_return"
     label = "greedy success" if game.success else "greedy return"
     print(f"{label}: {before['summary'][name]:.3f} -> {after['summary'][name]:.3f}")
-
-    """What a checkpoint holds: all but the frozen base weights."""
-    return {"lora": state.lora, "opt_state": state.opt_state, "iteration": state.iteration}
 
 
 def _evaluate(evaluate, policy, game, variables) -> dict[str, Any]:
