@@ -1,0 +1,168 @@
+"""The language agent policy: the prompt on the device is the prompt on the host; replies become actions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from nlrl_jax import rollout
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.generate import Completion, Sampling, left_pad
+from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.text import policy as policy_module
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.text.prompts import chat_prompt
+from tests.tokenizers_from_wheels import small_tokenizer
+
+MODEL = Transformer(ModelConfig(700, 16, 24, 1, 2, 1, 8, 4096))  # more ids than the tokenizer has tokens
+SAMPLING = Sampling(max_tokens=9)
+
+
+def random_states(game, num, steps, seed=0):
+    """States after up to `steps` random moves (a game that ends stays where it ended)."""
+
+    def walk(key):
+        key_reset, key_play = jax.random.split(key)
+        _, state = game.env.reset_env(key_reset, game.params)
+        moves = jax.random.randint(key_play, (), 0, steps + 1)
+
+        def move(carry, i):
+            state, over = carry
+            action, step = jax.random.split(jax.random.fold_in(key_play, i))
+            action = jax.random.randint(action, (), 0, len(game.actions))
+            _, after, _, ended, _ = game.env.step_env(step, state, action, game.params)
+            go = (i < moves) & ~over
+            return (jax.tree.map(lambda a, b: jnp.where(go, a, b), after, state), over | (go & ended)), None
+
+        return jax.lax.scan(move, (state, jnp.array(False)), jnp.arange(steps))[0][0]
+
+    return jax.jit(jax.vmap(walk))(jax.random.split(jax.random.key(seed), num))
+
+
+@pytest.mark.parametrize("prompt", ["paper", "compact"])
+@pytest.mark.parametrize("name", ["frozen_lake", "snake"])
+def test_device_prompt_equals_host_prompt(name, prompt):
+    game, tokenizer = envs.make(name, prompt=prompt), small_tokenizer()
+    policy = LanguageAgentPolicy.for_game(game, MODEL, tokenizer, SAMPLING, prompt)
+    states = random_states(game, 60, 12)
+    fields = jax.vmap(game.fields)(states)
+    tokens, lengths = jax.device_get(jax.jit(jax.vmap(policy.template))(fields))
+    padded = np.asarray(left_pad(jnp.asarray(tokens), jnp.asarray(lengths)))
+    template = chat_prompt(game, tokenizer.render_chat, prompt, SAMPLING.max_tokens)
+    texts = set()
+    for i in range(60):
+        want = template.render({k: np.asarray(v[i]) for k, v in fields.items()})
+        assert policy.prompt_text(padded[i], lengths[i]) == want
+        assert [*policy.template.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(want)
+        texts.add(want)
+    assert len(texts) > 40
+    assert len(policy.template.prefix) > 0  # the rules are computed once for all rows
+
+
+def test_paper_prompt_says_what_is_asked_for():
+    game, tokenizer = envs.make("frozen_lake"), small_tokenizer()
+    template = chat_prompt(game, tokenizer.render_chat, "paper", 123)
+    _, state = game.env.reset_env(jax.random.key(0), game.params)
+    text = template.render(jax.tree.map(np.asarray, game.fields(state)))
+    for part in (game.rules, "[Game State]", "<observe>", "<think>", "<plan>", "<action>", "Up/Down/Left/Right", "123"):
+        assert part in text
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return LanguageAgentPolicy.for_game(
+        envs.make("frozen_lake", prompt="compact"), MODEL, small_tokenizer(), SAMPLING, "compact"
+    )
+
+
+def test_act_reads_writes_and_parses(policy):
+    """What `act` returns hangs together: texts, lengths, log-probabilities, actions."""
+    game = envs.make("frozen_lake", prompt="compact")
+    variables = {"params": init_params(MODEL, jax.random.key(0))}
+    fields = jax.vmap(game.fields)(rollout.reset(game, jax.random.key(0), 3))
+    active = jnp.array([True, False, True])
+
+    def act(variables, fields, active):
+        return policy.act(variables, policy.prefix(variables), jax.random.key(1), fields, active)
+
+    turn = jax.device_get(jax.jit(act)(variables, fields, active))
+    assert turn.replies.shape == turn.log_probs.shape == (3, 9)
+    assert turn.reply_lengths[1] == 0 and not turn.replies[1].any()
+    assert (turn.reply_lengths[[0, 2]] > 0).all() and (turn.log_probs[[0, 2], 0] < 0).all()
+    assert turn.parsed.actions.shape == (3, 3)
+    template = chat_prompt(game, policy.tokenizer.render_chat, "compact", 9)
+    for i in range(3):
+        want = template.render({k: np.asarray(v[i]) for k, v in fields.items()})
+        assert policy.prompt_text(turn.prompts[i], turn.prompt_lengths[i]) == want
+
+
+def test_ids_beyond_the_tokenizer_spell_nothing(policy, monkeypatch):
+    beyond = 650
+    assert policy.tokenizer.vocab_size <= beyond < MODEL.config.vocab_size
+    written = [[*policy.tokenizer.encode(f"<action>{word}</action>"), *policy.eos_ids] for word in ("Up", "Left||Down")]
+    written[0].insert(1, beyond)
+    width = max(map(len, written))
+    tokens = jnp.array([row + [699] * (width - len(row)) for row in written])  # and after the end, too
+    lengths = jnp.array([len(row) for row in written])
+
+    def fake(*args):
+        return Completion(tokens, lengths, jnp.zeros(tokens.shape), jnp.ones(2, bool))
+
+    monkeypatch.setattr(policy_module, "generate", fake)
+    game = envs.make("frozen_lake", prompt="compact")
+    fields = jax.vmap(game.fields)(rollout.reset(game, jax.random.key(0), 2))
+    turn = jax.jit(lambda: policy.act({}, None, jax.random.key(0), fields, jnp.ones(2, bool)))()
+    np.testing.assert_array_equal(turn.parsed.actions, [[0, -1, -1], [2, 1, -1]])
+    np.testing.assert_array_equal(turn.parsed.format_penalty, [0, 0])
+    np.testing.assert_array_equal(turn.replies, tokens)  # what is learned from is what was sampled
+    assert policy.reply_text(np.asarray(tokens[0]), int(lengths[0])) == "<action>Up</action>"
+
+
+def test_another_sampling_shares_everything_else(policy):
+    greedy = policy.with_sampling(Sampling(5, 0.0))
+    assert greedy.sampling.temperature == 0 and policy.sampling == SAMPLING
+    assert greedy.template is policy.template and greedy.parse is policy.parse
+
+
+def for_game(model=MODEL, tokenizer=None, sampling=SAMPLING, prompt="compact"):
+    game = envs.make("frozen_lake", prompt="compact")
+    return LanguageAgentPolicy.for_game(game, model, tokenizer or small_tokenizer(), sampling, prompt)
+
+
+def test_a_vocabulary_larger_than_the_model_s_is_refused():
+    size = small_tokenizer().vocab_size
+    config = dataclasses.replace(MODEL.config, vocab_size=size - 1)
+    with pytest.raises(ValueError, match=f"tokenizer has {size} tokens but the model's vocabulary is {size - 1}"):
+        for_game(Transformer(config))
+    for_game(Transformer(dataclasses.replace(config, vocab_size=size)))
+
+
+def test_prompt_and_reply_must_fit_the_context(policy):
+    longest = len(policy.template.prefix) + policy.template.max_length
+    config = dataclasses.replace(MODEL.config, max_positions=longest + 8)
+    with pytest.raises(ValueError, match=rf"reply \(9\) take {longest + 9} positions; the model has {longest + 8}"):
+        for_game(Transformer(config))
+    for_game(Transformer(config), sampling=Sampling(max_tokens=8))
+
+
+def test_a_tokenizer_that_ends_nothing_is_refused():
+    tokenizer = dataclasses.replace(small_tokenizer(), eos_ids=())
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        for_game(tokenizer=tokenizer)
+
+
+def test_an_unknown_prompt_and_a_chat_template_that_drops_the_message_are_refused():
+    with pytest.raises(ValueError, match="prompt 'short' is not known; choose one of paper, compact"):
+        for_game(prompt="short")
+    deaf = dataclasses.replace(small_tokenizer(), chat_template="hello")
+    with pytest.raises(ValueError, match="does not repeat the user's message exactly once"):
+        for_game(tokenizer=deaf)
+    twice = dataclasses.replace(
+        small_tokenizer(), chat_template="{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="does not repeat the user's message exactly once"):
+        for_game(tokenizer=twice)
