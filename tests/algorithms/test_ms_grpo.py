@@ -1,0 +1,450 @@
+"""Algorithm 1 as one program, against the paper's formulas written out plainly.
+
+The player is made by hand: a decoder that knows which token follows which in `<action>Up</action>`, so
+that replies differ, some of them are well formed, and the player moves on the lake.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import envs
+from nlrl_jax import losses, rollout
+from nlrl_jax.algorithms import ms_grpo
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_returns, init_state, make_update, optimizer
+from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
+from nlrl_jax.lm import sharding
+from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.returns import aaw_sample, group_advantage
+from nlrl_jax.text.parser import ParsedReply
+from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
+from tests.tokenizers_from_wheels import small_tokenizer
+
+H, EOS = 32, "<|im_end|>"
+FOLLOWS = {
+    "\n": ("<",), "<": ("action",), "action": (">",), ">": ("Up", "Down", "Ri", EOS), "Ri": ("ght",),
+    "Up": ("</",), "Down": ("</",), "ght": ("</",), "</": ("action",),
+}  # fmt: skip
+GAME = envs.make("frozen_lake", prompt="compact")
+CONFIG = MSGRPOConfig(
+    group_size=6, group_sample=4, num_groups=2, sampling_temperature=1.0, max_turns=2, max_steps=4,
+    learning_rate=1e-2, max_grad_norm=1e9, micro_batch=5,
+)  # fmt: skip
+KEY = jax.random.key(7)
+# Programs run once here: half the time to compile them is worth more than their speed.
+jit = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+)
+
+
+def make_policy(sampling=None, mesh=None):
+    tokenizer = small_tokenizer()
+    size = 8 * -(-tokenizer.vocab_size // 8)
+    config = ModelConfig(size, H, 40, 2, 4, 2, 8, 256, lora=LoraConfig(2, 4.0))
+    sampling = sampling or Sampling(max_tokens=10, temperature=1.3)
+    return LanguageAgentPolicy.for_game(GAME, Transformer(config, mesh=mesh), tokenizer, sampling, "compact")
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return make_policy()
+
+
+@pytest.fixture(scope="module")
+def params(policy):
+    """The hand-made player: a token's embedding is a direction of its own, and the head reads what follows."""
+    rng = np.random.default_rng(0)
+    noisy = lambda x: np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(np.float32)
+    params = jax.tree.map(noisy, init_params(policy.model, jax.random.key(0)))
+    token = lambda text: policy.tokenizer.backend.token_to_id(text.replace("\n", "\u010a"))
+    for dimension, (before, after) in enumerate(FOLLOWS.items()):
+        params["embedding"][token(before)] += 4 * np.eye(H)[dimension]
+        for text in after:
+            params["lm_head"][dimension, token(text)] += 3.0
+    return jax.tree.map(jnp.asarray, params)
+
+
+@pytest.fixture(scope="module")
+def state(policy, params):
+    """An adapter that has moved away from the reference, a fresh optimizer."""
+    rng = np.random.default_rng(1)
+    lora = jax.tree.map(
+        lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), init_lora(policy.model, jax.random.key(1))
+    )
+    return TrainState(params, lora, optimizer(CONFIG).init(lora), jnp.zeros((), jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def update(policy):
+    """The one compiled program of this file."""
+    return jit(make_update(policy, GAME, CONFIG))
+
+
+@pytest.fixture(scope="module")
+def updated(update, state):
+    return update(state, KEY)
+
+
+def played_by(policy, state, key=KEY, config=CONFIG):
+    """The episodes of `update(state, key)`, all of them."""
+    key_reset, key_play, _ = jax.random.split(key, 3)
+    states = rollout.reset(GAME, key_reset, config.num_groups)
+    states = jax.tree.map(lambda x: jnp.repeat(x, config.group_size, axis=0), states)
+    variables = {"params": state.params, "lora": state.lora}
+    play = lambda v: rollout.play(policy, GAME, v, key_play, states, config.max_turns, config.max_steps)
+    return jit(play)(variables)
+
+
+@pytest.fixture(scope="module")
+def episodes(policy, state):
+    return played_by(policy, state)
+
+
+@pytest.fixture(scope="module")
+def chosen(episodes):
+    """(turns of the episodes that AAW chose, their advantages), line by line as in the paper."""
+    returns = composite_returns(episodes.turns, CONFIG).reshape(2, 6)
+    picked = aaw_sample(jax.random.split(KEY, 3)[2], group_advantage(returns), 4, 1.0)
+    advantages = group_advantage(jnp.take_along_axis(returns, picked, axis=1)).reshape(-1)
+    rows = np.concatenate([picked[0], 6 + picked[1]])
+    return jax.tree.map(lambda x: x[:, rows], episodes.turns), advantages
+
+
+OBJECTIVE = functools.partial(losses.ms_grpo, clip_low=0.1, clip_high=0.1, beta=0.1, kl_estimator="k3")
+
+
+def plain_gradient(policy, state, turns, advantages, beta=0.1):
+    """Loss and gradient by equations 1-3: every prompt in full, no shared prefix, no micro-batches, no left padding."""
+    T, J = turns.active.shape
+    P, temperature = len(policy.template.prefix), policy.sampling.temperature
+    said = jax.device_get(turns.turn)
+    S, K = said.prompts.shape[-1], said.replies.shape[-1]
+    tokens, starts, episode, mask = [], [], [], []
+    for t in range(T):
+        for j in range(J):
+            n, m = said.prompt_lengths[t, j], said.reply_lengths[t, j]
+            row = np.concatenate([policy.template.prefix, said.prompts[t, j, S - n :], said.replies[t, j]])
+            tokens.append(np.pad(row, (0, S - n)))
+            starts.append(P + n)
+            episode.append(j)
+            mask.append((np.arange(K) < m) & bool(turns.active[t, j]))
+    tokens, starts, mask, A = np.stack(tokens), np.stack(starts), np.stack(mask), np.asarray(advantages)[episode]
+    lengths = np.zeros(J)
+    np.add.at(lengths, episode, mask.sum(1))
+    weight = mask / (J * lengths[episode][:, None])
+
+    def log_probs(variables):
+        hidden, _ = policy.model.apply(variables, tokens, jnp.broadcast_to(np.arange(tokens.shape[1]), tokens.shape))
+        table = jax.nn.log_softmax(policy.model.apply(variables, hidden, method="unembed") / temperature)
+        at = starts[:, None] + np.arange(K)
+        return table[np.arange(len(tokens))[:, None], at - 1, np.take_along_axis(tokens, at, axis=1)]
+
+    reference = jit(log_probs)({"params": state.params})
+    old = jit(log_probs)({"params": state.params, "lora": state.lora})
+
+    def loss(lora):
+        new = log_probs({"params": state.params, "lora": lora})
+        ratio = jnp.exp(new - old)
+        surrogate = jnp.minimum(ratio * A[:, None], jnp.clip(ratio, 0.9, 1.1) * A[:, None])
+        kl = jnp.exp(reference - new) - (reference - new) - 1
+        return -jnp.sum(weight * (surrogate - beta * kl)), jnp.sum(weight * kl)
+
+    return jit(jax.value_and_grad(loss, has_aux=True))(state.lora)
+
+
+@pytest.fixture(scope="module")
+def plain(policy, state, chosen):
+    return plain_gradient(policy, state, *chosen)
+
+
+def assert_close(got, want, tolerance=2e-5):
+    """Trees equal up to a share of the largest entry."""
+    scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
+    assert scale > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale), got, want)
+
+
+def assert_identical(got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def gradient_seen_by(opt_state):
+    """Adam's first moment is a tenth of its first gradient."""
+    return jax.tree.map(lambda m: m / 0.1, optax.tree_utils.tree_get(opt_state, "mu"))
+
+
+# ---------------------------------------------------------------------------------------- one program
+
+
+def test_the_player_is_worth_testing_with(policy, episodes, chosen):
+    """Different replies, moves, ends and returns; otherwise the tests below would compare zeros."""
+    turns = episodes.turns
+    texts = {policy.reply_text(r, n) for r, n in zip(turns.turn.replies[0], turns.turn.reply_lengths[0])}
+    assert len(texts) >= 3 and "<action>Up</action>" in texts
+    assert turns.steps.sum() > 3 and not turns.active.all()
+    assert len(set(np.asarray(composite_returns(turns, CONFIG)).tolist())) >= 3
+    assert np.abs(chosen[1]).max() > 0.5
+
+
+def test_compiles_once(update, state):
+    for i in range(3):
+        state, metrics = update(state, jax.random.fold_in(KEY, i))
+        assert metrics["finite"] and int(state.iteration) == i + 1
+    assert update._cache_size() == 1
+
+
+def primitives(jaxpr):
+    """Names of all operations, those of nested programs included."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+def test_makes_no_host_callback(update, state):
+    names = set(primitives(update.trace(state, KEY).jaxpr.jaxpr))
+    assert not [name for name in names if "callback" in name or "outfeed" in name or "infeed" in name]
+    assert {"while", "scan", "dot_general", "random_bits", "cond"} <= names  # the walk goes inside
+
+    def talks(x):
+        return jax.lax.scan(lambda c, x: (c, jax.debug.print("{}", x)), 0, x)
+
+    assert [n for n in primitives(jax.make_jaxpr(talks)(jnp.arange(3)).jaxpr) if "callback" in n or "print" in n]
+
+
+def test_same_key_same_bits_and_only_the_adapter_learns(update, state, updated):
+    assert_identical(update(state, KEY), updated)
+    new, _ = updated
+    assert_identical(new.params, state.params)
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), new.lora, state.lora)
+    assert all(jax.tree.leaves(changed))
+    other, _ = update(state, jax.random.key(8))
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(other.lora), jax.tree.leaves(new.lora)))
+
+
+def test_learned_is_everything_but_the_base(updated):
+    new, _ = updated
+    assert set(new.learned()) == {f.name for f in dataclasses.fields(TrainState)} - {"params"}
+
+
+def test_a_fresh_adapter_is_the_reference(update, policy, params):
+    _, metrics = update(init_state(policy.model, params, CONFIG, jax.random.key(3)), KEY)
+    assert abs(metrics["kl"]) < 1e-9 and metrics["clip_fraction"] == 0 and metrics["finite"]
+
+
+@pytest.mark.parametrize("where", ["lora", "params"])
+def test_non_finite_leaves_the_state_as_it_was(update, state, where):
+    broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.inf), getattr(state, where))
+    state = state.replace(iteration=jnp.int32(5), **{where: broken})
+    new, metrics = update(state, KEY)
+    assert not metrics["finite"]
+    assert_identical(new, state)
+
+
+# ---------------------------------------------------------------------------------------- the gradient
+
+
+def test_update_equals_the_paper_s_formulas(updated, episodes, plain):
+    new, metrics = updated
+    (loss, kl), grads = plain
+    assert float(kl) > 1e-3  # the adapter has moved: the KL term takes part
+    np.testing.assert_allclose(metrics["loss"], loss, atol=1e-5)
+    np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.global_norm(grads), rtol=1e-4)
+    assert_close(gradient_seen_by(new.opt_state), grads)
+    returns = composite_returns(episodes.turns, CONFIG)
+    np.testing.assert_allclose(metrics["return"], returns.mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["steps"], episodes.turns.steps.sum() / 12, rtol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch, remat", [(0, False), (1, False), (3, True)])
+def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chosen, plain, micro_batch, remat):
+    def run(lora):
+        rows = micro_batches(*chosen, micro_batch)
+        assert rows.replies.shape[:2] == {0: (1, 16), 1: (16, 1), 3: (6, 3)}[micro_batch]
+        return loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, reference=True, remat=remat)
+
+    loss, metrics, grads = jit(run)(state.lora)
+    (want, kl), want_grads = plain
+    np.testing.assert_allclose(loss, want, atol=1e-5)
+    np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
+    assert_close(grads, want_grads)
+
+
+def test_micro_batches_keep_every_counted_reply_and_weigh_it_as_equation_1(chosen):
+    turns, advantages = chosen
+    rows = jax.device_get(micro_batches(turns, advantages, 3))
+    active = np.asarray(turns.active)
+    counted = rows.weights.reshape(-1, rows.weights.shape[-1])
+    assert (counted.sum(1) > 0).sum() == active.sum()
+    assert (counted.sum(1) > 0)[: active.sum()].all()  # those that were written come first
+    np.testing.assert_allclose(counted.sum(), 1, rtol=1e-6)
+    got = sorted((tuple(r), float(a)) for r, a, w in zip(
+        rows.replies.reshape(-1, rows.replies.shape[-1]), rows.advantages.reshape(-1), counted) if w.any())  # fmt: skip
+    want = sorted(
+        (tuple(np.asarray(turns.turn.replies[t, j]).tolist()), float(advantages[j])) for t, j in np.argwhere(active)
+    )
+    assert got == want
+
+
+@pytest.fixture(scope="module")
+def grpo_update(policy):
+    """One turn, no AAW sampling, no KL."""
+    config = dataclasses.replace(CONFIG, max_turns=1, max_steps=3, sampling_temperature=0.0, beta=0.0, micro_batch=0)
+    return jit(make_update(policy, GAME, config))
+
+
+def test_one_turn_without_sampling_is_grpo(grpo_update, policy, state, episodes):
+    """G replies to one prompt, their group advantage, mean over each reply's tokens, through `update`."""
+    new, metrics = grpo_update(state, KEY)
+    turns = jax.tree.map(lambda x: x[:1], episodes.turns)  # the first turn does not know how many follow
+    parsed = jax.device_get(turns.turn.parsed)
+    reward = np.asarray(turns.reward)[0] + parsed.format_penalty[0] - 0.5 * parsed.num_invalid[0]
+    group = reward.reshape(2, 6)
+    assert (group.std(1) > 0.1).all()
+    advantages = (group - group.mean(1, keepdims=True)) / group.std(1, keepdims=True)
+    (loss, _), grads = plain_gradient(policy, state, turns, advantages.reshape(-1), beta=0.0)
+    np.testing.assert_allclose(metrics["loss"], loss, atol=1e-5)
+    assert_close(gradient_seen_by(new.opt_state), grads)
+
+
+def test_equal_returns_without_kl_teach_exactly_nothing(grpo_update, state):
+    """A model that is sure says the same in every episode of a group, so the returns are equal."""
+    sure = {**state.params, "lm_head": 1000 * state.params["lm_head"]}
+    new, metrics = grpo_update(state.replace(params=sure), KEY)
+    assert metrics["uninformative_groups"] == 1 and metrics["grad_norm"] == 0 and metrics["finite"]
+    assert metrics["reply_tokens"] > 1
+    assert_identical(new.lora, state.lora)
+    assert not any(g.any() for g in jax.tree.leaves(gradient_seen_by(new.opt_state)))
+
+
+@pytest.mark.slow
+def test_several_steps_on_a_batch_keep_theta_old(policy, state, chosen):
+    """Two gradient steps in one update equal two steps in a loop with the first one's log-probabilities as old ones."""
+    config = dataclasses.replace(CONFIG, updates_per_batch=2, learning_rate=0.03)
+    new, metrics = jit(make_update(policy, GAME, config))(state, KEY)
+    assert optax.tree_utils.tree_get(new.opt_state, "count") == 2
+    rows = micro_batches(*chosen, 5)
+    old = jit(lambda lora: log_probs_of(policy, {"params": state.params, "lora": lora}, rows))(state.lora)
+    step = jit(
+        lambda lora, old: loss_and_grad(
+            policy, OBJECTIVE, state.params, lora, rows._replace(old_log_probs=old), reference=True, remat=False
+        )
+    )
+    lora, opt_state = state.lora, optimizer(config).init(state.lora)
+    for _ in range(2):
+        loss, aux, grads = step(lora, old)
+        updates, opt_state = optimizer(config).update(grads, opt_state, lora)
+        lora = optax.apply_updates(lora, updates)
+    assert metrics["clip_fraction"] > 0  # theta has left theta_old
+    np.testing.assert_allclose(metrics["loss"], loss, atol=1e-4)
+    np.testing.assert_allclose(metrics["clip_fraction"], aux["clip_fraction"], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_second_step_at_learning_rate_zero_is_the_first(policy, state, updated):
+    config = dataclasses.replace(CONFIG, updates_per_batch=2, learning_rate=0.0)
+    new, metrics = jit(make_update(policy, GAME, config))(state, KEY)
+    assert_identical(new.lora, state.lora)
+    for name in ("loss", "kl", "grad_norm", "return"):
+        np.testing.assert_allclose(metrics[name], updated[1][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_update_on_a_mesh_equals_one_device(params, state, updated):
+    if jax.device_count() != 8:
+        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    policy = make_policy(mesh=mesh)
+    specs = sharding.param_specs(policy.model)
+    lora = sharding.shard(state.lora, specs["lora"], mesh)
+    placed = TrainState(
+        sharding.shard(params, specs["params"], mesh), lora, optimizer(CONFIG).init(lora), jnp.zeros((), jnp.int32)
+    )
+    new, metrics = jit(make_update(policy, GAME, CONFIG))(placed, KEY)
+    assert len(new.params["embedding"].sharding.device_set) == 8
+    for name in ("loss", "kl", "grad_norm", "return", "reply_tokens"):
+        np.testing.assert_allclose(metrics[name], updated[1][name], rtol=1e-3, atol=1e-5)
+    assert_close(gradient_seen_by(new.opt_state), gradient_seen_by(updated[0].opt_state), 1e-4)
+
+
+# ---------------------------------------------------------------------------------------- hand-worked
+
+
+def hand_made_turns():
+    """Two turns of three episodes; the second episode ends after its first turn."""
+    active = jnp.array([[True, True, True], [True, False, True]])
+    reward = jnp.array([[0.0, 1.0, 0.0], [-3.0, 0.0, 0.5]])
+    zeros = jnp.zeros((2, 3), jnp.int32)
+    parsed = ParsedReply(
+        actions=jnp.zeros((2, 3, 3), jnp.int32),
+        num_actions=zeros,
+        num_invalid=jnp.array([[0, 1, 2], [1, 9, 0]]),
+        structure_violations=zeros,
+        extra_text=zeros > 0,
+        format_penalty=jnp.array([[-0.5, 0.0, -1.0], [0.0, -9.0, -0.25]]),
+    )
+    turn = Turn(
+        prompts=zeros[..., None],
+        prompt_lengths=zeros + 1,
+        replies=jnp.zeros((2, 3, 4), jnp.int32),
+        reply_lengths=jnp.array([[4, 2, 1], [3, 4, 1]]),
+        log_probs=jnp.zeros((2, 3, 4)),
+        ended=jnp.array([[True, True, False], [True, False, True]]),
+        parsed=parsed,
+    )
+    return rollout.Turns({}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), active)
+
+
+def test_composite_returns():
+    got = composite_returns(hand_made_turns(), CONFIG)
+    # r + invalid + Phi: (0 - 0.5) + (-3 - 0.5), (1 - 0.5) and nothing from the second turn, (-1 - 1) + (0.5 - 0.25)
+    np.testing.assert_allclose(got, [-4.0, 0.5, -1.75])
+    free = dataclasses.replace(CONFIG, invalid_action_reward=0.0)
+    np.testing.assert_allclose(composite_returns(hand_made_turns(), free), [-3.5, 1.0, -0.75])
+
+
+def test_episode_metrics():
+    turns = hand_made_turns()
+    ends = rollout.Episodes(turns, jnp.array([True, True, False]), jnp.array([False, True, False]), {})
+    got = ms_grpo.episode_metrics(ends, jnp.array([[1.0, 1.0], [1.0, 2.0]]))
+    want = {
+        "return": 1.25, "env_return": -0.5, "success": 1 / 3, "terminated": 2 / 3, "format_penalty": -1.75 / 5,
+        "invalid_actions": 4 / 5, "reply_tokens": 11 / 5, "cut_replies": 1 / 5, "turns": 5 / 3, "steps": 7 / 3,
+        "uninformative_groups": 0.5,
+    }  # fmt: skip
+    assert set(got) == set(want)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"group_size": 1, "group_sample": 1}, "group_size is 1"),
+        ({"group_size": 4, "group_sample": 5}, r"group_sample \(G'\) is 5; .* group_size \(G\) = 4"),
+        ({"group_sample": 1}, r"group_sample \(G'\) is 1"),
+        ({"sampling_temperature": -1.0}, "sampling_temperature is -1.0"),
+        ({"kl_estimator": "k4"}, "kl_estimator 'k4' is not known; choose one of k1, k2, k3"),
+        ({"num_groups": 0}, "num_groups is 0"),
+        ({"max_turns": 0}, "max_turns is 0"),
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"updates_per_batch": 0}, "updates_per_batch is 0"),
+    ],
+)
+def test_bad_config_is_refused_by_name(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        MSGRPOConfig(**wrong)
+
+
+def test_without_aaw_sampling_group_sample_does_not_matter():
+    MSGRPOConfig(group_size=4, sampling_temperature=0.0)
