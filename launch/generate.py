@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
     try:
         tokenizer = load_tokenizer(FLAGS.model)
     except FileNotFoundError:
-        if FLAGS.prompt:
+        if FLAGS.prompt and not FLAGS.prompt_ids:
             raise
         tokenizer = None
     config, params = load_weights(FLAGS.model, FLAGS.dtype or None, FLAGS.dtype or None)

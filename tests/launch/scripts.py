@@ -1,0 +1,45 @@
+"""Runs the scripts of `launch` inside the test's process: each defines its own absl flags, so one at a time."""
+
+import contextlib
+import importlib
+import sys
+from unittest import mock
+
+import pytest
+from absl import flags
+
+from launch import setup
+
+
+@contextlib.contextmanager
+def loaded(name):
+    """The module `launch.NAME`, imported anew; its flags are gone afterwards."""
+    before = set(flags.FLAGS)
+    sys.modules.pop(f"launch.{name}", None)
+    try:
+        yield importlib.import_module(f"launch.{name}")
+    finally:
+        for flag in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, flag)
+        sys.modules.pop(f"launch.{name}", None)
+
+
+def run(name, *args):
+    """`python -m launch.NAME ARGS`. A refusal is a SystemExit with the line that a person sees."""
+    with loaded(name) as module:
+        rest = flags.FLAGS([name, *map(str, args)])
+        with (
+            mock.patch.object(setup.app, "run", lambda main: main(rest)),
+            mock.patch.object(setup, "use_compilation_cache"),  # the tests have their own
+            mock.patch.object(setup, "keep_freed_memory"),  # for the whole process, and for good
+        ):
+            setup.run(module.main)
+
+
+def refusal(name, *args):
+    """The line that `python -m launch.NAME ARGS` ends with; it must refuse."""
+    with pytest.raises(SystemExit) as error:
+        run(name, *args)
+    line = error.value.code
+    assert line.startswith("error: "), line
+    return line

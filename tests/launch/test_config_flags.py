@@ -1,0 +1,64 @@
+"""Flags out of a dataclass: a flag that is given beats the preset, which beats the default."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from absl import flags
+
+from launch import config_flags
+from launch.config_flags import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    cake_size: int = option(3, "how large")
+    cake_name: str = option("plain", "which")
+    cake_share: float = option(0.5, "how much")
+    cake_eaten: bool = option(False, "whether")
+
+
+PRESETS = {"feast": {"cake_size": 9, "cake_eaten": True}, "paper": {}}
+
+
+@pytest.fixture(autouse=True)
+def defined():
+    before = set(flags.FLAGS)
+    config_flags.define(Config, PRESETS)
+    yield
+    for flag in set(flags.FLAGS) - before:
+        delattr(flags.FLAGS, flag)
+
+
+@pytest.mark.parametrize(
+    "args, want",
+    [
+        ([], Config()),
+        (["--preset=paper"], Config()),
+        (["--preset=feast"], Config(cake_size=9, cake_eaten=True)),
+        (["--preset=feast", "--cake_size=3"], Config(cake_size=3, cake_eaten=True)),
+        (["--cake_size=3", "--preset=feast"], Config(cake_size=3, cake_eaten=True)),
+        (["--preset", "feast", "--nocake_eaten", "--cake_share", "0"], Config(9, "plain", 0.0, False)),
+        (["--cake_name=", "--cake_eaten"], Config(cake_name="", cake_eaten=True)),
+    ],
+)
+def test_given_beats_preset_beats_default(args, want):
+    flags.FLAGS(["prog", *args])
+    assert config_flags.parse(Config, PRESETS) == want
+
+
+def test_help_names_the_default_and_the_presets():
+    assert flags.FLAGS["cake_size"].help == "how large (default: 3)"
+    assert "feast: cake_size=9, cake_eaten=True" in flags.FLAGS["preset"].help
+
+
+def test_without_presets_there_is_no_such_flag():
+    flags.FLAGS(["prog", "--cake_size=4"])
+    assert config_flags.parse(Config) == Config(cake_size=4)
+
+
+@pytest.mark.parametrize("args", [["--preset=orgy"], ["--cake_size=big"], ["--cake_colour=red"]])
+def test_unknown_presets_values_and_flags_are_refused(args):
+    with pytest.raises(flags.Error, match=args[0][2:].split("=")[0]):
+        flags.FLAGS(["prog", *args])

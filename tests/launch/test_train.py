@@ -1,0 +1,136 @@
+"""The main job on the nano model: what a run leaves behind, and that a resumed run is the same run."""
+
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from nlrl_jax.run import directory
+from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.weights import load
+from nlrl_jax.weights.checkpoint import Checkpoints
+from tests.launch.scripts import refusal, run
+
+pytestmark = pytest.mark.skipif(not (load.NANO / "model.safetensors").is_file(), reason="needs the nano model")
+
+TINY = (
+    "--model=nano", "--group_size=4", "--group_sample=2", "--num_groups=1", "--eval_episodes=4", "--max_turns=2",
+    "--eval_turns=2", "--max_tokens=8", "--temperature=1", "--top_k=0", "--lora_rank=2", "--sampling_temperature=1",
+    "--learning_rate=0.01",
+)  # fmt: skip
+
+
+def train(run_dir, *args):
+    try:
+        run("train_ms_grpo", f"--run_dir={run_dir}", *TINY, *args)
+    finally:
+        directory.close_run(run_dir)  # the end of the process does it
+
+
+def refused(run_dir, *args):
+    try:
+        return refusal("train_ms_grpo", f"--run_dir={run_dir}", *TINY, *args)
+    finally:
+        directory.close_run(run_dir)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Four iterations in one go."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    train(run_dir, "--iterations=4")
+    return run_dir
+
+
+def lora_of(run_dir):
+    state = Checkpoints(pathlib.Path(run_dir) / "checkpoints")
+    assert state.latest_step() == 4
+    files = sorted((pathlib.Path(run_dir) / "adapter").glob("*.safetensors"))
+    assert len(files) == 1
+    return files[0].read_bytes()
+
+
+def test_leaves_everything_behind(whole):
+    for name in ("config.json", "metrics.jsonl", "before.json", "after.json", "report.html", "learning_curve.png"):
+        assert (whole / name).stat().st_size > 0, name
+    assert (whole / "adapter" / "adapter_config.json").is_file()
+    assert any((whole / "tensorboard").iterdir())
+    rows = read_rows(whole)
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
+    assert {"loss", "kl", "return", "success", "grad_norm", "reply_tokens", "cut_replies"} <= set(rows[0])
+    assert all(np.isfinite(list(row.values())).all() for row in rows)
+    assert any(row["grad_norm"] > 0 for row in rows[:2]) and any(row["grad_norm"] > 0 for row in rows[2:])
+    assert "<action>" not in (whole / "report.html").read_text()  # what a model wrote is escaped
+    assert "&lt;action&gt;" in (whole / "report.html").read_text()
+
+
+def test_killed_and_resumed_is_the_same_run_bit_for_bit(whole, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    train(run_dir, "--iterations=2")
+    # what a kill may leave: an iteration's line without its checkpoint, and half a line
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 2, "return": 99.0}\n{"iterat')
+    capsys.readouterr()
+    train(run_dir, "--iterations=4", "--resume")
+    out = capsys.readouterr().out
+    last = out.strip().splitlines()[-1]
+    assert re.fullmatch(r"greedy success: \d\.\d+ -> \d\.\d+", last), last
+    assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert lora_of(run_dir) == lora_of(whole)
+    assert json.loads((run_dir / "after.json").read_text()) == json.loads((whole / "after.json").read_text())
+    assert json.loads((run_dir / "before.json").read_text()) == json.loads((whole / "before.json").read_text())
+
+
+def test_another_configuration_is_not_resumed(whole):
+    before = (whole / "metrics.jsonl").read_bytes()
+    line = refused(whole, "--iterations=4", "--resume", "--beta=0.2", "--seed=3")
+    assert "beta: 0.1 -> 0.2" in line and "seed: 0 -> 3" in line and "iterations" not in line
+    assert "already holds a run" in refused(whole, "--iterations=4")
+    assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--group_sample=5"], "group_sample (G') is 5; it must be between 2 and group_size (G) = 4"),
+        (["--game=chess"], "unknown game 'chess'"),
+        (["--kl_estimator=k9"], "kl_estimator 'k9' is not known"),
+        (["--prompt=long"], "'long'"),
+        (["--max_tokens=2000"], "Lower max_tokens"),
+        (["--mesh=3,1,1"], "mesh data=3 x fsdp=1 x tensor=1 needs 3 devices"),
+        (["--lora_rank=0"], "LoRA rank is 0"),
+        (["--model=/nowhere/model"], "no model at '/nowhere/model'"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_work(tmp_path, args, message):
+    run_dir = tmp_path / "run"
+    line = refused(run_dir, *args)
+    assert message in line and "\n" not in line
+    assert not run_dir.exists()
+
+
+def test_run_dir_is_asked_for():
+    assert "--run_dir" in refusal("train_ms_grpo", "--model=nano")
+
+
+@pytest.mark.slow
+def test_evaluates_a_run_from_its_checkpoint(whole, capsys):
+    """The checkpoint that `evaluate` plays is the adapter of the run."""
+    args = ("--episodes=4", "--max_turns=2", "--json", "--seed=5")
+    run("evaluate", f"--run_dir={whole}", *args)
+    trained = json.loads(capsys.readouterr().out)
+    run("evaluate", f"--adapter={whole / 'adapter'}", "--max_tokens=8", *args)
+    assert json.loads(capsys.readouterr().out) == trained
+    assert trained["game"] == "frozen_lake" and trained["episodes"] == 4
+
+
+@pytest.mark.slow
+def test_non_finite_stops_and_keeps_the_last_good_state(tmp_path):
+    run_dir = tmp_path / "run"
+    line = refused(run_dir, "--iterations=4", "--learning_rate=1e38")
+    assert "Stopped; the last good state is in" in line and str(run_dir / "checkpoints") in line
+    at = int(re.search(r"iteration (\d+)", line)[1])
+    assert [row["iteration"] for row in read_rows(run_dir)] == list(range(at))
+    assert Checkpoints(run_dir / "checkpoints").latest_step() == at
