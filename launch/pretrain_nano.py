@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import flags, logging
+from absl import flags
 
 import envs
 from launch import demonstrations, setup
@@ -35,8 +35,8 @@ from nlrl_jax.weights import huggingface
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
-flags.DEFINE_integer("steps", 1500, "training steps; one in four is Snake, the rest FrozenLake")
-flags.DEFINE_float("learning_rate", 2e-3, "peak learning rate, cosine decay to a tenth")
+flags.DEFINE_integer("steps", 700, "training steps; one in eight is Snake, the rest FrozenLake")
+flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay to a tenth")
 flags.DEFINE_float("skilled_share", 0.5, "share of demonstrations by walkers that see holes and bodies")
 flags.DEFINE_integer("seed", 0, "random seed")
 flags.DEFINE_string("tokenizer", "", "keep the tokenizer in this folder instead of training one")
@@ -45,7 +45,7 @@ GAMES = ("frozen_lake", "snake")
 TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
 BATCH = {"frozen_lake": 128, "snake": 32}
 VOCAB_SIZE = 512
-MAX_REPLY = 8
+MAX_REPLY = 8  # three actions, two separators, the two tags and the end
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -73,9 +73,7 @@ def train_tokenizer(texts: list[str], folder: pathlib.Path) -> Tokenizer:
 
     tags = [f"<{slash}{tag}>" for tag in TAGS["paper"] for slash in ("", "/")]
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - len(tags),
@@ -95,6 +93,7 @@ def train_tokenizer(texts: list[str], folder: pathlib.Path) -> Tokenizer:
 def corpus(key: jax.Array) -> list[str]:
     """Prompts of every game in both forms, and replies: what the tokenizer is trained on."""
     texts = [reply_text(actions) for actions in reply_actions()] * 20
+    texts += ["system\n", "user\n", "assistant\n"] * 500
     for name, prompt in itertools.product(GAMES, ("paper", "compact")):
         game = envs.make(name, prompt=prompt)
         symbols = {option for part in game.board.parts if isinstance(part, Choice) for option in part.options}
@@ -158,9 +157,9 @@ def main(argv):
     model = Transformer(config)
     params = init_params(model, jax.random.fold_in(key, 1))
     schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps, FLAGS.learning_rate / 10)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
     opt_state = optimizer.init(params)
-    sampling = Sampling(max_tokens=MAX_REPLY + 4, temperature=0.0)
+    sampling = Sampling(max_tokens=MAX_REPLY + 2, temperature=0.0)
     games = {name: envs.make(name, prompt="compact", **TRAIN_ON.get(name, {})) for name in GAMES}
     policies = {n: LanguageAgentPolicy.for_game(g, model, tokenizer, sampling, "compact") for n, g in games.items()}
     steps = {name: make_step(policies[name], games[name], optimizer) for name in GAMES}
@@ -172,20 +171,21 @@ def main(argv):
         )
         for name in GAMES
     }
-    logging.info("%d weights, %d tokens", config.num_params, tokenizer.vocab_size)
+    print(f"{config.num_params} weights, {tokenizer.vocab_size} tokens", flush=True)
     start = time.monotonic()
     for i in range(FLAGS.steps):
-        name = "snake" if i % 4 == 3 else "frozen_lake"
+        name = "snake" if i % 8 == 7 else "frozen_lake"
         params, opt_state, loss = steps[name](params, opt_state, jax.random.fold_in(key, 2 + i))
-        if i % 200 in (198, 199) or i == FLAGS.steps - 1:
+        if i % 200 in (198, 199) or i == 98 or i == FLAGS.steps - 1:
             episodes = evaluate[name](params, jax.random.key(FLAGS.seed + 1))
-            logging.info(
-                "%5d %-12s loss %.4f greedy return %.3f success %.3f (%.0f s)",
-                i + 1, name, loss, jnp.mean(jnp.sum(episodes.turns.reward, axis=0)),
-                jnp.mean(episodes.success.astype(jnp.float32)), time.monotonic() - start,
-            )  # fmt: skip
+            print(
+                f"{i + 1:5d} {name:12} loss {loss:.4f} "
+                f"greedy return {jnp.mean(jnp.sum(episodes.turns.reward, axis=0)):.3f} "
+                f"success {jnp.mean(episodes.success):.3f} ({time.monotonic() - start:.0f} s)",
+                flush=True,
+            )
     huggingface.save(out, config, params, tokenizer)
-    logging.info("wrote %s", out)
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

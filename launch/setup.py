@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import pathlib
 import sys
@@ -12,12 +13,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from absl import app, flags
+from jax.sharding import NamedSharding, PartitionSpec
 
 import envs
 from nlrl_jax import rollout
+from nlrl_jax.algorithms.ms_grpo import TrainState
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.sharding import param_specs, shard
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
@@ -25,7 +30,7 @@ from nlrl_jax.weights import peft
 from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import LoadedModel, load_model
 
-NANO_TOKENS = 12  # a nano model's reply is one action tag
+NANO_TOKENS = 10  # a nano model's reply is one action tag
 
 
 def run(main: Callable[[list[str]], Any]) -> None:
@@ -36,6 +41,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
         keep_freed_memory()
+        logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax tells every step of a save
         try:
             main(argv)
         except (ValueError, OSError) as error:
@@ -93,6 +99,25 @@ def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.s
     """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
     overrides = {} if lora is None else {"lora": lora}
     return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
+
+
+def place(state: TrainState, model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
+    """Puts a fresh state where the update leaves it, so that the update compiles once.
+
+    On a mesh the adapter and the optimizer's moments are laid out like the weights they belong to.
+    """
+    if model.mesh is None:
+        return jax.device_put(state, jax.devices()[0])
+    whole = NamedSharding(model.mesh, PartitionSpec())
+    lora = shard(state.lora, param_specs(model)["lora"], model.mesh)
+    opt_state = optax.tree.map_params(
+        optimizer,
+        jax.device_put,
+        state.opt_state,
+        jax.tree.map(lambda leaf: leaf.sharding, lora),
+        transform_non_params=lambda leaf: jax.device_put(leaf, whole),
+    )
+    return state.replace(lora=lora, opt_state=opt_state, iteration=jax.device_put(state.iteration, whole))
 
 
 def evaluator(

@@ -22,7 +22,7 @@ from absl import flags
 
 from launch import config_flags, setup
 from launch.config_flags import option
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.sharding import make_mesh
@@ -79,7 +79,7 @@ PRESETS = {
     "paper": {},
     "demo": {
         "iterations": 300, "group_size": 20, "group_sample": 10, "num_groups": 5, "sampling_temperature": 1.0,
-        "temperature": 1.0, "top_k": 0, "max_tokens": 12, "learning_rate": 1e-3, "lora_rank": 32, "lora_alpha": 32.0,
+        "temperature": 1.0, "top_k": 0, "max_tokens": 10, "learning_rate": 1e-3, "lora_rank": 32, "lora_alpha": 32.0,
         "micro_batch": 32, "eval_episodes": 500, "eval_every": 50,
     },
     "laptop": {
@@ -124,6 +124,7 @@ def main(argv: list[str]) -> None:
     )
 
     state = init_state(policy.model, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0))
+    state = setup.place(state, policy.model, optimizer(learning))
     checkpoints = Checkpoints(run_dir / "checkpoints")
     if flags.FLAGS.resume and checkpoints.latest_step() is not None:
         _, learned, _ = checkpoints.restore(state.learned())
