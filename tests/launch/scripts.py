@@ -1,14 +1,21 @@
 """Runs the scripts of `launch` inside the test's process: each defines its own absl flags, so one at a time."""
 
 import contextlib
+import functools
 import importlib
 import sys
 from unittest import mock
 
+import jax
 import pytest
 from absl import flags
 
 from launch import setup
+
+# Programs run a few times only here: compiling them in half the time is worth more than their speed.
+QUICK_TO_COMPILE = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+)
 
 
 @contextlib.contextmanager
@@ -31,6 +38,7 @@ def run(name, *args):
         with (
             mock.patch.object(setup.app, "run", lambda main: main(rest)),
             mock.patch.object(setup, "use_compilation_cache"),  # the tests have their own
+            mock.patch.object(jax, "jit", QUICK_TO_COMPILE),
             mock.patch.object(setup, "keep_freed_memory"),  # for the whole process, and for good
         ):
             setup.run(module.main)

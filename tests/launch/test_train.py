@@ -16,8 +16,8 @@ from tests.launch.scripts import refusal, run
 pytestmark = pytest.mark.skipif(not (load.NANO / "model.safetensors").is_file(), reason="needs the nano model")
 
 TINY = (
-    "--model=nano", "--group_size=4", "--group_sample=2", "--num_groups=1", "--eval_episodes=4", "--max_turns=2",
-    "--eval_turns=2", "--max_tokens=8", "--temperature=1", "--top_k=0", "--lora_rank=2", "--sampling_temperature=1",
+    "--model=nano", "--group_size=8", "--group_sample=4", "--num_groups=1", "--eval_episodes=4", "--max_turns=2",
+    "--eval_turns=2", "--max_tokens=8", "--temperature=2.5", "--top_k=0", "--lora_rank=2", "--sampling_temperature=1",
     "--learning_rate=0.01",
 )  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_another_configuration_is_not_resumed(whole):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["--group_sample=5"], "group_sample (G') is 5; it must be between 2 and group_size (G) = 4"),
+        (["--group_sample=9"], "group_sample (G') is 9; it must be between 2 and group_size (G) = 8"),
         (["--game=chess"], "unknown game 'chess'"),
         (["--kl_estimator=k9"], "kl_estimator 'k9' is not known"),
         (["--prompt=long"], "'long'"),
