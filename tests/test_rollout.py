@@ -70,6 +70,7 @@ def hand_worked():
         "step limit": (lake(), script(c0=(DOWN, UP, DOWN), c4=(UP, DOWN, DOWN))),
         "invalid": (lake(), script()),
         "half invalid": (lake(), script(c0=(NO, RIGHT, NO), c1=(LEFT, NO, NO))),
+        "goal one step too far": (lake(position=13), script(c13=(LEFT, UP, DOWN), c12=(RIGHT, RIGHT, RIGHT))),
         "goal on the last step": (lake(position=9), script(c9=(RIGHT, LEFT, RIGHT), c10=(DOWN, RIGHT, RIGHT))),
     }
     states, rows = zip(*episodes.values())
@@ -87,6 +88,8 @@ def hand_worked():
         ("step limit", [3, 2, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], False, False, (0, 2)),
         ("invalid", [0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], False, False, (0, 3)),
         ("half invalid", [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], False, False, (0, 3)),
+        # the sixth step would have reached the goal
+        ("goal one step too far", [3, 2, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], False, False, (2, 0)),
         ("goal on the last step", [3, 2, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], True, True, (3, 0)),
     ],
 )
@@ -109,7 +112,7 @@ def test_fields_are_those_before_the_turn(hand_worked):
 
 def test_every_turn_has_its_own_key_and_the_prefix_is_computed_once(hand_worked):
     _, out, policy = hand_worked
-    assert len(np.unique(out.turns.turn.prompts)) == out.turns.turn.prompts.size == 24
+    assert len(np.unique(out.turns.turn.prompts)) == out.turns.turn.prompts.size == 28
     assert policy.prefixes == 1 and policy.calls == 4
 
 
