@@ -22,7 +22,7 @@ from nlrl_jax import rollout
 from nlrl_jax.algorithms.ms_grpo import TrainState
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.sharding import param_specs, shard
+from nlrl_jax.lm.sharding import make_mesh, param_specs, shard
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
@@ -99,6 +99,20 @@ def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.s
     """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
     overrides = {} if lora is None else {"lora": lora}
     return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
+
+
+def parse_mesh(text: str) -> jax.sharding.Mesh | None:
+    """The mesh that "data,fsdp,tensor" sizes name; None for "".
+
+    Raises:
+      ValueError: not three numbers, or not as many devices as there are.
+    """
+    if not text:
+        return None
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(size.strip().isdecimal() for size in sizes):
+        raise ValueError(f"--mesh {text!r} is not three numbers data,fsdp,tensor such as 1,8,1")
+    return make_mesh(*map(int, sizes))
 
 
 def place(state: TrainState, model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
@@ -185,12 +199,12 @@ def player() -> Player:
     given = flags.FLAGS
     if given.run_dir:
         return _trained_player(pathlib.Path(given.run_dir))
+    prompt = prompt_for(given.model, given.prompt)
+    game = make_game(given.game or "frozen_lake", prompt)
     loaded = load(given.model)
     config, variables = loaded.config, {"params": loaded.params}
     if given.adapter:
         config, variables["lora"] = peft.load(given.adapter, config)
-    prompt = prompt_for(given.model, given.prompt)
-    game = make_game(given.game or "frozen_lake", prompt)
     sampling = Sampling(given.max_tokens or (NANO_TOKENS if given.model == "nano" else 200), temperature=0.0)
     return Player(given.model, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables)
 
@@ -200,14 +214,14 @@ def _trained_player(run_dir: pathlib.Path) -> Player:
     if not path.is_file():
         raise FileNotFoundError(f"{run_dir} holds no run (no config.json)")
     run = json.loads(path.read_text())
+    prompt = prompt_for(run["model"], run["prompt"])
+    game = make_game(given.game or run["game"], prompt)
     loaded = load(run["model"], run["dtype"], LoraConfig(run["lora_rank"], run["lora_alpha"]))
     checkpoints = Checkpoints(run_dir / "checkpoints")
     if checkpoints.latest_step() is None:
         raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
     fresh = init_lora(Transformer(loaded.config), jax.random.key(0))
     step, lora = checkpoints.restore_part("lora", fresh)
-    prompt = prompt_for(run["model"], run["prompt"])
-    game = make_game(given.game or run["game"], prompt)
     sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
     policy = make_policy(game, loaded, sampling, prompt)
     return Player(f"{run_dir} at iteration {step}", game, policy, {"params": loaded.params, "lora": lora})

@@ -25,7 +25,6 @@ from launch.config_flags import option
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.run.directory import open_run, write_atomically
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.plots import learning_curve
@@ -56,6 +55,7 @@ class TrainConfig:
     top_p: float = option(1.0, "sample from the most likely tokens with this much probability")
     max_tokens: int = option(200, "tokens a reply at most")
     learning_rate: float = option(1e-4, "AdamW's learning rate [eta]")
+    decay_steps: int = option(0, "gradient steps over which the learning rate falls linearly to zero; 0: constant")
     clip_low: float = option(0.1, "clip the ratio below 1 - clip_low [epsilon_low]")
     clip_high: float = option(0.1, "clip the ratio above 1 + clip_high [epsilon_up]")
     beta: float = option(0.1, "weight of the KL penalty [beta]")
@@ -78,9 +78,9 @@ class TrainConfig:
 PRESETS = {
     "paper": {},
     "demo": {
-        "iterations": 300, "group_size": 20, "group_sample": 10, "num_groups": 5, "sampling_temperature": 1.0,
-        "temperature": 1.0, "top_k": 0, "max_tokens": 10, "learning_rate": 1e-3, "lora_rank": 32, "lora_alpha": 32.0,
-        "micro_batch": 32, "eval_episodes": 500, "eval_every": 50,
+        "iterations": 300, "group_size": 10, "group_sample": 5, "num_groups": 10, "sampling_temperature": 1.0,
+        "temperature": 1.0, "top_k": 0, "max_tokens": 10, "learning_rate": 1e-3, "decay_steps": 320, "lora_rank": 8,
+        "lora_alpha": 16.0, "micro_batch": 64, "eval_episodes": 500, "eval_every": 50,
     },
     "laptop": {
         "iterations": 20, "group_size": 8, "group_sample": 4, "max_turns": 3, "max_tokens": 80,
@@ -100,7 +100,7 @@ def build(config: TrainConfig):
     )
     sampling = Sampling(config.max_tokens, config.temperature, config.top_k, config.top_p)
     prompt = setup.prompt_for(config.model, config.prompt)
-    mesh = make_mesh(*(int(n) for n in config.mesh.split(","))) if config.mesh else None
+    mesh = setup.parse_mesh(config.mesh)
     game = setup.make_game(config.game, prompt, **_maps(config.game, "train"))
     unseen = setup.make_game(config.game, prompt, **_maps(config.game, "held_out"))
     loaded = setup.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha), mesh)

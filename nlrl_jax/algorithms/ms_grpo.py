@@ -48,6 +48,7 @@ class MSGRPOConfig:
       max_turns: replies an episode at most ("LAP actions").
       max_steps: environment steps an episode at most.
       learning_rate: [eta].
+      decay_steps: gradient steps over which the learning rate falls linearly to zero; 0 keeps it constant (the paper's).
       clip_low, clip_high: [epsilon_low, epsilon_up].
       beta: weight of the KL penalty [beta].
       kl_estimator: k1, k2 or k3.
@@ -66,6 +67,7 @@ class MSGRPOConfig:
     max_turns: int = 5
     max_steps: int = 10
     learning_rate: float = 1e-4
+    decay_steps: int = 0
     clip_low: float = 0.1
     clip_high: float = 0.1
     beta: float = 0.1
@@ -111,9 +113,12 @@ class TrainState:
 
 def optimizer(config: MSGRPOConfig) -> optax.GradientTransformation:
     """Clipped AdamW over the adapter."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm), optax.adamw(config.learning_rate, weight_decay=0.0)
+    rate = (
+        optax.linear_schedule(config.learning_rate, 0.0, config.decay_steps)
+        if config.decay_steps
+        else config.learning_rate
     )
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adamw(rate, weight_decay=0.0))
 
 
 def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.Array) -> TrainState:
