@@ -48,7 +48,7 @@ class MSGRPOConfig:
       max_turns: replies an episode at most ("LAP actions").
       max_steps: environment steps an episode at most.
       learning_rate: [eta].
-      decay_steps: gradient steps over which the learning rate falls linearly to zero; 0 keeps it constant (the paper's).
+      decay_steps: gradient steps over which the learning rate falls linearly to zero; 0 is constant (the paper's).
       clip_low, clip_high: [epsilon_low, epsilon_up].
       beta: weight of the KL penalty [beta].
       kl_estimator: k1, k2 or k3.

@@ -82,9 +82,7 @@ class LanguageAgentPolicy:
             )
         if not tokenizer.eos_ids:
             raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
-        template = compile_template(
-            chat_prompt(game, tokenizer.render_chat, prompt, sampling.max_tokens), tokenizer
-        )
+        template = compile_template(chat_prompt(game, tokenizer.render_chat, prompt, sampling.max_tokens), tokenizer)
         longest = len(template.prefix) + template.max_length + sampling.max_tokens
         if longest > config.max_positions:
             raise ValueError(
@@ -93,9 +91,7 @@ class LanguageAgentPolicy:
                 "Lower max_tokens or use the compact prompt"
             )
         if reply_format is None:
-            reply_format = ReplyFormat(
-                tags=TAGS[prompt], actions=game.actions, max_actions=game.max_actions_per_turn
-            )
+            reply_format = ReplyFormat(tags=TAGS[prompt], actions=game.actions, max_actions=game.max_actions_per_turn)
         parse = compile_parser(reply_format, tokenizer)
         return cls(model, sampling, template, parse, tokenizer, tuple(tokenizer.eos_ids))
 

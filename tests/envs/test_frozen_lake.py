@@ -232,3 +232,32 @@ def test_unknown_name_lists_the_games():
         envs.make("frozenlake")
     for name in envs.GAMES:
         assert envs.make(name).name == name
+
+
+def test_held_out_maps_are_never_trained_on_and_together_they_are_all():
+    env = {maps: lake.FrozenLake(maps=maps) for maps in lake.MAPS}
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = {maps: {m.tobytes() for m in np.asarray(jax.vmap(e.draw_map)(keys))} for maps, e in env.items()}
+    assert not drawn["train"] & drawn["held_out"]
+    assert len(drawn["held_out"]) > 50
+    tables = {maps: lake.map_table(4, 0.2, maps) for maps in lake.MAPS}
+    # A row has weight if it keeps some of its own share; every solvable map is in exactly one of the two parts.
+    inner = np.arange(2**14)[:, None] >> np.arange(14) & 1
+    holes = np.pad(inner.astype(bool), [(0, 0), (1, 1)])
+    held = lake.held_out(np, holes)
+    assert 0.10 < held.mean() < 0.15
+    np.testing.assert_array_equal(held, np.asarray(lake.held_out(jnp, jnp.asarray(holes))))
+    assert not (tables["train"][held, 0]).any()
+    assert not (tables["held_out"][~held, 0]).any()
+
+
+def test_large_boards_are_split_too():
+    env = lake.FrozenLake(size=6, maps="held_out")
+    maps = jax.vmap(env.draw_map)(jax.random.split(jax.random.key(1), 64))
+    assert lake.held_out(jnp, maps).all()
+    assert lake.solvable(maps, 6).all()
+
+
+def test_unknown_split_is_refused():
+    with pytest.raises(ValueError, match="'test'"):
+        lake.FrozenLake(maps="test")
