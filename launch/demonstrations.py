@@ -18,11 +18,15 @@ from nlrl_jax.types import TextGame
 FAR = 1_000
 
 
-def frozen_lake_walk(key: jax.Array, state: frozen_lake.EnvState, skilled: jax.Array) -> tuple[Any, jax.Array]:
+def frozen_lake_walk(
+    key: jax.Array, state: frozen_lake.EnvState, skilled: jax.Array, habit: bool
+) -> tuple[Any, jax.Array]:
     """A player on a random tile of its map and the three moves a walker would make from there.
 
     Args:
-      skilled: bool []; True takes a shortest safe path, False any shortest path of the empty board.
+      skilled: bool []; True takes any shortest safe path, False any shortest path of the empty board.
+      habit: the unskilled walker always goes down before it goes right. Where that leads into a hole, a model of
+        both walkers usually follows the habit, though it knows better.
 
     Returns: (state, actions int32 [3]); -1 once the walk has ended.
     """
@@ -48,7 +52,7 @@ def frozen_lake_walk(key: jax.Array, state: frozen_lake.EnvState, skilled: jax.A
     def walk(carry, key):
         position, ended = carry
         options = dist[neighbours[position]]
-        noise = jax.random.uniform(key, (4,), maxval=0.5)  # breaks ties
+        noise = jax.random.uniform(key, (4,), maxval=0.5) * (skilled | (not habit))  # breaks ties
         action = jnp.argmin(options + noise)
         after = neighbours[position, action]
         done = (after == goal) | state.holes[after]
@@ -58,8 +62,10 @@ def frozen_lake_walk(key: jax.Array, state: frozen_lake.EnvState, skilled: jax.A
     return state, actions
 
 
-def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array) -> tuple[Any, jax.Array]:
+def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit: bool = False) -> tuple[Any, jax.Array]:
     """The three moves of a snake that heads for the nearest apple; the unskilled one looks at nothing in its way.
+
+    `habit` is FrozenLake's and changes nothing here.
 
     Returns: (state, actions int32 [3]).
     """
@@ -86,7 +92,7 @@ WALKS = {"frozen_lake": frozen_lake_walk, "snake": snake_walk}
 
 
 def demonstrate(
-    game: TextGame, key: jax.Array, num: int, skilled_share: float
+    game: TextGame, key: jax.Array, num: int, skilled_share: float, habit: bool
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """`num` states as fields, each [num, ...], and the actions shown for them, int32 [num, 3], -1 at the end.
 
@@ -99,7 +105,7 @@ def demonstrate(
         if game.name == "snake":
             state = _play_on(game, key_play, state)
         skilled = jax.random.bernoulli(key_skill, skilled_share)
-        state, actions = WALKS[game.name](key_walk, state, skilled)
+        state, actions = WALKS[game.name](key_walk, state, skilled, habit)
         shown = jax.random.randint(key_length, (), 1, 4)
         return game.fields(state), jnp.where(jnp.arange(3) < shown, actions, -1)
 

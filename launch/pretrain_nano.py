@@ -38,7 +38,9 @@ flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to
 flags.DEFINE_integer("steps", 700, "training steps; one in eight is Snake, the rest FrozenLake")
 flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay to a tenth")
 flags.DEFINE_float("skilled_share", 0.5, "share of demonstrations by walkers that see holes and bodies")
+flags.DEFINE_boolean("habit", False, "FrozenLake's unskilled walkers always go down first")
 flags.DEFINE_integer("seed", 0, "random seed")
+flags.DEFINE_string("init_from", "", "go on from the weights in this folder")
 flags.DEFINE_string("tokenizer", "", "keep the tokenizer in this folder instead of training one")
 
 GAMES = ("frozen_lake", "snake")
@@ -130,7 +132,7 @@ def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransf
     table, table_lengths = (jnp.asarray(x) for x in reply_table(policy.tokenizer))
 
     def loss_of(params, key):
-        fields, actions = demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share)
+        fields, actions = demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, FLAGS.habit)
         tokens, lengths = jax.vmap(policy.template)(fields)
         index = jnp.sum((actions + 1) * 5 ** jnp.arange(3), axis=-1)
         replies, reply_lengths = table[index], table_lengths[index]
@@ -156,6 +158,8 @@ def main(argv):
     config = nano_config()
     model = Transformer(config)
     params = init_params(model, jax.random.fold_in(key, 1))
+    if FLAGS.init_from:
+        _, params = huggingface.load(FLAGS.init_from)
     schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps, FLAGS.learning_rate / 10)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
     opt_state = optimizer.init(params)

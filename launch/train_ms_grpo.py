@@ -79,7 +79,7 @@ PRESETS = {
     "paper": {},
     "demo": {
         "iterations": 300, "group_size": 10, "group_sample": 5, "num_groups": 10, "sampling_temperature": 1.0,
-        "temperature": 1.0, "top_k": 0, "max_tokens": 10, "learning_rate": 1e-3, "decay_steps": 320, "lora_rank": 8,
+        "temperature": 1.0, "top_k": 0, "max_tokens": 10, "learning_rate": 6e-4, "decay_steps": 330, "lora_rank": 16,
         "lora_alpha": 16.0, "micro_batch": 64, "eval_episodes": 500, "eval_every": 50,
     },
     "laptop": {
