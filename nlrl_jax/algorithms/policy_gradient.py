@@ -53,9 +53,7 @@ def micro_batches(turns: Turns, advantages: jax.Array, size: int) -> Replies:
     K = said.replies.shape[-1]
     mask = (jnp.arange(K) < said.reply_lengths[..., None]) & turns.active[..., None]  # [T, J, K]
     weights = jnp.swapaxes(episode_token_weights(jnp.swapaxes(mask, 0, 1)), 0, 1)
-    # An empty prompt has no token to predict from; its row weighs nothing.
-    lengths = jnp.maximum(said.prompt_lengths, 1)
-    rows = Replies(said.prompts, lengths, said.replies, weights, jnp.broadcast_to(advantages, (T, J)))
+    rows = Replies(said.prompts, said.prompt_lengths, said.replies, weights, jnp.broadcast_to(advantages, (T, J)))
 
     written_first = jnp.argsort(~turns.active.reshape(-1), stable=True)
     size = min(size or T * J, T * J)
@@ -67,6 +65,7 @@ def micro_batches(turns: Turns, advantages: jax.Array, size: int) -> Replies:
         return x.reshape(num, size, *x.shape[1:])
 
     rows = jax.tree.map(lay_out, rows)
+    # Padding rows and turns that were not played have no prompt token to predict from; they weigh nothing.
     return rows._replace(prompt_lengths=jnp.maximum(rows.prompt_lengths, 1))
 
 
