@@ -21,19 +21,13 @@ import jax
 import jax.numpy as jnp
 
 import envs
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, make_update, optimizer
-from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from launch.plan import GIB, QWEN25_3B, compile_update
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
+from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.score import token_log_probs
-from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.text.policy import LanguageAgentPolicy
-
-QWEN25_3B = ModelConfig(
-    vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=2,
-    head_dim=128, max_positions=32768, architecture="Qwen2ForCausalLM", rope_theta=1e6, tie_embeddings=True,
-    qkv_bias=True, dtype="bfloat16", param_dtype="bfloat16", lora=LoraConfig(16, 32.0),
-)  # fmt: skip
-GIB = 2**30
 
 
 def report(name: str, compiled, seconds: float) -> None:
@@ -58,14 +52,8 @@ def update(config: ModelConfig, learning: MSGRPOConfig, game_name: str, num_laye
     policy = LanguageAgentPolicy.for_game(
         game, model, tokenizers_from_wheels.qwen2(), Sampling(max_tokens=200, temperature=1.5, top_k=3)
     )
-    key = jax.random.key(0)
-    params = jax.eval_shape(lambda: init_params(model, key))
-    lora = jax.eval_shape(lambda: init_lora(model, key))
-    opt_state = jax.eval_shape(optimizer(learning).init, lora)
-    state = TrainState(params, lora, opt_state, jax.ShapeDtypeStruct((), jnp.int32))
     start = time.perf_counter()
-    lowered = jax.jit(make_update(policy, game, learning), donate_argnums=0).lower(state, key)
-    compiled = lowered.compile()
+    compiled = compile_update(policy, game, learning)
     print(
         f"{config.num_params / 1e9:.2f}e9 weights in {config.param_dtype}, {game_name}, prompt "
         f"{len(policy.template.prefix)} + {policy.template.max_length} tokens, G={learning.group_size}, "

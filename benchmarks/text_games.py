@@ -218,16 +218,17 @@ def main() -> None:
     parser.add_argument("--model", default="nano")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--turns", type=int, default=5, help="turns an episode at most")
     args = parser.parse_args()
     print(
         f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
         f"{jax.devices()[0].device_kind}; {args.model}, FrozenLake, medians of {args.repeats}"
     )
     if args.model == "nano":
-        config = TrainConfig(**PRESETS["demo"])
+        config = TrainConfig(max_turns=args.turns, **PRESETS["demo"])
         rows = rollouts(config, args.sizes, args.repeats) + iterations(config, args.repeats)
     else:
-        config = TrainConfig(model=args.model, max_tokens=48, group_size=2, group_sample=2)
+        config = TrainConfig(model=args.model, max_tokens=48, group_size=2, group_sample=2, max_turns=args.turns)
         rows = rollouts(config, args.sizes, args.repeats)
     print("| what | how | speed | ratio to host, batched |\n| --- | --- | --- | --- |")
     for row in rows:

@@ -1,4 +1,5 @@
-"""Demonstrations of mixed quality, made on the device: what the nano model is pretrained on.
+"""Demonstrations of mixed quality, made on the device: what the nano model is pretrained on, and what
+a real model learns the reply format from (`launch/warm_start.py`).
 
 Half of the walkers know the way and half are blind to danger. A model trained on both *can* do the
 right thing and often does not: reinforcement learning then has something to select.
@@ -88,7 +89,12 @@ def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit:
     return state, actions
 
 
-WALKS = {"frozen_lake": frozen_lake_walk, "snake": snake_walk}
+WALKS = {
+    "frozen_lake": frozen_lake_walk,
+    "frozen_lake_slippery": frozen_lake_walk,  # as if the ice were not
+    "snake": snake_walk,
+    "snake_poison": snake_walk,
+}
 
 
 def demonstrate(
@@ -102,7 +108,7 @@ def demonstrate(
     def one(key):
         key_reset, key_skill, key_walk, key_length, key_play = jax.random.split(key, 5)
         _, state = game.env.reset_env(key_reset, game.params)
-        if game.name == "snake":
+        if game.name.startswith("snake"):
             state = _play_on(game, key_play, state)
         skilled = jax.random.bernoulli(key_skill, skilled_share)
         state, actions = WALKS[game.name](key_walk, state, skilled, habit)

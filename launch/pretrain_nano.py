@@ -22,10 +22,10 @@ from absl import flags
 
 import envs
 from launch import demonstrations, setup
-from nlrl_jax import losses, rollout
+from launch.replies import demonstration_loss, reply_template
+from nlrl_jax import rollout
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling, left_pad
-from nlrl_jax.lm.score import score
+from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -94,7 +94,8 @@ def train_tokenizer(texts: list[str], folder: pathlib.Path) -> Tokenizer:
 
 def corpus(key: jax.Array) -> list[str]:
     """Prompts of every game in both forms, and replies: what the tokenizer is trained on."""
-    texts = [reply_text(actions) for actions in reply_actions()] * 20
+    reply = reply_template(envs.make("frozen_lake", prompt="compact"), "compact")
+    texts = [reply.render({"shown": actions, "num_shown": len(actions)}) for actions in reply_actions()] * 20
     texts += ["system\n", "user\n", "assistant\n"] * 500
     for name, prompt in itertools.product(GAMES, ("paper", "compact")):
         game = envs.make(name, prompt=prompt)
@@ -112,38 +113,13 @@ def reply_actions() -> list[tuple[int, ...]]:
     return [actions for n in (1, 2, 3) for actions in itertools.product(range(4), repeat=n)]
 
 
-def reply_text(actions: tuple[int, ...]) -> str:
-    words = ("Up", "Down", "Left", "Right")
-    return f"<action>{' || '.join(words[a] for a in actions)}</action>"
-
-
-def reply_table(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids [5 ** 3, MAX_REPLY] and lengths of every reply, at index sum_i (action_i + 1) 5 ** i."""
-    tokens, lengths = np.zeros((125, MAX_REPLY), np.int32), np.zeros(125, np.int32)
-    for actions in reply_actions():
-        ids = [*tokenizer.encode(reply_text(actions)), tokenizer.eos_ids[0]]
-        index = sum((a + 1) * 5**i for i, a in enumerate(actions))
-        tokens[index, : len(ids)], lengths[index] = ids, len(ids)
-    return tokens, lengths
-
-
 def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransformation):
     """One pretraining step: new games, their demonstrations as text, SFT on the replies."""
-    table, table_lengths = (jnp.asarray(x) for x in reply_table(policy.tokenizer))
-
-    def loss_of(params, key):
-        fields, actions = demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, FLAGS.habit)
-        tokens, lengths = jax.vmap(policy.template)(fields)
-        index = jnp.sum((actions + 1) * 5 ** jnp.arange(3), axis=-1)
-        replies, reply_lengths = table[index], table_lengths[index]
-        variables = {"params": params}
-        log_probs = score(
-            policy.model, variables, left_pad(tokens, lengths), lengths, replies, policy.prefix(variables)
-        )
-        return losses.sft(log_probs, jnp.arange(MAX_REPLY) < reply_lengths[:, None])
+    shown = lambda key: demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, FLAGS.habit)
+    loss_of = demonstration_loss(policy, game, "compact", shown)
 
     def step(params, opt_state, key):
-        (loss, _), grads = jax.value_and_grad(loss_of, has_aux=True)(params, key)
+        (loss, _), grads = jax.value_and_grad(lambda p: loss_of({"params": p}, key), has_aux=True)(params)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 

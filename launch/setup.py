@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +20,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import envs
 from nlrl_jax import rollout
-from nlrl_jax.algorithms.ms_grpo import TrainState
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.sharding import make_mesh, param_specs, shard
 from nlrl_jax.lm.transformer import Transformer, init_lora
+from nlrl_jax.run.directory import open_run
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 from nlrl_jax.weights import peft
@@ -41,7 +43,8 @@ def run(main: Callable[[list[str]], Any]) -> None:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
         keep_freed_memory()
-        logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax tells every step of a save
+        for name in ("absl", "jax"):  # Orbax tells every step of a save, jax every backend that is not there
+            logging.getLogger(name).setLevel(logging.WARNING)
         try:
             main(argv)
         except (ValueError, OSError) as error:
@@ -81,6 +84,11 @@ def prompt_for(model: str, prompt: str) -> str:
 def make_game(name: str, prompt: str, **options: Any) -> TextGame:
     """See `envs.make`."""
     return envs.make(name, prompt=prompt, **options)
+
+
+def map_split(game: str, split: str) -> dict[str, str]:
+    """The option that keeps a game's held-out maps apart, for games that have such."""
+    return {"maps": split} if game.startswith("frozen_lake") else {}
 
 
 def make_policy(
@@ -150,15 +158,20 @@ def evaluator(
 
 
 def summarize(episodes: rollout.Episodes, game: TextGame) -> dict[str, float]:
-    """Mean and standard deviation of the environment's return, success, and how well replies were formed."""
+    """Mean and standard deviation of the game's own return, success, and how well replies were formed.
+
+    env_reward is the paper's R: the game's return and -0.5 for each invalid action.
+    """
     returns = np.asarray(episodes.turns.reward).sum(axis=0)
     active = np.asarray(episodes.turns.active)
     parsed = episodes.turns.turn.parsed
+    invalid = np.where(active, np.asarray(parsed.num_invalid), 0).sum(axis=0)
     per_turn = lambda x: float(np.where(active, np.asarray(x), 0).sum() / max(active.sum(), 1))
     summary = {
         "episodes": len(returns),
         "env_return": float(returns.mean()),
         "env_return_std": float(returns.std()),
+        "env_reward": float((returns + MSGRPOConfig().invalid_action_reward * invalid).mean()),
         "terminated": float(np.mean(episodes.terminated)),
         "turns": float(active.sum(axis=0).mean()),
         "invalid_actions": per_turn(parsed.num_invalid),
@@ -167,6 +180,26 @@ def summarize(episodes: rollout.Episodes, game: TextGame) -> dict[str, float]:
     if game.success is not None:
         summary["success"] = float(np.mean(episodes.success))
     return summary
+
+
+def define_run_flags() -> None:
+    """The flags of every training script."""
+    flags.DEFINE_string("run_dir", "", "folder for everything the run writes")
+    flags.DEFINE_boolean("resume", False, "go on with the run in --run_dir from its last checkpoint")
+    flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
+
+
+def take_run_dir(config: Any, may_change: Collection[str] = ()) -> pathlib.Path:
+    """The folder that --run_dir names, checked, locked and holding the config (a dataclass).
+
+    Raises:
+      ValueError: no --run_dir, or one that cannot be used; see `open_run`.
+    """
+    given = flags.FLAGS
+    if not given.run_dir:
+        raise ValueError("say where the run's files go: --run_dir runs/NAME")
+    asked = dataclasses.asdict(config)
+    return open_run(given.run_dir, asked, given.resume, overwrite=given.overwrite, may_change=may_change)
 
 
 class Player(NamedTuple):

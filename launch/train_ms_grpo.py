@@ -14,25 +14,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import time
 from typing import Any
 
 import jax
 from absl import flags
 
-from launch import config_flags, setup
+from launch import config_flags, loop, setup
 from launch.config_flags import option
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.run.directory import open_run, write_atomically
-from nlrl_jax.run.metrics import MetricsWriter
+from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.plots import learning_curve
-from nlrl_jax.run.progress import Progress
 from nlrl_jax.run.report import write_report
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.weights import peft
-from nlrl_jax.weights.checkpoint import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,43 +89,35 @@ PRESETS = {
 MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat")
 
 
+def learning_of(config: TrainConfig) -> MSGRPOConfig:
+    """The algorithm's part of a config. Bad settings raise ValueError here."""
+    names = [field.name for field in dataclasses.fields(MSGRPOConfig) if hasattr(config, field.name)]
+    return MSGRPOConfig(**{name: getattr(config, name) for name in names})
+
+
 def build(config: TrainConfig):
     """Game, held-out game, policy, base weights and update of a config. Bad settings raise ValueError here."""
-    learning = MSGRPOConfig(
-        **{f.name: getattr(config, f.name) for f in dataclasses.fields(MSGRPOConfig) if hasattr(config, f.name)}
-    )
+    learning = learning_of(config)
     sampling = Sampling(config.max_tokens, config.temperature, config.top_k, config.top_p)
     prompt = setup.prompt_for(config.model, config.prompt)
     mesh = setup.parse_mesh(config.mesh)
-    game = setup.make_game(config.game, prompt, **_maps(config.game, "train"))
-    unseen = setup.make_game(config.game, prompt, **_maps(config.game, "held_out"))
+    game = setup.make_game(config.game, prompt, **setup.map_split(config.game, "train"))
+    unseen = setup.make_game(config.game, prompt, **setup.map_split(config.game, "held_out"))
     loaded = setup.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha), mesh)
     policy = setup.make_policy(game, loaded, sampling, prompt, mesh)
     return game, unseen, policy, loaded.params, learning
 
 
-def _maps(game: str, split: str) -> dict[str, str]:
-    return {"maps": split} if game.startswith("frozen_lake") else {}
-
-
 def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(TrainConfig, PRESETS)
-    if not flags.FLAGS.run_dir:
-        raise ValueError("say where the run's files go: --run_dir runs/NAME")
-    run_dir = pathlib.Path(flags.FLAGS.run_dir)
     game, unseen, policy, params, learning = build(config)
-    run_dir = open_run(
-        run_dir, dataclasses.asdict(config), flags.FLAGS.resume, overwrite=flags.FLAGS.overwrite, may_change=MAY_CHANGE
-    )
+    run_dir = setup.take_run_dir(config, MAY_CHANGE)
 
     state = init_state(policy.model, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0))
     state = setup.place(state, policy.model, optimizer(learning))
-    checkpoints = Checkpoints(run_dir / "checkpoints")
-    if flags.FLAGS.resume and checkpoints.latest_step() is not None:
-        _, learned, _ = checkpoints.restore(state.learned())
-        state = state.replace(**learned)
-    start = int(state.iteration)
+    if flags.FLAGS.resume:
+        state = loop.restore(run_dir, state)
 
     evaluate = setup.evaluator(
         policy, unseen, config.eval_episodes, config.eval_turns, config.eval_turns, seed=2**31 - 1
@@ -137,31 +125,24 @@ def main(argv: list[str]) -> None:
     before = _stored(run_dir / "before.json", lambda: _evaluate(evaluate, policy, unseen, {"params": state.params}))
     print(f"before training: {_line(before['summary'])}", flush=True)
 
-    # The one XLA program: random key in, new parameters out.
-    update = jax.jit(make_update(policy, game, learning), donate_argnums=0)
-    writer = MetricsWriter(run_dir, resume_from=start if flags.FLAGS.resume else None)
-    columns = ("return", "success" if game.success else "env_return", "kl", "reply_tokens")
-    with Progress(config.iterations, start, columns) as progress:
-        for i in range(start, config.iterations):
-            clock = time.monotonic()
-            state, metrics = update(state, jax.random.fold_in(jax.random.key(config.seed), i + 1))
-            metrics = {name: float(value) for name, value in metrics.items()}
-            if not metrics.pop("finite"):
-                checkpoints.save(int(state.iteration), state.learned(), {"stopped": "non-finite"})
-                checkpoints.close()
-                raise ValueError(
-                    f"iteration {i}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}. Stopped; the last "
-                    f"good state is in {run_dir / 'checkpoints'}. Lower --learning_rate or raise --beta"
-                )
-            if config.eval_every and (i + 1) % config.eval_every == 0:
-                summary = setup.summarize(evaluate({"params": state.params, "lora": state.lora}), unseen)
-                metrics |= {f"eval/{name}": value for name, value in summary.items()}
-            writer.write(i, metrics, seconds=time.monotonic() - clock)
-            progress.update(i, metrics)
-            if (i + 1) % config.checkpoint_every == 0 or i + 1 == config.iterations:
-                checkpoints.save(i + 1, state.learned(), {"config": dataclasses.asdict(config)})
-    writer.close()
-    checkpoints.close()
+    def evaluate_now_and_then(done, state):
+        if not config.eval_every or done % config.eval_every:
+            return {}
+        summary = setup.summarize(evaluate({"params": state.params, "lora": state.lora}), unseen)
+        return {f"eval/{name}": value for name, value in summary.items()}
+
+    state = loop.train(
+        run_dir,
+        # The one XLA program: random key in, new parameters out.
+        jax.jit(make_update(policy, game, learning), donate_argnums=0),
+        state,
+        seed=config.seed,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("return", "success" if game.success else "env_return", "kl", "reply_tokens"),
+        resume=flags.FLAGS.resume,
+        evaluate=evaluate_now_and_then,
+    )
 
     after = _evaluate(evaluate, policy, unseen, {"params": state.params, "lora": state.lora})
     write_atomically(run_dir / "after.json", json.dumps(after))
@@ -205,10 +186,11 @@ def _write_results(run_dir, config, policy, before, after, state) -> None:
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}")
 
 
-config_flags.define(TrainConfig, PRESETS)
-flags.DEFINE_string("run_dir", "", "folder for everything the run writes")
-flags.DEFINE_boolean("resume", False, "go on with the run in --run_dir from its last checkpoint")
-flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
+def define_flags() -> None:
+    config_flags.define(TrainConfig, PRESETS)
+    setup.define_run_flags()
+
 
 if __name__ == "__main__":
+    define_flags()
     setup.run(main)

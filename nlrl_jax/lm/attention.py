@@ -62,17 +62,21 @@ def attend(
     """
     B, L, heads, D = q.shape
     K = k.shape[2]
-    q = q.reshape(B, L, K, heads // K, D) * jnp.asarray(D**-0.5, q.dtype)
-    scores = jnp.einsum("blkrd,bskd->bkrls", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores, MASKED)
+    R = heads // K
+    # Key/value heads first: every product below is then a plain batch of matrix products, with the
+    # prefix too, and only the small operands are transposed, never the scores.
+    q = (q * jnp.asarray(D**-0.5, q.dtype)).reshape(B, L, K, R, D).transpose(2, 0, 3, 1, 4).reshape(K, B, R * L, D)
+    k, v = k.transpose(2, 0, 1, 3), v.transpose(2, 0, 1, 3)
+    scores = jnp.einsum("kbqd,kbsd->kbqs", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(jnp.tile(mask, (1, R, 1)), scores, MASKED)
     if prefix is None:
         weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        out = jnp.einsum("bkrls,bskd->blkrd", weights, v)
+        out = jnp.einsum("kbqs,kbsd->kbqd", weights, v)
     else:
-        prefix_k, prefix_v = prefix
-        P = prefix_k.shape[0]
-        prefix_scores = jnp.einsum("blkrd,pkd->bkrlp", q, prefix_k, preferred_element_type=jnp.float32)
+        prefix_k, prefix_v = (t.transpose(1, 0, 2) for t in prefix)
+        P = prefix_k.shape[1]
+        prefix_scores = jnp.einsum("kbqd,kpd->kbqp", q, prefix_k, preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(jnp.concatenate([prefix_scores, scores], axis=-1), axis=-1).astype(v.dtype)
-        out = jnp.einsum("bkrlp,pkd->blkrd", weights[..., :P], prefix_v)
-        out = out + jnp.einsum("bkrls,bskd->blkrd", weights[..., P:], v)
-    return out.reshape(B, L, heads, D)
+        out = jnp.einsum("kbqp,kpd->kbqd", weights[..., :P], prefix_v)
+        out = out + jnp.einsum("kbqs,kbsd->kbqd", weights[..., P:], v)
+    return out.reshape(K, B, R, L, D).transpose(1, 3, 0, 2, 4).reshape(B, L, heads, D)

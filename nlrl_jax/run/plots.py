@@ -1,16 +1,18 @@
-"""Learning curves as PNG files."""
+"""Learning curves and comparisons as PNG files."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nlrl_jax.run.metrics import read_metrics
 
 _COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569")
+_STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888"}
 _SPARSE = 0.5  # a metric written in fewer iterations than this share is drawn as points, unsmoothed
 
 
@@ -45,34 +47,20 @@ def learning_curve(
     if not written:
         known = sorted({name for run in runs for name in run if name != "iteration"})
         raise ValueError(f"none of {', '.join(metrics)} is in {', '.join(map(str, run_dirs))}; there are {known}")
-    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888"}
-    with matplotlib.rc_context(style):
-        figure = _draw(runs, written, title, smoothing)
-    path = pathlib.Path(path)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
-    return path
+    with matplotlib.rc_context(_STYLE):
+        return _save(_draw(runs, written, title, smoothing), path)
 
 
 def _draw(runs, metrics, title, smoothing):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    columns = 1 if len(metrics) == 1 else 2
-    rows = -(-len(metrics) // columns)
-    figure = Figure(figsize=(4.6 * columns + 0.4 * (columns == 1) * 4, 3.0 * rows + 0.3), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure, grid = _figure(len(metrics))
     if title:
         figure.suptitle(title, fontsize=12)
-    for k, (axes, name) in enumerate(zip(figure.subplots(rows, columns, squeeze=False).flat, metrics, strict=False)):
+    for k, (axes, name) in enumerate(zip(grid, metrics, strict=True)):
         _panel(axes, runs, name, _COLORS[k % len(_COLORS)], smoothing)
-        axes.set_title(name, loc="left", fontsize=11, fontweight="bold")
-        axes.set_xlabel("iteration")
+        _dress(axes, name, "iteration")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.grid(True, color="#e4e4e7", linewidth=0.8)
-        axes.set_axisbelow(True)
-    for axes in list(figure.axes)[len(metrics) :]:
-        axes.remove()
     return figure
 
 
@@ -115,3 +103,95 @@ def running_mean(y: np.ndarray, width: int) -> np.ndarray:
     middle = np.arange(len(y))
     low, high = np.maximum(middle - width // 2, 0), np.minimum(middle + (width - 1) // 2 + 1, len(y))
     return (total[high] - total[low]) / (high - low)
+
+
+class Series(NamedTuple):
+    """One line of a panel: x [N], and ys [n, N], a row a run (nan where a run has no value)."""
+
+    label: str
+    x: Sequence[float]
+    ys: np.ndarray
+
+
+def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xlabel: str, ylabel: str) -> pathlib.Path:
+    """Draws a panel each with the mean of every series, a band of one standard deviation, and its best run dashed.
+
+    The best run is that with the highest last value. With a single run there is only the line.
+
+    Args:
+      panels: title -> series. A label has the same colour in all panels.
+      path: the PNG to write.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        figure, grid = _figure(len(panels))
+        labels = list(dict.fromkeys(series.label for panel in panels.values() for series in panel))
+        for axes, (title, panel) in zip(grid, panels.items()):
+            for series in panel:
+                ys = np.asarray(series.ys, float)
+                color = _COLORS[labels.index(series.label) % len(_COLORS)]
+                mean, std = np.nanmean(ys, axis=0), np.nanstd(ys, axis=0)
+                axes.plot(series.x, mean, color=color, linewidth=2, label=series.label)
+                if len(ys) > 1:
+                    axes.fill_between(series.x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
+                    axes.plot(series.x, ys[np.argmax(ys[:, -1])], color=color, linewidth=1, linestyle="--")
+            _dress(axes, title, xlabel, ylabel)
+        grid[0].legend(frameon=False, fontsize=9)
+        return _save(figure, path)
+
+
+class Bar(NamedTuple):
+    """A bar: its height and the length of its error bar to either side."""
+
+    label: str
+    height: float
+    error: float
+
+
+def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
+    """Draws a panel of bars each, with error bars and the value written over them. A label keeps its colour."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        figure, grid = _figure(len(panels))
+        labels = list(dict.fromkeys(bar.label for panel in panels.values() for bar in panel))
+        for axes, (title, panel) in zip(grid, panels.items()):
+            for i, bar in enumerate(panel):
+                color = _COLORS[labels.index(bar.label) % len(_COLORS)]
+                axes.bar(i, bar.height, yerr=bar.error, color=color, width=0.7, capsize=3, ecolor="#555")
+                place = dict(ha="center", fontsize=8, xytext=(0, 3), textcoords="offset points")
+                axes.annotate(f"{bar.height:.2f}", (i + 0.2, max(bar.height, 0)), va="bottom", **place)
+            axes.set_xticks(range(len(panel)), [bar.label for bar in panel], fontsize=8)
+            axes.axhline(0, color="#888", linewidth=0.8)
+            _dress(axes, title, "", ylabel)
+        return _save(figure, path)
+
+
+def _figure(panels: int) -> tuple[Any, list[Any]]:
+    """A figure and as many axes as panels, two a row."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = 1 if panels == 1 else 2
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(4.6 * columns + (1.6 if panels == 1 else 0), 3.0 * rows + 0.3), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid[panels:]:
+        axes.remove()
+    return figure, grid[:panels]
+
+
+def _dress(axes, title: str, xlabel: str, ylabel: str = "") -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(True, color="#e4e4e7", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _save(figure, path: str | os.PathLike) -> pathlib.Path:
+    path = pathlib.Path(path)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    return path

@@ -61,17 +61,10 @@ def load(
       ValueError: not a GGUF; an architecture other than llama; an option that is not implemented; a
         tensor that is missing, unexpected or of a wrong shape, by name.
     """
-    from gguf import GGUFReader, dequantize
+    from gguf import dequantize
 
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file; give the path of a .gguf file")
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
-    reader = GGUFReader(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = _config(path, _metadata(reader), tensors)
+    config, tensors = _open(path)
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
     _check(path, config, tensors)
 
@@ -85,6 +78,25 @@ def load(
         return (weights.T if _transposed(where) else weights)[index]
 
     return config, layout.assemble(config, fetch, mesh=mesh)
+
+
+def read_config(path: str | os.PathLike) -> ModelConfig:
+    """The configuration of a GGUF file, without its weights. Errors: see `load`."""
+    return _open(pathlib.Path(path))[0]
+
+
+def _open(path: pathlib.Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """(configuration, tensors by name, still quantised)."""
+    from gguf import GGUFReader
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file; give the path of a .gguf file")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
+    reader = GGUFReader(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return _config(path, _metadata(reader), tensors), tensors
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -111,6 +111,11 @@ def load(
         return config, layout.assemble(config, fetch, mesh=mesh)
 
 
+def read_config(folder: str | os.PathLike) -> ModelConfig:
+    """The configuration of a folder, without its weights. Errors: see `load`."""
+    return ModelConfig.from_hf(_read_config(pathlib.Path(folder)))
+
+
 def read_eos_ids(folder: str | os.PathLike) -> tuple[int, ...]:
     """Ids that end a generation, from generation_config.json, else config.json; () where neither says."""
     for name in ("generation_config.json", "config.json"):

@@ -58,6 +58,16 @@ def load_weights(
     return huggingface.load(path, dtype=dtype, param_dtype=param_dtype, mesh=mesh, **overrides)
 
 
+def load_config(name: str) -> ModelConfig:
+    """The configuration of a model, without its weights. Arguments and errors: see `load_model`."""
+    path = _path(name)
+    if path.suffix == ".gguf":
+        from nlrl_jax.weights import gguf
+
+        return gguf.read_config(path)
+    return huggingface.read_config(path)
+
+
 def load_eos_ids(name: str) -> tuple[int, ...]:
     """Ids that end a reply, from the tokenizer, or from the model's configuration where it has none."""
     path = _path(name)

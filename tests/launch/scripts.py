@@ -24,7 +24,9 @@ def loaded(name):
     before = set(flags.FLAGS)
     sys.modules.pop(f"launch.{name}", None)
     try:
-        yield importlib.import_module(f"launch.{name}")
+        module = importlib.import_module(f"launch.{name}")
+        getattr(module, "define_flags", lambda: None)()
+        yield module
     finally:
         for flag in set(flags.FLAGS) - before:
             delattr(flags.FLAGS, flag)

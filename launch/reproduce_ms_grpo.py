@@ -1,0 +1,318 @@
+"""The MS-GRPO paper's experiments: Table 1, Figures 1 and 2, at a scale of your choice.
+
+    python -m launch.reproduce_ms_grpo --scale nano --run_dir runs/matrix
+    python -m launch.reproduce_ms_grpo --scale paper --dry_run
+    python -m launch.reproduce_ms_grpo --scale paper --model ~/models/Qwen2.5-3B-Instruct --run_dir runs/paper
+
+Trains one agent on Snake-Standard and one on FrozenLake-NotSlippery under several seeds, and evaluates each, as
+it learns, on all four variants: greedy, 20 replies and steps, the same 50 initial states. A DQN on Snake stands
+beside them. Leaves table_1.md, figure_1.png, figure_2.png and report.html; goes on where it was stopped with --resume.
+
+Departures from the paper: evaluation maps of FrozenLake follow the paper's distribution, training maps leave out the
+held-out eighth of them; all seeds start from one untrained model, greedy, so the start has no spread over seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import flags
+
+from launch import config_flags, loop, plan, setup, train_dqn, train_ms_grpo, warm_start
+from launch.config_flags import option
+from launch.train_ms_grpo import TrainConfig
+from nlrl_jax.algorithms.ms_grpo import init_state, make_update, optimizer
+from nlrl_jax.algorithms.seeds import over_seeds, stack
+from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.plots import Bar, Series, bars, compare
+from nlrl_jax.run.report import write_report
+from nlrl_jax.run.transcript import transcripts
+from nlrl_jax.text.policy import LanguageAgentPolicy
+
+TRAINED_ON = ("snake", "frozen_lake")
+VARIANTS = {  # in the order of Table 1
+    "snake": "Snake-Standard",
+    "snake_poison": "Snake-PoisonApple",
+    "frozen_lake_slippery": "FrozenLake-Slippery",
+    "frozen_lake": "FrozenLake-NotSlippery",
+}
+EVAL_SEED = 0  # the paper's
+MAY_CHANGE = ("model",)
+
+NANO = {**train_ms_grpo.PRESETS["demo"], "eval_episodes": 50}
+
+
+class Scale(NamedTuple):
+    """What a scale means: fields of `TrainConfig`, by the game trained on where they differ, and of `DQNRunConfig`."""
+
+    common: dict[str, Any]
+    by_game: dict[str, dict[str, Any]]
+    seeds: int
+    dqn: dict[str, Any]
+    warm_start: bool = False  # teach the reply format first
+
+
+SCALES = {
+    "nano": Scale(
+        {**NANO, "iterations": 120, "decay_steps": 150, "eval_every": 40, "checkpoint_every": 20},
+        {"snake": {"beta": 0.02}},
+        2,
+        {},
+    ),
+    "smollm2": Scale(
+        {"model": "smollm2", "micro_batch": 25, "eval_every": 100, "eval_episodes": 50},
+        {},
+        3,
+        {"iterations": 400},
+        warm_start=True,
+    ),
+    "paper": Scale(
+        {"dtype": "bfloat16", "micro_batch": 5, "remat": True, "eval_every": 100, "eval_episodes": 50},
+        {},
+        8,
+        train_dqn.PRESETS["paper"],
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixConfig:
+    """What is run."""
+
+    scale: str = option("nano", f"how large: {', '.join(SCALES)}")
+    model: str = option("", "a local model in place of the scale's own; the scale `paper` needs one")
+    seeds: int = option(0, "runs of each agent, under the seeds 0, 1, ...; 0: the scale's own number")
+    iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number")
+    dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number")
+    vectorize: str = option("auto", "all seeds at once (yes) or one after the other (no); auto: yes on accelerators")
+
+
+class Agent:
+    """A game's trained agents, all seeds, with what is needed to train and evaluate them."""
+
+    def __init__(self, config: TrainConfig, seeds: int, vectorize: bool):
+        self.config, self.seeds = config, list(range(seeds))
+        game, _, self.policy, params, self.learning = train_ms_grpo.build(config)
+        keys = [jax.random.fold_in(jax.random.key(seed), 0) for seed in self.seeds]
+        place = lambda state: setup.place(state, self.policy.model, optimizer(self.learning))
+        self.state = stack([place(init_state(self.policy.model, params, self.learning, key)) for key in keys])
+        self.update = jax.jit(over_seeds(make_update(self.policy, game, self.learning), vectorize), donate_argnums=0)
+        prompt = setup.prompt_for(config.model, config.prompt)
+        self.games = {name: setup.make_game(name, prompt) for name in VARIANTS}
+        self.policies = {
+            name: LanguageAgentPolicy.for_game(
+                g, self.policy.model, self.policy.tokenizer, self.policy.sampling, prompt
+            )
+            for name, g in self.games.items()
+        }
+        turns = config.eval_turns
+        self.players = {
+            name: setup.evaluator(self.policies[name], g, config.eval_episodes, turns, turns, EVAL_SEED)
+            for name, g in self.games.items()
+        }
+
+    def variables(self, state, seed: int) -> dict[str, Any]:
+        return {"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)}
+
+    def evaluate(self, state) -> dict[str, np.ndarray]:
+        """Mean environment reward on every variant: {"eval/NAME": [seeds]}."""
+        return {
+            f"eval/{name}": np.array(
+                [setup.summarize(play(self.variables(state, n)), self.games[name])["env_reward"] for n in self.seeds]
+            )
+            for name, play in self.players.items()
+        }
+
+    def untrained(self, state) -> dict[str, float]:
+        """The same of the base model, which all seeds share."""
+        return {
+            name: setup.summarize(play({"params": state.params}), self.games[name])["env_reward"]
+            for name, play in self.players.items()
+        }
+
+    def show(self, state, seed: int | None, name: str, rows: range) -> list[dict[str, Any]]:
+        variables = {"params": state.params} if seed is None else self.variables(state, seed)
+        return transcripts(self.policies[name], self.games[name], self.players[name](variables), rows)
+
+
+def train_agents(
+    config: TrainConfig, seeds: int, vectorize: bool, run_dir: pathlib.Path, resume: bool
+) -> dict[str, Any]:
+    """Trains all seeds of one agent and evaluates them; a finished agent is read from its folder."""
+    done = run_dir / "results.json"
+    if resume and done.exists():
+        return json.loads(done.read_text())
+    agent = Agent(config, seeds, vectorize)
+    initial = agent.untrained(agent.state)
+    state = loop.restore(run_dir, agent.state) if resume else agent.state
+
+    def evaluate(iteration, state):
+        now = iteration % config.eval_every == 0 or iteration == config.iterations
+        return agent.evaluate(state) if now else {}
+
+    clock = time.monotonic()
+    state = loop.train(
+        run_dir,
+        agent.update,
+        state,
+        seed=agent.seeds,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("return", f"eval/{config.game}", "kl", "reply_tokens"),
+        resume=resume,
+        evaluate=evaluate,
+    )
+    final = agent.evaluate(state)
+    best = int(np.argmax(final[f"eval/{config.game}"]))
+    results = {
+        "seconds": time.monotonic() - clock,
+        "initial": initial,
+        "final": {name: final[f"eval/{name}"].tolist() for name in VARIANTS},
+        "before": agent.show(state, None, config.game, range(3)),
+        "after": agent.show(state, best, config.game, range(3)),
+    }
+    write_atomically(done, json.dumps(results))
+    return results
+
+
+def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """The paper's Table 1, with the best run."""
+    rows = []
+    for trained, result in results.items():
+        for name, title in VARIANTS.items():
+            start, final = result["initial"][name], np.array(result["final"][name])
+            rows.append(
+                {
+                    "trained on": VARIANTS[trained],
+                    "evaluated on": title,
+                    "start": f"{start:.3f}",
+                    "final": f"{final.mean():.3f} ({final.std():.3f})",
+                    "change": f"{final.mean() - start:+.3f} ({final.std():.3f})",
+                    "best run": f"{final.max():.3f}",
+                }
+            )
+    return rows
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
+    """Evaluation on every variant while the agents learn: mean and deviation over seeds, the best run dashed."""
+    panels = {title: [] for title in VARIANTS.values()}
+    for game in results:
+        runs = [read_metrics(folder) for folder in loop.seed_dirs(run_dir / game, range(seeds))]
+        there = np.isfinite(runs[0][f"eval/{game}"])
+        x = [0, *(runs[0]["iteration"][there] + 1)]
+        for name, title in VARIANTS.items():
+            ys = [[results[game]["initial"][name], *run[f"eval/{name}"][there]] for run in runs]
+            panels[title].append(Series(f"trained on {VARIANTS[game]}", x, np.array(ys)))
+    return compare(panels, run_dir / "figure_1.png", "iteration", "environment reward")
+
+
+def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.Path:
+    """The final agents beside the untrained model and the DQN. Error bars: over seeds; for the DQN over episodes."""
+    panels = {}
+    for name, title in VARIANTS.items():
+        panel = [Bar("untrained", results["snake"]["initial"][name], 0.0)]
+        for game, short in (("snake", "Snake\nagent"), ("frozen_lake", "FrozenLake\nagent")):
+            final = np.array(results[game]["final"][name])
+            panel.append(Bar(short, final.mean(), final.std()))
+        if name == "snake":
+            panel.append(Bar("DQN", dqn["eval/env_return"], dqn["eval/env_return_std"]))
+        panels[title] = panel
+    return bars(panels, run_dir / "figure_2.png", "environment reward")
+
+
+def configs_of(
+    config: MatrixConfig, dry_run: bool = False
+) -> tuple[dict[str, TrainConfig], train_dqn.DQNRunConfig, int]:
+    """The runs of a scale: (by game, of the DQN, number of seeds).
+
+    Raises:
+      ValueError: an unknown scale, or none of the models that it needs.
+    """
+    if config.scale not in SCALES:
+        raise ValueError(f"scale {config.scale!r} is not known; choose one of {', '.join(SCALES)}")
+    scale = SCALES[config.scale]
+    if config.scale == "paper" and not (config.model or dry_run):
+        raise ValueError("the scale paper trains Qwen2.5-3B-Instruct: give its folder, --model PATH, or --dry_run")
+    given = {"model": config.model} if config.model else {}
+    given |= {"model": plan.PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
+    given |= {"iterations": config.iterations} if config.iterations else {}
+    if config.iterations and "decay_steps" in scale.common:
+        given["decay_steps"] = config.iterations * 5 // 4
+    runs = {
+        game: TrainConfig(game=game, **{**scale.common, **scale.by_game.get(game, {}), **given}) for game in TRAINED_ON
+    }
+    iterations = {"iterations": config.dqn_iterations} if config.dqn_iterations else {}
+    return runs, train_dqn.DQNRunConfig(**{**scale.dqn, **iterations}), config.seeds or scale.seeds
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = config_flags.parse(MatrixConfig)
+    configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
+    vectorize = jax.default_backend() != "cpu" if config.vectorize == "auto" else config.vectorize == "yes"
+    if flags.FLAGS.dry_run:
+        plan.show(configs, seeds, vectorize)
+        return
+    run_dir, resume = setup.take_run_dir(config, MAY_CHANGE), flags.FLAGS.resume
+    results = {}
+    for game, train_config in configs.items():
+        if SCALES[config.scale].warm_start:
+            print(f"the reply format, from demonstrations on {VARIANTS[game]}", flush=True)
+            start = warm_start.WarmStartConfig(model=train_config.model, game=game)
+            model = warm_start.train(start, run_dir / game / "format", resume)
+            train_config = dataclasses.replace(train_config, model=str(model))
+        print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seeds", flush=True)
+        results[game] = train_agents(train_config, seeds, vectorize, run_dir / game, resume)
+    print("DQN on Snake-Standard", flush=True)
+    _, dqn = train_dqn.train(dqn_config, run_dir / "dqn", resume)
+
+    rows = table_1(results)
+    text = markdown(rows)
+    write_atomically(run_dir / "table_1.md", text)
+    pictures = [figure_1(run_dir, results, seeds), figure_2(run_dir, results, dqn)]
+    notes = [
+        f"Mean (standard deviation over {seeds} seeds) of the environment reward, invalid actions at -0.5 included, "
+        f"over {configs['snake'].eval_episodes} greedy episodes from the same initial states.",
+        f"DQN on Snake-Standard after {dqn_config.iterations} iterations: {dqn['eval/env_return']:.2f} "
+        f"({dqn['eval/env_return_std']:.2f} over episodes).",
+        "Below: the first episodes on Snake, then on FrozenLake, before training and with the best run after it.",
+    ]
+    report = write_report(
+        run_dir,
+        title=f"MS-GRPO, scale {config.scale}: every agent on every variant",
+        question="Does training on one game make a language model play it better, and what does it do to the others?",
+        config={f"{game}.{k}": v for game, c in configs.items() for k, v in dataclasses.asdict(c).items()},
+        summary=rows,
+        curves=pictures,
+        before=[episode for game in configs for episode in results[game]["before"]],
+        after=[episode for game in configs for episode in results[game]["after"]],
+        notes=notes,
+    )
+    print(f"\n{text}\nDQN on Snake-Standard: {dqn['eval/env_return']:.3f}\nreport: {report}")
+    own = [f"{g} {results[g]['initial'][g]:.3f} -> {np.mean(results[g]['final'][g]):.3f}" for g in configs]
+    print(f"greedy reward: {', '.join(own)}")
+
+
+def define_flags() -> None:
+    config_flags.define(MatrixConfig)
+    setup.define_run_flags()
+    flags.DEFINE_boolean("dry_run", False, "print what would be run, its memory and its work, and stop")
+
+
+if __name__ == "__main__":
+    define_flags()
+    setup.run(main)

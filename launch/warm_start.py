@@ -1,0 +1,148 @@
+"""Teaches a model the reply format of a game by SFT, before reinforcement learning.
+
+    python -m launch.warm_start --model smollm2 --game frozen_lake --run_dir runs/format
+    python -m launch.train_ms_grpo --model runs/format/model --game frozen_lake --run_dir runs/smollm2
+
+A small model that never writes the action tag earns the same return in every episode of a group, and MS-GRPO
+has nothing to select. The demonstrations come from walkers that look at nothing in their way (`--skilled_share 0`):
+they show the form and not the game. Every batch is new; a LoRA adapter learns and is merged into the
+Hugging Face folder RUN_DIR/model, which is then an ordinary model: the reference of the KL penalty is the warm start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from absl import flags
+
+from launch import config_flags, loop, setup
+from launch.config_flags import option
+from launch.demonstrations import demonstrate
+from launch.replies import demonstration_loss
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.transformer import init_lora
+from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.weights import huggingface
+
+DONE = "warm_start.json"  # written last, beside the weights
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+    """Everything that decides what a warm start computes."""
+
+    model: str = option("smollm2", "nano (built in), smollm2, or a local Hugging Face folder or .gguf file")
+    game: str = option("frozen_lake", "frozen_lake, frozen_lake_slippery, snake or snake_poison")
+    prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
+    iterations: int = option(60, "gradient steps")
+    batch: int = option(8, "demonstrations a step")
+    learning_rate: float = option(1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero")
+    skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies")
+    max_tokens: int = option(200, "reply length that the prompt names")
+    lora_rank: int = option(16, "rank of the adapter")
+    lora_alpha: float = option(32.0, "the adapter's update is scaled by alpha / rank")
+    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
+    seed: int = option(0, "everything random follows from it")
+    checkpoint_every: int = option(20, "steps between checkpoints")
+
+
+@flax.struct.dataclass
+class State:
+    """params: frozen. lora: what learns."""
+
+    params: Any
+    lora: Any
+    opt_state: Any
+    iteration: jax.Array
+
+    def learned(self) -> dict[str, Any]:
+        return {"lora": self.lora, "opt_state": self.opt_state, "iteration": self.iteration}
+
+
+def make_update(loss_of, optimizer):
+    """One SFT step on the adapter: (state, key) -> (state, metrics)."""
+
+    def update(state, key):
+        def loss_of_lora(lora):
+            return loss_of({"params": state.params, "lora": lora}, key)
+
+        (loss, aux), grads = jax.value_and_grad(loss_of_lora, has_aux=True)(state.lora)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.lora)
+        grad_norm = optax.global_norm(grads)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        keep = lambda new, old: jnp.where(finite, new, old)
+        state = state.replace(
+            lora=jax.tree.map(keep, optax.apply_updates(state.lora, updates), state.lora),
+            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            iteration=state.iteration + finite,
+        )
+        return state, {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}
+
+    return update
+
+
+def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathlib.Path:
+    """Trains in a folder that is this run's. Returns the folder of the model; what is there already is not made again.
+
+    Raises:
+      ValueError: a number that must be at least 1; otherwise see `setup.make_game`, `setup.load`, `setup.make_policy`.
+    """
+    for name in ("iterations", "batch", "checkpoint_every"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"--{name} is {getattr(config, name)}; it must be at least 1")
+    model = run_dir / "model"
+    if resume and (model / DONE).exists():
+        return model
+    prompt = setup.prompt_for(config.model, config.prompt)
+    game = setup.make_game(config.game, prompt, **setup.map_split(config.game, "train"))
+    loaded = setup.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha))
+    policy = setup.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt)
+    warm_up = max(config.iterations // 10, 1)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
+    lora = init_lora(policy.model, jax.random.fold_in(jax.random.key(config.seed), 0))
+    state = State(loaded.params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
+    state = jax.device_put(state, jax.devices()[0])
+    if resume:
+        state = loop.restore(run_dir, state)
+
+    shown = lambda key: demonstrate(game, key, config.batch, config.skilled_share, habit=False)
+    update = make_update(demonstration_loss(policy, game, prompt, shown), optimizer)
+    state = loop.train(
+        run_dir,
+        jax.jit(update, donate_argnums=0),
+        state,
+        seed=config.seed,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("loss", "perplexity"),
+        resume=resume,
+    )
+    huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
+    write_atomically(model / DONE, json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    return model
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = config_flags.parse(WarmStartConfig)
+    run_dir = setup.take_run_dir(config, may_change=("checkpoint_every",))
+    print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume)}")
+
+
+def define_flags() -> None:
+    config_flags.define(WarmStartConfig)
+    setup.define_run_flags()
+
+
+if __name__ == "__main__":
+    define_flags()
+    setup.run(main)

@@ -1,0 +1,285 @@
+"""Deep Q-learning on the grid a game shows, the non-language baseline of MS-GRPO (appendix, "DQN Agent").
+
+    state = init_state(env, env_params, config, key)
+    train = jax.jit(make_train(env, env_params, config), static_argnums=1)
+    state, metrics = train(state, 100)                 # 100 gradient steps, `num_envs` environment steps each
+
+One pure program plays, stores and learns. Learning rate, discount and epsilon decay lie in the state
+as numbers, so a sweep over them is `jax.vmap(train)` over a stack of states.
+
+What the paper leaves open, and our choice: Adam; the Huber loss; `num_envs` games side by side and one gradient
+step for each of their moves together (Mnih et al. move once a step: num_envs=1); a step limit cuts an episode
+without ending it, so values bootstrap through it. A 3x3 convolution is one matrix product over the nine
+shifted boards, which `vmap` over weights keeps fast on every device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+
+@dataclasses.dataclass(frozen=True)
+class DQNConfig:
+    """Hyperparameters; the defaults are those of the paper's best agent, except `num_envs`.
+
+    Attributes:
+      learning_rate: Adam's [alpha].
+      discount: [gamma].
+      epsilon_decay_steps: environment steps over which epsilon falls linearly from `epsilon_start` to `epsilon_end`.
+      buffer_size: transitions kept; a multiple of `num_envs`.
+      batch_size: transitions a gradient step.
+      target_every: gradient steps between copies to the target network.
+      learning_starts: transitions in the buffer before the first gradient step.
+      num_envs: games played side by side.
+      max_steps: steps an episode at most.
+    """
+
+    learning_rate: float = 1e-5
+    discount: float = 0.9
+    epsilon_decay_steps: float = 1e5
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.1
+    buffer_size: int = 10_000
+    batch_size: int = 128
+    target_every: int = 1_000
+    learning_starts: int = 1_000
+    num_envs: int = 10
+    max_steps: int = 20
+
+    def __post_init__(self):
+        for name in ("buffer_size", "batch_size", "target_every", "num_envs", "max_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.buffer_size % self.num_envs:
+            raise ValueError(f"buffer_size {self.buffer_size} is not a multiple of num_envs {self.num_envs}")
+        if self.learning_starts > self.buffer_size:
+            raise ValueError(
+                f"learning_starts {self.learning_starts} never comes: the buffer holds {self.buffer_size} transitions"
+            )
+        if not 0 <= self.discount < 1:
+            raise ValueError(f"discount is {self.discount}; it must be at least 0 and below 1")
+        if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:
+            raise ValueError(
+                f"epsilon goes from {self.epsilon_start} to {self.epsilon_end}; it must fall within [0, 1]"
+            )
+
+
+class Conv3x3(nn.Module):
+    """A 3x3 convolution, stride 1, padded: [B, H, W, C] -> [B, H, W, features]."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        _, H, W, _ = x.shape
+        padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        shifted = [padded[:, i : i + H, j : j + W] for i in range(3) for j in range(3)]
+        return nn.Dense(self.features, kernel_init=nn.initializers.he_normal())(jnp.concatenate(shifted, axis=-1))
+
+
+class QNetwork(nn.Module):
+    """The appendix's Table 2: three 3x3 convolutions (32, 64, 64), 512 units, one value an action."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        """obs [B, H, W, C] -> Q values [B, A]."""
+        x = obs.astype(jnp.float32)
+        for features in (32, 64, 64):
+            x = nn.relu(Conv3x3(features)(x))
+        x = nn.relu(nn.Dense(512, kernel_init=nn.initializers.he_normal())(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.num_actions)(x)
+
+
+@flax.struct.dataclass
+class Transitions:
+    """A ring of N transitions. obs, next_obs: uint8 [N, H, W, C]; action int32, reward float32, terminated bool [N]."""
+
+    obs: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    next_obs: jax.Array
+    terminated: jax.Array
+
+
+@flax.struct.dataclass
+class DQNState:
+    """Everything a run is; stack several for a sweep.
+
+    env_state: of `num_envs` games, with `obs`. seed: uint32 [], all randomness. iteration: chunks trained.
+    played: steps of each game. updates: gradient steps. learning_rate, discount, epsilon_decay_steps: float32 [].
+    """
+
+    params: Any
+    target: Any
+    opt_state: Any
+    buffer: Transitions
+    env_state: Any
+    obs: jax.Array
+    episode_steps: jax.Array
+    played: jax.Array
+    updates: jax.Array
+    iteration: jax.Array
+    seed: jax.Array
+    learning_rate: jax.Array
+    discount: jax.Array
+    epsilon_decay_steps: jax.Array
+
+    def learned(self) -> dict[str, Any]:
+        """What a checkpoint holds: all of it, so that a resumed run is the same run."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+_adam = optax.scale_by_adam()
+
+
+def init_state(env: Any, env_params: Any, config: DQNConfig, key: jax.Array) -> DQNState:
+    """A fresh network, an empty buffer and `num_envs` new games.
+
+    Raises:
+      ValueError: observations that are not a grid [H, W, C] of numbers 0..255 that uint8 can hold.
+    """
+    key_net, key_env, key_seed = jax.random.split(key, 3)
+    shape = env.observation_space(env_params).shape
+    if len(shape) != 3:
+        raise ValueError(f"observations have shape {shape}; the network reads a grid [height, width, channels]")
+    obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_env, config.num_envs), env_params)
+    params = QNetwork(env.num_actions).init(key_net, jnp.zeros((1, *shape)))["params"]
+    N = config.buffer_size
+    board = jnp.zeros((N, *shape), jnp.uint8)
+    zero = jnp.zeros((), jnp.int32)
+    return DQNState(
+        params=params,
+        target=params,
+        opt_state=_adam.init(params),
+        buffer=Transitions(board, jnp.zeros(N, jnp.int32), jnp.zeros(N), board, jnp.zeros(N, bool)),
+        env_state=env_state,
+        obs=obs.astype(jnp.uint8),
+        episode_steps=jnp.zeros(config.num_envs, jnp.int32),
+        played=zero,
+        updates=zero,
+        iteration=zero,
+        seed=jax.random.bits(key_seed, (), jnp.uint32),
+        learning_rate=jnp.float32(config.learning_rate),
+        discount=jnp.float32(config.discount),
+        epsilon_decay_steps=jnp.float32(config.epsilon_decay_steps),
+    )
+
+
+def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tuple[DQNState, dict[str, jax.Array]]]:
+    """A pure `train(state, num_steps) -> (state, metrics)`; jit it with `num_steps` static.
+
+    A step is one move in each game and, once the buffer holds `learning_starts` transitions, one gradient step.
+
+    Metrics are means over the chunk: loss, q (of the moves in the batches), epsilon, env_return and env_steps of the
+    episodes that ended in it, and env_steps_total.
+    """
+    network, n = QNetwork(env.num_actions), config.num_envs
+    q_of = lambda params, obs: network.apply({"params": params}, obs)
+    step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
+    reset_env = jax.vmap(env.reset_env, in_axes=(0, None))
+
+    def play(state, key):
+        """One epsilon-greedy move in each game, stored; an episode that is over starts anew."""
+        key_explore, key_random, key_step, key_reset = jax.random.split(key, 4)
+        span = config.epsilon_start - config.epsilon_end
+        epsilon = jnp.maximum(
+            config.epsilon_start - span * state.played * n / state.epsilon_decay_steps, config.epsilon_end
+        )
+        greedy = jnp.argmax(q_of(state.params, state.obs), axis=-1).astype(jnp.int32)
+        random = jax.random.randint(key_random, (n,), 0, env.num_actions)
+        action = jnp.where(jax.random.uniform(key_explore, (n,)) < epsilon, random, greedy)
+        obs, env_state, reward, terminated, _ = step_env(
+            jax.random.split(key_step, n), state.env_state, action, env_params
+        )
+        obs = obs.astype(jnp.uint8)
+        start = state.played * n % config.buffer_size
+        store = lambda ring, new: jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
+        buffer = jax.tree.map(store, state.buffer, Transitions(state.obs, action, reward, obs, terminated))
+        steps = state.episode_steps + 1
+        over = terminated | (steps >= config.max_steps)
+        new_obs, new_state = reset_env(jax.random.split(key_reset, n), env_params)
+        pick = lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (old.ndim - 1)), new, old)
+        state = state.replace(
+            buffer=buffer,
+            env_state=jax.tree.map(pick, new_state, env_state),
+            obs=pick(new_obs.astype(jnp.uint8), obs),
+            episode_steps=jnp.where(over, 0, steps),
+            played=state.played + 1,
+        )
+        return state, {"reward": jnp.sum(reward), "episodes": jnp.sum(over), "epsilon": epsilon}
+
+    def loss_of(params, state, batch):
+        """Huber loss of r + gamma max_a Q_target(s', a) - Q(s, a); nothing follows a terminal state."""
+        following = jnp.max(q_of(state.target, batch.next_obs), axis=-1)
+        target = batch.reward + state.discount * jnp.where(batch.terminated, 0.0, following)
+        q = jnp.take_along_axis(q_of(params, batch.obs), batch.action[:, None], axis=-1)[:, 0]
+        return jnp.mean(optax.huber_loss(q, jax.lax.stop_gradient(target))), jnp.mean(q)
+
+    def learn(state, key):
+        """One gradient step on a uniform batch of the buffer, or nothing while it is too empty."""
+        filled = jnp.minimum(state.played * n, config.buffer_size)
+        index = jax.random.randint(key, (config.batch_size,), 0, filled)
+        batch = jax.tree.map(lambda ring: ring[index], state.buffer)
+        (loss, q), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params, state, batch)
+        updates, opt_state = _adam.update(grads, state.opt_state)
+        params = jax.tree.map(lambda p, u: p - state.learning_rate * u, state.params, updates)
+        ready = filled >= config.learning_starts
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(ready, a, b), new, old)
+        params, opt_state = keep(params, state.params), keep(opt_state, state.opt_state)
+        done = state.updates + ready
+        copy = ready & (done % config.target_every == 0)
+        target = jax.tree.map(lambda a, b: jnp.where(copy, a, b), params, state.target)
+        state = state.replace(params=params, opt_state=opt_state, target=target, updates=done)
+        return state, {"loss": jnp.where(ready, loss, 0.0), "q": q}
+
+    def step(state, _):
+        key = jax.random.fold_in(jax.random.key(state.seed), state.played)
+        key_play, key_learn = jax.random.split(key)
+        state, played = play(state, key_play)
+        state, learned = learn(state, key_learn)
+        return state, {**played, **learned}
+
+    def train(state: DQNState, num_steps: int) -> tuple[DQNState, dict[str, jax.Array]]:
+        state, sums = jax.lax.scan(step, state, None, length=num_steps)
+        episodes = jnp.maximum(jnp.sum(sums["episodes"]), 1)
+        metrics = {
+            "loss": jnp.mean(sums["loss"]),
+            "q": jnp.mean(sums["q"]),
+            "epsilon": jnp.mean(sums["epsilon"]),
+            "env_return": jnp.sum(sums["reward"]) / episodes,
+            "episode_steps": num_steps * n / episodes,
+            "env_steps": state.played * n,
+            "updates": state.updates,
+            "finite": jnp.isfinite(jnp.mean(sums["loss"])),
+        }
+        return state.replace(iteration=state.iteration + 1), metrics
+
+    return train
+
+
+def evaluate(env: Any, env_params: Any, params: Any, key: jax.Array, states: Any, max_steps: int) -> jax.Array:
+    """Greedy returns from given initial states (leading axis [B]), `max_steps` moves at most: float32 [B]."""
+    network = QNetwork(env.num_actions)
+    B = jax.tree.leaves(states)[0].shape[0]
+
+    def step(carry, key):
+        states, over, total = carry
+        obs = jax.vmap(lambda state: env.observe(key, state, None, env_params))(states)
+        action = jnp.argmax(network.apply({"params": params}, obs), axis=-1).astype(jnp.int32)
+        _, states, reward, terminated, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
+            jax.random.split(key, B), states, action, env_params
+        )
+        return (states, over | terminated, total + jnp.where(over, 0.0, reward)), None
+
+    start = (states, jnp.zeros(B, bool), jnp.zeros(B))
+    return jax.lax.scan(step, start, jax.random.split(key, max_steps))[0][2]

@@ -1,0 +1,63 @@
+"""Replies by demonstration: their tokens, their form, and that a model learns them."""
+
+import jax
+import numpy as np
+import pytest
+
+import envs
+from launch import replies
+from launch.demonstrations import demonstrate
+from nlrl_jax.run import directory
+from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.text.parser import ReplyFormat, reference_parse
+from nlrl_jax.text.prompts import TAGS
+from nlrl_jax.weights.load import load_model, load_tokenizer
+from tests.launch.scripts import refusal, run
+from tests.tokenizers_from_wheels import small_tokenizer
+
+
+@pytest.mark.parametrize("prompt", ["paper", "compact"])
+@pytest.mark.parametrize("name", envs.GAMES)
+def test_device_replies_equal_host_replies_and_are_well_formed(name, prompt):
+    game, tokenizer = envs.make(name, prompt=prompt), small_tokenizer()
+    fields, actions = jax.jit(lambda key: demonstrate(game, key, 40, 0.5, False))(jax.random.key(0))
+    tokens, lengths = jax.jit(jax.vmap(replies.compile_reply(game, prompt, tokenizer)))(fields, actions)
+    template = replies.reply_template(game, prompt)
+    form = ReplyFormat(tags=TAGS[prompt], actions=game.actions, max_actions=3)
+    for i in range(40):
+        shown = [int(a) for a in actions[i] if a >= 0]
+        text = template.render(
+            {**{k: v[i] for k, v in fields.items()}, "shown": np.maximum(actions[i], 0), "num_shown": len(shown)}
+        )
+        assert [int(t) for t in tokens[i, : lengths[i]]] == [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+        parsed = reference_parse(text.encode(), int(lengths[i]), form)
+        assert [a for a in parsed.actions if a >= 0] == shown and parsed.format_penalty == 0, text
+
+
+def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
+    args = (
+        "--model=nano",
+        "--prompt=paper",
+        "--batch=8",
+        "--learning_rate=0.02",
+        "--checkpoint_every=4",
+        "--lora_rank=4",
+    )
+    try:
+        run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=12")
+    finally:
+        directory.close_run(tmp_path)
+    losses = [row["loss"] for row in read_rows(tmp_path)]
+    assert len(losses) == 12 and np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
+    loaded = load_model(str(tmp_path / "model"))
+    assert loaded.tokenizer.eos_ids == load_tokenizer("nano").eos_ids
+    base = load_model("nano")
+    moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(base.params))]
+    assert max(moved) > 1e-3 and loaded.config.num_params == base.config.num_params
+    assert str(tmp_path / "model") in capsys.readouterr().out
+
+
+def test_bad_input(tmp_path):
+    assert "--batch is 0" in refusal("warm_start", f"--run_dir={tmp_path}", "--model=nano", "--batch=0")
+    directory.close_run(tmp_path)
+    assert "--run_dir runs/NAME" in refusal("warm_start", "--model=nano")
