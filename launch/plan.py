@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from launch import setup, train_ms_grpo
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, make_update, optimizer
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.algorithms.seeds import over_seeds
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.weights.load import load_config, load_tokenizer
 
@@ -35,12 +35,11 @@ def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfi
     """
     key = jax.random.key(0)
     params = jax.eval_shape(lambda: init_params(policy.model, key))
-    lora = jax.eval_shape(lambda: init_lora(policy.model, key))
-    state = TrainState(params, lora, jax.eval_shape(optimizer(learning).init, lora), jax.ShapeDtypeStruct((), "int32"))
+    state = jax.eval_shape(lambda params: init_state(policy.model, params, learning, key), params)
     update, keys = make_update(policy, game, learning), jax.eval_shape(lambda: key)
     if seeds > 1:
-        many = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), tree)
-        state = TrainState(params, many(state.lora), many(state.opt_state), many(state.iteration))
+        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state.replace(params=None))
+        state = stacked.replace(params=params)
         update, keys = over_seeds(update, vectorize=True), jax.eval_shape(lambda: jax.random.split(key, seeds))
     return jax.jit(update, donate_argnums=0).lower(state, keys).compile()
 

@@ -15,9 +15,7 @@ held-out eighth of them; all seeds start from one untrained model, greedy, so th
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -25,16 +23,13 @@ import numpy as np
 from absl import flags
 
 from launch import config_flags, loop, plan, setup, train_dqn, train_ms_grpo, warm_start
+from launch.agents import train_agents
 from launch.config_flags import option
 from launch.train_ms_grpo import TrainConfig
-from nlrl_jax.algorithms.ms_grpo import init_state, make_update, optimizer
-from nlrl_jax.algorithms.seeds import over_seeds, stack
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare
 from nlrl_jax.run.report import write_report
-from nlrl_jax.run.transcript import transcripts
-from nlrl_jax.text.policy import LanguageAgentPolicy
 
 TRAINED_ON = ("snake", "frozen_lake")
 VARIANTS = {  # in the order of Table 1
@@ -92,94 +87,6 @@ class MatrixConfig:
     iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number")
     dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number")
     vectorize: str = option("auto", "all seeds at once (yes) or one after the other (no); auto: yes on accelerators")
-
-
-class Agent:
-    """A game's trained agents, all seeds, with what is needed to train and evaluate them."""
-
-    def __init__(self, config: TrainConfig, seeds: int, vectorize: bool):
-        self.config, self.seeds = config, list(range(seeds))
-        game, _, self.policy, params, self.learning = train_ms_grpo.build(config)
-        keys = [jax.random.fold_in(jax.random.key(seed), 0) for seed in self.seeds]
-        place = lambda state: setup.place(state, self.policy.model, optimizer(self.learning))
-        self.state = stack([place(init_state(self.policy.model, params, self.learning, key)) for key in keys])
-        self.update = jax.jit(over_seeds(make_update(self.policy, game, self.learning), vectorize), donate_argnums=0)
-        prompt = setup.prompt_for(config.model, config.prompt)
-        self.games = {name: setup.make_game(name, prompt) for name in VARIANTS}
-        self.policies = {
-            name: LanguageAgentPolicy.for_game(
-                g, self.policy.model, self.policy.tokenizer, self.policy.sampling, prompt
-            )
-            for name, g in self.games.items()
-        }
-        turns = config.eval_turns
-        self.players = {
-            name: setup.evaluator(self.policies[name], g, config.eval_episodes, turns, turns, EVAL_SEED)
-            for name, g in self.games.items()
-        }
-
-    def variables(self, state, seed: int) -> dict[str, Any]:
-        return {"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)}
-
-    def evaluate(self, state) -> dict[str, np.ndarray]:
-        """Mean environment reward on every variant: {"eval/NAME": [seeds]}."""
-        return {
-            f"eval/{name}": np.array(
-                [setup.summarize(play(self.variables(state, n)), self.games[name])["env_reward"] for n in self.seeds]
-            )
-            for name, play in self.players.items()
-        }
-
-    def untrained(self, state) -> dict[str, float]:
-        """The same of the base model, which all seeds share."""
-        return {
-            name: setup.summarize(play({"params": state.params}), self.games[name])["env_reward"]
-            for name, play in self.players.items()
-        }
-
-    def show(self, state, seed: int | None, name: str, rows: range) -> list[dict[str, Any]]:
-        variables = {"params": state.params} if seed is None else self.variables(state, seed)
-        return transcripts(self.policies[name], self.games[name], self.players[name](variables), rows)
-
-
-def train_agents(
-    config: TrainConfig, seeds: int, vectorize: bool, run_dir: pathlib.Path, resume: bool
-) -> dict[str, Any]:
-    """Trains all seeds of one agent and evaluates them; a finished agent is read from its folder."""
-    done = run_dir / "results.json"
-    if resume and done.exists():
-        return json.loads(done.read_text())
-    agent = Agent(config, seeds, vectorize)
-    initial = agent.untrained(agent.state)
-    state = loop.restore(run_dir, agent.state) if resume else agent.state
-
-    def evaluate(iteration, state):
-        now = iteration % config.eval_every == 0 or iteration == config.iterations
-        return agent.evaluate(state) if now else {}
-
-    clock = time.monotonic()
-    state = loop.train(
-        run_dir,
-        agent.update,
-        state,
-        seed=agent.seeds,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("return", f"eval/{config.game}", "kl", "reply_tokens"),
-        resume=resume,
-        evaluate=evaluate,
-    )
-    final = agent.evaluate(state)
-    best = int(np.argmax(final[f"eval/{config.game}"]))
-    results = {
-        "seconds": time.monotonic() - clock,
-        "initial": initial,
-        "final": {name: final[f"eval/{name}"].tolist() for name in VARIANTS},
-        "before": agent.show(state, None, config.game, range(3)),
-        "after": agent.show(state, best, config.game, range(3)),
-    }
-    write_atomically(done, json.dumps(results))
-    return results
 
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
@@ -276,7 +183,7 @@ def main(argv: list[str]) -> None:
             model = warm_start.train(start, run_dir / game / "format", resume)
             train_config = dataclasses.replace(train_config, model=str(model))
         print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seeds", flush=True)
-        results[game] = train_agents(train_config, seeds, vectorize, run_dir / game, resume)
+        results[game] = train_agents(train_config, seeds, VARIANTS, EVAL_SEED, vectorize, run_dir / game, resume)
     print("DQN on Snake-Standard", flush=True)
     _, dqn = train_dqn.train(dqn_config, run_dir / "dqn", resume)
 

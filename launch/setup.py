@@ -97,10 +97,11 @@ def make_policy(
     sampling: Sampling,
     prompt: str,
     mesh: jax.sharding.Mesh | None = None,
+    num_templates: int = 1,
 ) -> LanguageAgentPolicy:
     """The language agent policy of a loaded model for a game."""
     model = Transformer(loaded.config, mesh=mesh)
-    return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt)
+    return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt, num_templates=num_templates)
 
 
 def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.sharding.Mesh | None = None):
@@ -139,14 +140,15 @@ def place(state: TrainState, model: Transformer, optimizer: optax.GradientTransf
         jax.tree.map(lambda leaf: leaf.sharding, lora),
         transform_non_params=lambda leaf: jax.device_put(leaf, whole),
     )
-    return state.replace(lora=lora, opt_state=opt_state, iteration=jax.device_put(state.iteration, whole))
+    rest = jax.device_put((state.iteration, state.explore), whole)
+    return state.replace(lora=lora, opt_state=opt_state, iteration=rest[0], explore=rest[1])
 
 
 def evaluator(
     policy: LanguageAgentPolicy, game: TextGame, num: int, max_turns: int, max_steps: int, seed: int
 ) -> Callable[[Any], rollout.Episodes]:
     """Greedy play from `num` fixed initial states: parameters -> episodes. Compiles once."""
-    policy = policy.with_sampling(Sampling(max_tokens=policy.sampling.max_tokens, temperature=0.0))
+    policy = policy.for_evaluation()
 
     @jax.jit
     def evaluate(variables):

@@ -59,6 +59,9 @@ class TrainConfig:
     std_ddof: int = option(0, "the advantage's standard deviation divides by G - std_ddof")
     updates_per_batch: int = option(1, "gradient steps on the same episodes")
     max_grad_norm: float = option(1.0, "clip gradients to this norm")
+    credit: str = option("episode", "episode (the paper's) or turn: return-to-go of each turn against the group's")
+    max_temperature: float = option(0.0, "raise the sampling temperature up to this while returns stagnate; 0: off")
+    num_templates: int = option(1, "wordings of the prompt, one drawn for each episode; 1 is the paper's, 3 at most")
     lora_rank: int = option(16, "rank of the adapters on all linear layers; the paper leaves it open")
     lora_alpha: float = option(32.0, "the adapter's update is scaled by alpha / rank")
     micro_batch: int = option(0, "replies differentiated at a time; 0: all at once. Memory only, same result")
@@ -104,7 +107,7 @@ def build(config: TrainConfig):
     game = setup.make_game(config.game, prompt, **setup.map_split(config.game, "train"))
     unseen = setup.make_game(config.game, prompt, **setup.map_split(config.game, "held_out"))
     loaded = setup.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha), mesh)
-    policy = setup.make_policy(game, loaded, sampling, prompt, mesh)
+    policy = setup.make_policy(game, loaded, sampling, prompt, mesh, config.num_templates)
     return game, unseen, policy, loaded.params, learning
 
 
@@ -114,15 +117,18 @@ def main(argv: list[str]) -> None:
     game, unseen, policy, params, learning = build(config)
     run_dir = setup.take_run_dir(config, MAY_CHANGE)
 
-    state = init_state(policy.model, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0))
+    state = init_state(
+        policy.model, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0), config.temperature
+    )
     state = setup.place(state, policy.model, optimizer(learning))
     if flags.FLAGS.resume:
         state = loop.restore(run_dir, state)
 
+    player = policy.for_evaluation()
     evaluate = setup.evaluator(
-        policy, unseen, config.eval_episodes, config.eval_turns, config.eval_turns, seed=2**31 - 1
+        player, unseen, config.eval_episodes, config.eval_turns, config.eval_turns, seed=2**31 - 1
     )
-    before = _stored(run_dir / "before.json", lambda: _evaluate(evaluate, policy, unseen, {"params": state.params}))
+    before = _stored(run_dir / "before.json", lambda: _evaluate(evaluate, player, unseen, {"params": state.params}))
     print(f"before training: {_line(before['summary'])}", flush=True)
 
     def evaluate_now_and_then(done, state):
@@ -144,7 +150,7 @@ def main(argv: list[str]) -> None:
         evaluate=evaluate_now_and_then,
     )
 
-    after = _evaluate(evaluate, policy, unseen, {"params": state.params, "lora": state.lora})
+    after = _evaluate(evaluate, player, unseen, {"params": state.params, "lora": state.lora})
     write_atomically(run_dir / "after.json", json.dumps(after))
     _write_results(run_dir, config, policy, before, after, state)
     name = "success" if game.success else "env_return"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 
-def group_advantage(returns: jax.Array, ddof: int = 0) -> jax.Array:
+def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = None) -> jax.Array:
     """(C_j - mean C) / std C within each group (MS-GRPO, equation 4).
 
     A group whose returns are all equal tells nothing: its advantages are exactly zero.
@@ -17,17 +17,26 @@ def group_advantage(returns: jax.Array, ddof: int = 0) -> jax.Array:
     Args:
       returns: float [..., G], composite returns C of the episodes that share an initial state.
       ddof: the standard deviation divides by G - ddof; the paper leaves this open.
+      mask: bool [..., G], who counts; the others get zero and change nothing. All, if None.
 
     Returns: float32 [..., G].
     """
     returns = returns.astype(jnp.float32)
-    spread = jnp.max(returns, axis=-1, keepdims=True) - jnp.min(returns, axis=-1, keepdims=True)
+    over = {"axis": -1, "keepdims": True} | ({} if mask is None else {"where": mask})
+    count = returns.shape[-1] if mask is None else jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1 + ddof)
+    spread = jnp.max(returns, **over, initial=-jnp.inf) - jnp.min(returns, **over, initial=jnp.inf)
     # Rounding alone must not look like a difference.
-    scale = jnp.max(jnp.abs(returns), axis=-1, keepdims=True)
+    scale = jnp.max(jnp.abs(returns), **over, initial=0.0)
     informative = spread > 1e-5 * jnp.maximum(scale, 1.0)
-    centred = returns - jnp.mean(returns, axis=-1, keepdims=True)
-    variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (returns.shape[-1] - ddof)
+    informative = informative if mask is None else informative & mask
+    centred = returns - jnp.sum(returns, **over) / count
+    variance = jnp.sum(centred**2, **over) / (count - ddof)
     return jnp.where(informative, centred / jnp.sqrt(jnp.where(informative, variance, 1.0)), 0.0)
+
+
+def returns_to_go(rewards: jax.Array) -> jax.Array:
+    """Sum of the rewards from each turn on: float [T, ...] -> float [T, ...]."""
+    return jnp.flip(jnp.cumsum(jnp.flip(rewards, axis=0), axis=0), axis=0)
 
 
 def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: float) -> jax.Array:

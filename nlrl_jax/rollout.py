@@ -62,6 +62,8 @@ def play(
     max_turns: int,
     max_steps: int,
     prefix: KeyValues | None = None,
+    temperature: jax.Array | None = None,
+    constants: dict[str, jax.Array] | None = None,
 ) -> Episodes:
     """Plays B episodes to their end or to a limit (Algorithm 1 of MS-GRPO, lines 6-16). Pure; no host call.
 
@@ -75,10 +77,13 @@ def play(
       max_turns: replies an episode at most ("LAP actions" in the paper).
       max_steps: environment steps an episode at most.
       prefix: `policy.prefix(variables)` if the caller has it already.
+      temperature: float [], in place of the sampling's own.
+      constants: fields that the game does not have, each [B], the same in all turns of an episode (e.g. "template").
     """
     B = jax.tree.leaves(states)[0].shape[0]
     prefix = policy.prefix(variables) if prefix is None else prefix
     fields_of = jax.vmap(game.fields)
+    options = {} if temperature is None else {"temperature": temperature}
 
     def step(key, carry, action):
         """One environment step of every episode that is still running and has a valid action."""
@@ -94,8 +99,8 @@ def play(
         states, terminated, steps = carry
         active = ~terminated & (steps < max_steps)
         key_text, key_game = jax.random.split(key)
-        fields = fields_of(states)
-        said = policy.act(variables, prefix, key_text, fields, active)
+        fields = fields_of(states) | (constants or {})
+        said = policy.act(variables, prefix, key_text, fields, active, **options)
         actions = jnp.where(active[:, None], said.parsed.actions, -1)
         carry = (states, terminated, steps, jnp.zeros((B,), jnp.float32), jnp.zeros((B,), jnp.int32))
         for i in range(actions.shape[1]):

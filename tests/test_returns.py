@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.returns import aaw_sample, group_advantage
+from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 
 
 def test_hand_worked_advantages():
@@ -35,6 +35,22 @@ def test_equal_returns_give_exactly_zero(value):
     assert not group_advantage(nudged).any()  # rounding is no difference
     grad = jax.grad(lambda r: group_advantage(r).sum())(returns)
     assert jnp.isfinite(grad).all()
+
+
+def test_a_mask_equals_the_subset():
+    returns = jax.random.normal(jax.random.key(0), (4, 6))
+    mask = jnp.array([[1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0], [0] * 6], bool)
+    for ddof in (0, 1):
+        got = group_advantage(returns.at[0, 1].set(1e9), ddof, mask)
+        np.testing.assert_allclose(got[0][mask[0]], group_advantage(returns[0][mask[0]], ddof), rtol=1e-5)
+        np.testing.assert_allclose(got[1], group_advantage(returns[1], ddof), rtol=1e-5)
+        assert not got[0][~mask[0]].any() and not got[2].any() and not got[3].any()  # one alone has no group
+    grad = jax.grad(lambda r: group_advantage(r, 0, mask).sum())(returns)
+    assert jnp.isfinite(grad).all()
+
+
+def test_returns_to_go_by_hand():
+    np.testing.assert_allclose(returns_to_go(jnp.array([[1.0, 0], [2, -1], [4, 0]])), [[7, -1], [6, -1], [4, 0]])
 
 
 def test_aaw_takes_different_episodes_and_prefers_extremes():

@@ -9,6 +9,8 @@ What the paper leaves open, and our default (each an option of `MSGRPOConfig`):
   (`updates_per_batch`), AdamW without decay, gradients clipped to norm 1; LoRA rank 16, alpha 32;
 - the ratio and the KL use the distribution tokens are sampled from, softmax(logits / temperature),
   but not the top-k cut;
+- what the paper's discussion proposes is there, switched off: `credit="turn"` (the return-to-go of a turn against the
+  group's at the same turn), `max_temperature` (exploration.py), a policy with several templates;
 - `num_groups` > 1 runs Algorithm 1 on several initial states side by side: advantages and AAW
   sampling within each group, the objective averaged over groups. 1 is the paper's.
 
@@ -29,9 +31,10 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax import losses, rollout
+from nlrl_jax.algorithms.exploration import Stagnation, adapt, init_stagnation
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm.transformer import Transformer, init_lora
-from nlrl_jax.returns import aaw_sample, group_advantage
+from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 
@@ -56,6 +59,8 @@ class MSGRPOConfig:
       invalid_action_reward: environment reward of each invalid action.
       updates_per_batch: gradient steps on the same episodes.
       max_grad_norm: gradients are clipped to this norm.
+      credit: "episode" (the paper's Monte Carlo return for every turn) or "turn" (return-to-go).
+      max_temperature: above 0, the sampling temperature rises up to this while returns stagnate.
       micro_batch: replies differentiated at a time; 0 is all at once. Changes memory, not the result.
       remat: recompute blocks in the backward pass.
     """
@@ -76,6 +81,8 @@ class MSGRPOConfig:
     invalid_action_reward: float = -0.5
     updates_per_batch: int = 1
     max_grad_norm: float = 1.0
+    credit: str = "episode"
+    max_temperature: float = 0.0
     micro_batch: int = 0
     remat: bool = False
 
@@ -92,6 +99,8 @@ class MSGRPOConfig:
             raise ValueError(
                 f"kl_estimator {self.kl_estimator!r} is not known; choose one of {', '.join(losses.KL_ESTIMATORS)}"
             )
+        if self.credit not in ("episode", "turn"):
+            raise ValueError(f"credit {self.credit!r} is not known; choose 'episode' or 'turn'")
         for name in ("num_groups", "max_turns", "max_steps", "updates_per_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -99,16 +108,19 @@ class MSGRPOConfig:
 
 @flax.struct.dataclass
 class TrainState:
-    """params: the frozen base weights. lora: the adapter, all that is learned. iteration: int32 []."""
+    """params: frozen base weights. lora: the adapter, all that is learned. explore: see exploration.py."""
 
     params: Any
     lora: Any
     opt_state: Any
     iteration: jax.Array
+    explore: Stagnation = dataclasses.field(default_factory=lambda: init_stagnation(1.0))
 
     def learned(self) -> dict[str, Any]:
         """What a checkpoint holds: all but the frozen base weights."""
-        return {"lora": self.lora, "opt_state": self.opt_state, "iteration": self.iteration}
+        return {
+            "lora": self.lora, "opt_state": self.opt_state, "iteration": self.iteration, "explore": self.explore
+        }  # fmt: skip
 
 
 def optimizer(config: MSGRPOConfig) -> optax.GradientTransformation:
@@ -121,10 +133,17 @@ def optimizer(config: MSGRPOConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adamw(rate, weight_decay=0.0))
 
 
-def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.Array) -> TrainState:
-    """theta <- theta_ref (line 1): a fresh adapter changes nothing."""
+def init_state(
+    model: Transformer, params: Any, config: MSGRPOConfig, key: jax.Array, temperature: float = 1.0
+) -> TrainState:
+    """theta <- theta_ref (line 1): a fresh adapter changes nothing.
+
+    Args:
+      temperature: the sampling's; matters with `max_temperature` only.
+    """
     lora = init_lora(model, key)
-    return TrainState(params, lora, optimizer(config).init(lora), jnp.zeros((), jnp.int32))
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(params, lora, optimizer(config).init(lora), zero, init_stagnation(temperature))
 
 
 def make_update(
@@ -132,9 +151,15 @@ def make_update(
 ) -> Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
     """One iteration of Algorithm 1 as a pure function `update(state, key) -> (state, metrics)`; jit it.
 
+    Raises:
+      ValueError: `max_temperature` below the policy's own temperature.
+
     A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
     """
     n, G = config.num_groups, config.group_size
+    base = policy.sampling.temperature
+    if config.max_temperature and config.max_temperature < base:
+        raise ValueError(f"max_temperature {config.max_temperature} is below the sampling temperature {base}")
     objective = functools.partial(  # equations 1-3
         losses.ms_grpo,
         clip_low=config.clip_low,
@@ -146,17 +171,26 @@ def make_update(
     def update(state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         key_reset, key_play, key_sample = jax.random.split(key, 3)
         variables = {"params": state.params, "lora": state.lora}  # theta_old <- theta (line 3)
+        temperature = state.explore.temperature if config.max_temperature else None
+        constants = {}
+        if policy.num_templates > 1:
+            drawn = jax.random.randint(jax.random.fold_in(key_play, 0), (n * G,), 0, policy.num_templates)
+            constants = {"template": drawn}
 
         # Lines 4-5: one initial state s_0 a group, the same for its G episodes.
         states = rollout.reset(game, key_reset, n)
         states = jax.tree.map(lambda x: jnp.repeat(x, G, axis=0), states)
 
         # Lines 6-16: every episode j and step t at once.
-        episodes = rollout.play(policy, game, variables, key_play, states, config.max_turns, config.max_steps)
+        episodes = rollout.play(
+            policy, game, variables, key_play, states, config.max_turns, config.max_steps,
+            temperature=temperature, constants=constants,
+        )  # fmt: skip
         turns = episodes.turns
 
         # Line 17: C_j = sum_t (r_{j,t+1} + Phi_{j,t}).
-        returns = composite_returns(turns, config).reshape(n, G)
+        rewards = composite_rewards(turns, config)
+        returns = jnp.sum(rewards, axis=0).reshape(n, G)
 
         # Line 19, equation 4.
         advantages = group_advantage(returns, config.std_ddof)
@@ -168,16 +202,23 @@ def make_update(
         else:
             chosen = jnp.broadcast_to(jnp.arange(G), (n, G))
         chosen = (chosen + G * jnp.arange(n)[:, None]).reshape(-1)
+        learned = jax.tree.map(lambda x: x[:, chosen], turns)
+        advantages = advantages.reshape(-1)
+        if config.credit == "turn":
+            by_group = lambda x: x.reshape(config.max_turns, n, -1)
+            to_go = by_group(returns_to_go(rewards)[:, chosen])
+            advantages = group_advantage(to_go, config.std_ddof, mask=by_group(learned.active))
+            advantages = advantages.reshape(config.max_turns, -1)
 
         # Line 24: theta <- theta + eta * grad J.
-        rows = micro_batches(jax.tree.map(lambda x: x[:, chosen], turns), advantages.reshape(-1), config.micro_batch)
+        rows = micro_batches(learned, advantages, config.micro_batch)
         if config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
-            rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows))
+            rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows, temperature))
         finite = jnp.array(True)
         lora, opt_state = state.lora, state.opt_state
         for _ in range(config.updates_per_batch):
             loss, aux, grads = loss_and_grad(
-                policy, objective, state.params, lora, rows, reference=config.beta > 0, remat=config.remat
+                policy, objective, state.params, lora, rows, config.beta > 0, config.remat, temperature
             )
             grad_norm = optax.global_norm(grads)
             finite &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -189,19 +230,28 @@ def make_update(
             lora=jax.tree.map(keep, lora, state.lora),
             opt_state=jax.tree.map(keep, opt_state, state.opt_state),
             iteration=state.iteration + finite,
+            explore=state.explore,
         )
         metrics = {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}
+        if config.max_temperature:
+            explore = adapt(state.explore, jnp.mean(returns), base, config.max_temperature)
+            new_state = new_state.replace(explore=jax.tree.map(keep, explore, state.explore))
+            metrics["temperature"] = temperature
         return new_state, {**metrics, **episode_metrics(episodes, returns)}
 
     return update
 
 
-def composite_returns(turns: rollout.Turns, config: MSGRPOConfig) -> jax.Array:
-    """C_j = sum_t (r + Phi): environment reward, invalid actions and format penalties. [T, B] -> [B]."""
+def composite_rewards(turns: rollout.Turns, config: MSGRPOConfig) -> jax.Array:
+    """r + Phi of each turn: environment reward, invalid actions and format penalties. float32 [T, B]."""
     parsed = turns.turn.parsed
     invalid = config.invalid_action_reward * parsed.num_invalid
-    per_turn = turns.reward + jnp.where(turns.active, invalid + parsed.format_penalty, 0.0)
-    return jnp.sum(per_turn, axis=0)
+    return turns.reward + jnp.where(turns.active, invalid + parsed.format_penalty, 0.0)
+
+
+def composite_returns(turns: rollout.Turns, config: MSGRPOConfig) -> jax.Array:
+    """C_j = sum_t (r + Phi) of each episode: float32 [B]."""
+    return jnp.sum(composite_rewards(turns, config), axis=0)
 
 
 def episode_metrics(episodes: rollout.Episodes, returns: jax.Array) -> dict[str, jax.Array]:

@@ -83,11 +83,13 @@ def prefix_length(prefix: KeyValues | None) -> int:
     return 0 if prefix is None else prefix.k.shape[1]
 
 
-def sample_token(key: jax.Array, logits: jax.Array, sampling: Sampling) -> jax.Array:
-    """One token a row from logits [B, V] -> int32 [B]."""
+def sample_token(
+    key: jax.Array, logits: jax.Array, sampling: Sampling, temperature: jax.Array | None = None
+) -> jax.Array:
+    """One token a row, logits [B, V] -> int32 [B]. `temperature` replaces that of `sampling`, unless it is greedy."""
     if sampling.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / sampling.temperature
+    logits = logits / (sampling.temperature if temperature is None else temperature)
     ids = None
     if 0 < sampling.top_k < logits.shape[-1]:
         logits, ids = jax.lax.top_k(logits, sampling.top_k)
@@ -114,6 +116,7 @@ def generate(
     eos_ids: tuple[int, ...],
     prefix: KeyValues | None = None,
     active: jax.Array | None = None,
+    temperature: jax.Array | None = None,
 ) -> Completion:
     """Samples a reply to each prompt; stops as soon as every row has ended. Pure; jit it with the model static.
 
@@ -125,6 +128,7 @@ def generate(
       eos_ids: tokens that end a reply.
       prefix: keys and values of what comes before every prompt.
       active: bool [B]; rows that are False generate nothing (length 0).
+      temperature: float [], in place of `sampling.temperature` where it changes from call to call.
     """
     B, S = prompts.shape
     N, P = sampling.max_tokens, prefix_length(prefix)
@@ -140,7 +144,7 @@ def generate(
         return model.apply(variables, hidden[:, -1], method="unembed"), cache
 
     def pick(i, logits, out):
-        tokens = sample_token(jax.random.fold_in(key, i), logits, sampling)
+        tokens = sample_token(jax.random.fold_in(key, i), logits, sampling, temperature)
         log_probs = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
         running = ~out.ended & ~done
         tokens = jnp.where(running, tokens, 0)

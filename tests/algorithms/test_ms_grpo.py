@@ -16,6 +16,7 @@ import pytest
 import envs
 from nlrl_jax import losses, rollout
 from nlrl_jax.algorithms import ms_grpo
+from nlrl_jax.algorithms.exploration import init_stagnation
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_returns, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm import sharding
@@ -25,6 +26,7 @@ from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.text.parser import ParsedReply
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
+from nlrl_jax.text.prompts import chat_prompt
 from tests.tokenizers_from_wheels import small_tokenizer
 
 H, EOS = 32, "<|im_end|>"
@@ -348,6 +350,63 @@ def test_several_steps_on_a_batch_keep_theta_old(policy, state, chosen):
     assert metrics["clip_fraction"] > 0  # theta has left theta_old
     np.testing.assert_allclose(metrics["loss"], loss, atol=1e-4)
     np.testing.assert_allclose(metrics["clip_fraction"], aux["clip_fraction"], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episodes):
+    """Return-to-go of each turn, compared within the group at that turn; AAW chooses as before."""
+    config = dataclasses.replace(CONFIG, credit="turn")
+    new, metrics = jit(make_update(policy, GAME, config))(state, KEY)
+    returns = composite_returns(episodes.turns, CONFIG).reshape(2, 6)
+    picked = aaw_sample(jax.random.split(KEY, 3)[2], group_advantage(returns), 4, 1.0)
+    picked = np.concatenate([picked[0], 6 + picked[1]])
+    turns = jax.device_get(jax.tree.map(lambda x: x[:, picked], episodes.turns))
+    parsed = turns.turn.parsed
+    reward = turns.reward + np.where(turns.active, -0.5 * parsed.num_invalid + parsed.format_penalty, 0)
+    advantages = np.zeros((2, 8), np.float32)
+    for t in range(2):
+        for group in (slice(0, 4), slice(4, 8)):
+            there = turns.active[t, group]
+            to_go = reward[t:, group].sum(0)[there]
+            if there.sum() > 1 and to_go.std() > 1e-4:
+                advantages[t, group][there] = (to_go - to_go.mean()) / to_go.std()
+    assert np.abs(advantages[0] - advantages[1]).max() > 0.1
+    rows = micro_batches(turns, jnp.asarray(advantages), 0)
+    loss, _, _ = jit(lambda lora: loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, True, False))(state.lora)
+    np.testing.assert_allclose(metrics["loss"], loss, atol=1e-4)
+    np.testing.assert_allclose(metrics["return"], returns.mean(), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_temperature_that_rises_starts_at_the_policys_own(policy, state, updated):
+    config = dataclasses.replace(CONFIG, max_temperature=2.0)
+    update = jit(make_update(policy, GAME, config))
+    first, metrics = update(state.replace(explore=init_stagnation(1.3)), KEY)
+    for name in ("loss", "kl", "grad_norm", "return"):
+        np.testing.assert_allclose(metrics[name], updated[1][name], rtol=1e-4, atol=1e-6)
+    assert metrics["temperature"] == pytest.approx(1.3)
+    assert first.explore.temperature == pytest.approx(1.3 * 1.02) and int(first.explore.seen) == 1
+    with pytest.raises(ValueError, match="max_temperature 1.0 is below the sampling temperature 1.3"):
+        make_update(policy, GAME, dataclasses.replace(CONFIG, max_temperature=1.0))
+
+
+@pytest.mark.slow
+def test_templates_are_drawn_for_each_episode(policy, state):
+    several = LanguageAgentPolicy.for_game(
+        GAME, policy.model, policy.tokenizer, policy.sampling, "compact", num_templates=3
+    )
+    _, metrics = jit(make_update(several, GAME, CONFIG))(state, KEY)
+    assert metrics["finite"] and metrics["grad_norm"] > 0
+    states = rollout.reset(GAME, KEY, 3)
+    constants = {"template": jnp.array([0, 2, 1])}
+    variables = {"params": state.params}
+    turns = jit(lambda: rollout.play(several, GAME, variables, KEY, states, 2, 4, constants=constants))().turns
+    for i, wording in enumerate((0, 2, 1)):
+        template = chat_prompt(GAME, policy.tokenizer.render_chat, "compact", 10, wording)
+        fields = {name: np.asarray(value[0, i]) for name, value in turns.fields.items()}
+        text = several.prompt_text(turns.turn.prompts[0, i], turns.turn.prompt_lengths[0, i])
+        assert text == template.render(fields)
+    assert several.for_evaluation().num_templates == 1
 
 
 @pytest.mark.slow
