@@ -166,18 +166,19 @@ def configs_of(
     return runs, train_dqn.DQNRunConfig(**{**scale.dqn, **iterations}), config.seeds or scale.seeds
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    config = config_flags.parse(MatrixConfig)
-    configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
-    vectorize = jax.default_backend() != "cpu" if config.vectorize == "auto" else config.vectorize == "yes"
-    if flags.FLAGS.dry_run:
-        plan.show(configs, seeds, vectorize)
-        return
-    run_dir, resume = setup.take_run_dir(config, MAY_CHANGE), flags.FLAGS.resume
+def reproduce(
+    configs: dict[str, TrainConfig],
+    dqn_config: train_dqn.DQNRunConfig,
+    seeds: int,
+    vectorize: bool,
+    teach_format: bool,
+    run_dir: pathlib.Path,
+    resume: bool,
+) -> list[str]:
+    """Trains and evaluates everything in `run_dir` and writes table, figures and report. Returns what to print."""
     results = {}
     for game, train_config in configs.items():
-        if SCALES[config.scale].warm_start:
+        if teach_format:
             print(f"the reply format, from demonstrations on {VARIANTS[game]}", flush=True)
             start = warm_start.WarmStartConfig(model=train_config.model, game=game)
             model = warm_start.train(start, run_dir / game / "format", resume)
@@ -200,7 +201,7 @@ def main(argv: list[str]) -> None:
     ]
     report = write_report(
         run_dir,
-        title=f"MS-GRPO, scale {config.scale}: every agent on every variant",
+        title="MS-GRPO: every agent on every variant",
         question="Does training on one game make a language model play it better, and what does it do to the others?",
         config={f"{game}.{k}": v for game, c in configs.items() for k, v in dataclasses.asdict(c).items()},
         summary=rows,
@@ -209,9 +210,26 @@ def main(argv: list[str]) -> None:
         after=[episode for game in configs for episode in results[game]["after"]],
         notes=notes,
     )
-    print(f"\n{text}\nDQN on Snake-Standard: {dqn['eval/env_return']:.3f}\nreport: {report}")
     own = [f"{g} {results[g]['initial'][g]:.3f} -> {np.mean(results[g]['final'][g]):.3f}" for g in configs]
-    print(f"greedy reward: {', '.join(own)}")
+    return [
+        f"\n{text}",
+        f"DQN on Snake-Standard: {dqn['eval/env_return']:.3f}",
+        f"report: {report}",
+        f"greedy reward: {', '.join(own)}",
+    ]
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = config_flags.parse(MatrixConfig)
+    configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
+    vectorize = jax.default_backend() != "cpu" if config.vectorize == "auto" else config.vectorize == "yes"
+    if flags.FLAGS.dry_run:
+        plan.show(configs, seeds, vectorize)
+        return
+    run_dir, resume = setup.take_run_dir(config, MAY_CHANGE), flags.FLAGS.resume
+    lines = reproduce(configs, dqn_config, seeds, vectorize, SCALES[config.scale].warm_start, run_dir, resume)
+    print("\n".join(lines))
 
 
 def define_flags() -> None:

@@ -35,11 +35,15 @@ from nlrl_jax.weights.load import LoadedModel, load_model
 NANO_TOKENS = 10  # a nano model's reply is one action tag
 
 
-def run(main: Callable[[list[str]], Any]) -> None:
-    """`app.run` for people: a bad argument is one sentence, not a stack trace; compiled programs are kept on disk."""
+def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
+    """`app.run` for people: a bad argument is one sentence, not a stack trace; compiled programs are kept on disk.
+
+    Args:
+      takes_names: the script reads arguments that are no options.
+    """
 
     def wrapped(argv):
-        if len(argv) > 1:
+        if len(argv) > 1 and not takes_names:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
         keep_freed_memory()

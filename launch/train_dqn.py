@@ -55,6 +55,7 @@ class DQNRunConfig:
     max_steps: int = option(20, "steps an episode at most, in training")
     sweep: bool = option(False, "train every combination of the paper's search space at once")
     eval_episodes: int = option(50, "greedy episodes from fixed initial states")
+    eval_seed: int = option(0, "which initial states; 0 are those of reproduce_ms_grpo")
     eval_steps: int = option(20, "steps an episode at most, in evaluation")
     eval_every: int = option(5, "evaluate every so many iterations")
     checkpoint_every: int = option(20, "iterations between checkpoints")
@@ -82,7 +83,7 @@ class Trainer:
         chunk = lambda state: train(state, config.steps_per_iteration)
         # One program either way; `vmap` over the stack of a sweep.
         self._chunk = jax.jit(jax.vmap(chunk) if config.sweep else chunk, donate_argnums=0)
-        key = jax.random.key(2**31 - 1)  # the initial states of every other evaluation
+        key = jax.random.key(config.eval_seed)
         states = rollout.reset(self.game, key, config.eval_episodes)
         play = lambda params: evaluate(
             env, env_params, params, jax.random.fold_in(key, config.eval_episodes), states, config.eval_steps

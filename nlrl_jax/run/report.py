@@ -33,6 +33,7 @@ def write_report(
     before: Sequence[Episode] = (),
     after: Sequence[Episode] = (),
     notes: str | Sequence[str] = (),
+    labels: tuple[str, str] = ("Before", "After"),
     name: str = "report.html",
 ) -> pathlib.Path:
     """Writes one self-contained page into the run's folder.
@@ -47,6 +48,7 @@ def write_report(
       before, after: records of `transcript.transcripts`; those with the same position stand side by side, so they
         should be episodes from the same initial state.
       notes: paragraphs under the numbers.
+      labels: what the two sides of the episodes are called.
       name: the file.
 
     Returns:
@@ -71,6 +73,7 @@ def write_report(
         images=[_data_uri(path) for path in _pngs(run_dir, curves)],
         pairs=pairs,
         notes=[notes] if isinstance(notes, str) else notes,
+        labels=labels,
         outcome=outcome,
         flaws=flaws,
         path=lambda episode: list(dict.fromkeys(_boards(episode))),

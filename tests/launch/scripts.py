@@ -43,7 +43,7 @@ def run(name, *args):
             mock.patch.object(jax, "jit", QUICK_TO_COMPILE),
             mock.patch.object(setup, "keep_freed_memory"),  # for the whole process, and for good
         ):
-            setup.run(module.main)
+            setup.run(module.main, takes_names=name == "report")
 
 
 def refusal(name, *args):

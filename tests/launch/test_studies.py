@@ -1,0 +1,98 @@
+"""The evaluation matrix and the ablations at the smallest scale, and the plan of a large one."""
+
+import json
+
+import numpy as np
+import pytest
+
+from launch import ablate_ms_grpo, plan, reproduce_ms_grpo, train_dqn, train_ms_grpo
+from nlrl_jax.run.metrics import read_metrics
+from tests.launch.scripts import refusal
+
+TINY = {
+    "group_size": 4, "group_sample": 2, "num_groups": 1, "max_turns": 2, "max_steps": 4, "max_tokens": 8,
+    "eval_episodes": 2, "eval_turns": 2, "eval_every": 1, "lora_rank": 2, "temperature": 2.0,
+}  # fmt: skip
+
+
+def test_table_1_by_hand():
+    results = {
+        "snake": {
+            "initial": {"snake": -2.0, "snake_poison": -3.0, "frozen_lake_slippery": 0.0, "frozen_lake": 0.1},
+            "final": {
+                "snake": [0.0, -1.0], "snake_poison": [-3, -3], "frozen_lake_slippery": [0, 1], "frozen_lake": [1, 0],
+            },
+        }
+    }  # fmt: skip
+    rows = reproduce_ms_grpo.table_1(results)
+    assert [row["evaluated on"] for row in rows] == list(reproduce_ms_grpo.VARIANTS.values())
+    assert rows[0] == {
+        "trained on": "Snake-Standard", "evaluated on": "Snake-Standard", "start": "-2.000", "final": "-0.500 (0.500)",
+        "change": "+1.500 (0.500)", "best run": "0.000",
+    }  # fmt: skip
+    assert reproduce_ms_grpo.markdown(rows).splitlines()[2].startswith("| Snake-Standard | Snake-Standard | -2.000 |")
+
+
+@pytest.mark.slow
+def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
+    setting = {**train_ms_grpo.PRESETS["demo"], **TINY, "iterations": 2}
+    configs = {game: train_ms_grpo.TrainConfig(game=game, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
+    dqn = train_dqn.DQNRunConfig(
+        iterations=2, num_envs=4, buffer_size=40, learning_starts=8, batch_size=4, steps_per_iteration=4
+    )
+    first = reproduce_ms_grpo.reproduce(configs, dqn, 2, False, False, tmp_path, False)
+    assert (tmp_path / "table_1.md").read_text().count("\n") == 10
+    for name in ("figure_1.png", "figure_2.png", "report.html", "dqn/results.json", "snake/seed_1/metrics.jsonl"):
+        assert (tmp_path / name).stat().st_size > 0, name
+    metrics = read_metrics(tmp_path / "frozen_lake" / "seed_0")
+    assert {f"eval/{name}" for name in reproduce_ms_grpo.VARIANTS} <= set(metrics)
+    assert "greedy reward: snake " in first[-1]
+    # the second time everything is there already
+    assert reproduce_ms_grpo.reproduce(configs, dqn, 2, False, False, tmp_path, True) == first
+
+
+def test_the_plan_counts_tokens_and_compiles_from_shapes():
+    config = train_ms_grpo.TrainConfig(**{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
+    policy, game, learning = plan._policy_of(config)
+    work = plan.work_of(policy, learning)
+    assert work.reply_tokens == 4 * 2 * 8
+    assert work.prompt_tokens == len(policy.template.prefix) + 4 * 2 * policy.template.max_length
+    assert work.learned_tokens == 2 * 2 * (policy.template.max_length + 8)
+    passes = work.prompt_tokens + work.reply_tokens + 4 * work.learned_tokens
+    assert work.flop == 2 * policy.model.config.num_params * passes
+    assert plan.QWEN25_3B.num_params == pytest.approx(3.09e9, rel=0.01)  # as its model card says
+    assert 1e8 < plan.matmul_rate(256) < 1e15
+
+
+def test_the_settings_of_the_studies():
+    panels = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig())
+    sizes = {(c.group_size, c.group_sample) for runs in panels.values() for c in runs.values()}
+    assert sizes == {(100, 25), (100, 50), (100, 100), (25, 25), (50, 25)}
+    folders = [ablate_ms_grpo.folder_of(c) for runs in panels.values() for c in runs.values()]
+    assert len(folders) == 6 and len(set(folders)) == 5
+    runs = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="exploration"))["final reward"]
+    assert runs["MS-GRPO"].credit == "episode" and runs["MS-GRPO"].num_templates == 1
+    assert len({ablate_ms_grpo.folder_of(c) for c in runs.values()}) == 4
+    with pytest.raises(ValueError, match="study 'x' is not known"):
+        ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="x"))
+
+
+def test_series_is_in_seconds_without_the_compilation(tmp_path):
+    config = train_ms_grpo.TrainConfig(game="frozen_lake")
+    for seed, values in ((0, (0.2, 0.4)), (1, (0.0, 0.8))):
+        folder = tmp_path / f"seed_{seed}"
+        folder.mkdir()
+        lines = [{"iteration": i} | ({"eval/frozen_lake": values[i // 2]} if i % 2 else {}) for i in range(4)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        seconds = [{"iteration": i, "seconds": s} for i, s in enumerate((60.0, 9.0, 4.0, 9.0))]
+        (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in seconds))
+    line, pace = ablate_ms_grpo.series("a", tmp_path, config, -0.5, 2)
+    assert pace == pytest.approx((60 + 4) / 2 / 2)
+    np.testing.assert_allclose(line.ys, [[-0.5, 0.2, 0.4], [-0.5, 0.0, 0.8]])
+    np.testing.assert_allclose(line.x, pace * np.array([0, 2, 4]))
+
+
+def test_bad_input(tmp_path):
+    assert "scale 'huge' is not known" in refusal("reproduce_ms_grpo", "--scale=huge", f"--run_dir={tmp_path}")
+    assert "give its folder, --model PATH" in refusal("reproduce_ms_grpo", "--scale=paper", f"--run_dir={tmp_path}")
+    assert "study 'x'" in refusal("ablate_ms_grpo", "--study=x", f"--run_dir={tmp_path}")
