@@ -148,7 +148,7 @@ def timed(run) -> tuple[float, Any]:
     return time.perf_counter() - start, out
 
 
-def rollouts(config: TrainConfig, sizes: list[int], repeats: int) -> list[list[str]]:
+def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bool) -> list[list[str]]:
     """Rows (episodes, way, turns a second, ratio to the batched loop)."""
     game, _, policy, params, learning = build(config)
     prompt = setup.prompt_for(config.model, config.prompt)
@@ -162,10 +162,9 @@ def rollouts(config: TrainConfig, sizes: list[int], repeats: int) -> list[list[s
                 rollout.play(policy, game, v, key, states, learning.max_turns, learning.max_steps).turns.active
             )
         )
-        loops = {
-            "host, one by one": HostLoop(policy, game, prompt, one_by_one=True),
-            "host, batched": HostLoop(policy, game, prompt, one_by_one=False),
-        }
+        loops = {"host, batched": HostLoop(policy, game, prompt, one_by_one=False)}
+        if one_by_one:
+            loops = {"host, one by one": HostLoop(policy, game, prompt, one_by_one=True)} | loops
 
         def play_device(key):
             return int(np.sum(device(variables, key, states)))
@@ -218,6 +217,7 @@ def main() -> None:
     parser.add_argument("--model", default="nano")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--no_one_by_one", action="store_true", help="leave out the slowest way")
     parser.add_argument("--turns", type=int, default=5, help="turns an episode at most")
     args = parser.parse_args()
     print(
@@ -226,10 +226,10 @@ def main() -> None:
     )
     if args.model == "nano":
         config = TrainConfig(max_turns=args.turns, **PRESETS["demo"])
-        rows = rollouts(config, args.sizes, args.repeats) + iterations(config, args.repeats)
+        rows = rollouts(config, args.sizes, args.repeats, not args.no_one_by_one) + iterations(config, args.repeats)
     else:
         config = TrainConfig(model=args.model, max_tokens=48, group_size=2, group_sample=2, max_turns=args.turns)
-        rows = rollouts(config, args.sizes, args.repeats)
+        rows = rollouts(config, args.sizes, args.repeats, not args.no_one_by_one)
     print("| what | how | speed | ratio to host, batched |\n| --- | --- | --- | --- |")
     for row in rows:
         print("| " + " | ".join(row) + " |")

@@ -44,13 +44,13 @@ def first_cells(mask: jax.Array, count: int) -> jax.Array:
     return jnp.nonzero(mask, size=count, fill_value=0)[0].astype(jnp.int32)
 
 
-def grid(symbols: tuple[str, ...], size: int) -> Template:
-    """The character grid: field "cells" int [size * size] indexes `symbols`; blanks between columns."""
+def grid(symbols: tuple[str, ...], size: int, field: str = "cells") -> Template:
+    """The character grid: `field`, int [size * size], indexes `symbols`; blanks between columns."""
     parts = []
     for cell in range(size * size):
         if cell:
             parts.append(Literal(" " if cell % size else "\n"))
-        parts.append(Choice("cells", symbols, cell))
+        parts.append(Choice(field, symbols, cell))
     return Template(tuple(parts))
 
 

@@ -31,7 +31,10 @@ from nlrl_jax.types import TextGame
 YOU, ENEMY = 0, 1
 DEATH_REWARD = -3.0
 
+VIEW = 7  # side of what the compact prompt shows
 SYMBOLS = ("_", "A", "T", "1", "2", "X", "x")  # X, x: your and the enemy's head, dead
+VIEW_SYMBOLS = (*SYMBOLS, "O")  # O: off the board
+_WALL = len(SYMBOLS)
 _EMPTY, _APPLE, _BODY, _HEAD, _ENEMY_HEAD, _DEAD_HEAD, _DEAD_ENEMY_HEAD = range(7)
 
 
@@ -256,7 +259,8 @@ class Snake(environment.Environment[EnvState, EnvParams]):
         Returns:
           num_apples []; apple_x, apple_y [num_apples], in reading order; head_x, head_y, enemy_head_x,
           enemy_head_y []; num_segments, num_enemy_segments []; segment_x, segment_y, enemy_segment_x,
-          enemy_segment_y [S], from neck to tail; cells [size * size], indices into `SYMBOLS`.
+          enemy_segment_y [S], from neck to tail; cells [size * size], indices into `SYMBOLS`; view [VIEW * VIEW], the
+          cells around your head, indices into `VIEW_SYMBOLS`.
         """
         result = {"num_apples": state.apples.sum(dtype=jnp.int32)}
         apples = grid_text.first_cells(state.apples, self.num_apples)
@@ -275,6 +279,9 @@ class Snake(environment.Environment[EnvState, EnvParams]):
         for snake in (YOU, ENEMY):
             cells = jnp.where(numbers == state.head[snake], marks[snake], cells)
         result["cells"] = cells.astype(jnp.int32)
+        padded = jnp.pad(result["cells"].reshape(self.size, self.size), VIEW // 2, constant_values=_WALL)
+        corner = (state.head[YOU] // self.size, state.head[YOU] % self.size)
+        result["view"] = jax.lax.dynamic_slice(padded, corner, (VIEW, VIEW)).reshape(-1)
         return result
 
 
@@ -305,7 +312,7 @@ def observation_template(size: int, num_apples: int, max_length: int, apple_rewa
 
 def _rules(poison: bool, prompt: str) -> str:
     if prompt == "compact":
-        return "You are 1. Avoid A, 2, T and walls." if poison else "You are 1. Eat A. Avoid 2, T and walls."
+        return "You are 1. Avoid A, 2, T and O." if poison else "You are 1. Eat A. Avoid 2, T and O."
     apple = (
         "- Eating an apple costs you 1 point and makes you longer: stay off the apples while you can"
         if poison
@@ -333,8 +340,10 @@ def text_game(
 
     The wording is ours; fields, symbols, lists and layout are the paper's. The appendix calls the
     dynamic text of both variants the same; we read that as the same form, and write `worth -1 points
-    each` for poison. The compact prompt shows the grid alone. `X` and `x` mark heads of dead snakes;
-    no acting player sees them.
+    each` for poison. `X` and `x` mark heads of dead snakes; no acting player sees them.
+
+    The compact prompt, for very small models, shows the cells around your head alone, with `O` for what lies off
+    the board: the model need not find itself first, and apples farther than three cells away are not seen.
 
     Args:
       poison: apples cost a point.
@@ -347,7 +356,7 @@ def text_game(
     """
     grid_text.check_prompt(prompt)
     env = Snake(size, num_apples, max_length)
-    board = grid_text.grid(SYMBOLS, size)
+    board, view = grid_text.grid(SYMBOLS, size), grid_text.grid(VIEW_SYMBOLS, VIEW, "view")
     value = -1 if poison else 1
     return TextGame(
         name="snake_poison" if poison else "snake",
@@ -355,7 +364,7 @@ def text_game(
         params=EnvParams(max_steps_in_episode=max_steps, apple_reward=float(value)),
         rules=_rules(poison, prompt),
         actions=ACTIONS,
-        observation=board if prompt == "compact" else observation_template(size, num_apples, max_length, value),
+        observation=view if prompt == "compact" else observation_template(size, num_apples, max_length, value),
         fields=env.fields,
         board=board,
     )

@@ -112,12 +112,13 @@ def train_agents(
     )
     final = agents.evaluate(state)
     best = int(np.argmax(final[f"eval/{config.game}"]))
+    shown = range(min(3, config.eval_episodes))
     results = {
         "seconds": time.monotonic() - clock,
         "initial": initial,
         "final": {name: final[f"eval/{name}"].tolist() for name in names},
-        "before": agents.show(state, None, config.game, range(3)),
-        "after": agents.show(state, best, config.game, range(3)),
+        "before": agents.show(state, None, config.game, shown),
+        "after": agents.show(state, best, config.game, shown),
     }
     write_atomically(done, json.dumps(results))
     return results

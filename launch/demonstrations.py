@@ -64,9 +64,11 @@ def frozen_lake_walk(
 
 
 def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit: bool = False) -> tuple[Any, jax.Array]:
-    """The three moves of a snake that heads for the nearest apple; the unskilled one looks at nothing in its way.
+    """The three moves of a snake that heads for the nearest apple.
 
-    `habit` is FrozenLake's and changes nothing here.
+    Args:
+      skilled: bool []; False looks at nothing in its way but walls.
+      habit: the unskilled snake does not look for apples either: it goes down, else right, else up.
 
     Returns: (state, actions int32 [3]).
     """
@@ -81,6 +83,8 @@ def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit:
     def walk(head, key):
         to, inside = snake.targets(head, jnp.arange(4), size)
         cost = jax.vmap(nearest)(to) + jax.random.uniform(key, (4,), maxval=0.5)
+        if habit:
+            cost = jnp.where(skilled, cost, jnp.array([2.0, 0.0, 3.0, 1.0]))  # Up, Down, Left, Right
         cost = cost + 4 * FAR * ~inside + jnp.where(skilled, 2 * FAR * occupied[to], 0)
         action = jnp.argmin(cost)
         return to[action], action

@@ -35,17 +35,19 @@ from nlrl_jax.weights import huggingface
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
-flags.DEFINE_integer("steps", 700, "training steps; one in eight is Snake, the rest FrozenLake")
+flags.DEFINE_integer("steps", 700, "training steps")
+flags.DEFINE_integer("snake_every", 8, "one step in so many is Snake, the rest FrozenLake")
 flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay to a tenth")
 flags.DEFINE_float("skilled_share", 0.5, "share of demonstrations by walkers that see holes and bodies")
 flags.DEFINE_boolean("habit", False, "FrozenLake's unskilled walkers always go down first")
+flags.DEFINE_boolean("snake_habit", False, "Snake's unskilled walkers too, and look for no apples")
 flags.DEFINE_integer("seed", 0, "random seed")
 flags.DEFINE_string("init_from", "", "go on from the weights in this folder")
 flags.DEFINE_string("tokenizer", "", "keep the tokenizer in this folder instead of training one")
 
 GAMES = ("frozen_lake", "snake")
 TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
-BATCH = {"frozen_lake": 128, "snake": 32}
+BATCH = {"frozen_lake": 128, "snake": 64}
 VOCAB_SIZE = 512
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end
 CHAT_TEMPLATE = (
@@ -115,7 +117,8 @@ def reply_actions() -> list[tuple[int, ...]]:
 
 def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransformation):
     """One pretraining step: new games, their demonstrations as text, SFT on the replies."""
-    shown = lambda key: demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, FLAGS.habit)
+    habit = FLAGS.snake_habit if game.name == "snake" else FLAGS.habit
+    shown = lambda key: demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, habit)
     loss_of = demonstration_loss(policy, game, "compact", shown)
 
     def step(params, opt_state, key):
@@ -154,7 +157,7 @@ def main(argv):
     print(f"{config.num_params} weights, {tokenizer.vocab_size} tokens", flush=True)
     start = time.monotonic()
     for i in range(FLAGS.steps):
-        name = "snake" if i % 8 == 7 else "frozen_lake"
+        name = "snake" if (i + 1) % FLAGS.snake_every == 0 else "frozen_lake"
         params, opt_state, loss = steps[name](params, opt_state, jax.random.fold_in(key, 2 + i))
         if i % 200 in (198, 199) or i == 98 or i == FLAGS.steps - 1:
             episodes = evaluate[name](params, jax.random.key(FLAGS.seed + 1))

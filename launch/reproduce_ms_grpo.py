@@ -52,14 +52,16 @@ class Scale(NamedTuple):
     seeds: int
     dqn: dict[str, Any]
     warm_start: bool = False  # teach the reply format first
+    fits: bool = False  # all seeds side by side in the memory of one accelerator
 
 
 SCALES = {
     "nano": Scale(
         {**NANO, "iterations": 120, "decay_steps": 150, "eval_every": 40, "checkpoint_every": 20},
-        {"snake": {"beta": 0.02}},
+        {},
         2,
         {},
+        fits=True,
     ),
     "smollm2": Scale(
         {"model": "smollm2", "micro_batch": 25, "eval_every": 100, "eval_episodes": 50},
@@ -86,7 +88,9 @@ class MatrixConfig:
     seeds: int = option(0, "runs of each agent, under the seeds 0, 1, ...; 0: the scale's own number")
     iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number")
     dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number")
-    vectorize: str = option("auto", "all seeds at once (yes) or one after the other (no); auto: yes on accelerators")
+    vectorize: str = option(
+        "auto", "all seeds at once (yes) or one after the other (no); auto: yes for nano on accelerators"
+    )
 
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
@@ -151,6 +155,8 @@ def configs_of(
     """
     if config.scale not in SCALES:
         raise ValueError(f"scale {config.scale!r} is not known; choose one of {', '.join(SCALES)}")
+    if config.vectorize not in ("auto", "yes", "no"):
+        raise ValueError(f"vectorize {config.vectorize!r} is not known; choose auto, yes or no")
     scale = SCALES[config.scale]
     if config.scale == "paper" and not (config.model or dry_run):
         raise ValueError("the scale paper trains Qwen2.5-3B-Instruct: give its folder, --model PATH, or --dry_run")
@@ -223,7 +229,8 @@ def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(MatrixConfig)
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
-    vectorize = jax.default_backend() != "cpu" if config.vectorize == "auto" else config.vectorize == "yes"
+    together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
+    vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
     if flags.FLAGS.dry_run:
         plan.show(configs, seeds, vectorize)
         return

@@ -271,12 +271,15 @@ def test_paper_text():
     assert "Apples at: none (" in text and "segments at [(3, 0)]\nYour" in text
 
 
-def test_compact_text_is_the_board():
+def test_compact_text_is_the_surroundings_of_the_head():
     game = envs.make("snake", size=4, prompt="compact")
     assert "\n" not in game.rules
     state = state_of(game.env, [(1, 3), (1, 2)], [(3, 1), (3, 0), (2, 0)], [(0, 0)])
     board = "_ 1 _ _\n_ T _ _\n_ _ _ 2\nA _ T T"
-    assert game.observation.render(game.fields(state)) == game.board.render(game.fields(state)) == board
+    assert game.board.render(game.fields(state)) == board
+    off = "O O O O O O O\n"
+    around = "O O _ 1 _ _ O\nO O _ T _ _ O\nO O _ _ _ 2 O\nO O A _ T T O"
+    assert game.observation.render(game.fields(state)) == off * 3 + around
     # your snake is dead, the enemy lives; then both are dead
     lost = game.fields(state.replace(alive=jnp.array([False, True])))
     assert game.board.render(lost) == board.replace("1", "X")
