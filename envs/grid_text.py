@@ -12,12 +12,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.text.prompts import PROMPTS
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 UP, DOWN, LEFT, RIGHT = range(4)
 ACTION_RULE = 'Available actions: Up, Down, Left, Right. Reply with between 1 and 3 actions, separated by " || ".'
-PROMPTS = ("paper", "compact")
 
 
 def check_prompt(prompt: str) -> None:
