@@ -29,6 +29,7 @@ from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import write_report
+from nlrl_jax.weights.load import BUILT_IN
 
 DEMO = train_ms_grpo.PRESETS["demo"]
 STUDIES = {  # panel -> label -> fields that differ
@@ -57,7 +58,7 @@ class AblationConfig:
     """What is run. The rest is as in train_ms_grpo's preset demo, or paper with another model than nano."""
 
     study: str = option("aaw", f"which: {', '.join(STUDIES)}")
-    model: str = option("nano", "nano (built in), smollm2, or a local Hugging Face folder or .gguf file")
+    model: str = option("nano", "nano or nano_snake (built in), smollm2, or a local Hugging Face folder or .gguf file")
     game: str = option("frozen_lake", "frozen_lake, frozen_lake_slippery, snake or snake_poison")
     seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for exploration")
     iterations: int = option(0, "iterations of each run; 0: 60, or 700 with another model than nano")
@@ -72,7 +73,7 @@ def settings(config: AblationConfig) -> dict[str, dict[str, TrainConfig]]:
     """
     if config.study not in STUDIES:
         raise ValueError(f"study {config.study!r} is not known; choose one of {', '.join(STUDIES)}")
-    nano = config.model == "nano"
+    nano = config.model in BUILT_IN
     common = COMMON[config.study] if nano else {"eval_every": 50}
     given = {"model": config.model, "game": config.game, "eval_episodes": config.eval_episodes}
     given |= {"iterations": config.iterations} if config.iterations else {}

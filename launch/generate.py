@@ -26,7 +26,7 @@ from nlrl_jax.weights import peft
 from nlrl_jax.weights.load import load_eos_ids, load_tokenizer, load_weights
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("model", "nano", "nano, smollm2, or a local Hugging Face folder or .gguf file")
+flags.DEFINE_string("model", "nano", "nano, nano_snake, smollm2, or a local Hugging Face folder or .gguf file")
 flags.DEFINE_multi_string("prompt", [], "a prompt; give it several times for a batch")
 flags.DEFINE_multi_string("prompt_ids", [], "a prompt as token ids, 5,17,...; several times for a batch")
 flags.DEFINE_string("adapter", "", "folder of a LoRA adapter in PEFT's format to put on top")

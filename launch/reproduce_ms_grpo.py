@@ -41,7 +41,7 @@ VARIANTS = {  # in the order of Table 1
 EVAL_SEED = 0  # the paper's
 MAY_CHANGE = ("model",)
 
-NANO = {**train_ms_grpo.PRESETS["demo"], "eval_episodes": 50}
+NANO = {**train_ms_grpo.PRESETS["demo"], "model": "nano_snake", "eval_episodes": 50}
 
 
 class Scale(NamedTuple):

@@ -30,7 +30,7 @@ from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 from nlrl_jax.weights import peft
 from nlrl_jax.weights.checkpoint import Checkpoints
-from nlrl_jax.weights.load import LoadedModel, load_model
+from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
 
 NANO_TOKENS = 10  # a nano model's reply is one action tag
 
@@ -81,8 +81,8 @@ def keep_freed_memory() -> None:
 
 
 def prompt_for(model: str, prompt: str) -> str:
-    """The prompt form: "auto" is compact for the nano model and the paper's for every other one."""
-    return ("compact" if model == "nano" else "paper") if prompt == "auto" else prompt
+    """The prompt form: "auto" is compact for the built-in models and the paper's for every other one."""
+    return ("compact" if model in BUILT_IN else "paper") if prompt == "auto" else prompt
 
 
 def make_game(name: str, prompt: str, **options: Any) -> TextGame:
@@ -220,7 +220,9 @@ class Player(NamedTuple):
 def define_player_flags() -> None:
     """The flags that `player` reads."""
     flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint plays")
-    flags.DEFINE_string("model", "nano", "without --run_dir: nano, smollm2, or a local folder or .gguf file")
+    flags.DEFINE_string(
+        "model", "nano", "without --run_dir: nano, nano_snake, smollm2, or a local folder or .gguf file"
+    )
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
     flags.DEFINE_string("game", "", "game to play; the run's own, or frozen_lake")
     flags.DEFINE_string("prompt", "auto", "paper, compact, or auto: compact for nano, else paper")
@@ -244,7 +246,7 @@ def player() -> Player:
     config, variables = loaded.config, {"params": loaded.params}
     if given.adapter:
         config, variables["lora"] = peft.load(given.adapter, config)
-    sampling = Sampling(given.max_tokens or (NANO_TOKENS if given.model == "nano" else 200), temperature=0.0)
+    sampling = Sampling(given.max_tokens or (NANO_TOKENS if given.model in BUILT_IN else 200), temperature=0.0)
     return Player(given.model, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables)
 
 

