@@ -220,9 +220,7 @@ class Player(NamedTuple):
 def define_player_flags() -> None:
     """The flags that `player` reads."""
     flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint plays")
-    flags.DEFINE_string(
-        "model", "nano", "without --run_dir: nano, nano_snake, smollm2, or a local folder or .gguf file"
-    )
+    flags.DEFINE_string("model", "nano", "without --run_dir: nano, nano_snake, smollm2, a local folder or .gguf file")
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
     flags.DEFINE_string("game", "", "game to play; the run's own, or frozen_lake")
     flags.DEFINE_string("prompt", "auto", "paper, compact, or auto: compact for nano, else paper")

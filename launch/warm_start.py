@@ -39,9 +39,7 @@ DONE = "warm_start.json"  # written last, beside the weights
 class WarmStartConfig:
     """Everything that decides what a warm start computes."""
 
-    model: str = option(
-        "smollm2", "nano or nano_snake (built in), smollm2, or a local Hugging Face folder or .gguf file"
-    )
+    model: str = option("smollm2", "nano, nano_snake (built in), smollm2, a Hugging Face folder or a .gguf file")
     game: str = option("frozen_lake", "frozen_lake, frozen_lake_slippery, snake or snake_poison")
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
     iterations: int = option(60, "gradient steps")

@@ -9,7 +9,6 @@ import pytest
 
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_rows
-from nlrl_jax.weights import load
 from nlrl_jax.weights.checkpoint import Checkpoints
 from tests.launch.scripts import refusal, run
 
