@@ -12,10 +12,6 @@ from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.weights.checkpoint import Checkpoints
 from tests.launch.scripts import refusal, run
 
-pytestmark = pytest.mark.skipif(
-    not (load.BUILT_IN["nano"] / "model.safetensors").is_file(), reason="needs the nano model"
-)
-
 TINY = (
     "--model=nano", "--group_size=8", "--group_sample=4", "--num_groups=1", "--eval_episodes=4", "--max_turns=2",
     "--eval_turns=2", "--max_tokens=8", "--temperature=2.5", "--top_k=0", "--lora_rank=2", "--sampling_temperature=1",
