@@ -52,3 +52,23 @@ def test_unknown_metric(tmp_path):
     run = make_run(tmp_path / "a", 0, n=3)
     with pytest.raises(ValueError, match="none of succes is in .*'broken', 'return'"):
         plots.learning_curve([run], ["succes"], tmp_path / "c.png")
+
+
+def test_compared_runs_are_mean_band_and_best_run(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure) or path)
+    ys = np.array([[0.0, 1.0], [2.0, 5.0]])
+    panels = {"a": [plots.Series("x", [0, 10], ys), plots.Series("y", [0, 10], ys[:1])], "b": []}
+    plots.compare(panels, tmp_path / "c.png", "time", "reward")
+    mean, best, alone = drawn[0].axes[0].lines
+    np.testing.assert_allclose(mean.get_ydata(), [1, 3])
+    np.testing.assert_allclose(best.get_ydata(), [2, 5])  # the highest at the end
+    np.testing.assert_allclose(alone.get_ydata(), [0, 1])
+    assert mean.get_color() == best.get_color() != alone.get_color() and len(drawn[0].axes) == 2
+
+
+def test_pngs_of_comparisons(tmp_path):
+    series = [plots.Series("x", [0, 1], np.array([[0.0, 1.0], [np.nan, 2.0]]))]
+    assert is_png(plots.compare({"a": series}, tmp_path / "c.png", "time", "reward"))
+    bars = [plots.Bar("one", 0.5, 0.1), plots.Bar("two", -3.0, 0.0)]
+    assert is_png(plots.bars({"a": bars, "b": bars, "c": bars[:1]}, tmp_path / "b.png", "reward"))
