@@ -127,6 +127,7 @@ def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xla
     with matplotlib.rc_context(_STYLE):
         figure, grid = _figure(len(panels))
         labels = list(dict.fromkeys(series.label for panel in panels.values() for series in panel))
+        named: set[str] = set()
         for axes, (title, panel) in zip(grid, panels.items()):
             for series in panel:
                 ys = np.asarray(series.ys, float)
@@ -137,7 +138,10 @@ def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xla
                     axes.fill_between(series.x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
                     axes.plot(series.x, ys[np.argmax(ys[:, -1])], color=color, linewidth=1, linestyle="--")
             _dress(axes, title, xlabel, ylabel)
-        grid[0].legend(frameon=False, fontsize=9)
+            new = {series.label for series in panel} - named
+            if new:  # a legend wherever a colour is seen for the first time
+                axes.legend(frameon=False, fontsize=9)
+            named |= new
         return _save(figure, path)
 
 
