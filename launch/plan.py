@@ -83,11 +83,15 @@ def matmul_rate(size: int = 2048) -> float:
     return 2 * size**3 / best
 
 
-def show(configs: dict[str, train_ms_grpo.TrainConfig], seeds: int, vectorize: bool) -> None:
-    """Prints the plan of several runs under `seeds` seeds each."""
-    rate = matmul_rate()
-    device = jax.devices()[0].device_kind
-    print(f"device at hand: {device}, {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
+def show(configs: dict[str, train_ms_grpo.TrainConfig], seeds: int, vectorize: bool, tflops: float = 0.0) -> None:
+    """Prints the plan of several runs under `seeds` seeds each.
+
+    Args:
+      tflops: rate of the device in mind, in 1e12 floating-point operations a second; 0: measured on the one at hand.
+    """
+    rate = tflops * 1e12 or matmul_rate()
+    device = "a device" if tflops else f"the device at hand, {jax.devices()[0].device_kind}, measured"
+    print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
     total = 0.0
     for name, config in configs.items():
         policy, game, learning = _policy_of(config)
@@ -107,7 +111,7 @@ def show(configs: dict[str, train_ms_grpo.TrainConfig], seeds: int, vectorize: b
             f"{memory.temp_size_in_bytes / GIB:.2f} (compiled in {time.monotonic() - clock:.0f} s)\n"
             f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
             f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
-            f"  all of it: {hours:.3g} hours of this device at the rate above"
+            f"  all of it: {hours:.3g} hours of a device at the rate above"
         )
     print(
         f"\nin all {total:.3g} device hours at the rate of a plain matrix product. Writing replies is bound by memory "

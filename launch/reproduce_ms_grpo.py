@@ -232,7 +232,7 @@ def main(argv: list[str]) -> None:
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
     if flags.FLAGS.dry_run:
-        plan.show(configs, seeds, vectorize)
+        plan.show(configs, seeds, vectorize, flags.FLAGS.device_tflops)
         return
     run_dir, resume = setup.take_run_dir(config, MAY_CHANGE), flags.FLAGS.resume
     lines = reproduce(configs, dqn_config, seeds, vectorize, SCALES[config.scale].warm_start, run_dir, resume)
@@ -243,6 +243,7 @@ def define_flags() -> None:
     config_flags.define(MatrixConfig)
     setup.define_run_flags()
     flags.DEFINE_boolean("dry_run", False, "print what would be run, its memory and its work, and stop")
+    flags.DEFINE_float("device_tflops", 0.0, "with --dry_run: reckon with a device of this rate, not the one at hand")
 
 
 if __name__ == "__main__":
