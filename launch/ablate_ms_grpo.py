@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(AblationConfig)
     panels, seeds = settings(config), config.seeds or SEEDS.get(config.study, 1)
-    vectorize = jax.default_backend() != "cpu"
+    vectorize = config.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
     run_dir, resume = setup.take_run_dir(config), flags.FLAGS.resume
     drawn, rows, finished = {}, [], {}
     for panel, labels in panels.items():

@@ -39,7 +39,6 @@ VARIANTS = {  # in the order of Table 1
     "frozen_lake": "FrozenLake-NotSlippery",
 }
 EVAL_SEED = 0  # the paper's
-MAY_CHANGE = ("model",)
 
 NANO = {**train_ms_grpo.PRESETS["demo"], "model": "nano_snake", "eval_episodes": 50}
 
@@ -234,7 +233,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         plan.show(configs, seeds, vectorize, flags.FLAGS.device_tflops)
         return
-    run_dir, resume = setup.take_run_dir(config, MAY_CHANGE), flags.FLAGS.resume
+    run_dir, resume = setup.take_run_dir(config), flags.FLAGS.resume
     lines = reproduce(configs, dqn_config, seeds, vectorize, SCALES[config.scale].warm_start, run_dir, resume)
     print("\n".join(lines))
 

@@ -174,7 +174,7 @@ def make_update(
         temperature = state.explore.temperature if config.max_temperature else None
         constants = {}
         if policy.num_templates > 1:
-            drawn = jax.random.randint(jax.random.fold_in(key_play, 0), (n * G,), 0, policy.num_templates)
+            drawn = jax.random.randint(jax.random.fold_in(key, 3), (n * G,), 0, policy.num_templates)
             constants = {"template": drawn}
 
         # Lines 4-5: one initial state s_0 a group, the same for its G episodes.
@@ -247,11 +247,6 @@ def composite_rewards(turns: rollout.Turns, config: MSGRPOConfig) -> jax.Array:
     parsed = turns.turn.parsed
     invalid = config.invalid_action_reward * parsed.num_invalid
     return turns.reward + jnp.where(turns.active, invalid + parsed.format_penalty, 0.0)
-
-
-def composite_returns(turns: rollout.Turns, config: MSGRPOConfig) -> jax.Array:
-    """C_j = sum_t (r + Phi) of each episode: float32 [B]."""
-    return jnp.sum(composite_rewards(turns, config), axis=0)
 
 
 def episode_metrics(episodes: rollout.Episodes, returns: jax.Array) -> dict[str, jax.Array]:

@@ -110,7 +110,7 @@ class LanguageAgentPolicy:
         """The same policy as it is judged: greedy, with the first wording."""
         template = self.template.templates[0] if isinstance(self.template, TemplateSet) else self.template
         sampling = Sampling(max_tokens=self.sampling.max_tokens, temperature=0.0)
-        return dataclasses.replace(self, sampling=sampling, template=template)
+        return dataclasses.replace(self.with_sampling(sampling), template=template)
 
     def with_sampling(self, sampling: Sampling) -> LanguageAgentPolicy:
         """The same policy under another generation configuration (say, greedy for evaluation)."""

@@ -17,7 +17,7 @@ import envs
 from nlrl_jax import losses, rollout
 from nlrl_jax.algorithms import ms_grpo
 from nlrl_jax.algorithms.exploration import init_stagnation
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_returns, init_state, make_update, optimizer
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_rewards, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm import sharding
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
@@ -44,6 +44,11 @@ KEY = jax.random.key(7)
 jit = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 )
+
+
+def composite_returns(turns, config):
+    """C_j of each episode."""
+    return composite_rewards(turns, config).sum(axis=0)
 
 
 def make_policy(sampling=None, mesh=None):

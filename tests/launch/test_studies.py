@@ -51,7 +51,7 @@ def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
     assert reproduce_ms_grpo.reproduce(configs, dqn, 2, False, False, tmp_path, True) == first
 
 
-def test_the_plan_counts_tokens_and_compiles_from_shapes():
+def test_the_plan_counts_tokens_and_operations():
     config = train_ms_grpo.TrainConfig(**{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
     policy, game, learning = plan._policy_of(config)
     work = plan.work_of(policy, learning)
