@@ -12,6 +12,11 @@ _MAKERS = {
     "frozen_lake_slippery": ("envs.frozen_lake", {"slippery": True}),
     "snake": ("envs.snake", {"poison": False}),
     "snake_poison": ("envs.snake", {"poison": True}),
+    "maze_double_t": ("envs.maze", {"layout": "double_t"}),
+    "maze_medium": ("envs.maze", {"layout": "medium"}),
+    "tic_tac_toe": ("envs.tic_tac_toe", {}),
+    "tic_tac_toe_first_move": ("envs.tic_tac_toe", {"opponent": "first_move"}),
+    "tic_tac_toe_minimax": ("envs.tic_tac_toe", {"opponent": "minimax"}),
 }
 
 GAMES = tuple(_MAKERS)

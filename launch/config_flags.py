@@ -13,8 +13,8 @@ def option(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def define(config_class: type, presets: dict[str, dict[str, Any]] | None = None) -> None:
-    """Defines a flag for every field of `config_class`, and `--preset` if there are presets.
+def define(config_class: type, presets: dict[str, dict[str, Any]] | None = None, flag: str = "preset") -> None:
+    """Defines a flag for every field of `config_class`, and `--preset` (or what `flag` says) if there are presets.
 
     A flag that is not given takes the preset's value, else the dataclass's default.
     """
@@ -28,12 +28,12 @@ def define(config_class: type, presets: dict[str, dict[str, Any]] | None = None)
         kinds[field.type](field.name, None, f"{field.metadata['help']} (default: {field.default!r})")
     if presets:
         lines = [f"{name}: {', '.join(f'{k}={v}' for k, v in values.items())}" for name, values in presets.items()]
-        flags.DEFINE_enum("preset", None, sorted(presets), "other defaults for many flags at once. " + "; ".join(lines))
+        flags.DEFINE_enum(flag, None, sorted(presets), "other defaults for many flags at once. " + "; ".join(lines))
 
 
-def parse(config_class: type, presets: dict[str, dict[str, Any]] | None = None) -> Any:
+def parse(config_class: type, presets: dict[str, dict[str, Any]] | None = None, flag: str = "preset") -> Any:
     """The config of the flags as they were given. Call it inside `app.run`."""
     given = {f.name: flags.FLAGS[f.name].value for f in dataclasses.fields(config_class)}
-    values = dict((presets or {}).get(flags.FLAGS.preset, {})) if presets else {}
+    values = dict((presets or {}).get(flags.FLAGS[flag].value, {})) if presets else {}
     values |= {name: value for name, value in given.items() if value is not None}
     return config_class(**values)

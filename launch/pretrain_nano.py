@@ -24,6 +24,7 @@ import envs
 from launch import demonstrations, setup
 from launch.replies import demonstration_loss, reply_template
 from nlrl_jax import rollout
+from nlrl_jax.algorithms.sft import make_sft_step
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -121,12 +122,7 @@ def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransf
     shown = lambda key: demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, habit)
     loss_of = demonstration_loss(policy, game, "compact", shown)
 
-    def step(params, opt_state, key):
-        (loss, _), grads = jax.value_and_grad(lambda p: loss_of({"params": p}, key), has_aux=True)(params)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
-
-    return jax.jit(step, donate_argnums=(0, 1))
+    return jax.jit(make_sft_step(loss_of, optimizer, "params"), donate_argnums=(0, 1))
 
 
 def main(argv):
@@ -141,15 +137,15 @@ def main(argv):
         _, params = huggingface.load(FLAGS.init_from)
     schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps, FLAGS.learning_rate / 10)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
-    opt_state = optimizer.init(params)
+    variables, opt_state = {"params": params}, optimizer.init(params)
     sampling = Sampling(max_tokens=MAX_REPLY + 2, temperature=0.0)
     games = {name: envs.make(name, prompt="compact", **TRAIN_ON.get(name, {})) for name in GAMES}
     policies = {n: LanguageAgentPolicy.for_game(g, model, tokenizer, sampling, "compact") for n, g in games.items()}
     steps = {name: make_step(policies[name], games[name], optimizer) for name in GAMES}
     evaluate = {
         name: jax.jit(
-            lambda params, key, name=name: rollout.play(
-                policies[name], games[name], {"params": params}, key, rollout.reset(games[name], key, 200), 20, 20
+            lambda variables, key, name=name: rollout.play(
+                policies[name], games[name], variables, key, rollout.reset(games[name], key, 200), 20, 20
             )
         )
         for name in GAMES
@@ -158,16 +154,16 @@ def main(argv):
     start = time.monotonic()
     for i in range(FLAGS.steps):
         name = "snake" if (i + 1) % FLAGS.snake_every == 0 else "frozen_lake"
-        params, opt_state, loss = steps[name](params, opt_state, jax.random.fold_in(key, 2 + i))
+        variables, opt_state, metrics = steps[name](variables, opt_state, jax.random.fold_in(key, 2 + i))
         if i % 200 in (198, 199) or i == 98 or i == FLAGS.steps - 1:
-            episodes = evaluate[name](params, jax.random.key(FLAGS.seed + 1))
+            episodes = evaluate[name](variables, jax.random.key(FLAGS.seed + 1))
             print(
-                f"{i + 1:5d} {name:12} loss {loss:.4f} "
+                f"{i + 1:5d} {name:12} loss {metrics['loss']:.4f} "
                 f"greedy return {jnp.mean(jnp.sum(episodes.turns.reward, axis=0)):.3f} "
                 f"success {jnp.mean(episodes.success):.3f} ({time.monotonic() - start:.0f} s)",
                 flush=True,
             )
-    huggingface.save(out, config, params, tokenizer)
+    huggingface.save(out, config, variables["params"], tokenizer)
     print(f"wrote {out}")
 
 

@@ -27,7 +27,7 @@ from nlrl_jax.lm.sharding import make_mesh, param_specs, shard
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run.directory import open_run
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import TextGame
+from nlrl_jax.types import LanguageModelError, TextGame
 from nlrl_jax.weights import peft
 from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
@@ -51,7 +51,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             main(argv)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, LanguageModelError) as error:
             if os.environ.get("NLRL_TRACEBACK"):
                 raise
             sys.exit(f"error: {error}")

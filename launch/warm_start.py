@@ -26,6 +26,7 @@ from launch import config_flags, loop, setup
 from launch.config_flags import option
 from launch.demonstrations import demonstrate
 from launch.replies import demonstration_loss
+from nlrl_jax.algorithms.sft import make_sft_step
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.transformer import init_lora
@@ -70,21 +71,12 @@ class State:
 def make_update(loss_of, optimizer):
     """One SFT step on the adapter: (state, key) -> (state, metrics)."""
 
-    def update(state, key):
-        def loss_of_lora(lora):
-            return loss_of({"params": state.params, "lora": lora}, key)
+    step = make_sft_step(loss_of, optimizer, "lora")
 
-        (loss, aux), grads = jax.value_and_grad(loss_of_lora, has_aux=True)(state.lora)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.lora)
-        grad_norm = optax.global_norm(grads)
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        keep = lambda new, old: jnp.where(finite, new, old)
-        state = state.replace(
-            lora=jax.tree.map(keep, optax.apply_updates(state.lora, updates), state.lora),
-            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
-            iteration=state.iteration + finite,
-        )
-        return state, {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}
+    def update(state, key):
+        variables, opt_state, metrics = step({"params": state.params, "lora": state.lora}, state.opt_state, key)
+        iteration = state.iteration + metrics["finite"]
+        return state.replace(lora=variables["lora"], opt_state=opt_state, iteration=iteration), metrics
 
     return update
 

@@ -97,3 +97,54 @@ def sft(log_probs: jax.Array, mask: jax.Array) -> tuple[jax.Array, dict[str, jax
     tokens = jnp.sum(mask)
     loss = -jnp.sum(jnp.where(mask > 0, log_probs, 0.0) * mask) / jnp.maximum(tokens, 1.0)
     return loss, {"perplexity": jnp.exp(loss), "tokens": tokens}
+
+
+def ppo(
+    log_probs: jax.Array,
+    old_log_probs: jax.Array,
+    advantages: jax.Array,
+    values: jax.Array,
+    targets: jax.Array,
+    entropy: jax.Array,
+    weights: jax.Array,
+    *,
+    clip: float = 0.2,
+    value_coef: float = 0.5,
+    entropy_coef: float = 0.01,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Clipped surrogate, squared error of the value and entropy (PPO, Schulman et al. 2017, equation 9), as a sum.
+
+    The averages are in `weights` (1 / N each for a plain mean), so the losses of micro-batches add up to that of the
+    whole batch. All arrays have one shape; `log_probs`, `values` and `entropy` carry gradients.
+
+    Args:
+      log_probs, old_log_probs: of the actions taken, under theta and theta_old (summed over an action's dimensions).
+      advantages: A.
+      values, targets: V_theta and what it should be.
+      entropy: of the policy at each step.
+      weights: 0 where a step does not count; whatever stands there is not read.
+
+    Returns: (scalar, {"policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl"}: weighted sums;
+      value_loss is the squared error before its coefficient, approx_kl estimates KL(theta_old || theta) by k3).
+    """
+    chex.assert_equal_shape([log_probs, old_log_probs, advantages, values, targets, entropy, weights])
+    counted = weights > 0
+    # Replace what does not count before exp(): 0 * inf would poison the gradient.
+    log_probs, values, entropy = (jnp.where(counted, x, 0.0) for x in (log_probs, values, entropy))
+    old_log_probs, A, targets = (
+        jax.lax.stop_gradient(jnp.where(counted, x, 0.0)) for x in (old_log_probs, advantages, targets)
+    )
+    log_ratio = log_probs - old_log_probs
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
+    mean = lambda x: jnp.sum(weights * x)
+    policy_loss = -mean(jnp.minimum(ratio * A, clipped * A))
+    value_loss = mean((values - targets) ** 2)
+    metrics = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": mean(entropy),
+        "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip),
+        "approx_kl": mean(ratio - 1.0 - log_ratio),
+    }
+    return policy_loss + value_coef * value_loss - entropy_coef * metrics["entropy"], metrics

@@ -1,6 +1,6 @@
-"""From rewards to what a loss weighs: group-relative advantages and AAW sampling.
+"""From rewards to what a loss weighs: group-relative advantages, AAW sampling, generalised advantages.
 
-Imports no model. Letters: G episodes a group, G' sampled ones, J = any leading axes.
+Imports no model. Letters: G episodes a group, G' sampled ones, J = any leading axes, T steps, B environments.
 """
 
 from __future__ import annotations
@@ -62,3 +62,42 @@ def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: flo
         raise ValueError(f"T_ep is {temperature}; AAW sampling needs a positive temperature")
     noise = jax.random.gumbel(key, advantages.shape)
     return jax.lax.top_k(jnp.abs(advantages) / temperature + noise, num)[1]
+
+
+def gae(
+    rewards: jax.Array,
+    discounts: jax.Array,
+    values: jax.Array,
+    next_values: jax.Array,
+    trace_decay: float | jax.Array = 0.95,
+    ends: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation (Schulman et al. 2016, equation 16), with a cut that is not an end.
+
+        delta_t = r_t + discount_t * V(s_{t+1}) - V(s_t)
+        A_t     = delta_t + discount_t * lambda * A_{t+1}, without the second term where `ends`
+
+    Where an episode terminates, its discount is 0. Where it is truncated, the discount is not 0, `next_values` is the
+    value of the state the episode was cut in (not of the one a reset put in its place), and `ends` is True.
+
+    Args:
+      rewards: float [T, ...], of step t.
+      discounts: float [T, ...], gamma, or 0 where step t terminated its episode.
+      values: float [T, ...], V(s_t).
+      next_values: float [T, ...], V(s_{t+1}): what step t led to, before any reset. Not read where the discount is 0.
+      trace_decay: lambda.
+      ends: bool [T, ...], step t was its episode's last one. If None, episodes end where the discount is 0.
+
+    Returns: advantages and value targets A_t + V(s_t), both float [T, ...]; neither carries gradients.
+    """
+    ends = discounts == 0 if ends is None else ends
+    deltas = rewards + jnp.where(discounts == 0, 0.0, discounts * next_values) - values
+    traces = jnp.where(ends, 0.0, discounts * trace_decay)
+
+    def back(later, step):
+        delta, trace = step
+        advantage = delta + trace * later
+        return advantage, advantage
+
+    _, advantages = jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, traces), reverse=True)
+    return jax.lax.stop_gradient((advantages, advantages + values))

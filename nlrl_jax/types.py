@@ -1,14 +1,17 @@
-"""The shared nouns: what a text game is, and what an episode of one leaves behind."""
+"""The shared nouns: a text game, a board game, what one says to a language model and what it answers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
 from nlrl_jax.text.template import Template
+
+if TYPE_CHECKING:
+    from nlrl_jax.lm.generate import Sampling
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,3 +45,121 @@ class TextGame:
     board: Template
     success: Callable[[Any], jax.Array] | None = None
     max_actions_per_turn: int = 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoardGame:
+    """A two-player zero-sum game with perfect information: its rules as pure functions, and its text.
+
+    A position is a pytree of arrays. Every function takes one position and works under `vmap` and `jit`.
+
+    Attributes:
+      name: e.g. "breakthrough".
+      players: their names in the text; the position is the player's id, and player 0 moves first.
+      actions: action words; the position is the action id. A = len(actions).
+      max_moves: no game is longer.
+      initial: () -> position.
+      legal: position -> bool [A]; all False once the game is over.
+      play: (position, int action) -> position. The action must be legal.
+      to_move: position -> int32 [], 0 or 1.
+      over: position -> bool [].
+      outcome: position -> float32 [], 1 if player 0 has won, -1 if player 1 has, else 0 (a draw, or not over).
+      rules: the rules as text.
+      board: template of the board as a person would draw it.
+      fields: position -> the int arrays that `board` reads.
+      parse: text of a board and whose turn it is -> position, on the host. Raises ValueError for what cannot occur.
+    """
+
+    name: str
+    players: tuple[str, str]
+    actions: tuple[str, ...]
+    max_moves: int
+    initial: Callable[[], Any]
+    legal: Callable[[Any], jax.Array]
+    play: Callable[[Any, jax.Array], Any]
+    to_move: Callable[[Any], jax.Array]
+    over: Callable[[Any], jax.Array]
+    outcome: Callable[[Any], jax.Array]
+    rules: str
+    board: Template
+    fields: Callable[[Any], dict[str, jax.Array]]
+    parse: Callable[[str, str], Any]
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.actions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chat:
+    """What is said to a language model.
+
+    Attributes:
+      messages: ({"role": "system" | "user" | "assistant", "content": text}, ...).
+      context: what the messages were written from. Only a scripted model reads it; it never changes what a real
+        one computes.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
+    context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, user: str, system: str = "", **context: Any) -> Chat:
+        """A user message, after a system message if there is one."""
+        head = ({"role": "system", "content": system},) if system else ()
+        return cls((*head, {"role": "user", "content": user}), context)
+
+
+class Reply(NamedTuple):
+    """What a language model answered.
+
+    text: without the end token.
+    prompt_tokens, tokens: how many were read and written; 0 where nothing was computed.
+    ended: False where the reply was cut at `max_tokens`, or never came.
+    cached: it came from a cache and cost nothing.
+    """
+
+    text: str
+    prompt_tokens: int = 0
+    tokens: int = 0
+    ended: bool = True
+    cached: bool = False
+
+
+class Score(NamedTuple):
+    """log p(continuation | chat): the sum over its tokens, and how many they are."""
+
+    log_prob: float
+    tokens: int
+
+
+class LanguageModelError(RuntimeError):
+    """A language model gave no answer, or may not be asked any more: a sentence for the person who runs it."""
+
+
+class LanguageModel(Protocol):
+    """A language model behind a host-side algorithm. A value: it holds nothing that changes between calls.
+
+    Attributes:
+      can_score: whether `score` works.
+    """
+
+    can_score: bool
+
+    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+        """One reply a chat, in order. The same arguments give the same replies where the model allows it.
+
+        A chat that stands there n times gets n replies, drawn independently; at temperature 0 they are equal.
+
+        Args:
+          role: what the caller wants it for ("policy", "value", "aggregator", "improver", ...); for the accounts, and
+            what a scripted model goes by.
+          seed: of everything random.
+        """
+
+    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
+        """How likely each continuation is as the (beginning of the) assistant's reply to its chat.
+
+        Raises:
+          NotImplementedError: `can_score` is False.
+        """

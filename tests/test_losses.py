@@ -125,3 +125,40 @@ def test_sft_is_optax_cross_entropy_on_the_masked_tokens():
     np.testing.assert_allclose(loss, want[mask].mean(), rtol=1e-6)
     assert aux["tokens"] == mask.sum()
     assert losses.sft(log_probs, jnp.zeros_like(mask))[0] == 0
+
+
+def test_hand_worked_ppo():
+    # Ratios 1.5, 0.5 and 1, clipped to [0.8, 1.2]; A = 2, 2, -1: min(3, 2.4) + min(1, 1.6) + (-1) = 2.4, over 4 steps
+    # of which one does not count. Squared errors 1, 4, 0; entropies 0.5 each.
+    old = jnp.log(jnp.array([0.4, 0.8, 0.5, 1e-9]))
+    new = jnp.log(jnp.array([0.6, 0.4, 0.5, 1.0]))
+    A, values, targets = jnp.array([2.0, 2, -1, 99]), jnp.array([0.0, 1, 2, 7]), jnp.array([1.0, -1, 2, 0])
+    weights = jnp.array([1.0, 1, 1, 0]) / 4
+    loss, metrics = losses.ppo(new, old, A, values, targets, jnp.full(4, 0.5), weights)
+    np.testing.assert_allclose(metrics["policy_loss"], -2.4 / 4, rtol=1e-6)
+    np.testing.assert_allclose(metrics["value_loss"], 5 / 4, rtol=1e-6)
+    np.testing.assert_allclose(metrics["entropy"], 1.5 / 4, rtol=1e-6)
+    np.testing.assert_allclose(metrics["clip_fraction"], 2 / 4, rtol=1e-6)
+    np.testing.assert_allclose(metrics["approx_kl"], (0.5 - np.log(1.5) - 0.5 - np.log(0.5)) / 4, rtol=1e-5)
+    np.testing.assert_allclose(loss, -0.6 + 0.5 * 1.25 - 0.01 * 0.375, rtol=1e-5)
+
+
+def test_ppo_gradient_is_the_policy_gradient_where_the_ratio_is_one_and_none_where_it_is_clipped():
+    A, zeros = jnp.array([2.0, -3.0, 2.0, -3.0]), jnp.zeros(4)
+    weights = jnp.array([0.1, 0.2, 0.3, 0.4])
+    old = jnp.array([-1.0, -1.0, -1.5, -0.5])  # the last two have moved by a factor e ** 0.5, the way A wants
+    loss = lambda x: losses.ppo(x, old, A, zeros, zeros, zeros, weights)[0]
+    np.testing.assert_allclose(jax.grad(loss)(jnp.full(4, -1.0)), [-0.2, 0.6, 0, 0], rtol=1e-6)
+    hostile = lambda x: losses.ppo(x, old, A, zeros, zeros, zeros, weights.at[1].set(0))[0]
+    grad = jax.grad(hostile)(jnp.array([-1.0, jnp.inf, -1.0, -1.0]))
+    np.testing.assert_allclose(grad, [-0.2, 0, 0, 0], rtol=1e-6)
+
+
+def test_ppo_of_micro_batches_adds_up():
+    rows = [jax.random.normal(key, (6, 3)) for key in jax.random.split(jax.random.key(7), 6)]
+    weights = jax.nn.softmax(jax.random.normal(jax.random.key(8), (18,))).reshape(6, 3)
+    whole, metrics = losses.ppo(*rows, weights)
+    parts = [losses.ppo(*(x[i : i + 2] for x in (*rows, weights))) for i in (0, 2, 4)]
+    np.testing.assert_allclose(whole, sum(loss for loss, _ in parts), rtol=1e-5)
+    for name in metrics:
+        np.testing.assert_allclose(metrics[name], sum(m[name] for _, m in parts), rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Group-relative advantages and AAW sampling, against hand-worked numbers and exact probabilities."""
+"""Group-relative advantages, AAW sampling and GAE, against hand-worked numbers and exact probabilities."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
+from nlrl_jax.returns import aaw_sample, gae, group_advantage, returns_to_go
 
 
 def test_hand_worked_advantages():
@@ -90,3 +90,41 @@ def test_aaw_refuses():
         aaw_sample(jax.random.key(0), jnp.zeros(3), 4, 1.0)
     with pytest.raises(ValueError, match="T_ep is 0"):
         aaw_sample(jax.random.key(0), jnp.zeros(3), 2, 0)
+
+
+def test_gae_by_hand():
+    # gamma 1/2, lambda 1/2. First column: three steps, terminated. Second: truncated after two steps in a state worth
+    # 4, then the first step of another episode, which goes on to a state worth 2.
+    rewards = jnp.array([[1.0, 1.0], [0.0, 2.0], [4.0, 0.0]])
+    discounts = jnp.array([[0.5, 0.5], [0.5, 0.5], [0.0, 0.5]])
+    values = jnp.array([[2.0, 0.0], [4.0, 2.0], [1.0, 1.0]])
+    next_values = jnp.array([[4.0, 2.0], [1.0, 4.0], [jnp.nan, 2.0]])
+    ends = jnp.array([[False, False], [False, True], [True, False]])
+    # deltas: 1 + 2 - 2 = 1, 0 + 1/2 - 4 = -7/2, 4 - 1 = 3 | 1 + 1 - 0 = 2, 2 + 2 - 2 = 2, 0 + 1 - 1 = 0
+    # A: 3; -7/2 + 3/4 = -11/4; 1 - 11/16 = 5/16 | 0; 2 (cut); 2 + 2/4 = 5/2
+    want = jnp.array([[5 / 16, 5 / 2], [-11 / 4, 2.0], [3.0, 0.0]])
+    advantages, targets = gae(rewards, discounts, values, next_values, 0.5, ends)
+    np.testing.assert_allclose(advantages, want, rtol=1e-6)
+    np.testing.assert_allclose(targets, want + values, rtol=1e-6)
+    # without `ends` the second column's cut is not seen: A_1 = 2 + 0/4
+    np.testing.assert_allclose(gae(rewards, discounts, values, next_values, 0.5)[0], want, rtol=1e-6)
+    later = next_values.at[2, 1].set(6.0)  # now the step after the cut has A = 2
+    np.testing.assert_allclose(gae(rewards, discounts, values, later, 0.5, ends)[0][:2, 1], [5 / 2, 2.0])
+    np.testing.assert_allclose(gae(rewards, discounts, values, later, 0.5)[0][:2, 1], [2 + 2.5 / 4, 2.5])
+
+
+def test_gae_at_its_limits_is_the_return_and_the_one_step_error():
+    keys = jax.random.split(jax.random.key(0), 3)
+    T, B, gamma = 7, 3, 0.9
+    rewards, values = jax.random.normal(keys[0], (T, B)), jax.random.normal(keys[1], (T + 1, B))
+    discounts = jnp.full((T, B), gamma)
+    full, targets = gae(rewards, discounts, values[:-1], values[1:], 1.0)
+    powers = gamma ** np.arange(T + 1)
+    for t in range(T):
+        to_go = (powers[: T - t, None] * rewards[t:]).sum(0) + powers[T - t] * values[-1]
+        np.testing.assert_allclose(targets[t], to_go, rtol=1e-5)
+        np.testing.assert_allclose(full[t], to_go - values[t], rtol=1e-4, atol=1e-6)
+    one_step, _ = gae(rewards, discounts, values[:-1], values[1:], 0.0)
+    np.testing.assert_allclose(one_step, rewards + gamma * values[1:] - values[:-1], rtol=1e-5, atol=1e-6)
+    grad = jax.grad(lambda v: sum(x.sum() for x in gae(rewards, discounts, v[:-1], v[1:], 0.5)))(values)
+    assert not grad.any()

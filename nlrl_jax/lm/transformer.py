@@ -163,6 +163,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         prefix: KeyValues | None = None,
         collect: bool = False,
+        segments: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | KeyValues | None]:
         """Hidden states after the final norm.
 
@@ -173,6 +174,7 @@ class Transformer(nn.Module):
           cache: slots to read and to write this call's L tokens into, at `cache.index`.
           prefix: keys and values of a prefix that all rows share.
           collect: return the keys and values of these tokens (then `cache` must be None).
+          segments: int [B, L], which sequence of its row a token belongs to, without a cache: none sees another.
 
         Returns: (hidden [B, L, H], the advanced cache; or the collected KeyValues [layers, B, L, K, D]; or None).
         """
@@ -182,6 +184,8 @@ class Transformer(nn.Module):
         first = 0 if cache is None else cache.index
         mask = jnp.arange(slots)[None, :] <= first + jnp.arange(L)[:, None]
         mask = jnp.broadcast_to(mask, (B, L, slots)) if valid is None else mask & valid[:, None, :]
+        if segments is not None:
+            mask &= segments[:, :, None] == segments[:, None, :]
         cos, sin = attention.rotary_tables(c, positions)
         x = jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens, axis=0).astype(c.dtype)
 

@@ -33,6 +33,7 @@ def write_report(
     before: Sequence[Episode] = (),
     after: Sequence[Episode] = (),
     notes: str | Sequence[str] = (),
+    exchanges: Sequence[Mapping[str, Any]] = (),
     labels: tuple[str, str] = ("Before", "After"),
     name: str = "report.html",
 ) -> pathlib.Path:
@@ -48,6 +49,7 @@ def write_report(
       before, after: records of `transcript.transcripts`; those with the same position stand side by side, so they
         should be episodes from the same initial state.
       notes: paragraphs under the numbers.
+      exchanges: what language models were asked and wrote: {"title", "board" or "", "parts": [(label, text), ...]}.
       labels: what the two sides of the episodes are called.
       name: the file.
 
@@ -62,7 +64,8 @@ def write_report(
 
     run_dir = pathlib.Path(run_dir)
     pairs = [(before[i : i + 1], after[i : i + 1]) for i in range(max(len(before), len(after)))]
-    colors = cell_colors([board for episode in [*before, *after] for board in _boards(episode)])
+    boards = [board for episode in [*before, *after] for board in _boards(episode)]
+    colors = cell_colors([*boards, *(exchange["board"] for exchange in exchanges)])
     columns, rows = _table(summary)
     page = _template().render(
         title=title,
@@ -73,6 +76,7 @@ def write_report(
         images=[_data_uri(path) for path in _pngs(run_dir, curves)],
         pairs=pairs,
         notes=[notes] if isinstance(notes, str) else notes,
+        exchanges=exchanges,
         labels=labels,
         outcome=outcome,
         flaws=flaws,

@@ -1,14 +1,28 @@
 """SFT: hand-worked loss, what is masked, what learns."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from nlrl_jax.algorithms.sft import make_sft_step, sft_loss
+from nlrl_jax.algorithms.sft import (
+    Batch,
+    Example,
+    SFTConfig,
+    _schedule,
+    fit,
+    make_batches,
+    make_sft_step,
+    sft_loss,
+    tokenize,
+)
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.types import Chat
+from nlrl_jax.weights.load import load_tokenizer
 
 V, END = 20, 19
 MODEL = Transformer(ModelConfig(V, 16, 24, 1, 2, 1, 8, 32, lora=LoraConfig(4, 8.0)))
@@ -16,6 +30,13 @@ MODEL = Transformer(ModelConfig(V, 16, 24, 1, 2, 1, 8, 32, lora=LoraConfig(4, 8.
 TOKENS = jnp.array([[3, 1, 4, 5, 9, END], [2, 7, END, 0, 0, 0]])
 LENGTHS = jnp.array([6, 3])
 MASK = jnp.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 0, 0, 0]])
+
+
+def batch(tokens, lengths, mask):
+    """One example a row, right-padded."""
+    tokens = jnp.asarray(tokens)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return Batch(tokens, positions, (positions < jnp.asarray(lengths)[:, None]).astype(jnp.int32), mask)
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +60,15 @@ def test_hand_worked_loss():
     logits = jnp.log(jnp.array([[1, 1, 1], [1, 1, 1], [1, 1, 2], [1, 3, 1e-30]], jnp.float32))
     tokens, lengths = jnp.array([[3, 1, 2], [3, 0, 0]]), jnp.array([3, 2])
     both = jnp.array([[0, 1, 1], [0, 1, 0]])
-    loss, metrics = sft_loss(Table(), logits, tokens, lengths, both)
+    loss, metrics = sft_loss(Table(), logits, batch(tokens, lengths, both))
     want = -(np.log(3 / 4) + np.log(1 / 3) + np.log(1 / 4)) / 3
     np.testing.assert_allclose(loss, want, rtol=1e-6)
     np.testing.assert_allclose(metrics["perplexity"], np.exp(want), rtol=1e-6)
     assert metrics["tokens"] == 3
-    loss, metrics = sft_loss(Table(), logits, tokens, lengths, both.at[0, 1].set(0))  # the 1 is prompt now
+    loss, metrics = sft_loss(Table(), logits, batch(tokens, lengths, both.at[0, 1].set(0)))  # the 1 is prompt now
     np.testing.assert_allclose(loss, -(np.log(1 / 3) + np.log(1 / 4)) / 2, rtol=1e-6)
     # Padding and the first column never count, whatever the mask says.
-    loss, metrics = sft_loss(Table(), logits, tokens, lengths, jnp.ones((2, 3)))
+    loss, metrics = sft_loss(Table(), logits, batch(tokens, lengths, jnp.ones((2, 3))))
     assert metrics["tokens"] == 3
     np.testing.assert_allclose(loss, want, rtol=1e-6)
 
@@ -65,7 +86,7 @@ def test_prompt_is_masked_end_token_is_learned_and_padding_is_invisible(variable
                     out = MODEL.apply(v, x, *args, method=method, **kwargs)
                     return out + shift.reshape(out.shape) if method == "unembed" else out
 
-            return sft_loss(Shifted(), variables, tokens, LENGTHS, MASK)[0]
+            return sft_loss(Shifted(), variables, batch(tokens, LENGTHS, MASK))[0]
 
         return jnp.abs(jax.grad(loss)(jnp.zeros((2, 5, V)))).sum(-1), loss(jnp.zeros((2, 5, V)))
 
@@ -81,10 +102,10 @@ def test_only_what_trains_changes_and_the_loss_falls(variables, train):
     optimizer = optax.adam(0.03)
     if train == "params":
         variables = {"params": variables["params"]}  # needs no adapter
-    step = jax.jit(make_sft_step(MODEL, optimizer, train))
+    step = jax.jit(make_sft_step(functools.partial(sft_loss, MODEL), optimizer, train))
     now, opt_state, found = variables, optimizer.init(variables[train]), []
     for _ in range(40):
-        now, opt_state, metrics = step(now, opt_state, TOKENS, LENGTHS, MASK)
+        now, opt_state, metrics = step(now, opt_state, batch(TOKENS, LENGTHS, MASK))
         found.append(float(metrics["loss"]))
     assert abs(found[0] - np.log(V)) < 1  # knows nothing
     assert found[-1] < 0.3 * found[0]
@@ -97,4 +118,77 @@ def test_only_what_trains_changes_and_the_loss_falls(variables, train):
 
 def test_another_collection_is_refused():
     with pytest.raises(ValueError, match="train is 'all'; choose 'lora' or 'params'"):
-        make_sft_step(MODEL, optax.sgd(1.0), "all")
+        make_sft_step(functools.partial(sft_loss, MODEL), optax.sgd(1.0), "all")
+
+
+EXAMPLES = [
+    Example([3, 1, 4, 5, 9, END], 3),
+    Example([2, 7, END], 1),
+    Example([8, 8, 6, END], 2),
+    Example([1, 2, END], 1),
+]
+
+
+def test_packed_rows_have_the_loss_and_gradient_of_padded_ones(variables):
+    def of(packed):
+        config = SFTConfig(batch_size=4, max_length=12, packed=packed)
+        (rows,) = make_batches(EXAMPLES, config, np.arange(4))
+        loss = lambda params: sft_loss(MODEL, {"params": params}, rows)
+        return rows, jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+    padded, ((loss, metrics), grads) = of(False)
+    packed, ((packed_loss, packed_metrics), packed_grads) = of(True)
+    assert (packed.segments.max(axis=1) == [3, 1, 0, 0]).all()  # 6 + 3 + 3 fill a row of 12; 4 begin another
+    assert (padded.segments.max(axis=1) == 1).all()
+    assert metrics["tokens"] == packed_metrics["tokens"] == 3 + 2 + 2 + 2
+    np.testing.assert_allclose(packed_loss, loss, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), packed_grads, grads)
+
+
+def test_a_template_is_tokenised_once_and_the_end_is_learned_even_where_it_pads():
+    tokenizer = load_tokenizer("nano")
+    (example,) = tokenize(tokenizer, [(Chat.of("2 + 2?"), "4")])
+    text = tokenizer.render_chat([{"role": "user", "content": "2 + 2?"}])
+    assert tokenizer.decode(example.tokens[: example.start], skip_special_tokens=False) == text
+    assert tokenizer.decode(example.tokens[example.start :], skip_special_tokens=False) == "4<|im_end|>"
+    pads_with_end = [t._replace(tokens=[t.tokens[0], END, *t.tokens[1:]], start=t.start + 1) for t in EXAMPLES]
+    (rows,) = make_batches(pads_with_end, SFTConfig(batch_size=4), np.arange(4))
+    rows.tokens[rows.segments == 0] = END
+    learned = rows.mask.astype(bool)
+    assert (rows.tokens[learned] == END).sum() == 4  # each row's own end, not an END of its prompt or its padding
+    assert learned.sum() == 9
+
+
+def test_fit_learns_counts_what_is_too_long_and_repeats_itself(variables):
+    long = Example(list(range(15)) * 3, 2)
+    config = SFTConfig(learning_rate=0.03, epochs=30, batch_size=2, max_length=12, schedule="cosine", warmup=0.1)
+    base = {"params": variables["params"]}
+    found, metrics = fit(MODEL, base, [*EXAMPLES, long], config)
+    assert (metrics["examples"], metrics["too_long"], metrics["steps"], metrics["tokens"]) == (4, 1, 60, 9)
+    assert metrics["loss"] < 0.5 * metrics["first_loss"]
+    again, _ = fit(MODEL, base, [*EXAMPLES, long], config)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    with pytest.raises(ValueError, match="none of 1 examples has at most max_length = 12 tokens"):
+        fit(MODEL, base, [long], config)
+
+
+def test_the_learning_rate_rises_then_stays_or_falls():
+    rate = lambda schedule: [
+        _schedule(SFTConfig(learning_rate=1.0, schedule=schedule, warmup=0.2), 10)(i) for i in range(10)
+    ]
+    np.testing.assert_allclose(rate("constant"), [0.5] + [1] * 9)
+    np.testing.assert_allclose(rate("cosine"), [0.5, 1] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(8)])
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"schedule": "linear"}, "schedule is 'linear'; choose one of constant, cosine"),
+        ({"warmup": 1.0}, "warmup is 1.0"),
+        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"train": "all"}, "train is 'all'"),
+    ],
+)
+def test_bad_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        SFTConfig(**wrong)

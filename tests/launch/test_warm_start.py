@@ -6,7 +6,7 @@ import pytest
 
 import envs
 from launch import replies
-from launch.demonstrations import demonstrate
+from launch.demonstrations import WALKS, demonstrate
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.text.parser import ReplyFormat, reference_parse
@@ -17,7 +17,7 @@ from tests.tokenizers_from_wheels import small_tokenizer
 
 
 @pytest.mark.parametrize("prompt", ["paper", "compact"])
-@pytest.mark.parametrize("name", envs.GAMES)
+@pytest.mark.parametrize("name", WALKS)
 def test_device_replies_equal_host_replies_and_are_well_formed(name, prompt):
     game, tokenizer = envs.make(name, prompt=prompt), small_tokenizer()
     fields, actions = jax.jit(lambda key: demonstrate(game, key, 40, 0.5, False))(jax.random.key(0))

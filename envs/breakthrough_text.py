@@ -1,0 +1,137 @@
+"""What is written about breakthrough: squares, moves, the board, the rules; and boards read back from text."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+
+import numpy as np
+
+from nlrl_jax.text.template import Choice, Literal, Template
+
+PLAYERS = ("black", "white")
+SYMBOLS = (".", "b", "w")
+
+
+@dataclasses.dataclass(frozen=True)
+class BreakthroughText:
+    """The text of one size of board. Cells are numbered row by row from the top left; "a1" is the bottom left."""
+
+    rows: int
+    columns: int
+    pawn_rows: int
+
+    @property
+    def letters(self) -> str:
+        return string.ascii_lowercase[: self.columns]
+
+    @property
+    def pawns(self) -> int:
+        """Of each side at the start."""
+        return self.pawn_rows * self.columns
+
+    def square(self, cell: int) -> str:
+        return f"{self.letters[cell % self.columns]}{self.rows - cell // self.columns}"
+
+    def moves(self) -> tuple[str, ...]:
+        """OpenSpiel's word of every action id, e.g. "a5a4" or "a5b4*"; "" for ids that no position allows."""
+        words = []
+        for action in range(self.rows * self.columns * 12):
+            cell, direction, capture = action // 12, action // 2 % 6, action % 2
+            row = cell // self.columns + (1 if direction < 3 else -1)
+            column = cell % self.columns + direction % 3 - 1
+            possible = 0 <= row < self.rows and 0 <= column < self.columns and not (capture and direction % 3 == 1)
+            target = row * self.columns + column
+            words.append(self.square(cell) + self.square(target) + "*" * capture if possible else "")
+        return tuple(words)
+
+    def board(self) -> Template:
+        """What OpenSpiel prints, without the newline at the end. Reads the field "cells"."""
+        width = len(str(self.rows))
+        parts = []
+        for row in range(self.rows):
+            parts.append(Literal(f"{self.rows - row:>{width}}"))
+            parts += [Choice("cells", SYMBOLS, row * self.columns + column) for column in range(self.columns)]
+            parts.append(Literal("\n"))
+        return Template((*parts, Literal(" " * width + self.letters)))
+
+    def rules(self) -> str:
+        home = "row" if self.pawn_rows == 1 else "two rows"
+        return (
+            f"Breakthrough is played on a board of {self.columns} columns (a to {self.letters[-1]}) and {self.rows} "
+            f"rows (1 to {self.rows}, counted from the bottom). Black (b) fills the top {home} with {self.pawns} pawns "
+            f"and moves down; white (w) fills the bottom {home} with {self.pawns} pawns and moves up. Black moves "
+            "first, then the players take turns. A turn is one move of one pawn to the row ahead: straight or "
+            "diagonally onto an empty square, or diagonally onto an enemy pawn, which is taken off the board. A pawn "
+            "never takes straight ahead. A player wins by bringing a pawn to the far row or by taking all of the "
+            "opponent's pawns. A move is written as the square it leaves and the square it reaches, with * where it "
+            "takes a pawn."
+        )
+
+    def describe(self, cells: np.ndarray, player: int, winner: int) -> str:
+        """Sentences, one a line: whose turn it is or who has won, and where the pawns of either side are."""
+        lines = [f"{PLAYERS[winner].title()} has won." if winner >= 0 else f"It is {PLAYERS[player]}'s turn."]
+        for symbol, name in enumerate(PLAYERS, start=1):
+            squares = [self.square(cell) for cell in np.flatnonzero(cells == symbol)]
+            pawns = f"{len(squares)} pawn{'s' if len(squares) > 1 else ''}: {', '.join(squares)}"
+            lines.append(f"{name.title()} has {pawns if squares else 'no pawns'}.")
+        return "\n".join(lines)
+
+    def read(self, text: str, player: str) -> tuple[np.ndarray, int, int]:
+        """A board and whose turn it is: (cells, indices into `SYMBOLS`; player; winner or -1).
+
+        Takes it with or without labels and blanks, in capitals, and finished.
+
+        Raises:
+          ValueError: what cannot occur in a game.
+        """
+        names = {name: i for i, full in enumerate(PLAYERS) for name in (full, full[0])}
+        if player.strip().lower() not in names:
+            raise ValueError(f"the player to move is {player!r}; it is black or white")
+        mover = names[player.strip().lower()]
+        cells = np.array([SYMBOLS.index(symbol) for row in self._rows_of(text) for symbol in row], np.int32)
+        return cells, mover, self._winner(cells.reshape(self.rows, self.columns), mover)
+
+    def _rows_of(self, text: str) -> list[str]:
+        """The board's characters, row by row, without labels and blanks."""
+        lines = ["".join(line.split()).lower() for line in text.splitlines()]
+        lines = [line for line in lines if line and line != self.letters]
+        if len(lines) != self.rows:
+            raise ValueError(f"the board has {len(lines)} rows; it should have {self.rows}:\n{text}")
+        rows = []
+        for label, line in zip(range(self.rows, 0, -1), lines):
+            row = line.lstrip(string.digits)
+            if line != row and line != f"{label}{row}":
+                raise ValueError(f"row {line!r} should be labelled {label}")
+            if unknown := set(row) - set(SYMBOLS):
+                raise ValueError(f"row {line!r} holds {', '.join(sorted(unknown))}; a square is one of {SYMBOLS}")
+            if len(row) != self.columns:
+                raise ValueError(f"row {line!r} has {len(row)} squares; it should have {self.columns}")
+            rows.append(row)
+        return rows
+
+    def _winner(self, board: np.ndarray, mover: int) -> int:
+        """-1, 0 or 1 for a board [rows, columns] that can occur with that player to move."""
+        sides = (board == 1, (board == 2)[::-1])  # either one's pawns, its home row first
+        counts = [int(side.sum()) for side in sides]
+        arrived = [int(side[-1].sum()) for side in sides]
+        for name, count, far in zip(PLAYERS, counts, arrived):
+            if count > self.pawns:
+                raise ValueError(f"{name} has {count} pawns; it starts with {self.pawns} and gets no more")
+            if far > 1:
+                raise ValueError(f"{name} has {far} pawns on its far row; the game ends with the first")
+        if sum(counts) == 0:
+            raise ValueError("neither side has pawns; the last pawn taken ends the game")
+        won = [bool(arrived[0]) or counts[1] == 0, bool(arrived[1]) or counts[0] == 0]
+        if all(won):
+            raise ValueError("both sides have won; the first win ends the game")
+        if won[mover]:
+            raise ValueError(f"{PLAYERS[mover]} has won, so it made the last move and cannot be the one to move")
+        if counts == [self.pawns, self.pawns]:  # nothing was taken, so the rows tell how many moves were made
+            start = self.columns * sum(range(self.pawn_rows))
+            made = [int(side.sum(1) @ np.arange(self.rows)) - start for side in sides]
+            if made[0] - made[1] != mover:
+                raise ValueError(
+                    f"black has made {made[0]} moves and white {made[1]}, so it cannot be {PLAYERS[mover]}'s turn"
+                )
+        return won.index(True) if any(won) else -1

@@ -1,0 +1,324 @@
+"""The two mazes of LMRL-Gym, "double T" and "medium" (NLRL, section 5.1 and appendix B.1).
+
+Layouts, text and rewards are LMRL-Gym's: 0 on reaching the goal, -4 for an action that is none of the four words, -1
+for every other step, also where a wall stops the player. An episode has at most 100 steps. It begins on a free cell,
+drawn uniformly, that is not the goal. Positions in the text are (row, column), counted from 0 at the top left.
+
+LMRL-Gym names no goal for the medium maze. Ours is (6, 6), the free cell in the lower right corner.
+
+An action id that is none of 0 to 3 stands for a word that is no action: it earns -4, takes a step and moves nobody.
+
+Besides the gymnax environment there are the bare rules, `step`, on a `Maze`: they take arrays of positions of any
+shape, numpy's or JAX's, which is what a look-ahead over many mazes at once needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from envs import grid_text
+from nlrl_jax.text.template import Choice, Literal, Number, Template
+from nlrl_jax.types import TextGame
+
+ACTIONS = ("move up", "move down", "move left", "move right")
+UP, DOWN, LEFT, RIGHT = range(4)
+OFFSETS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])  # (row, column) of each action
+
+# "1" is wall; the goal is (row, column).
+LAYOUTS = {
+    "double_t": (
+        "1111111111111/1000001000001/1110111110111/1110111110111/1110111110111/"
+        "1110000000111/1111110111111/1111110111111/1111110111111/1111111111111",
+        (8, 6),
+    ),
+    "medium": ("11111111/10010001/10010101/11000011/11101001/10000101/10010001/11111111", (6, 6)),
+}
+OBSERVATIONS = ("full", "partial")
+SYMBOLS = ("_", "#", "P", "G", "*")  # *: the player on the goal
+_FREE, _WALL, _PLAYER, _GOAL, _ARRIVED = range(5)
+
+STEP_REWARD, UNKNOWN_REWARD = -1.0, -4.0
+
+# The order in which the text names walls.
+_SIDES = (("to your right", RIGHT), ("to your left", LEFT), ("above you", UP), ("below you", DOWN))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Maze:
+    """A layout as tables. A cell is one integer, row-major; C = rows * columns.
+
+    Attributes:
+      walls: bool [C].
+      goal: its cell.
+      moves: int32 [C, 4], where each action leads from a free cell.
+      wall_code: int32 [C], bit a is 1 where action a runs into a wall.
+      starts: int32, the free cells but the goal, in reading order.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    walls: np.ndarray
+    goal: int
+    moves: np.ndarray
+    wall_code: np.ndarray
+    starts: np.ndarray
+
+
+@functools.lru_cache
+def maze(name: str) -> Maze:
+    """The maze "double_t" or "medium".
+
+    Raises:
+      ValueError: another name.
+    """
+    if name not in LAYOUTS:
+        raise ValueError(f"unknown layout {name!r}; known layouts: {', '.join(LAYOUTS)}")
+    text, (row, column) = LAYOUTS[name]
+    grid = np.array([[c == "1" for c in line] for line in text.split("/")])
+    rows, columns = grid.shape
+    walls, cells, goal = grid.ravel(), np.arange(grid.size), row * columns + column
+    # The border is wall, so a free cell's neighbours exist; those of the border are clipped and never used.
+    to = np.clip(cells[:, None] + OFFSETS @ (columns, 1), 0, grid.size - 1)
+    blocked = walls[to] | walls[:, None]
+    return Maze(
+        name=name,
+        rows=rows,
+        columns=columns,
+        walls=walls,
+        goal=goal,
+        moves=np.where(blocked, cells[:, None], to).astype(np.int32),
+        wall_code=(blocked << np.arange(4)).sum(1).astype(np.int32),
+        starts=np.flatnonzero(~walls & (cells != goal)).astype(np.int32),
+    )
+
+
+def step(maze: Maze, position: Any, action: Any, xp: Any = np) -> tuple[Any, Any, Any]:
+    """One step of each of any number of players, with numpy or jax.numpy as `xp`.
+
+    Args:
+      position: int32 [...], free cells.
+      action: int32 [...]; other ids than 0 to 3 are unknown actions.
+
+    Returns:
+      (position int32 [...], reward float32 [...], whether the player is on the goal bool [...]). Who was on the goal
+      stays there, with reward 0.
+    """
+    position, action = xp.asarray(position), xp.asarray(action)
+    known, ended = (action >= 0) & (action < len(ACTIONS)), position == maze.goal
+    to = xp.asarray(maze.moves)[position, xp.clip(action, 0, len(ACTIONS) - 1)]
+    after = xp.where(known & ~ended, to, position)
+    arrived = after == maze.goal
+    reward = xp.where(arrived, 0.0, xp.where(known, STEP_REWARD, UNKNOWN_REWARD))
+    return after, reward.astype(np.float32), arrived
+
+
+class Walk(NamedTuple):
+    """Where a player has been, on the host: n + 1 positions, the last one the present, and the n actions between."""
+
+    positions: tuple[int, ...]
+    actions: tuple[int, ...] = ()
+
+
+def random_walks(maze: Maze, position: Any, action: Any, steps: int, rng: np.random.Generator) -> list[Walk]:
+    """One forced step each, then a fully random walk of `steps` steps; a walk ends at the goal.
+
+    Args:
+      position, action: int [B].
+
+    Returns:
+      B walks of at most `steps` + 1 actions.
+    """
+    position, action = np.asarray(position), np.asarray(action)
+    actions = np.concatenate([action[:, None], rng.integers(len(ACTIONS), size=(len(action), steps))], axis=1)
+    positions = [position]
+    for column in actions.T:
+        positions.append(step(maze, positions[-1], column)[0])
+    positions = np.stack(positions, axis=1)
+    # The number of positions up to the first one on the goal.
+    lengths = np.where((positions == maze.goal).any(1), (positions == maze.goal).argmax(1) + 1, steps + 2)
+    rows = zip(positions.tolist(), actions.tolist(), lengths.tolist(), strict=True)
+    return [Walk(tuple(cells[:n]), tuple(taken[: n - 1])) for cells, taken, n in rows]
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """time: int32 []. position: int32 [], cell index."""
+
+    position: jax.Array
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """max_steps_in_episode: LMRL-Gym's limit."""
+
+    max_steps_in_episode: int = 100
+
+
+class MazeEnv(environment.Environment[EnvState, EnvParams]):
+    """gymnax environment; observations are float32 [rows, columns, 3]: player, walls, goal.
+
+    Args:
+      layout: "double_t" or "medium".
+      observation: "full", or "partial": the array shows the four neighbours' walls alone, float32 [4].
+
+    Raises:
+      ValueError: an unknown layout or observation.
+    """
+
+    def __init__(self, layout: str = "double_t", observation: str = "full"):
+        if observation not in OBSERVATIONS:
+            raise ValueError(f"observation is {observation!r}; choose one of {', '.join(OBSERVATIONS)}")
+        self.maze, self.observation = maze(layout), observation
+
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams()
+
+    @property
+    def num_actions(self) -> int:
+        return len(ACTIONS)
+
+    def reset_env(self, key, params):
+        """(obs, state) on a random free cell that is not the goal."""
+        position = jax.random.choice(key, jnp.asarray(self.maze.starts))
+        state = EnvState(time=jnp.int32(0), position=position)
+        return self.observe(key, state, None, params), state
+
+    def step_env(self, key, state, action, params):
+        """(obs, state, reward, terminated, info); see `step`."""
+        position, reward, terminated = step(self.maze, state.position, action, jnp)
+        state = state.replace(position=position, time=state.time + 1)
+        return self.observe(key, state, action, params), state, reward, terminated, {}
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """On the goal."""
+        return self.success(state)
+
+    def success(self, state: EnvState) -> jax.Array:
+        """Whether the player stands on the goal: bool []."""
+        return state.position == self.maze.goal
+
+    def observe(self, key, state, action, params) -> jax.Array:
+        """Full: float32 [rows, columns, 3], player, walls, goal. Partial: float32 [4], walls up, down, left, right."""
+        if self.observation == "partial":
+            return (jnp.asarray(self.maze.wall_code)[state.position] >> np.arange(4) & 1).astype(jnp.float32)
+        cells = np.arange(len(self.maze.walls))
+        planes = jnp.stack([cells == state.position, self.maze.walls, cells == self.maze.goal], axis=-1)
+        return planes.reshape(self.maze.rows, self.maze.columns, 3).astype(jnp.float32)
+
+    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
+        return spaces.Discrete(len(ACTIONS))
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        shape = (4,) if self.observation == "partial" else (self.maze.rows, self.maze.columns, 3)
+        return spaces.Box(0, 1, shape, jnp.float32)
+
+    def state_space(self, params: EnvParams) -> spaces.Dict:
+        return spaces.Dict(
+            {
+                "time": spaces.Discrete(params.max_steps_in_episode + 1),
+                "position": spaces.Discrete(len(self.maze.walls)),
+            }
+        )
+
+
+def fields(maze: Maze, position: Any, xp: Any = np) -> dict[str, Any]:
+    """What the text of a position reads, all int32: row, column, walls []; cells [C], indices into `SYMBOLS`."""
+    cells = np.arange(len(maze.walls))
+    ground = np.where(maze.walls, _WALL, np.where(cells == maze.goal, _GOAL, _FREE))
+    player = np.where(cells == maze.goal, _ARRIVED, _PLAYER)
+    position = xp.asarray(position)
+    return {
+        "row": (position // maze.columns).astype(np.int32),
+        "column": (position % maze.columns).astype(np.int32),
+        "walls": xp.asarray(maze.wall_code)[position],
+        "cells": xp.where(cells == position, player, ground).astype(np.int32),
+    }
+
+
+def wall_sentence(code: int) -> str:
+    """What LMRL-Gym says of the walls around a cell; bit a of `code` is the wall that action a runs into."""
+    sides = [side for side, action in _SIDES if code >> action & 1]
+    if not sides:
+        return "There are no walls near you."
+    return f"There is a wall {sides[0]}." if len(sides) == 1 else f"There are walls {', '.join(sides)}."
+
+
+def observation_template(maze: Maze, observation: str = "full") -> Template:
+    """The text of a position; "partial" leaves the goal and the position out."""
+    sentences = tuple(wall_sentence(code) for code in range(16))
+    if observation == "partial":
+        return Template((Choice("walls", sentences),))
+    row, column = divmod(maze.goal, maze.columns)
+    return Template(
+        (
+            Literal(f"The goal is at position {row}, {column}. Your current position is at position "),
+            Number("row", 0, maze.rows - 1),
+            Literal(", "),
+            Number("column", 0, maze.columns - 1),
+            Literal("."),
+            Choice("walls", tuple(f" {sentence}" for sentence in sentences)),
+        )
+    )
+
+
+def board_template(maze: Maze) -> Template:
+    """The maze as a person would draw it."""
+    parts = []
+    for cell in range(len(maze.walls)):
+        if cell:
+            parts.append(Literal(" " if cell % maze.columns else "\n"))
+        parts.append(Choice("cells", SYMBOLS, cell))
+    return Template(tuple(parts))
+
+
+_RULES = (
+    "You walk through a maze and want to reach its goal in as few steps as you can.\n"
+    "Rules:\n"
+    "- A move takes you one cell up, down, left or right; a wall stops you, and the step is lost.\n"
+    "- Positions are given as row, column: down adds 1 to the row, right adds 1 to the column.\n"
+    "Available actions: move up, move down, move left, move right. "
+    'Reply with between 1 and 3 actions, separated by " || ".'
+)
+_COMPACT = "Walk to the goal. Walls stop you."
+
+
+def text_game(
+    layout: str = "double_t", observation: str = "full", prompt: str = "paper", max_steps: int = 100
+) -> TextGame:
+    """A maze as a text game.
+
+    Args:
+      layout: "double_t" or "medium".
+      observation: "full" (goal, position, walls) or "partial" (walls alone).
+      prompt: "paper" is LMRL-Gym's sentences after our rules; "compact", for very small models, has short rules and
+        shows the board (partial: the wall sentence again, which hides the board).
+      max_steps: steps until truncation.
+
+    Raises:
+      ValueError: an argument outside its range.
+    """
+    grid_text.check_prompt(prompt)
+    env = MazeEnv(layout, observation)
+    board = board_template(env.maze)
+    drawn = prompt == "compact" and observation == "full"
+    return TextGame(
+        name=f"maze_{layout}",
+        env=env,
+        params=env.default_params.replace(max_steps_in_episode=max_steps),
+        rules=_COMPACT if prompt == "compact" else _RULES,
+        actions=ACTIONS,
+        observation=board if drawn else observation_template(env.maze, observation),
+        fields=lambda state: fields(env.maze, state.position, jnp),
+        board=board,
+        success=env.success,
+    )

@@ -1,0 +1,1 @@
+"""What is said to a language model in each role, one module a game."""

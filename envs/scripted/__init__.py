@@ -1,0 +1,1 @@
+"""Rule-based scripts that play the roles of a language model, one module a game."""

@@ -1,0 +1,57 @@
+"""Rule-based stand-ins for the large model of the natural-language actor-critic on tic-tac-toe.
+
+They know what they are shown and no more: the aggregators count the games or read the evaluations in front of them,
+the improver compares the numbers in the evaluations it is given. None looks for threats or knows the game.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from envs.prompts.tic_tac_toe import read_value
+
+SIGN = {"O": 1.0, "X": -1.0, None: 0.0}
+
+
+def monte_carlo(context: Mapping[str, Any], rng: random.Random) -> str:
+    """G1 over complete games: who won how often, and how the last one ended."""
+    del rng
+    lines = context["lines"]
+    won = {side: sum(line.winner == side for line in lines) for side in SIGN}
+    thought = f"{won['O']} of {len(lines)} games are won by O, {won['X']} by X, {won[None]} drawn."
+    return _evaluation(thought, sum(SIGN[line.winner] for line in lines) / len(lines))
+
+
+def temporal_difference(context: Mapping[str, Any], rng: random.Random) -> str:
+    """G1 over G2: a finished game counts as it ended, another as the evaluation of where it leads says."""
+    del rng
+    values = [SIGN[line.winner] if line.over else read_value(text) for line, text in context["reached"]]
+    known = [value for value in values if value is not None]
+    ended = sum(line.over for line, _ in context["reached"])
+    thought = f"{len(values)} ways to go on, {ended} of them end the game, {len(known) - ended} have an evaluation."
+    return _evaluation(thought, sum(known) / len(known) if known else 0.0)
+
+
+def improve(context: Mapping[str, Any], rng: random.Random) -> str:
+    """I: the move with the best number for the side to move. Ties are drawn; a number that cannot be read is 0."""
+    side = SIGN[context["view"].player]
+    read = [(action, read_value(text)) for action, text in context["evaluations"]]
+    worth = {action: side * (value or 0.0) for action, value in read}
+    best = max(worth.values())
+    action = rng.choice([action for action, value in worth.items() if value == best])
+    thought = f"{action} is worth {side * best:g}."
+    return json.dumps({"thought": thought, "best_move": int(action)})
+
+
+def _evaluation(thought: str, number: float) -> str:
+    return json.dumps({"thought": thought, "final_evaluation": round(number, 1)})
+
+
+SCRIPTS = {
+    "monte_carlo": monte_carlo,
+    "temporal_difference": temporal_difference,
+    "improver": improve,
+}

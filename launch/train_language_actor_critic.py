@@ -1,0 +1,302 @@
+"""Trains a language policy and a language value function on tic-tac-toe by the natural-language actor-critic.
+
+    python -m launch.train_language_actor_critic --run_dir runs/actor_critic
+    python -m launch.train_language_actor_critic --scale paper --dry_run
+
+NLRL, algorithm 3, section 5.3. At nano scale the built-in model plays and values, rule-based scripts aggregate and
+improve (`envs/scripted/tic_tac_toe.py`); `--aggregator endpoint` asks a server instead. For each opponent the LLM-PPO
+baseline plays as many games (`--ppo`). The last lines read `win rate (OPPONENT): <before> -> <after>`.
+
+Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
+learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+import envs
+from envs.prompts import tic_tac_toe as prompts
+from envs.scripted import tic_tac_toe as scripts
+from envs.tic_tac_toe import board_game
+from launch import actor_critic_report, config_flags, language_models, loop, setup
+from launch.config_flags import option
+from nlrl_jax.algorithms import board_play, language_ppo
+from nlrl_jax.algorithms import language_actor_critic as nlac
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Pairs, Setting, State
+from nlrl_jax.algorithms.sft import SFTConfig
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.transformer import init_lora
+from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.text.views import Viewer
+from nlrl_jax.types import Chat
+
+OPPONENTS = {"first_move": board_play.first_move_opponent, "random": board_play.random_opponent}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
+
+    model: str = option("nano", "policy and value model: nano, smollm2, a Hugging Face folder or a .gguf file")
+    aggregator: str = option("scripted", "who aggregates and improves: scripted, endpoint, or a local model's name")
+    opponent: str = option("both", "first_move, random or both")
+    style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
+    iterations: int = option(10, "iterations")
+    games: int = option(256, "games an iteration [N]")
+    estimate: str = option("mc", "language value estimate: mc or td")
+    k: int = option(5, "games, or transitions, that one estimate aggregates [K_MC, K_TD]")
+    num_samples: int = option(10, "moves the policy proposes for a position [N_sample]")
+    top_m: int = option(10, "most frequent ones that are compared [m]")
+    mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
+    buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
+    max_tokens: int = option(64, "tokens a reply of the policy or value model at most")
+    large_max_tokens: int = option(1024, "tokens a reply of the aggregator or improver at most")
+    epochs: int = option(2, "passes over the data of an iteration")
+    learning_rate: float = option(1e-3, "SFT's learning rate")
+    batch_size: int = option(8, "rows a gradient step")
+    row_tokens: int = option(256, "tokens a row; packed: several examples share one")
+    packed: bool = option(True, "put several examples into one row")
+    train: str = option("params", "what SFT changes: params or lora")
+    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
+    eval_games: int = option(200, "greedy games of an evaluation, half of them from either side")
+    ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
+    ppo_learning_rate: float = option(3e-4, "LLM-PPO's learning rate, actor and critic")
+    seed: int = option(0, "everything random follows from it")
+    checkpoint_every: int = option(1, "iterations between checkpoints")
+    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
+    endpoint_model: str = option("", "an endpoint's name for its model")
+    token_budget: int = option(0, "stop cleanly after so many tokens of the endpoint; 0 is no limit")
+
+
+PRESETS = {
+    "nano": {},
+    "paper": {
+        "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
+        "style": "paper", "iterations": 31, "games": 512, "max_tokens": 512, "epochs": 2, "learning_rate": 1e-5,
+        "batch_size": 64, "row_tokens": 1024, "packed": False, "dtype": "bfloat16", "eval_games": 512,
+        "ppo_learning_rate": 1e-5,
+    },
+}  # fmt: skip
+
+
+@flax.struct.dataclass
+class Learned:
+    """What a checkpoint holds: the two models' trained collections."""
+
+    policy: Any
+    value: Any
+    iteration: jax.Array
+
+    def learned(self) -> dict[str, Any]:
+        return {"policy": self.policy, "value": self.value, "iteration": self.iteration}
+
+
+class Trainer:
+    """The actor-critic against one opponent, with its models; what changes is in the state."""
+
+    def __init__(self, config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage):
+        style = setup.prompt_for(config.model, config.style)
+        sampled = lambda temperature, **kw: Sampling(config.max_tokens, temperature, **kw)
+        large = Sampling(config.large_max_tokens, 0.1)
+        names = ("games", "estimate", "k", "num_samples", "top_m", "mask", "buffer")
+        algorithm = ActorCriticConfig(
+            **{name: getattr(config, name) for name in names},
+            rollout=sampled(1.0, top_k=50, top_p=0.95),
+            candidates=sampled(0.7),
+            values=sampled(0.0),
+            aggregation=large,
+            improvement=large,
+        )
+        learn = language_models.learner(
+            SFTConfig(
+                learning_rate=config.learning_rate, epochs=config.epochs, batch_size=config.batch_size,
+                max_length=config.row_tokens, packed=config.packed, train=config.train, seed=config.seed,
+            )
+        )  # fmt: skip
+        big = language_models.large_model(
+            config.aggregator, scripts.SCRIPTS, run_dir, config.token_budget,
+            base_url=config.base_url, model=config.endpoint_model,
+        )  # fmt: skip
+        big = language_models.metered(big, usage)
+        game = board_game()
+        self.config, self.run_dir, self.usage = config, run_dir, usage
+        self.viewer = Viewer(game)
+        self.setting = Setting(game, OPPONENTS[opponent](game), prompts.roles(style), big, big, learn, learn, algorithm)
+        self.base = language_models.local_model(config.model, config.dtype, LoraConfig())
+
+    def init(self) -> Learned:
+        variables = self.base.variables
+        if self.config.train == "lora":
+            variables = {**variables, "lora": init_lora(self.base.model, jax.random.key(self.config.seed))}
+        learned = variables[self.config.train]
+        fresh = lambda: jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), learned)
+        return Learned(fresh(), fresh(), jnp.zeros((), jnp.int32))
+
+    def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
+        """The state as algorithm 3 knows it."""
+        with_learned = lambda learned: language_models.metered(
+            self.base.with_variables({**self.base.variables, self.config.train: learned}), self.usage
+        )
+        return State(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
+
+    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+        """One iteration; leaves its value data and what there is to read in the run's folder."""
+        i = int(state.iteration)
+        buffer = tuple(read_pairs(self.values_file(n)) for n in range(max(0, i - self.config.buffer + 1), i))
+        seed = int(jax.random.randint(key, (), 0, 2**30))
+        after, record = nlac.iterate(self.models(state, buffer), self.setting, self.viewer, seed)
+        write_pairs(self.values_file(i), after.buffer[-1])
+        actor_critic_report.write_record(self.run_dir, i, record)
+        learned = lambda model: model.model.variables[self.config.train]
+        return Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32)), record.metrics
+
+    def values_file(self, iteration: int) -> pathlib.Path:
+        return self.run_dir / "values" / f"{iteration:05d}.jsonl"
+
+    def evaluate(self, state: Learned) -> dict[str, float]:
+        """Greedy play, as the paper judges it."""
+        greedy = Sampling(self.config.max_tokens, 0.0)
+        shares, _ = nlac.evaluate(
+            self.models(state), self.setting, self.viewer, self.config.eval_games, greedy, self.config.seed + 1
+        )
+        return {f"eval/{name}": share for name, share in shares.items()}
+
+
+def write_pairs(path: pathlib.Path, pairs: Pairs) -> None:
+    """Chats with replies, one JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"messages": list(chat.messages), "reply": reply}, ensure_ascii=False) for chat, reply in pairs]
+    write_atomically(path, "".join(line + "\n" for line in lines))
+
+
+def read_pairs(path: pathlib.Path) -> Pairs:
+    """What `write_pairs` wrote.
+
+    Raises:
+      ValueError: it is not there, or damaged.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return [(Chat(tuple(row["messages"])), row["reply"]) for row in rows]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path} is needed to go on and cannot be read ({error}); start again with --overwrite"
+        ) from error
+
+
+def train_actor_critic(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, resume: bool) -> dict:
+    """Trains in a folder. Returns {"before", "after": win, tie and loss}."""
+    trainer = Trainer(config, opponent, run_dir, usage)
+    state = trainer.init()
+    before = trainer.evaluate(state)
+    if resume:
+        state = loop.restore(run_dir, state)
+    state = loop.train(
+        run_dir,
+        trainer.update,
+        state,
+        seed=config.seed,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("eval/win", "rollout/win", "random_moves", "value_sft/loss", "policy_sft/loss"),
+        resume=resume,
+        evaluate=lambda done, state: trainer.evaluate(state),
+    )
+    return {"before": before, "after": trainer.evaluate(state)}
+
+
+def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: bool) -> dict:
+    """The LLM-PPO baseline at as many games. Returns {"before", "after": win, tie and loss}."""
+    name = {"random": "tic_tac_toe", "first_move": "tic_tac_toe_first_move"}[opponent]
+    prompt = setup.prompt_for(config.model, config.style)
+    game = envs.make(name, prompt=prompt)
+    base = language_models.local_model(config.model, config.dtype, LoraConfig())
+    policy = language_ppo.MovePolicy.for_game(game, base.model, base.tokenizer, prompt)
+    rate = config.ppo_learning_rate
+    learning = language_ppo.LanguagePPOConfig(
+        num_games=config.games, actor_learning_rate=rate, critic_learning_rate=rate, train=config.train
+    )
+    params = base.variables["params"]
+    state = language_ppo.init_state(base.model, params, learning, jax.random.key(config.seed))
+    state = jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), state)
+    play = jax.jit(lambda state, key: language_ppo.evaluate(policy, game, state, key, config.eval_games))
+    evaluate = lambda state: {
+        f"eval/{k}": float(v) for k, v in play(state, jax.random.key(config.seed + 1)).items() if np.ndim(v) == 0
+    }
+    before = evaluate(state)
+    if resume:
+        state = loop.restore(run_dir, state)
+    state = loop.train(
+        run_dir,
+        jax.jit(language_ppo.make_update(policy, game, learning), donate_argnums=0),
+        state,
+        seed=config.seed,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("eval/win", "win"),
+        resume=resume,
+        evaluate=lambda done, state: evaluate(state),
+    )
+    return {"before": before, "after": evaluate(state)}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = config_flags.parse(RunConfig, PRESETS, "scale")
+    opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)
+    if not set(opponents) <= set(OPPONENTS):
+        raise ValueError(f"--opponent is {config.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
+    if flags.FLAGS.dry_run:
+        print(actor_critic_report.plan(config, len(opponents)))
+        return
+    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", "token_budget"))
+    usage, results = Usage(), {}
+    for opponent in opponents:
+        for method, train in (("actor-critic", train_actor_critic), ("LLM-PPO", train_ppo)):
+            if method == "LLM-PPO" and not config.ppo:
+                continue
+            folder = run_dir / opponent / method
+            done = folder / "results.json"
+            if flags.FLAGS.resume and done.exists():
+                results[opponent, method] = json.loads(done.read_text())
+                continue
+            print(f"{method} against {opponent}: {config.iterations} iterations of {config.games} games", flush=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            extra = (usage,) if method == "actor-critic" else ()
+            results[opponent, method] = train(config, opponent, folder, *extra, flags.FLAGS.resume)
+            write_atomically(done, json.dumps(results[opponent, method]))
+    report = actor_critic_report.write(run_dir, dataclasses.asdict(config), results, usage)
+    print(f"\nreport: {report}")
+    for (opponent, method), result in results.items():
+        label = "" if method == "actor-critic" else f"{method}, "
+        before, after = (result[when]["eval/win"] for when in ("before", "after"))
+        if method != "actor-critic":
+            print(f"LLM-PPO's win rate ({opponent}): {before:.3f} -> {after:.3f}")
+        del label
+    for (opponent, method), result in results.items():
+        if method == "actor-critic":
+            before, after = (result[when]["eval/win"] for when in ("before", "after"))
+            print(f"win rate ({opponent}): {before:.3f} -> {after:.3f}")
+
+
+def define_flags() -> None:
+    config_flags.define(RunConfig, PRESETS, "scale")
+    flags.DEFINE_boolean("dry_run", False, "print what the run would ask of the models, and stop")
+    setup.define_run_flags()
+
+
+if __name__ == "__main__":
+    define_flags()
+    setup.run(main)

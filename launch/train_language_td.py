@@ -1,0 +1,221 @@
+"""Trains a language value function on breakthrough by language TD: a model learns to say who is ahead, and why.
+
+    python -m launch.train_language_td --run_dir runs/language_td
+    python -m launch.train_language_td --scale paper --dry_run
+
+NLRL, algorithm 2, section 5.2. First positions are collected from games between MCTS players of mixed skill, and a
+strong one plays look-ahead variations from each; both are kept in RUN_DIR/data. Then the value model is trained on what
+the aggregator makes of the variations and of the model's own evaluations of where they end. Accuracy is on positions
+that training never saw, against win rates by MCTS. The last line reads `advantage accuracy: <before> -> <after>`.
+
+Departures from the paper: see `nlrl_jax/algorithms/language_td.py`. At nano scale the value model is first taught the
+form of an evaluation with advantages drawn by lot (`--format_examples`), rules stand in for the large model, MCTS
+searches less, and evaluations are written at temperature 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from envs.prompts import breakthrough as prompts
+from envs.scripted import breakthrough as scripts
+from launch import config_flags, language_models, language_td_data, language_td_report, loop, setup
+from launch.config_flags import option
+from nlrl_jax.algorithms import language_td
+from nlrl_jax.algorithms.language_td import LanguageTDConfig
+from nlrl_jax.algorithms.sft import SFTConfig
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.transformer import init_lora
+from nlrl_jax.run.directory import write_atomically
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
+
+    model: str = option("nano", "value model: nano, smollm2, a Hugging Face folder or a .gguf file")
+    aggregator: str = option("scripted", "who aggregates: scripted, endpoint, or a local model's name")
+    first_values: str = option("value", "who evaluates in the first iteration: value or aggregator (the paper)")
+    style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
+    states: int = option(4000, "positions to learn from")
+    test_states: int = option(600, "positions to judge on, none of which is learned from")
+    look_ahead: int = option(4, "moves of a variation [l]")
+    variations: int = option(4, "variations a position, before duplicates are removed [K]")
+    simulations: int = option(64, "MCTS simulations a move of the policy that is evaluated")
+    rollouts: int = option(4, "random playouts a simulation")
+    skills: str = option("2x1,8x1,32x1,64x4", "simulations x rollouts of the players whose games give the positions")
+    judge_games: int = option(16, "games that measure the win rate of a test position")
+    threshold: float = option(0.2, "test positions with a win rate nearer to 0 are left out as level")
+    iterations: int = option(6, "iterations of language TD")
+    format_examples: int = option(1500, "evaluations by lot that teach the form first; 0: none")
+    temperature: float = option(0.0, "of the value model's evaluations; the paper: 1")
+    max_tokens: int = option(64, "tokens an evaluation at most")
+    large_max_tokens: int = option(512, "tokens an aggregation at most")
+    epochs: int = option(2, "passes over the data of an iteration")
+    learning_rate: float = option(1e-3, "SFT's learning rate")
+    warmup: float = option(0.03, "share of SFT's steps in which the learning rate rises")
+    batch_size: int = option(16, "rows a gradient step")
+    row_tokens: int = option(256, "tokens a row; packed: several examples share one")
+    packed: bool = option(True, "put several examples into one row")
+    train: str = option("params", "what SFT changes: params or lora")
+    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
+    seed: int = option(0, "everything random follows from it")
+    checkpoint_every: int = option(1, "iterations between checkpoints")
+    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
+    endpoint_model: str = option("", "an endpoint's name for its model")
+    token_budget: int = option(0, "stop cleanly after so many tokens of the endpoint; 0 is no limit")
+
+
+PRESETS = {
+    "nano": {},
+    "paper": {
+        "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
+        "first_values": "aggregator", "style": "paper", "states": 45_000, "test_states": 3000, "simulations": 1000,
+        "rollouts": 100, "skills": ",".join(f"{s}x{r}" for s in (2, 10, 100, 1000) for r in (1, 10, 100, 1000)),
+        "judge_games": 100, "format_examples": 0, "temperature": 1.0, "max_tokens": 512, "learning_rate": 2e-5,
+        "batch_size": 128, "row_tokens": 1024, "packed": False, "dtype": "bfloat16",
+    },
+}  # fmt: skip
+
+
+@flax.struct.dataclass
+class Learned:
+    """What a checkpoint holds: the value model's trained collection."""
+
+    value: Any
+    iteration: jax.Array
+
+    def learned(self) -> dict[str, Any]:
+        return {"value": self.value, "iteration": self.iteration}
+
+
+class Trainer:
+    """A run with its models and data; what changes is in the state."""
+
+    def __init__(self, config: RunConfig, run_dir: pathlib.Path, data: language_td_data.Data, usage: Usage):
+        self.config, self.run_dir, self.data, self.usage = config, run_dir, data, usage
+        self.roles = prompts.roles(setup.prompt_for(config.model, config.style))
+        warm = config.temperature > 0
+        self.sampling = Sampling(config.max_tokens, config.temperature, 50 if warm else 0, 0.95 if warm else 1.0)
+        self.algorithm = LanguageTDConfig(self.sampling, Sampling(config.large_max_tokens, 1.0, 50, 0.95))
+        self.learn = language_models.learner(
+            SFTConfig(
+                learning_rate=config.learning_rate, warmup=config.warmup, epochs=config.epochs,
+                batch_size=config.batch_size, max_length=config.row_tokens, packed=config.packed, train=config.train,
+                seed=config.seed,
+            )
+        )  # fmt: skip
+        large = language_models.large_model(
+            config.aggregator, scripts.SCRIPTS, run_dir, config.token_budget,
+            base_url=config.base_url, model=config.endpoint_model,
+        )  # fmt: skip
+        self.large = language_models.metered(large, usage)
+        self.base = language_models.local_model(config.model, config.dtype, LoraConfig())
+
+    def init(self) -> Learned:
+        """The base model, after the form of an evaluation was learned."""
+        variables, config = self.base.variables, self.config
+        if config.train == "lora":
+            variables = {**variables, "lora": init_lora(self.base.model, jax.random.key(config.seed))}
+        model = self.base.with_variables(variables)
+        if config.format_examples:
+            chats = [self.roles.value(s.view) for s in self.data.train[: config.format_examples]]
+            blind = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
+            model, _ = self.learn(model, [(chat, reply.text) for chat, reply in zip(chats, blind, strict=True)])
+        place = lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0])
+        return Learned(jax.tree.map(place, model.variables[config.train]), jnp.zeros((), jnp.int32))
+
+    def model(self, state: Learned):
+        """The value model of a state, its calls counted."""
+        variables = {**self.base.variables, self.config.train: state.value}
+        return language_models.metered(self.base.with_variables(variables), self.usage)
+
+    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+        i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
+        evaluator = self.large if i == 0 and self.config.first_values == "aggregator" else None
+        value, targets, metrics = language_td.iterate(
+            self.data.train, self.roles, self.model(state), self.large, self.learn, self.algorithm, seed, evaluator
+        )
+        language_td_report.write_record(self.run_dir, i, targets)
+        learned = value.model.variables[self.config.train]
+        return Learned(learned, jnp.asarray(i + 1, jnp.int32)), metrics
+
+    def judge(self, state: Learned) -> tuple[language_td.Judged, list[str]]:
+        """Accuracy on the test positions."""
+        d, c = self.data, self.config
+        model = self.model(state)
+        return language_td.judge(d.test, d.win_rates, d.players, self.roles, model, self.sampling, c.seed, c.threshold)
+
+    def evaluate(self, state: Learned) -> dict[str, float]:
+        judged, _ = self.judge(state)
+        return {"eval/accuracy": judged.accuracy, "eval/answered": judged.answered}
+
+
+def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
+    """Trains in an opened run folder. Returns {"before", "after": {"accuracy", "answered", ...}}; writes the report."""
+    if config.first_values not in ("value", "aggregator"):
+        raise ValueError(f"--first_values is {config.first_values!r}; choose value or aggregator")
+    data, usage = language_td_data.load_or_make(config, run_dir / "data"), Usage()
+    trainer = Trainer(config, run_dir, data, usage)
+    start = state = trainer.init()
+    before, words_before = trainer.judge(state)
+    print(f"before: accuracy {before.accuracy:.3f} on {before.positions} positions ({before.level} level)", flush=True)
+    if resume:
+        state = loop.restore(run_dir, state)
+    state = loop.train(
+        run_dir,
+        trainer.update,
+        state,
+        seed=config.seed,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("eval/accuracy", "eval/answered", "value/undecided", "sft/loss"),
+        resume=resume,
+        evaluate=lambda done, state: trainer.evaluate(state),
+    )
+    after, words_after = trainer.judge(state)
+    del start
+    results = {"before": before._asdict(), "after": after._asdict()}
+    write_atomically(run_dir / "results.json", json.dumps(results, indent=2))
+    shown = np.flatnonzero(np.abs(data.win_rates) >= config.threshold)
+    language_td_report.write(
+        run_dir, dataclasses.asdict(config), results, data, shown, words_before, words_after, usage
+    )
+    return results
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = config_flags.parse(RunConfig, PRESETS, "scale")
+    if flags.FLAGS.dry_run:
+        print(language_td_report.plan(config))
+        return
+    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", "token_budget"))
+    results = train(config, run_dir, flags.FLAGS.resume)
+    before, after = results["before"], results["after"]
+    print(f"report: {run_dir / 'report.html'}")
+    print(f"answered: {before['answered']:.3f} -> {after['answered']:.3f} of {after['positions']} positions")
+    print(f"advantage accuracy: {before['accuracy']:.3f} -> {after['accuracy']:.3f}")
+
+
+def define_flags() -> None:
+    config_flags.define(RunConfig, PRESETS, "scale")
+    flags.DEFINE_boolean("dry_run", False, "print what the run would ask of the models, and stop")
+    setup.define_run_flags()
+
+
+if __name__ == "__main__":
+    define_flags()
+    setup.run(main)

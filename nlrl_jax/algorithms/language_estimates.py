@@ -1,0 +1,107 @@
+"""Language Monte-Carlo and temporal-difference estimates of moves (NLRL, equations 7 and 8) out of played games.
+
+The TD estimate is of the state-action value: it looks at the position where the same side moves again and at the value
+model's words about the move made there. The paper leaves the form of V(s') open; its experiment uses MC only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nlrl_jax.algorithms.board_play import Played
+from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.text.views import ActorCriticRoles, Evaluated, Line, View
+from nlrl_jax.types import Chat, LanguageModel
+
+Pair = tuple[View, str]  # a position and a move
+
+
+class ValueTarget(NamedTuple):
+    """What the aggregator wrote about a move. asked: what it was shown."""
+
+    view: View
+    action: str
+    text: str
+    asked: Chat
+
+
+def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pair, list[Line]]]:
+    """For every (position, move) of the agent: how the games with it went on, in chunks of at most k.
+
+    The lines are shuffled; what is left over is a chunk of its own, so a pair may have several.
+    """
+    lines: dict[Pair, list[Line]] = defaultdict(list)
+    for played in games:
+        steps = played.line.steps
+        for n, step in enumerate(steps):
+            if step.before.player == played.agent:
+                lines[step.before, step.action].append(Line(steps[n:], played.line.over, played.line.winner))
+    rng = np.random.default_rng(seed)
+    chunks = []
+    for pair, found in lines.items():
+        order = rng.permutation(len(found))
+        chunks += [(pair, [found[n] for n in order[i : i + k]]) for i in range(0, len(found), k)]
+    return chunks
+
+
+def monte_carlo(
+    chunks: Sequence[tuple[Pair, list[Line]]],
+    roles: ActorCriticRoles,
+    aggregator: LanguageModel,
+    sampling: Sampling,
+    seed: int,
+    counts: Counter[str],
+) -> list[ValueTarget]:
+    """v = G1({tau_k}): an evaluation of each chunk's complete games."""
+    asked = [roles.monte_carlo(*pair, lines) for pair, lines in chunks]
+    return _targets(chunks, asked, roles, aggregator.complete(asked, sampling, "monte_carlo", seed), counts)
+
+
+def temporal_difference(
+    chunks: Sequence[tuple[Pair, list[Line]]],
+    roles: ActorCriticRoles,
+    value: LanguageModel,
+    value_sampling: Sampling,
+    aggregator: LanguageModel,
+    sampling: Sampling,
+    seed: int,
+    counts: Counter[str],
+) -> list[ValueTarget]:
+    """v = G1({G2(d_k, V(s'_k))}): an evaluation of each chunk's next moves and of what V says about where they lead."""
+    transitions = [[next_turn(line) for line in lines] for _, lines in chunks]
+    pairs = list(dict.fromkeys(pair for known in transitions for _, pair in known if pair is not None))
+    replies = value.complete([roles.value(*pair) for pair in pairs], value_sampling, "value", seed)
+    words = {pair: reply.text for pair, reply in zip(pairs, replies, strict=True)}
+    asked = [
+        roles.temporal_difference(*pair, [Evaluated(line, words.get(after, "")) for line, after in known])
+        for (pair, _), known in zip(chunks, transitions, strict=True)
+    ]
+    return _targets(chunks, asked, roles, aggregator.complete(asked, sampling, "temporal_difference", seed), counts)
+
+
+def next_turn(line: Line) -> tuple[Line, Pair | None]:
+    """(the line up to where its first mover moves again, that position and move; None if the game ends before)."""
+    side = line.steps[0].before.player
+    again = next((n for n, step in enumerate(line.steps[1:], 1) if step.before.player == side), None)
+    if again is None:
+        return line, None
+    return Line(line.steps[:again], False, None), (line.steps[again].before, line.steps[again].action)
+
+
+def _targets(chunks, asked, roles, replies, counts) -> list[ValueTarget]:
+    """A reply whose number cannot be read is counted, and kept if it has any words: the value model learns words."""
+    targets = []
+    for (pair, _), chat, reply in zip(chunks, asked, replies, strict=True):
+        if roles.read_value(reply.text) is None:
+            counts["aggregator/no number"] += 1
+        if not reply.ended:
+            counts["aggregator/never ended"] += 1
+        if not reply.text.strip():
+            counts["aggregator/dropped"] += 1
+            continue
+        targets.append(ValueTarget(*pair, reply.text, chat))
+    return targets

@@ -1,0 +1,448 @@
+"""LLM-PPO, the baseline of NLRL (section B.3.4, Table 16): PPO on a language model's choice among legal moves.
+
+    policy = MovePolicy.for_game(game, model, tokenizer)
+    update = make_update(policy, game, config)
+    state = init_state(model, params, config, key)
+    state, metrics = update(state, key)     # one XLA program: games, advantages, gradient steps
+
+The actor is softmax(score / T) over the legal moves, a move's score being the log-probability of its word as the first
+token of the reply. That is one forward pass for all moves, so a word must be one token; `MovePolicy.for_game` refuses
+others. The critic reads the hidden state that the reply is predicted from.
+
+Departures from the paper, and what it leaves open:
+- moves are the digits the tokenizer has, as in the authors' code, not added special tokens;
+- all games of an iteration run in lockstep, not 8 at a time;
+- the critic's error does not reach the actor's weights (`critic_trains_actor` lets it);
+- the hidden layer is as wide as the model, and its output starts at zero;
+- advantages are normalised over an iteration's moves, gradients clipped to norm 1 (actor and critic each);
+- all weights learn, or an adapter (`train`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from nlrl_jax import losses, rollout
+from nlrl_jax.lm.generate import compute_prefix, left_pad, prefix_length
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.transformer import KeyValues, Transformer, init_lora
+from nlrl_jax.returns import gae
+from nlrl_jax.text.compile import CompiledTemplate, compile_template, sample_fields
+from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.types import TextGame
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguagePPOConfig:
+    """Hyperparameters; the defaults are the paper's.
+
+    Attributes:
+      num_games: games an iteration.
+      max_turns: moves of the agent a game at most; a game that is cut bootstraps from its last position.
+      temperature: divides the scores when moves are drawn, and so in the ratio.
+      actor_learning_rate, critic_learning_rate, weight_decay: AdamW's.
+      epochs: passes over an iteration's moves.
+      batch_size: moves differentiated at a time. accumulation: such batches a gradient step.
+      clip: the ratio stays within 1 - clip and 1 + clip.
+      value_coef, entropy_coef: weights of the squared value error and of the entropy.
+      discount: [gamma].
+      trace_decay: GAE's [lambda].
+      train: "params" (all weights; load them as float32, or small steps round to nothing) or "lora" (an adapter on
+        frozen weights).
+      value_width: units of the critic's hidden layer; 0 is the model's width.
+      normalize_advantages: to mean 0 and deviation 1 over an iteration's moves.
+      critic_trains_actor: the value error also moves the language model.
+      max_grad_norm: gradients are clipped to this norm.
+      remat: recompute blocks in the backward pass.
+    """
+
+    num_games: int = 512
+    max_turns: int = 5
+    temperature: float = 0.7
+    actor_learning_rate: float = 1e-5
+    critic_learning_rate: float = 1e-5
+    weight_decay: float = 0.01
+    epochs: int = 1
+    batch_size: int = 16
+    accumulation: int = 2
+    clip: float = 0.2
+    value_coef: float = 0.5
+    entropy_coef: float = 0.01
+    discount: float = 0.99
+    trace_decay: float = 0.95
+    train: str = "params"
+    value_width: int = 0
+    normalize_advantages: bool = True
+    critic_trains_actor: bool = False
+    max_grad_norm: float = 1.0
+    remat: bool = False
+
+    def __post_init__(self):
+        for name in ("num_games", "max_turns", "epochs", "batch_size", "accumulation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("temperature", "clip", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        names = ("actor_learning_rate", "critic_learning_rate", "weight_decay", "value_coef", "entropy_coef")
+        for name in (*names, "value_width"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("discount", "trace_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be within [0, 1]")
+        if self.train not in ("params", "lora"):
+            raise ValueError(f"train is {self.train!r}; choose 'params' or 'lora'")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MovePolicy:
+    """A language model that chooses a game's actions by the score of their words. Holds no parameters.
+
+    Attributes:
+      model: applied to parameters that are passed in.
+      template: the prompt with the game's observation in it, compiled to token ids.
+      words: int32 [A], the token of each action's word as the reply's first token.
+    """
+
+    model: Transformer
+    template: CompiledTemplate
+    words: np.ndarray
+
+    @classmethod
+    def for_game(cls, game: TextGame, model: Transformer, tokenizer: Tokenizer) -> MovePolicy:
+        """Compiles the prompt: the game's rules and observation as the user's message, no reply format.
+
+        Raises:
+          ValueError: the game's fields do not say which actions are legal ("legal", [A]); a word is not one token of
+            its own; the prompt does not fit the model.
+        """
+        start = lambda key: game.fields(game.env.reset_env(key, game.params)[1])
+        legal = jax.eval_shape(start, jax.random.key(0)).get("legal")
+        if legal is None or legal.shape != (len(game.actions),):
+            raise ValueError(f"{game.name} has no field 'legal' of {len(game.actions)} values, one an action")
+        template = chat_prompt(game, tokenizer.render_chat, "compact", max_tokens=1)
+        text = template.render(sample_fields(template, num_random=1)[-1])
+        before, words = tokenizer.encode(text), []
+        for word in game.actions:
+            ids = tokenizer.encode(text + word)
+            reply = ids[len(before) :]
+            if ids[: len(before)] != before or len(reply) != 1 or reply[0] in words:
+                pieces = [tokenizer.decode([i], skip_special_tokens=False) for i in reply]
+                raise ValueError(
+                    f"this tokenizer writes the action {word!r} of {game.name} as {pieces}; LLM-PPO reads a move's "
+                    "score off one forward pass, so every action needs one token that no other action begins with"
+                )
+            words.append(reply[0])
+        compiled = compile_template(template, tokenizer)
+        longest = len(compiled.prefix) + compiled.max_length
+        if longest > model.config.max_positions:
+            raise ValueError(f"the prompt takes {longest} positions; the model has {model.config.max_positions}")
+        return cls(model, compiled, np.array(words, np.int32))
+
+    def prefix(self, variables: Any) -> KeyValues | None:
+        """Keys and values of the prompt's static part, [layers, P, K, D]."""
+        return compute_prefix(self.model, variables, self.template.prefix)
+
+    def read(self, fields: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """The prompts behind the prefix: fields [B, ...] -> (int32 [B, S] left-padded, lengths int32 [B])."""
+        tokens, lengths = jax.vmap(self.template)(fields)
+        return left_pad(tokens, lengths), lengths
+
+    def forward(
+        self, variables: Any, prefix: KeyValues | None, prompts: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """(scores [B, A], last hidden state [B, H]) of B prompts.
+
+        Scores are the words' logits: log-probabilities up to a constant of the row, which no softmax over moves sees.
+        """
+        slots = jnp.arange(prompts.shape[1])[None, :] - (prompts.shape[1] - lengths)[:, None]
+        positions = prefix_length(prefix) + jnp.maximum(slots, 0)
+        hidden, _ = self.model.apply(variables, prompts, positions, valid=slots >= 0, prefix=prefix)
+        hidden, params = hidden[:, -1], variables["params"]
+        # The words' columns alone: [B, V] would be large.
+        tied = self.model.config.tie_embeddings
+        table = params["embedding"][self.words].T if tied else params["lm_head"][:, self.words]
+        return jnp.matmul(hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32), hidden
+
+
+def move_log_probs(scores: jax.Array, legal: jax.Array, temperature: float = 1.0) -> jax.Array:
+    """log softmax(scores / temperature) over the legal moves, about -1e30 elsewhere: float32 [..., A]."""
+    return jax.nn.log_softmax(jnp.where(legal, scores / temperature, -1e30), axis=-1)
+
+
+class ValueHead(nn.Module):
+    """The critic: hidden states [..., H] -> values within (-1, 1), float32 [...]."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        x = nn.relu(nn.Dense(self.width)(hidden.astype(jnp.float32)))
+        return jnp.tanh(nn.Dense(1, kernel_init=nn.initializers.zeros)(x))[..., 0]
+
+
+def value_head(model: Transformer, config: LanguagePPOConfig) -> ValueHead:
+    """The critic of a model."""
+    return ValueHead(config.value_width or model.config.hidden_size)
+
+
+@flax.struct.dataclass
+class LanguagePPOState:
+    """params: the model's weights. lora: the adapter or None. critic: the value head's. train: which of them learns."""
+
+    params: Any
+    lora: Any
+    critic: Any
+    opt_state: Any
+    iteration: jax.Array
+    train: str = flax.struct.field(pytree_node=False, default="params")
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the model is applied to."""
+        return {"params": self.params} | ({} if self.lora is None else {"lora": self.lora})
+
+    def learned(self) -> dict[str, Any]:
+        """What a checkpoint holds: all but frozen weights."""
+        names = (self.train, "critic", "opt_state", "iteration")
+        return {name: getattr(self, name) for name in names}
+
+
+def optimizer(config: LanguagePPOConfig) -> optax.GradientTransformation:
+    """AdamW over {"actor", "critic"}, each with its own rate and its own clipping."""
+    adamw = lambda rate: optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm), optax.adamw(rate, weight_decay=config.weight_decay)
+    )
+    parts = {"actor": adamw(config.actor_learning_rate), "critic": adamw(config.critic_learning_rate)}
+    return optax.multi_transform(parts, {"actor": "actor", "critic": "critic"})
+
+
+def init_state(model: Transformer, params: Any, config: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
+    """The model as it is, a critic that says 0 everywhere, a fresh optimizer."""
+    key_lora, key_critic = jax.random.split(key)
+    lora = init_lora(model, key_lora) if config.train == "lora" else None
+    hidden = jnp.zeros((1, model.config.hidden_size))
+    critic = value_head(model, config).init(key_critic, hidden)["params"]
+    opt_state = optimizer(config).init({"actor": params if lora is None else lora, "critic": critic})
+    return LanguagePPOState(params, lora, critic, opt_state, jnp.zeros((), jnp.int32), config.train)
+
+
+class Moves(NamedTuple):
+    """The moves of B games, time-major [T, B, ...]; rows that are not `active` come after a game's end and say nothing.
+
+    prompts int32 [T, B, S] left-padded, lengths; legal bool [T, B, A]; action, log_prob (of the action, as drawn);
+    value; reward; terminated (this move ended the game); active.
+    """
+
+    prompts: jax.Array
+    lengths: jax.Array
+    legal: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    active: jax.Array
+
+
+def play_games(
+    policy: MovePolicy,
+    game: TextGame,
+    variables: Any,
+    value_of: Callable[[jax.Array], jax.Array],
+    key: jax.Array,
+    num: int,
+    max_turns: int,
+    temperature: float,
+) -> tuple[Moves, jax.Array]:
+    """Plays `num` games side by side, one forward pass a turn. Pure.
+
+    Args:
+      value_of: last hidden states [B, H] -> values [B].
+      temperature: 0 takes the best move.
+
+    Returns: the moves, and the value of the position each game was cut in, float32 [num]; 0 where it terminated.
+    """
+    key_reset, key_play = jax.random.split(key)
+    prefix = policy.prefix(variables)
+
+    def look(states):
+        fields = jax.vmap(game.fields)(states)
+        prompts, lengths = policy.read(fields)
+        scores, hidden = policy.forward(variables, prefix, prompts, lengths)
+        return prompts, lengths, fields["legal"] > 0, scores, value_of(hidden)
+
+    def turn(carry, key):
+        states, over = carry
+        key_act, key_game = jax.random.split(key)
+        prompts, lengths, legal, scores, value = look(states)
+        log_probs = move_log_probs(scores, legal, temperature or 1.0)
+        action = jax.random.categorical(key_act, log_probs) if temperature else jnp.argmax(log_probs, axis=-1)
+        _, after, reward, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
+            jax.random.split(key_game, num), states, action, game.params
+        )
+        stay = lambda new, old: jnp.where(over.reshape((num,) + (1,) * (new.ndim - 1)), old, new)
+        log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
+        reward, active = jnp.where(over, 0.0, reward), ~over
+        moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, end & active, active)
+        return (jax.tree.map(stay, after, states), over | end), moves
+
+    start = rollout.reset(game, key_reset, num), jnp.zeros((num,), bool)
+    shapes = jax.eval_shape(turn, start, key)[1]
+
+    def turn_or_nothing(carry, t):
+        nothing = lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+        step = lambda carry: turn(carry, jax.random.fold_in(key_play, t))
+        return jax.lax.cond(jnp.all(carry[1]), nothing, step, carry)
+
+    (states, over), moves = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
+    cut_value = lambda states: jnp.where(over, 0.0, look(states)[-1])
+    return moves, jax.lax.cond(jnp.all(over), lambda _: jnp.zeros((num,)), cut_value, states)
+
+
+def results(moves: Moves) -> dict[str, jax.Array]:
+    """Shares of games won (return above 0), tied, lost (below 0) and cut, and the mean return."""
+    returns, ended = jnp.sum(moves.reward, axis=0), jnp.any(moves.terminated, axis=0)
+    shares = {
+        "win_rate": returns > 0,
+        "tie_rate": (returns == 0) & ended,
+        "loss_rate": returns < 0,
+        "cut_rate": ~ended,
+        "env_return": returns,
+    }
+    return {name: jnp.mean(x.astype(jnp.float32)) for name, x in shares.items()}
+
+
+def play(
+    policy: MovePolicy, game: TextGame, state: LanguagePPOState, key: jax.Array, num: int, max_turns: int = 5
+) -> dict[str, jax.Array]:
+    """Greedy play: `results` over `num` games. Pure; jit it over `state` and `key`."""
+    nothing = lambda hidden: jnp.zeros(hidden.shape[:1])
+    return results(play_games(policy, game, state.variables, nothing, key, num, max_turns, temperature=0.0)[0])
+
+
+class Rows(NamedTuple):
+    """Moves to learn from, any leading axes: the fields of `Moves` and what they are worth."""
+
+    moves: Moves
+    advantage: jax.Array
+    target: jax.Array
+
+
+def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> Rows:
+    """Advantages and value targets of the moves [T, B], by GAE; rows that are not active get anything."""
+    discounts = jnp.where(moves.terminated, 0.0, config.discount)
+    following = jnp.concatenate([moves.value[1:], cut_value[None]])
+    advantages, targets = gae(moves.reward, discounts, moves.value, following, config.trace_decay)
+    if config.normalize_advantages:
+        mean = jnp.mean(advantages, where=moves.active)
+        deviation = jnp.std(advantages, where=moves.active)
+        advantages = (advantages - mean) / (deviation + 1e-8)
+    return Rows(moves, advantages, targets)
+
+
+def shuffle(key: jax.Array, rows: Rows, config: LanguagePPOConfig) -> Rows:
+    """Rows [T, B, ...] in random order as [steps, accumulation, batch_size, ...]; those not active at the end."""
+    active = rows.moves.active.reshape(-1)
+    order = jnp.argsort(jnp.where(active, jax.random.uniform(key, active.shape), 2.0))
+    size = config.accumulation * config.batch_size
+    steps = -(-active.size // size)
+
+    def lay_out(x):
+        x = x.reshape(active.size, *x.shape[2:])[order]
+        x = jnp.pad(x, ((0, steps * size - active.size),) + ((0, 0),) * (x.ndim - 1))
+        return x.reshape(steps, config.accumulation, config.batch_size, *x.shape[1:])
+
+    return jax.tree.map(lay_out, rows)
+
+
+def make_update(
+    policy: MovePolicy, game: TextGame, config: LanguagePPOConfig
+) -> Callable[[LanguagePPOState, jax.Array], tuple[LanguagePPOState, dict[str, jax.Array]]]:
+    """One iteration as a pure function `update(state, key) -> (state, metrics)`; jit it.
+
+    Metrics: those of `losses.ppo` and "grad_norm" as means over the gradient steps, `results` of the games, "moves".
+    A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
+    """
+    learner = dataclasses.replace(policy, model=policy.model.clone(remat=config.remat))
+    head, tx = value_head(policy.model, config), optimizer(config)
+
+    def loss_of(learned, frozen, rows, weights):
+        """The PPO loss of B moves; weights [B]."""
+        variables, moves = {**frozen, config.train: learned["actor"]}, rows.moves
+        lengths = jnp.maximum(moves.lengths, 1)  # padding has no token to predict from, and weighs nothing
+        scores, hidden = learner.forward(variables, learner.prefix(variables), moves.prompts, lengths)
+        log_probs = move_log_probs(scores, moves.legal, config.temperature)
+        entropy = -jnp.sum(jnp.where(moves.legal, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
+        hidden = hidden if config.critic_trains_actor else jax.lax.stop_gradient(hidden)
+        value = head.apply({"params": learned["critic"]}, hidden)
+        log_prob = jnp.take_along_axis(log_probs, moves.action[:, None], axis=-1)[:, 0]
+        return losses.ppo(
+            log_prob, moves.log_prob, rows.advantage, value, rows.target, entropy, weights,
+            clip=config.clip, value_coef=config.value_coef, entropy_coef=config.entropy_coef,
+        )  # fmt: skip
+
+    grad_of = jax.value_and_grad(loss_of, has_aux=True)
+
+    def gradient_step(carry, rows, frozen):
+        """One AdamW step on the rows [accumulation, batch_size, ...]."""
+        learned, opt_state = carry
+        active = rows.moves.active
+        weights = active / jnp.maximum(jnp.sum(active), 1)
+        shapes = jax.eval_shape(grad_of, learned, frozen, jax.tree.map(lambda x: x[0], rows), weights[0])
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        add = lambda total, batch: (jax.tree.map(jnp.add, total, grad_of(learned, frozen, *batch)), None)
+        ((loss, metrics), grads), _ = jax.lax.scan(add, nothing, (rows, weights))
+        updates, opt_state = tx.update(grads, opt_state, learned)
+        metrics = {"loss": loss, **metrics, "grad_norm": optax.global_norm(grads)}
+        return (optax.apply_updates(learned, updates), opt_state), metrics
+
+    def update(state: LanguagePPOState, key: jax.Array) -> tuple[LanguagePPOState, dict[str, jax.Array]]:
+        key_play, key_order = jax.random.split(key)
+        value_of = lambda hidden: head.apply({"params": state.critic}, hidden)
+        moves, cut_value = play_games(
+            policy, game, state.variables, value_of, key_play, config.num_games, config.max_turns, config.temperature
+        )
+        rows = make_rows(moves, cut_value, config)
+        frozen = {name: value for name, value in state.variables.items() if name != config.train}
+        carry = {"actor": getattr(state, config.train), "critic": state.critic}, state.opt_state
+        step = lambda carry, rows: gradient_step(carry, rows, frozen)
+
+        def step_or_nothing(carry, rows):
+            shapes = jax.eval_shape(step, carry, rows)[1]
+            skip = lambda carry, _: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+            do = jnp.any(rows.moves.active)
+            carry, metrics = jax.lax.cond(do, step, skip, carry, rows)
+            return carry, {**metrics, "steps": do.astype(jnp.float32)}
+
+        seen = []
+        for epoch in range(config.epochs):
+            batches = shuffle(jax.random.fold_in(key_order, epoch), rows, config)
+            carry, metrics = jax.lax.scan(step_or_nothing, carry, batches)
+            seen.append(metrics)
+        metrics = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *seen)
+        steps = metrics.pop("steps")
+        metrics = {name: value / steps for name, value in metrics.items()}
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+        old = {"actor": getattr(state, config.train), "critic": state.critic}, state.opt_state
+        learned, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), carry, old)
+        state = state.replace(
+            **{config.train: learned["actor"]},
+            critic=learned["critic"],
+            opt_state=opt_state,
+            iteration=state.iteration + finite,
+        )
+        played = {**results(moves), "moves": jnp.sum(moves.active), "gradient_steps": steps}
+        return state, {**metrics, **played, "finite": finite}
+
+    return update

@@ -1,0 +1,64 @@
+"""How the rows of a call are packed: duplicates, the shared prefix, length buckets. Plain Python on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Run(NamedTuple):
+    """Prompts that are worked on together.
+
+    bucket: tokens that each of them is padded to.
+    prompts: their numbers, in the caller's order.
+    """
+
+    bucket: int
+    prompts: tuple[int, ...]
+
+
+def bucket(n: int, smallest: int = 16) -> int:
+    """n rounded up to `smallest` or twice, four times, ... as much: few shapes."""
+    return smallest << max(0, -(-n // smallest) - 1).bit_length()
+
+
+def power_of_two(n: int, most: int) -> int:
+    """The smallest power of two that is at least n, but `most` at most."""
+    return min(most, 1 << max(0, n - 1).bit_length())
+
+
+def distinct(items: Sequence[T]) -> tuple[list[T], list[int]]:
+    """The different items in the order of their first appearance, and for each item its place among them."""
+    places: dict[T, int] = {}
+    which = [places.setdefault(item, len(places)) for item in items]
+    return list(places), which
+
+
+def shared_prefix(prompts: Sequence[Sequence[int]], multiple: int = 32) -> int:
+    """Tokens that all prompts begin with, rounded down to a multiple; each prompt keeps at least one token of its own."""
+    first, last = min(prompts), max(prompts)  # in the order of words these two differ first
+    most = min(len(prompt) for prompt in prompts) - 1
+    common = next((i for i in range(most) if first[i] != last[i]), most)
+    return common // multiple * multiple
+
+
+def plan(lengths: Sequence[int], counts: Sequence[int], rows: int) -> list[Run]:
+    """Which prompts go together: those of one length bucket; a bucket that does not fill the rows joins the next longer.
+
+    Args:
+      lengths: tokens of each prompt.
+      counts: rows that each prompt takes.
+      rows: rows of the program.
+    """
+    by_bucket: dict[int, list[int]] = {}
+    for prompt, length in enumerate(lengths):
+        by_bucket.setdefault(bucket(length), []).append(prompt)
+    runs, waiting = [], []
+    for size in sorted(by_bucket):
+        waiting += by_bucket[size]
+        if sum(counts[prompt] for prompt in waiting) >= rows or size == max(by_bucket):
+            runs.append(Run(size, tuple(sorted(waiting))))
+            waiting = []
+    return runs

@@ -1,0 +1,242 @@
+"""The language model in this process.
+
+Every distinct prompt is read once, and what all prompts of a call begin with is read once for the whole call. Rows
+that have finished are refilled while the others go on, so a long reply does not hold the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.backends import batching
+from nlrl_jax.lm import decode as steps
+from nlrl_jax.lm.generate import Sampling, compute_prefix
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.types import Chat, Reply, Score
+
+# Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
+_prefix = jax.jit(compute_prefix, static_argnums=0)
+_prefill = jax.jit(steps.prefill, static_argnums=0)
+_admit = jax.jit(steps.admit, donate_argnums=0)
+_decode = jax.jit(steps.decode, static_argnums=(0, 5, 6), donate_argnums=2)
+_empty = jax.jit(steps.empty_rows, static_argnums=(0, 1, 2, 3))
+_score = jax.jit(steps.score_continuations, static_argnums=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalModel:
+    """A language model that runs here. See `types.LanguageModel`.
+
+    A reply depends on the weights, its chat, the sampling, the role, the seed and the chat's place in the list;
+    not on the other chats or on the options below, up to the rounding of matrix products of another shape.
+
+    Attributes:
+      model, variables, tokenizer: the network, {"params": ...} or {"params": ..., "lora": ...}, and its text side.
+      rows: replies written at once.
+      refill: the share of rows that must be free before waiting prompts are let in; 1 waits for the whole batch.
+      share_prefix: whether to read once what all prompts of a call begin with.
+    """
+
+    model: Transformer
+    variables: Any = dataclasses.field(repr=False)
+    tokenizer: Tokenizer
+    rows: int = 64
+    refill: float = 0.25
+    share_prefix: bool = True
+    can_score: bool = dataclasses.field(default=True, init=False)
+
+    def __post_init__(self):
+        if self.rows < 1:
+            raise ValueError(f"rows is {self.rows}; it must be at least 1")
+        if not 0 < self.refill <= 1:
+            raise ValueError(f"refill is {self.refill}; it must be above 0 and at most 1 (no refill)")
+        if self.tokenizer.vocab_size > self.model.config.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {self.tokenizer.vocab_size} tokens but the model's vocabulary is "
+                f"{self.model.config.vocab_size}: they do not belong together"
+            )
+        if not self.tokenizer.eos_ids:
+            raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
+
+    def with_variables(self, variables: Any) -> LocalModel:
+        """The same model with other weights. Nothing is compiled again."""
+        return dataclasses.replace(self, variables=variables)
+
+    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+        """One reply a chat. A reply's token counts are those of its text, also where a duplicate cost nothing.
+
+        Raises:
+          ValueError: a prompt and `sampling.max_tokens` do not fit the model's context; the chat template refuses a
+            chat or writes nothing.
+        """
+        if not chats:
+            return []
+        prompts, which = self._prompts(chats, [sampling.max_tokens] * len(chats))
+        # Greedy replies to one prompt are equal, so a prompt is one row; else each chat is a row with its own draws.
+        greedy = sampling.temperature == 0
+        asked = list(range(len(prompts))) if greedy else which
+        key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(role.encode()))
+        written = self._write(prompts, asked, sampling, key)
+        replies = []
+        for i, prompt in enumerate(which):
+            tokens, ended = written[prompt if greedy else i]
+            text = self.tokenizer.decode(tokens[: len(tokens) - ended])
+            replies.append(Reply(text, len(prompts[prompt]), len(tokens), ended))
+        return replies
+
+    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
+        """The log-probability, at temperature 1 and without an end token, of each continuation after its chat.
+
+        A continuation is tokenised by itself and put behind the chat, as if the model had written these tokens.
+
+        Raises:
+          ValueError: a continuation has no tokens, or does not fit the model's context; the lists differ in length.
+        """
+        if len(chats) != len(continuations):
+            raise ValueError(f"{len(chats)} chats but {len(continuations)} lists of continuations; give one list a chat")
+        encode = _Memo(self.tokenizer.encode)
+        tokens = [[encode(text) for text in texts] for texts in continuations]
+        for i, (texts, ids) in enumerate(zip(continuations, tokens, strict=True)):
+            if not all(ids):
+                raise ValueError(f"chat {i}: continuation {texts[ids.index(())]!r} has no tokens; it has no probability")
+        if not chats:
+            return []
+        prompts, which = self._prompts(chats, [max(map(len, ids), default=0) for ids in tokens])
+        pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
+        log_probs = self._log_probs(prompts, pairs)
+        flat = iter(place)
+        return [[Score(log_probs[next(flat)], len(c)) for c in ids] for ids in tokens]
+
+    def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
+        """The distinct prompts as token ids, and which of them each chat is; `room` [chats] is asked for behind each."""
+        encode = _Memo(self.tokenizer.encode)
+        prompts = [encode(self.tokenizer.render_chat(chat.messages)) for chat in chats]
+        most = self.model.config.max_positions
+        for i, (prompt, new) in enumerate(zip(prompts, room, strict=True)):
+            if not prompt:
+                raise ValueError(f"chat {i}: the chat template wrote an empty prompt")
+            if len(prompt) + new > most:
+                raise ValueError(
+                    f"chat {i}: {len(prompt)} prompt tokens and {new} new ones take {len(prompt) + new} positions; the "
+                    f"model has {most}. Shorten the prompt or lower max_tokens"
+                )
+        return batching.distinct(prompts)
+
+    def _split(self, prompts: list[tuple[int, ...]]) -> tuple[KeyValues | None, list[tuple[int, ...]]]:
+        """The shared prefix, and what each prompt has behind it."""
+        P = batching.shared_prefix(prompts) if self.share_prefix else 0
+        if not P:
+            return None, prompts
+        prefix = _prefix(self.model, self.variables, np.array(prompts[0][:P], np.int32))
+        return prefix, [prompt[P:] for prompt in prompts]
+
+    def _read(self, prompts: list[tuple[int, ...]], size: int, S: int, prefix: KeyValues | None) -> steps.Prefilled:
+        """Prefills prompts as a block of `size`, padded to S tokens."""
+        tokens, lengths = np.zeros((size, S), np.int32), np.ones(size, np.int32)
+        for i, prompt in enumerate(prompts):
+            tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
+        return _prefill(self.model, self.variables, tokens, lengths, prefix)
+
+    def _write(self, prompts, asked, sampling, key) -> dict[int, tuple[list[int], bool]]:
+        """Replies to prompts[asked[i]] by i: (tokens with the end token, whether there is one)."""
+        prefix, prompts = self._split(prompts)
+        rows_of = [[] for _ in prompts]
+        for i, prompt in enumerate(asked):
+            rows_of[prompt].append(i)
+        written = {}
+        for run in batching.plan([len(p) for p in prompts], [len(r) for r in rows_of], self.rows):
+            queue = deque((n, i) for n, prompt in enumerate(run.prompts) for i in rows_of[prompt])
+            self._work([prompts[p] for p in run.prompts], run.bucket, queue, prefix, sampling, key, written)
+        return written
+
+    def _work(self, prompts, S, queue, prefix, sampling, key, written) -> None:
+        """Writes the replies of a run: `queue` holds (prompt, draw number), `written` takes {draw number: reply}."""
+        R, M = batching.power_of_two(len(queue), self.rows), batching.power_of_two(len(prompts), self.rows)
+        N = batching.bucket(sampling.max_tokens)
+        static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
+        temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
+        limit = np.int32(sampling.max_tokens)
+        state, index = None, 0
+        occupant = np.full(R, -1)  # draw number of the chat in each row
+        used = np.zeros(R, np.int32)  # cache slots in use by each row
+        block, first = None, -M  # the newest block of prompts, and the number of its first
+        while queue or (occupant >= 0).any():
+            free = deque(np.flatnonzero(occupant < 0))
+            # The cache moves down only when it must; then the row that needs most slots has room to its end.
+            index = max(S - 1, used[occupant >= 0].max(initial=0) if index == S + N else index)
+            while True:
+                if queue and free and queue[0][0] >= first + M:
+                    first = queue[0][0]
+                    block = self._read(prompts[first : first + M], M, S, prefix)
+                if state is None:
+                    # Where the block is: a program is compiled once more for arguments that are bound to no device.
+                    state = jax.device_put(_empty(self.model, R, S + N, N), block.last.sharding)
+                source, draw = np.full(R, -1, np.int32), np.zeros(R, np.int32)
+                while queue and free and queue[0][0] < first + M:
+                    row = free.popleft()
+                    source[row], draw[row] = queue[0][0] - first, queue[0][1]
+                    occupant[row] = queue.popleft()[1]
+                state = _admit(state, block, source, draw, limit, np.int32(index))
+                if not (queue and free):
+                    break
+            stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
+            options = (static, self.tokenizer.eos_ids, prefix, temperature)
+            state = _decode(self.model, self.variables, state, key, stop_at, *options)
+            # One transfer: everything the host decides on.
+            small = (state.tokens, state.lengths, state.ended, steps.running(state), state.index - state.start, state.index)
+            tokens, lengths, ended, runs, used, index = jax.device_get(small)
+            for row in np.flatnonzero((occupant >= 0) & ~runs):
+                written[int(occupant[row])] = (tokens[row, : lengths[row]].tolist(), bool(ended[row]))
+                occupant[row] = -1
+
+    def _log_probs(self, prompts, pairs) -> list[float]:
+        """log p of each pair (prompt number, continuation tokens)."""
+        prefix, prompts = self._split(prompts)
+        pairs_of = [[] for _ in prompts]
+        for n, (prompt, _) in enumerate(pairs):
+            pairs_of[prompt].append(n)
+        out = [0.0] * len(pairs)
+        for run in batching.plan([len(p) for p in prompts], [len(n) for n in pairs_of], self.rows):
+            M = batching.power_of_two(len(run.prompts), self.rows)
+            for first in range(0, len(run.prompts), M):
+                chosen = run.prompts[first : first + M]
+                block = self._read([prompts[p] for p in chosen], M, run.bucket, prefix)
+                todo = [(source, n) for source, prompt in enumerate(chosen) for n in pairs_of[prompt]]
+                for start in range(0, len(todo), self.rows):
+                    chunk = todo[start : start + self.rows]
+                    self._score_chunk(chunk, block, [pairs[n][1] for _, n in chunk], prefix, out)
+        return out
+
+    def _score_chunk(self, chunk, block, continuations, prefix, out) -> None:
+        R = batching.power_of_two(len(chunk), self.rows)
+        C = batching.bucket(max(map(len, continuations)), 4)
+        source, tokens = np.zeros(R, np.int32), np.zeros((R, C), np.int32)
+        for row, ((prompt, _), ids) in enumerate(zip(chunk, continuations, strict=True)):
+            source[row], tokens[row, : len(ids)] = prompt, ids
+        log_probs = np.asarray(_score(self.model, self.variables, block, source, tokens, prefix), np.float64)
+        for row, ((_, n), ids) in enumerate(zip(chunk, continuations, strict=True)):
+            out[n] = float(log_probs[row, : len(ids)].sum())
+
+
+class _Memo(dict):
+    """Token ids of a text, computed once per text."""
+
+    def __init__(self, encode):
+        super().__init__()
+        self.encode = encode
+
+    def __missing__(self, text: str) -> tuple[int, ...]:
+        self[text] = ids = tuple(self.encode(text))
+        return ids
+
+    def __call__(self, text: str) -> tuple[int, ...]:
+        return self[text]

@@ -1,0 +1,201 @@
+"""Generation that can stop, take new rows in and go on: `generate` for a host that always has more prompts waiting.
+
+    block = prefill(model, variables, prompts, lengths)           # distinct prompts, once each
+    rows = admit(empty_rows(...), block, source, ...)             # into free rows
+    rows = decode(model, variables, rows, ..., stop_at=16)        # until 16 rows are free, or the slots are used up
+
+All rows write into one cache slot per step, so a row that comes in later has its prompt put right before that slot.
+What a row says depends on its own prompt and draw number only, not on its row, its neighbours or when it came in
+(up to the rounding of matrix products of another shape).
+
+Letters: R rows, M prompts of a prefill, S prompt bucket, W cache slots, N new tokens at most, P prefix tokens, H width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.lm.generate import Sampling, prefix_length, sample_token
+from nlrl_jax.lm.score import token_log_probs
+from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache
+
+
+class Prefilled(NamedTuple):
+    """Prompts that have been read.
+
+    kv: [layers, M, S, K, D], at the right end of the bucket.
+    last: int32 [M], each prompt's last token; hidden: [M, H], its final hidden state.
+    lengths: int32 [M], tokens of each prompt (without the prefix).
+    """
+
+    kv: KeyValues
+    last: jax.Array
+    hidden: jax.Array
+    lengths: jax.Array
+
+
+class Rows(NamedTuple):
+    """Replies in the making.
+
+    kv: [layers, R, W, K, D]; index: int32 [], the slot that the next step writes, in all rows.
+    start: int32 [R], the slot of a row's first prompt token; `index - start` slots of a row are in use.
+    draw: int32 [R], the number that a row's randomness comes from.
+    last: int32 [R], the newest token, which the next step reads and puts into the cache.
+    tokens: int32 [R, N], zeros after the end; lengths: int32 [R], the end token included.
+    limit: int32 [R], tokens at most.
+    ended: bool [R], an end token was written.
+    """
+
+    kv: KeyValues
+    index: jax.Array
+    start: jax.Array
+    draw: jax.Array
+    last: jax.Array
+    tokens: jax.Array
+    lengths: jax.Array
+    limit: jax.Array
+    ended: jax.Array
+
+
+def running(rows: Rows) -> jax.Array:
+    """bool [R]: neither ended nor at its limit."""
+    return ~rows.ended & (rows.lengths < rows.limit)
+
+
+def empty_rows(model: Transformer, num: int, slots: int, max_tokens: int) -> Rows:
+    """R = `num` free rows with W = `slots` and N = `max_tokens`."""
+    zeros = jnp.zeros((num,), jnp.int32)
+    kv, index = empty_cache(model.config, num, slots)
+    tokens = jnp.zeros((num, max_tokens), jnp.int32)
+    return Rows(kv, index, zeros, zeros, zeros, tokens, zeros, zeros, jnp.zeros((num,), bool))
+
+
+def prefill(
+    model: Transformer, variables: Any, prompts: jax.Array, lengths: jax.Array, prefix: KeyValues | None = None
+) -> Prefilled:
+    """Reads left-padded prompts int32 [M, S] of `lengths` [M] (each at least 1), behind the prefix."""
+    S = prompts.shape[1]
+    slots, pad = jnp.arange(S), (S - lengths)[:, None]
+    positions = prefix_length(prefix) + jnp.maximum(slots - pad, 0)
+    hidden, kv = model.apply(variables, prompts, positions, valid=slots >= pad, prefix=prefix, collect=True)
+    return Prefilled(kv, prompts[:, -1], hidden[:, -1], lengths)
+
+
+def admit(rows: Rows, block: Prefilled, source: jax.Array, draw: jax.Array, limit: jax.Array, index: jax.Array) -> Rows:
+    """Puts prompts into rows and moves the cache so that the next step writes slot `index`.
+
+    Args:
+      source: int32 [R], the prompt of the block that a row takes; -1 keeps the row as it is.
+      draw: int32 [R], see `Rows`. Read where `source` is not -1.
+      limit: int32 [], tokens of a new row at most (N or fewer).
+      index: int32 [], S - 1 or more, and at least `rows.index - rows.start` of each row that still runs.
+    """
+    S = block.kv.k.shape[2]
+    new, at = source >= 0, jnp.maximum(source, 0)
+    move = index - rows.index
+
+    def insert(old, read):
+        # What wraps around in the roll lies outside of every running row. A prompt's last slot is the one that its
+        # first step writes again.
+        begin = (0, 0, index + 1 - S, 0, 0)
+        window = jax.lax.dynamic_slice(old, begin, (*old.shape[:2], S, *old.shape[3:]))
+        window = jnp.where(new[:, None, None, None], read[:, at], window)
+        return jax.lax.dynamic_update_slice(old, window, begin)
+
+    rolled = jax.lax.cond(move == 0, lambda kv: kv, lambda kv: KeyValues(*(jnp.roll(t, move, 2) for t in kv)), rows.kv)
+    fresh = lambda old, value: jnp.where(new.reshape(-1, *[1] * (old.ndim - 1)), value, old)
+    return Rows(
+        kv=KeyValues(*map(insert, rolled, block.kv)),
+        index=index,
+        start=fresh(jnp.maximum(rows.start + move, 0), index + 1 - block.lengths[at]),
+        draw=fresh(rows.draw, draw),
+        last=fresh(rows.last, block.last[at]),
+        tokens=fresh(rows.tokens, 0),
+        lengths=fresh(rows.lengths, 0),
+        limit=fresh(rows.limit, limit),
+        ended=fresh(rows.ended, False),
+    )
+
+
+def decode(
+    model: Transformer,
+    variables: Any,
+    rows: Rows,
+    key: jax.Array,
+    stop_at: jax.Array,
+    sampling: Sampling,
+    eos_ids: tuple[int, ...],
+    prefix: KeyValues | None = None,
+    temperature: jax.Array | None = None,
+) -> Rows:
+    """Writes tokens until `stop_at` of the R rows do not run, or all W slots are used.
+
+    Args:
+      key: of the whole call; token i of a row is drawn from fold_in(fold_in(key, draw), i).
+      stop_at: int32 [].
+      sampling: `max_tokens` is not read: each row has its limit.
+      eos_ids: tokens that end a reply.
+      prefix: the one that the prompts were read behind.
+      temperature: float [], in place of `sampling.temperature`, unless that is greedy.
+    """
+    W, N = rows.kv.k.shape[2], rows.tokens.shape[1]
+    slots, P = jnp.arange(W), prefix_length(prefix)
+    eos = jnp.asarray(eos_ids, jnp.int32)
+
+    def draw_token(draw, i, logits):
+        own = jax.random.fold_in(jax.random.fold_in(key, draw), i)
+        return sample_token(own, logits[None], sampling, temperature)[0]
+
+    def more(rows):
+        return (jnp.sum(~running(rows)) < stop_at) & (rows.index < W)
+
+    def step(rows):
+        positions = (P + rows.index - rows.start)[:, None]
+        valid = slots >= rows.start[:, None]
+        cache = Cache(rows.kv, rows.index)
+        hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
+        logits = model.apply(variables, hidden[:, -1], method="unembed")
+        runs, tokens = running(rows), jax.vmap(draw_token)(rows.draw, rows.lengths, logits)
+        here = runs[:, None] & (jnp.arange(N) == rows.lengths[:, None])
+        return rows._replace(
+            kv=cache.kv,
+            index=cache.index,
+            last=tokens,
+            tokens=jnp.where(here, tokens[:, None], rows.tokens),
+            lengths=rows.lengths + runs,
+            ended=rows.ended | (runs & jnp.isin(tokens, eos)),
+        )
+
+    return jax.lax.while_loop(more, step, rows)
+
+
+def score_continuations(
+    model: Transformer,
+    variables: Any,
+    block: Prefilled,
+    source: jax.Array,
+    continuations: jax.Array,
+    prefix: KeyValues | None = None,
+) -> jax.Array:
+    """log p of continuations of prompts that have been read -> float32 [R, C]; entries after a row's end are padding's.
+
+    Args:
+      source: int32 [R], the prompt of the block that each row goes on from.
+      continuations: int32 [R, C], right-padded.
+    """
+    (R, C), S = continuations.shape, block.kv.k.shape[2]
+    hidden = block.hidden[source][:, None]
+    if C > 1:
+        room = ((0, 0), (0, 0), (0, C - 1), (0, 0), (0, 0))
+        kv = KeyValues(*(jnp.pad(t[:, source], room) for t in block.kv))
+        lengths = block.lengths[source][:, None]
+        positions = prefix_length(prefix) + lengths + jnp.arange(C - 1)
+        valid = jnp.arange(S + C - 1) >= S - lengths
+        cache = Cache(kv, jnp.int32(S))
+        tokens = continuations[:, :-1]
+        behind, _ = model.apply(variables, tokens, positions, valid=valid, cache=cache, prefix=prefix)
+        hidden = jnp.concatenate([hidden, behind], axis=1)
+    return token_log_probs(model, variables, hidden, continuations)

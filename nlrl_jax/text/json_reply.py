@@ -1,0 +1,103 @@
+"""Reads the JSON object that a language model was asked for out of what it wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+PROBLEMS = ("empty", "prose", "cut", "repaired", "nothing")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_DECODER = json.JSONDecoder(strict=False)  # line breaks inside strings are legal: models write boards into them
+
+
+class JsonReply(NamedTuple):
+    """What was found.
+
+    fields: the object; empty if there is none.
+    problem: "" for one clean object, else the first that applies: "empty" (no text), "prose" (a whole object with text
+      around it), "cut" (it breaks off: what was complete is kept), "repaired" (no JSON, but its `"name": value` pairs
+      can be told), "nothing" (no field at all).
+    """
+
+    fields: dict[str, Any]
+    problem: str
+
+
+def read_json(text: str) -> JsonReply:
+    """The first JSON object of a reply. Never raises, whatever the text."""
+    stripped = _without_fence(text.strip())
+    if not stripped:
+        return JsonReply({}, "empty")
+    for start in (match.start() for match in re.finditer(r"\{", stripped)):
+        try:
+            fields, end = _DECODER.raw_decode(stripped, start)
+        except (ValueError, RecursionError):
+            break  # a broken outer object: its inner ones are not the answer
+        if fields:
+            return JsonReply(fields, "" if start == 0 and not stripped[end:].strip() else "prose")
+    start = stripped.find("{")
+    if start < 0:
+        return JsonReply({}, "nothing")
+    cut = _complete(stripped[start:])
+    if cut:
+        return JsonReply(cut, "cut")
+    pairs = _pairs(stripped[start:])
+    return JsonReply(pairs, "repaired" if pairs else "nothing")
+
+
+def read_number(value: Any) -> float | None:
+    """A finite number out of a field: a number, or the first one in a string; else None."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str):
+        found = re.search(_NUMBER, value)
+        value = found.group() if found else None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+def _without_fence(text: str) -> str:
+    """Markdown's code fence around everything is taken off."""
+    fenced = re.fullmatch(r"```(?:json|JSON)?\s*(.*?)\s*(?:```)?", text, re.DOTALL)
+    return fenced.group(1) if fenced else text
+
+
+def _complete(text: str) -> dict[str, Any]:
+    """The fields of an object that breaks off before its end; empty if that is not what is wrong with it."""
+    inside, escaped, stack, ends = False, False, [], []
+    for i, character in enumerate(text):
+        if inside:
+            inside = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+            continue
+        if character == '"':
+            inside = True
+        elif character in "{[":
+            stack.append("}" if character == "{" else "]")
+        elif character in "}]":
+            if not stack or stack.pop() != character:
+                return {}
+            if not stack:
+                return {}  # it has an end, so something else is wrong
+        elif character == ",":
+            ends.append((i, "".join(reversed(stack))))
+    closed = text + ('"' if inside else "") + "".join(reversed(stack))
+    for candidate in [closed, *(text[:i] + tail for i, tail in reversed(ends[-50:]))]:
+        try:
+            return _DECODER.decode(candidate)
+        except (ValueError, RecursionError):
+            continue
+    return {}
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    """`"name": number` and `"name": "string"` wherever they stand; the first of a name counts."""
+    found: dict[str, Any] = {}
+    value = rf'({_NUMBER})(?=\s*[,}}\]\n]|\s*$)|"((?:[^"\\]|\\.)*)"'
+    for name, number, string in re.findall(rf'["\']?(\w+)["\']?\s*:\s*(?:{value})', text):
+        found.setdefault(name, float(number) if number else string)
+    return found

@@ -1,0 +1,335 @@
+"""LLM-PPO: scores against the plain scorer, games and advantages against plain loops, and a toy that it learns."""
+
+import dataclasses
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from launch import loop
+from nlrl_jax.algorithms import language_ppo as ppo
+from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, MovePolicy, init_state, make_update, play
+from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.score import score
+from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.text.template import Choice, Literal, Template
+from nlrl_jax.types import TextGame
+from tests.tokenizers_from_wheels import small_tokenizer
+
+TOKENIZER = small_tokenizer()
+SIZE = 8 * -(-TOKENIZER.vocab_size // 8)
+MODEL = Transformer(ModelConfig(SIZE, 16, 24, 1, 2, 1, 8, 256, lora=LoraConfig(4, 8.0)))
+GAME = envs.make("tic_tac_toe", prompt="compact")
+CONFIG = LanguagePPOConfig(num_games=24, batch_size=60, accumulation=2)
+KEY = jax.random.key(5)
+jit = functools.partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Random weights, large enough for the moves to differ."""
+    return jax.tree.map(lambda x: x * (3.0 if x.ndim > 1 else 1.0), init_params(MODEL, jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return MovePolicy.for_game(GAME, MODEL, TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def state(params):
+    """A fresh state whose critic says something."""
+    state = init_state(MODEL, params, CONFIG, jax.random.key(1))
+    noise = lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape)
+    return state.replace(critic=jax.tree.map(noise, state.critic))
+
+
+def value_of(state):
+    return lambda hidden: ppo.value_head(MODEL, CONFIG).apply({"params": state.critic}, hidden)
+
+
+@pytest.fixture(scope="module")
+def played(policy, state):
+    """The games of `update(state, KEY)`."""
+    key = jax.random.split(KEY)[0]
+    run = lambda s: ppo.play_games(policy, GAME, s.variables, value_of(s), key, 24, 5, 0.7)
+    return jax.device_get(jit(run)(state))
+
+
+def test_scores_are_the_words_log_probabilities_as_the_reply(policy, params, played):
+    moves, _ = played
+    prompts, lengths = moves.prompts[1], moves.lengths[1]
+    forward = lambda v: policy.forward(v, policy.prefix(v), prompts, lengths)
+    scores, _ = jit(forward)({"params": params})
+    S, P = prompts.shape[1], len(policy.template.prefix)
+    whole = [[*policy.template.prefix, *row[S - n :]] for row, n in zip(prompts, lengths)]
+    whole = np.array([[0] * (P + S - len(row)) + row for row in whole])
+    words = np.array([[TOKENIZER.encode(word)[0]] for word in GAME.actions])  # [A, 1]
+    by_word = jax.vmap(
+        lambda word: score(MODEL, {"params": params}, whole, lengths + P, jnp.tile(word, (24, 1)))[:, 0], out_axes=1
+    )
+    want = jit(by_word)(words)  # [B, A]
+    np.testing.assert_allclose(scores - scores[:, :1], want - want[:, :1], atol=1e-4)
+    assert np.ptp(np.asarray(scores), axis=1).min() > 0.1
+
+
+def test_tied_embeddings_are_read_too(params, played):
+    tied = MODEL.clone(config=dataclasses.replace(MODEL.config, tie_embeddings=True))
+    variables = {"params": {name: value for name, value in params.items() if name != "lm_head"}}
+    policy, moves = MovePolicy.for_game(GAME, tied, TOKENIZER), played[0]
+    forward = lambda v: policy.forward(v, policy.prefix(v), moves.prompts[1], moves.lengths[1])
+    scores, hidden = jit(forward)(variables)
+    logits = tied.apply(variables, hidden, method="unembed")
+    np.testing.assert_allclose(scores, logits[:, policy.words], rtol=1e-5, atol=1e-5)
+    assert np.ptp(scores, axis=1).min() > 0.1
+
+
+def test_the_prompt_is_the_game_as_a_chat(policy, played):
+    moves, _ = played
+    template = chat_prompt(GAME, TOKENIZER.render_chat, "compact", 1)
+    opening = template.render({"cells": [0] * 9, "player": 0})
+    S, n = moves.prompts.shape[-1], moves.lengths[0]
+    texts = [
+        TOKENIZER.decode([*policy.template.prefix, *row[S - k :]], skip_special_tokens=False)
+        for row, k in zip(moves.prompts[0], n)
+    ]
+    assert opening in texts and any("O | 2 | 3" in text and "X to move" in text for text in texts)
+    assert opening.endswith("<|im_start|>assistant\n")
+
+
+def test_all_probability_is_on_legal_moves_and_only_they_are_played(played):
+    scores = jax.random.normal(jax.random.key(0), (50, 9)) * 5
+    legal = jax.random.bernoulli(jax.random.key(1), 0.4, (50, 9)).at[:, 3].set(True)
+    chance = np.exp(ppo.move_log_probs(scores, legal, 0.7))
+    assert not chance[~legal].any()
+    want = np.where(legal, np.exp(scores / 0.7), 0.0)
+    np.testing.assert_allclose(chance, want / want.sum(1, keepdims=True), rtol=1e-5)
+    moves, cut_value = played
+    taken = np.take_along_axis(moves.legal, moves.action[..., None], -1)[..., 0]
+    assert taken[moves.active].all() and not cut_value.any()
+
+
+def test_games_are_whole(played):
+    moves, _ = played
+    assert moves.active[0].all() and (moves.terminated.sum(0) == 1).all()
+    for b in range(24):
+        length = moves.active[:, b].sum()
+        assert moves.active[:length, b].all() and moves.terminated[length - 1, b]
+        assert not moves.reward[: length - 1, b].any() and not moves.reward[length:, b].any()
+    shares = ppo.results(moves)
+    returns = moves.reward.sum(0)
+    for name, value in (("win_rate", 1), ("tie_rate", 0), ("loss_rate", -1)):
+        np.testing.assert_allclose(shares[name], np.mean(returns == value), rtol=1e-6)
+    np.testing.assert_allclose(shares["win_rate"] + shares["tie_rate"] + shares["loss_rate"], 1, rtol=1e-6)
+    assert shares["cut_rate"] == 0 and 0 < shares["win_rate"] < 1
+
+
+def test_advantages_are_a_plain_loop_over_each_game(played):
+    moves, cut_value = played
+    config = dataclasses.replace(CONFIG, normalize_advantages=False)
+    rows = ppo.make_rows(moves, cut_value, config)
+    normal = ppo.make_rows(moves, cut_value, CONFIG)
+    assert np.abs(moves.value).max() > 0.1
+    for b in range(24):
+        later, after = 0.0, 0.0
+        for t in range(moves.active[:, b].sum() - 1, -1, -1):
+            delta = moves.reward[t, b] + 0.99 * after - moves.value[t, b]
+            later = delta + 0.99 * 0.95 * later
+            after = moves.value[t, b]
+            np.testing.assert_allclose(rows.advantage[t, b], later, atol=1e-5)
+            np.testing.assert_allclose(rows.target[t, b], later + moves.value[t, b], atol=1e-5)
+    counted = np.asarray(rows.advantage)[moves.active]
+    np.testing.assert_allclose(
+        np.asarray(normal.advantage)[moves.active], (counted - counted.mean()) / counted.std(), atol=1e-4
+    )
+    np.testing.assert_array_equal(normal.target, rows.target)
+
+
+def test_every_move_is_learned_from_once(played):
+    moves, cut_value = played
+    config = dataclasses.replace(CONFIG, batch_size=5, accumulation=3)
+    batches = ppo.shuffle(jax.random.key(0), ppo.make_rows(moves, cut_value, config), config)
+    assert batches.target.shape == (8, 3, 5)
+    active = np.asarray(batches.moves.active).reshape(-1)
+    num = moves.active.sum()
+    assert active[:num].all() and not active[num:].any()
+    ids = lambda moves, keep: sorted(map(tuple, np.stack([moves.log_prob[keep], moves.value[keep]], -1).tolist()))
+    flat = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[3:]), batches.moves)
+    assert ids(flat, active) == ids(moves, moves.active)
+    assert flat.log_prob[:num].tolist() != moves.log_prob[moves.active].tolist()
+
+
+@pytest.fixture(scope="module")
+def updated(policy, state):
+    return jit(make_update(policy, GAME, CONFIG))(state, KEY)
+
+
+def test_the_first_step_has_ratio_one(updated, played):
+    """All moves in one gradient step: the log-probabilities of the update are those of the games."""
+    _, metrics = updated
+    moves, _ = played
+    assert metrics["gradient_steps"] == 1 and metrics["moves"] == moves.active.sum()
+    np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
+    assert metrics["clip_fraction"] == 0
+    np.testing.assert_allclose(metrics["policy_loss"], 0, atol=1e-4)  # minus the mean of normalised advantages
+    rows = ppo.make_rows(*played, CONFIG)
+    error = (moves.value - np.asarray(rows.target))[moves.active]
+    np.testing.assert_allclose(metrics["value_loss"], np.mean(error**2), rtol=1e-4)
+    assert metrics["finite"] and metrics["entropy"] > 0
+
+
+def test_small_batches_take_many_steps_of_which_accumulated_ones_are_one(policy, state, updated):
+    whole = updated[1]
+    split = dataclasses.replace(CONFIG, batch_size=15, accumulation=8)
+    state_split, metrics = jit(make_update(policy, GAME, split))(state, KEY)
+    for name in ("loss", "grad_norm", "entropy", "value_loss"):
+        np.testing.assert_allclose(metrics[name], whole[name], rtol=1e-3, atol=1e-6, err_msg=name)
+    small = dataclasses.replace(CONFIG, batch_size=5, accumulation=1, epochs=2, actor_learning_rate=1e-2)
+    _, metrics = jit(make_update(policy, GAME, small))(state, KEY)
+    assert metrics["gradient_steps"] == 2 * -(-int(metrics["moves"]) // 5)
+    assert metrics["approx_kl"] > 1e-4  # theta has moved away from theta_old
+
+
+@flax.struct.dataclass
+class Lamp:
+    """sign: int32 [], what is shown."""
+
+    sign: jax.Array
+
+
+class Signals:
+    """One move: 2 is right under a green light, 5 under a red one, and 7 is never legal. `endless`: it goes on."""
+
+    def __init__(self, endless=False):
+        self.endless = endless
+
+    def reset_env(self, key, params):
+        return None, Lamp(jax.random.randint(key, (), 0, 2))
+
+    def step_env(self, key, state, action, params):
+        reward = jnp.where(action == state.sign, 1.0, -1.0)
+        return None, state, reward, jnp.array(not self.endless), {}
+
+
+def signals(**options):
+    light = Template((Literal("Light: "), Choice("sign", ("green", "red"))))
+    fields = lambda state: {"sign": state.sign, "legal": jnp.array([1, 1, 0])}
+    return TextGame("signals", Signals(**options), None, "Press.", ("2", "5", "7"), light, fields, light)
+
+
+@functools.cache
+def toy(train):
+    """The game of signals: policy, config and the compiled update."""
+    policy = MovePolicy.for_game(signals(), MODEL, TOKENIZER)
+    config = LanguagePPOConfig(
+        num_games=32, max_turns=1, batch_size=16, accumulation=1, train=train, actor_learning_rate=1e-2,
+        critic_learning_rate=1e-2,
+    )  # fmt: skip
+    return policy, config, jit(make_update(policy, signals(), config))
+
+
+@pytest.mark.parametrize("train", ["params", "lora"])
+def test_the_rewarded_move_becomes_likely_and_the_critic_sees_it(params, train):
+    policy, config, update = toy(train)
+    state = init_state(MODEL, params, config, jax.random.key(0))
+    returns, values = [], []
+    for i in range(40):
+        state, metrics = update(state, jax.random.key(i))
+        returns.append(float(metrics["env_return"]))
+        values.append(float(metrics["value_loss"]))
+    assert np.mean(returns[:3]) < 0.5 < 0.9 < np.mean(returns[-3:])
+    assert values[-1] < 0.2 * values[0]
+    assert update._cache_size() == 1 and state.iteration == 40
+    best = jit(lambda s, k: play(policy, signals(), s, k, 64, 1))(state, jax.random.key(0))
+    assert best["win_rate"] == 1 and best["cut_rate"] == 0
+    if train == "lora":
+        assert set(state.learned()) == {"lora", "critic", "opt_state", "iteration"}
+        jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    else:
+        assert set(state.learned()) == {"params", "critic", "opt_state", "iteration"} and state.lora is None
+        moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params, params)
+        assert all(change > 0 for change in jax.tree.leaves(moved))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_value_error_reaches_the_model_only_if_asked(params, state, shared):
+    """One move alone has a normalised advantage of 0: the actor learns nothing but what the critic lets through."""
+    policy, config, _ = toy("params")
+    config = dataclasses.replace(config, num_games=1, entropy_coef=0.0, weight_decay=0.0, critic_trains_actor=shared)
+    before = init_state(MODEL, params, config, jax.random.key(0)).replace(critic=state.critic)
+    after, metrics = jit(make_update(policy, signals(), config))(before, KEY)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), after.params, params)
+    assert metrics["value_loss"] > 0 and metrics["policy_loss"] == 0
+    assert same.pop("lm_head")  # stands behind the hidden state
+    assert not any(jax.tree.leaves(same)) if shared else all(jax.tree.leaves(same))
+
+
+def test_a_game_that_is_cut_bootstraps_from_its_last_position(params):
+    game = signals(endless=True)
+    policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
+    value = lambda hidden: jnp.tanh(hidden[:, 0])
+    run = lambda v: ppo.play_games(policy, game, v, value, KEY, 6, 3, 0.7)
+    moves, cut_value = jit(run)({"params": params})
+    assert moves.active.all() and not moves.terminated.any() and ppo.results(moves)["cut_rate"] == 1
+    np.testing.assert_allclose(cut_value, moves.value[0], rtol=1e-5)  # the light never changes
+    config = dataclasses.replace(CONFIG, normalize_advantages=False)
+    rows = ppo.make_rows(moves, cut_value, config)
+    want = moves.reward[2] + 0.99 * cut_value - moves.value[2]
+    np.testing.assert_allclose(rows.advantage[2], want, rtol=1e-5)
+
+
+def test_a_non_finite_step_changes_nothing(policy, state):
+    broken = state.replace(critic=jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), state.critic))
+    after, metrics = jit(make_update(policy, GAME, CONFIG))(broken, KEY)
+    assert not metrics["finite"]
+    jax.tree.map(np.testing.assert_array_equal, after, broken)
+
+
+def test_the_training_loop_drives_it_and_resumes_to_the_same_bits(params, tmp_path):
+    _, config, update = toy("lora")
+    fresh = init_state(MODEL, params, config, jax.random.key(0))
+    train = functools.partial(loop.train, seed=3, checkpoint_every=10, columns=("win_rate",))
+    whole = train(tmp_path / "a", update, fresh, iterations=3, resume=False)
+    train(tmp_path / "b", update, fresh, iterations=2, resume=False)
+    resumed = train(tmp_path / "b", update, loop.restore(tmp_path / "b", fresh), iterations=3, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, whole.learned(), resumed.learned())
+    rates = [[row["win_rate"] for row in read_rows(tmp_path / run)] for run in "ab"]
+    assert rates[0] == rates[1] and len(rates[0]) == 3
+
+
+def test_games_and_words_that_cannot_be_scored_are_refused():
+    with pytest.raises(ValueError, match="frozen_lake has no field 'legal' of 4 values"):
+        MovePolicy.for_game(envs.make("frozen_lake", prompt="compact"), MODEL, TOKENIZER)
+    long = dataclasses.replace(signals(), actions=("2", "seven", "9"))
+    with pytest.raises(ValueError, match=r"'seven' of signals as \['s', 'e'"):
+        MovePolicy.for_game(long, MODEL, TOKENIZER)
+    twice = dataclasses.replace(signals(), actions=("2", "5", "2"))
+    with pytest.raises(ValueError, match="'2' of signals as"):
+        MovePolicy.for_game(twice, MODEL, TOKENIZER)
+    short = MODEL.clone(config=dataclasses.replace(MODEL.config, max_positions=20))
+    with pytest.raises(ValueError, match="the model has 20"):
+        MovePolicy.for_game(GAME, short, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": "all"}, "'all'.*'params' or 'lora'"),
+        ({"num_games": 0}, "num_games is 0"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"actor_learning_rate": -1.0}, "actor_learning_rate is -1.0"),
+        ({"discount": 1.1}, "discount is 1.1"),
+        ({"value_coef": float("nan")}, "value_coef is nan"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LanguagePPOConfig(**options)

@@ -1,0 +1,241 @@
+"""Breakthrough against OpenSpiel, and its text."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyspiel
+import pytest
+
+from envs import breakthrough
+
+SIZES = [(8, 8, 2), (6, 5, 2), (5, 5, 1), (5, 5, 2)]
+GAMES = {size: breakthrough.board_game(*size) for size in SIZES}
+
+
+def peer_start(rows, columns, pawn_rows):
+    peer = pyspiel.load_game(f"breakthrough(rows={rows},columns={columns})")
+    if (rows, columns, pawn_rows) != (5, 5, 2):
+        return peer.new_initial_state()
+    return peer.deserialize_state("bbbbbbbbbb.....wwwwwwwwww0")
+
+
+@functools.cache
+def random_games(size, games):
+    """A jitted key -> what happened in random games: leaves [T + 1, games, ...], T moves, -1 where the game is over."""
+    game = GAMES[size]
+
+    def step(position, key):
+        mask = game.legal(position)
+        action = jnp.where(mask.any(), jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf)), -1)
+        after = jax.tree.map(lambda x, y: jnp.where(action < 0, x, y), position, game.play(position, action))
+        return after, {"position": position, "legal": mask, "action": action} | dict(
+            over=game.over(position), outcome=game.outcome(position), **game.fields(position)
+        )
+
+    one = lambda key: jax.lax.scan(step, game.initial(), jax.random.split(key, game.max_moves + 1))[1]
+    return jax.jit(lambda key: jax.vmap(one, out_axes=1)(jax.random.split(key, games)))
+
+
+def compare(size, games, key):
+    """Differences between our random games and OpenSpiel's view of them, and how many positions were compared."""
+    game, seen = GAMES[size], jax.tree.map(np.asarray, random_games(size, games)(key))
+    differences, positions = [], 0
+    for g in range(games):
+        state = peer_start(*size)
+        for t in range(game.max_moves + 1):
+            legal = np.flatnonzero(seen["legal"][t, g]).tolist()
+            over = state.is_terminal()
+            theirs = state.legal_actions()
+            words = [state.action_to_string(action) for action in theirs]
+            board = game.board.render({"cells": seen["cells"][t, g].tolist()})
+            same = {
+                "legal": legal == theirs,
+                "words": [game.actions[action] for action in legal] == words,
+                "over": bool(seen["over"][t, g]) == over,
+                "returns": [seen["outcome"][t, g], -seen["outcome"][t, g]] == state.returns(),
+                "player": over or seen["player"][t, g] == state.current_player(),
+                "board": board + "\n" == str(state),
+            }
+            differences += [(g, t, what) for what, equal in same.items() if not equal]
+            positions += 1
+            if over or differences:
+                break
+            state.apply_action(int(seen["action"][t, g]))
+        else:
+            differences.append((g, "longer than max_moves"))
+    return differences, positions
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_random_games_are_those_of_openspiel(size):
+    differences, positions = compare(size, 200, jax.random.key(0))
+    assert differences == []
+    assert positions > 200 * 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_ten_thousand_random_games_are_those_of_openspiel(size):
+    total = 0
+    for i in range(20):
+        differences, positions = compare(size, 500, jax.random.fold_in(jax.random.key(1), i))
+        assert differences == []
+        total += positions
+    print(f"{size}: 10000 games, {total} positions, 0 differences")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_list_of_legal_moves_is_the_mask(size):
+    game = GAMES[size]
+    seen = random_games(size, 200)(jax.random.key(0))
+    positions = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[::17], seen["position"])
+    count = np.asarray(jax.vmap(game.num_legal)(positions))
+    ranks = jnp.arange(game.max_legal)
+    listed = np.asarray(jax.jit(jax.vmap(jax.vmap(game.nth_legal, (None, 0)), (0, None)))(positions, ranks))
+    mask = np.asarray(seen["legal"].reshape(-1, game.num_actions)[::17])
+    assert count.max() > 10 and count.min() == 0
+    for row, n, legal in zip(listed, count, mask):
+        assert sorted(row[:n]) == np.flatnonzero(legal).tolist()
+
+
+def test_taking_the_last_pawn_wins():
+    game = GAMES[5, 5, 2]
+    position = game.parse(".....\n..b..\n...w.\n.....\n.....", "black")
+    after = game.play(position, game.actions.index("c4d3*"))
+    assert bool(game.over(after)) and game.outcome(after) == 1
+    assert not game.legal(after).any() and game.num_legal(after) == 0
+    assert game.describe(after) == "Black has won.\nBlack has 1 pawn: d3.\nWhite has no pawns."
+
+
+def test_play_changes_nothing_outside_and_compiles_once():
+    game = GAMES[8, 8, 2]
+    play, traces = game.play, []
+
+    @jax.jit
+    def step(position, action):
+        traces.append(1)
+        return play(position, action)
+
+    start = game.initial()
+    before = jax.tree.map(np.array, start)
+    after = step(start, game.actions.index("a7b6"))
+    step(after, game.actions.index("h2g3"))
+    assert len(traces) == 1
+    assert jax.tree.all(jax.tree.map(np.array_equal, start, before))
+    assert str(game.board.render(game.fields(after))).splitlines()[1:3] == ["7.bbbbbbb", "6.b......"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_board_read_back_is_the_same_position(size):
+    game = GAMES[size]
+    seen = jax.tree.map(np.asarray, random_games(size, 200)(jax.random.key(0)))
+    for t in range(0, game.max_moves + 1, 3):
+        position = jax.tree.map(lambda x: x[t, t], seen["position"])  # noqa: B023
+        text = game.board.render(game.fields(position))
+        read = game.parse(text, game.players[int(position.player)])
+        assert jax.tree.all(jax.tree.map(np.array_equal, read, position))
+        assert jax.tree.map(jnp.shape, read) == jax.tree.map(jnp.shape, game.initial())
+        assert jax.tree.map(lambda x: x.dtype, read) == jax.tree.map(lambda x: x.dtype, game.initial())
+
+
+def test_text_of_the_first_position():
+    game = breakthrough.board_game()
+    start = game.initial()
+    assert game.board.render(game.fields(start)) == "5bbbbb\n4bbbbb\n3.....\n2wwwww\n1wwwww\n abcde"
+    assert game.describe(start) == (
+        "It is black's turn.\n"
+        "Black has 10 pawns: a5, b5, c5, d5, e5, a4, b4, c4, d4, e4.\n"
+        "White has 10 pawns: a2, b2, c2, d2, e2, a1, b1, c1, d1, e1."
+    )
+    assert "5 columns (a to e) and 5 rows" in game.rules and "top two rows with 10 pawns" in game.rules
+    assert game.move_word(start, game.actions.index("a4b3")) == "a4b3"
+    with pytest.raises(ValueError, match="not legal"):
+        game.move_word(start, game.actions.index("a2a3"))
+    assert game.max_legal == 30 and game.num_actions == 300
+    assert len(set(game.actions)) == 1 + 168  # the empty word; 20 straight and twice 32 diagonal moves a side
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5 b b b b b\n4 b b b . b\n3 . . b . .\n2 w w w w w\n1 w w w w w\n  a b c d e\n",
+        "BBBBB\nBBB.B\n\n..B..\nWWWWW\nWWWWW",
+        "  5bbbbb  \n4bbb.b\n3..b..\n2wwwww\n1wwwww\n abcde\n\n",
+    ],
+)
+def test_boards_are_read_with_or_without_labels_and_blanks(text):
+    game = GAMES[5, 5, 2]
+    expected = game.play(game.initial(), game.actions.index("d4c3"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, game.parse(text, " White "), expected))
+
+
+@pytest.mark.parametrize(
+    ("rows", "player", "message"),
+    [
+        ("bbbbb bbbbb ..... wwwww wwwww", "red", "'red'; it is black or white"),
+        ("bbbbb bbbbb wwwww wwwww", "black", "4 rows; it should have 5"),
+        ("bbbbb bbbb ..... wwwww wwwww", "black", "'bbbb' has 4 squares; it should have 5"),
+        ("bbbbb bbbxb ..... wwwww wwwww", "black", "holds x"),
+        ("5bbbbb 3bbbbb ..... wwwww wwwww", "black", "'3bbbbb' should be labelled 4"),
+        ("bbbbb bbbbb b.... wwwww .wwww", "black", "black has 11 pawns"),
+        ("..... ..... ..... ..... .....", "black", "neither side"),
+        ("w.b.. ..... ..... ..... ..b..", "black", "both sides have won"),
+        ("..... ..... ..... ..... w.b.b", "white", "2 pawns on its far row"),
+        ("..... ..... ..... .w... ..b..", "black", "black has won, so"),
+        ("..... ..... ..... .w... .....", "white", "white has won, so"),
+        ("bbbbb bbbbb ..... wwwww wwwww", "white", "cannot be white's turn"),
+        ("bbbbb bbb.b ..b.. wwwww wwwww", "black", "black has made 1 moves and white 0"),
+    ],
+)
+def test_positions_that_cannot_occur_are_refused(rows, player, message):
+    with pytest.raises(ValueError, match=message):
+        GAMES[5, 5, 2].parse(rows.replace(" ", "\n"), player)
+
+
+@pytest.mark.parametrize(
+    ("rows", "player", "outcome"),
+    [("..... ..... ..... .w... ..b..", "white", 1), ("w.... ..... ..... ..... .....", "black", -1)],
+)
+def test_finished_positions_are_read_as_over(rows, player, outcome):
+    game = GAMES[5, 5, 2]
+    position = game.parse(rows.replace(" ", "\n"), player)
+    assert bool(game.over(position)) and game.outcome(position) == outcome and not game.legal(position).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 3}, "rows is 3.*need at least 4"),
+        ({"columns": 1}, "columns is 1"),
+        ({"pawn_rows": 3}, "pawn_rows is 3"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        breakthrough.board_game(**options)
+
+
+@pytest.mark.parametrize("size", [(2, 2, 1), (4, 3, 2), (10, 4, 2), (3, 26, 1)])
+def test_other_sizes_play_to_the_end_within_max_moves(size):
+    """Boards that OpenSpiel does not have, several words wide, or two labels high."""
+    game = breakthrough.board_game(*size)
+
+    def step(position, key):
+        mask = game.legal(position)
+        k = jax.random.randint(key, (), 0, jnp.maximum(game.num_legal(position), 1))
+        action = game.nth_legal(position, k)
+        after = game.play(position, action)
+        ok = mask[action] & (mask.sum() == game.num_legal(position))
+        over = game.over(position)
+        return jax.tree.map(lambda x, y: jnp.where(over, x, y), position, after), ok | over
+
+    play = lambda key: jax.lax.scan(step, game.initial(), jax.random.split(key, game.max_moves))
+    ended, ok = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 64))
+    assert ok.all() and jax.vmap(game.over)(ended).all()
+    last = jax.tree.map(lambda x: x[0], ended)
+    text = game.board.render(game.fields(last))
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, game.parse(text, game.players[int(last.player)]), jax.tree.map(np.asarray, last))
+    )

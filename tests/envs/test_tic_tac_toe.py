@@ -1,0 +1,335 @@
+"""Tic-tac-toe against OpenSpiel (where X begins: its x is our O), perfect play against a plain recursion."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyspiel
+import pytest
+
+import envs
+from envs import tic_tac_toe as ttt
+from nlrl_jax.text.compile import compile_template
+from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.types import BoardGame
+from nlrl_jax.weights.load import load_tokenizer
+from tests.tokenizers_from_wheels import small_tokenizer
+
+SPIEL = pyspiel.load_game("tic_tac_toe")
+AS_SPIEL = np.array([".", "x", "o"])  # of a cell + 1
+
+
+def board_of(text: str) -> np.ndarray:
+    """`"OX. .O. ..X"` as int8 [9]."""
+    return np.array(["OX".find(cell) for cell in text.replace(" ", "")], np.int8)
+
+
+def random_games(num: int, seed: int) -> dict[str, np.ndarray]:
+    """Boards before each of nine moves and after the last, [10, num, 9], moves [9, num] and what the rules say."""
+
+    def step(board, key):
+        mask = jax.vmap(ttt.legal)(board)
+        action = jnp.argmax(jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0), -1)
+        after = jnp.where(ttt.over(board)[:, None], board, jax.vmap(ttt.play)(board, action))
+        return after, (board, action)
+
+    @jax.jit
+    def games(key):
+        last, (boards, actions) = jax.lax.scan(step, jnp.tile(ttt.initial(), (num, 1)), jax.random.split(key, 9))
+        boards = jnp.concatenate([boards, last[None]])
+        of_all = lambda f: jax.vmap(jax.vmap(f))(boards)
+        told = {f.__name__: of_all(f) for f in (ttt.legal, ttt.to_move, ttt.over, ttt.outcome)}
+        return {"boards": boards, "actions": actions, **told}
+
+    return jax.device_get(games(jax.random.key(seed)))
+
+
+def test_ten_thousand_random_games_equal_open_spiels():
+    games = random_games(10_000, seed=0)
+    seen = {1.0: 0, 0.0: 0, -1.0: 0}
+    for n in range(10_000):
+        state = SPIEL.new_initial_state()
+        for t in range(10):
+            legal = np.flatnonzero(games["legal"][t, n]).tolist()
+            assert legal == state.legal_actions()
+            drawn = "".join(AS_SPIEL[games["boards"][t, n] + 1])
+            assert drawn == str(state).replace("\n", "")
+            assert games["over"][t, n] == state.is_terminal()
+            assert games["outcome"][t, n] == state.player_return(0) == -state.player_return(1)
+            if state.is_terminal():
+                break
+            assert games["to_move"][t, n] == state.current_player()
+            action = games["actions"][t, n]
+            assert ttt.ACTIONS[action] == str(action + 1) and legal.count(action)
+            state.apply_action(int(action))
+        assert state.is_terminal()
+        seen[float(games["outcome"][t, n])] += 1
+    assert min(seen.values()) > 1000
+
+
+@functools.cache
+def reachable() -> dict[tuple[int, ...], tuple[int, frozenset[int]]]:
+    """Every position that OpenSpiel reaches -> (outcome under perfect play, the moves that keep it)."""
+    known = {}
+
+    def visit(state):
+        board = tuple(".xo".index(cell) - 1 for cell in str(state).replace("\n", ""))
+        if board not in known:
+            if state.is_terminal():
+                known[board] = int(state.player_return(0)), frozenset()
+            else:
+                values = {action: visit(state.child(action)) for action in state.legal_actions()}
+                best = (max if state.current_player() == 0 else min)(values.values())
+                known[board] = best, frozenset(action for action, value in values.items() if value == best)
+        return known[board][0]
+
+    visit(SPIEL.new_initial_state())
+    return known
+
+
+def test_perfect_play_equals_a_plain_recursion_over_open_spiel():
+    values, optimal = ttt.minimax()
+    positions = reachable()
+    assert len(positions) == 5478
+    for board, (value, moves) in positions.items():
+        code = ttt.code(np.array(board, np.int8))
+        assert values[code] == value and set(np.flatnonzero(optimal[code])) == moves, board
+
+
+def test_positions_that_can_occur_are_those_that_open_spiel_reaches():
+    boards = (np.arange(3**9)[:, None] // 3 ** np.arange(9) % 3 - 1).astype(np.int8)
+    np.testing.assert_array_equal(ttt.code(boards), np.arange(3**9))
+    possible = {tuple(board.tolist()) for board in boards if ttt.impossible(board) is None}
+    assert possible == set(reachable())
+
+
+def play_out(env: ttt.TicTacToe, policy, num: int, seed: int = 0):
+    """Returns [num] and sides of finished games; `policy(key, board) -> action`."""
+    params = env.default_params
+
+    def game(key):
+        key_reset, key_game = jax.random.split(key)
+        _, state = env.reset_env(key_reset, params)
+
+        def step(carry, key):
+            state, total, ended = carry
+            key_act, key_step = jax.random.split(key)
+            _, after, reward, end, info = env.step_env(key_step, state, policy(key_act, state.board), params)
+            carry = after, total + jnp.where(ended, 0.0, reward), ended | end
+            return carry, info["illegal_move"] & ~ended
+
+        start = state, jnp.float32(0), jnp.array(False)
+        (state, total, ended), illegal = jax.lax.scan(step, start, jax.random.split(key_game, 5))
+        return total, state.side, ended, illegal.any(), state.board
+
+    total, side, ended, illegal, boards = jax.device_get(
+        jax.jit(jax.vmap(game))(jax.random.split(jax.random.key(seed), num))
+    )
+    assert ended.all() and not illegal.any()
+    for player in (0, 1):  # the reward of the side the agent had
+        won = jax.device_get(ttt.outcome(boards[side == player])) * (1 - 2 * player)
+        np.testing.assert_array_equal(total[side == player], won)
+    return total, side
+
+
+def uniform(key, board):
+    return jnp.argmax(jnp.where(ttt.legal(board), jax.random.uniform(key, (9,)), -1.0))
+
+
+def first(key, board):
+    return jnp.argmax(ttt.legal(board))
+
+
+def perfect(key, board):
+    return jnp.argmax(jnp.asarray(ttt.minimax()[1])[ttt.code(board)] * jax.random.uniform(key, (9,)))
+
+
+def test_minimax_never_loses_and_ties_with_itself():
+    env = ttt.TicTacToe("minimax")
+    total, side = play_out(env, uniform, 4000)
+    for player in (0, 1):
+        assert (side == player).sum() > 1800
+        assert total[side == player].max() == 0 and total[side == player].mean() < -0.7
+    total, _ = play_out(env, perfect, 1000)
+    assert not total.any()
+
+
+def test_random_against_random_has_the_exact_odds():
+    chance = {}
+
+    def odds(state):
+        """Chances of a win of O, a tie and a win of X when both move uniformly."""
+        board = str(state)
+        if board not in chance:
+            if state.is_terminal():
+                chance[board] = np.eye(3)[1 - int(state.player_return(0))]
+            else:
+                chance[board] = np.mean([odds(state.child(action)) for action in state.legal_actions()], axis=0)
+        return chance[board]
+
+    want = odds(SPIEL.new_initial_state())
+    total, side = play_out(ttt.TicTacToe("random"), uniform, 20_000, seed=3)
+    for player, sign in ((0, 1), (1, -1)):
+        got = [(total[side == player] == sign * value).mean() for value in (1, 0, -1)]
+        np.testing.assert_allclose(got, want, atol=0.015)
+
+
+def test_first_move_takes_the_lowest_free_cell():
+    env = ttt.TicTacToe("first_move", side="X")
+    _, state = env.reset_env(jax.random.key(0), env.default_params)
+    np.testing.assert_array_equal(state.board, board_of("O.. ... ..."))
+    _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 4, env.default_params)
+    np.testing.assert_array_equal(state.board, board_of("OO. .X. ..."))
+    assert reward == 0 and not ended
+    _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 8, env.default_params)
+    np.testing.assert_array_equal(state.board, board_of("OOO .X. ..X"))
+    assert reward == -1 and ended and not env.success(state)
+    total, _ = play_out(ttt.TicTacToe("first_move", side="O"), first, 10)
+    assert (total == 1).all()  # 1, 3, 5, 7 against 2, 4, 6: the diagonal from 7 to 3
+
+
+def test_a_taken_cell_changes_nothing_and_is_counted():
+    env = ttt.TicTacToe("random", side="O")
+    params = env.default_params
+    state = ttt.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
+    for action in (0, 4):
+        _, after, reward, ended, info = env.step_env(jax.random.key(0), state, action, params)
+        np.testing.assert_array_equal(after.board, state.board)
+        assert after.time == 1 and reward == 0 and not ended and info["illegal_move"]
+    won = state.replace(board=jnp.asarray(board_of("OOO XX. ...")))
+    _, after, reward, ended, info = env.step_env(jax.random.key(0), won, 8, params)
+    np.testing.assert_array_equal(after.board, won.board)
+    assert reward == 0 and ended and info["illegal_move"]  # a win is paid once
+
+
+def test_the_side_is_drawn_at_reset_and_the_opponent_begins_if_it_is_x():
+    env = ttt.TicTacToe("random")
+    obs, state = jax.vmap(env.reset_env, (0, None))(jax.random.split(jax.random.key(0), 4000), env.default_params)
+    assert 0.45 < state.side.mean() < 0.55
+    boards, side = np.asarray(state.board), np.asarray(state.side)
+    assert (boards[side == 0] == -1).all()
+    assert ((boards[side == 1] == 0).sum(1) == 1).all() and (boards != 1).all()
+    openings = (boards[side == 1] == 0).mean(0)
+    np.testing.assert_allclose(openings, 1 / 9, atol=0.03)
+    assert obs.shape == (4000, 3, 3, 2)
+    np.testing.assert_array_equal(obs[..., 0].sum((1, 2)), 0)
+    np.testing.assert_array_equal(obs[..., 1].sum((1, 2)), side)
+
+
+def test_auto_reset_truncation_and_spaces():
+    game = envs.make("tic_tac_toe", max_steps=4)
+    obs, state = game.env.reset(jax.random.key(0), game.params)
+    assert game.env.observation_space(game.params).contains(obs)
+    assert game.env.action_space(game.params).n == game.env.num_actions == len(game.actions) == 9
+    assert set(game.env.state_space(game.params).spaces) == set(vars(state))
+    state = state.replace(board=jnp.asarray(board_of("OX. ... ...")), side=jnp.int32(0), time=jnp.int32(3))
+    _, after, _, terminated, truncated, info = game.env.step(jax.random.key(1), state, 0, game.params)
+    assert truncated and not terminated and after.time == 0 and info["illegal_move"]
+    np.testing.assert_array_equal(info["final_observation"][0, :2], [[1, 0], [0, 1]])
+
+
+DRAWN = """\
+O | X | 3
+---------
+4 | O | 6
+---------
+7 | X | 9"""
+
+PAPER_TEXT = f"""\
+Board:
+{DRAWN}
+You play O and it is your turn. Available positions: [3, 4, 6, 7, 9]"""
+
+
+def test_text():
+    state = ttt.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("OX. .O. .X.")), side=jnp.int32(0))
+    game, compact = envs.make("tic_tac_toe"), envs.make("tic_tac_toe", prompt="compact")
+    assert game.observation.render(game.fields(state)) == PAPER_TEXT
+    assert game.board.render(game.fields(state)) == DRAWN
+    assert compact.observation.render(game.fields(state)) == f"{DRAWN}\nO to move"
+    assert "\n" not in compact.rules and "O moves first" in game.rules and game.max_actions_per_turn == 1
+    for board, winner in (("OX. .O. .XO", "O"), ("OO. XXX O..", "X"), ("OXO OXX XOO", "nobody"), ("...", "nobody yet")):
+        told = ttt.fields(jnp.asarray(board_of(board.ljust(9, "."))))
+        assert ttt.WINNERS[told["winner"]] == winner
+        assert (told["num_legal"] == 0) == (winner != "nobody yet") == (not told["legal"].any())
+    assert "positions: [none]" in game.observation.render(told | {"num_legal": 0})
+
+
+def test_the_board_game_offers_the_rules():
+    game = ttt.board_game()
+    assert isinstance(game, BoardGame) and game.players == ("O", "X") and game.num_actions == game.max_moves == 9
+    board = game.initial()
+    for action in (4, 0, 2):
+        board = game.play(board, action)
+    assert board.dtype == jnp.int8 and game.to_move(board) == 1
+    text = game.board.render(game.fields(board))
+    assert text == "X | 2 | O\n---------\n4 | O | 6\n---------\n7 | 8 | 9"
+    np.testing.assert_array_equal(game.parse(text, "X"), board)
+
+
+def test_every_position_is_read_back_as_it_was_drawn():
+    template = ttt.board_template()
+    boards = np.array(list(reachable()), np.int8)
+    fields = jax.device_get(jax.jit(jax.vmap(ttt.fields))(boards))
+    for i in range(0, len(boards), 7):
+        text = template.render({name: value[i] for name, value in fields.items()})
+        np.testing.assert_array_equal(ttt.parse(text, ttt.PLAYERS[fields["player"][i]]), boards[i])
+
+
+@pytest.mark.parametrize(
+    ("board", "player", "message"),
+    [
+        ("1 2 3 4 5 6 7 8", "O", "has 8"),
+        ("1 2 3 4 5 6 7 9 8", "O", "cell 8 is '9'.* 8$"),
+        ("1 2 3 4 # 6 7 8 9", "O", "cell 5 is '#'"),
+        ("O O 3 4 5 6 7 8 9", "X", "2 O and 0 X"),
+        ("X 2 3 4 5 6 7 8 9", "O", "0 O and 1 X"),
+        ("O O O X X X 7 8 9", "O", "both O and X"),
+        ("O O O X X 6 7 X 9", "O", "O has three in a line, but X has moved"),
+        ("X X X O O 6 O 8 O", "X", "X has three in a line, but O has moved"),
+        ("O 2 3 4 5 6 7 8 9", "O", "it is X's turn"),
+        ("1 2 3 4 5 6 7 8 9", "Z", "player is 'Z'"),
+    ],
+)
+def test_positions_that_cannot_occur_are_refused(board, player, message):
+    with pytest.raises(ValueError, match=message):
+        ttt.parse(board, player)
+
+
+@pytest.mark.parametrize("prompt", ["paper", "compact"])
+@pytest.mark.parametrize("make", [small_tokenizer, lambda: load_tokenizer("nano")], ids=["small", "nano"])
+def test_the_device_text_equals_the_host_text_on_every_position(make, prompt):
+    game, tokenizer = envs.make("tic_tac_toe", prompt=prompt), make()
+    template = chat_prompt(game, tokenizer.render_chat, prompt, 20)
+    compiled = compile_template(template, tokenizer)
+    boards = np.array(list(reachable()), np.int8)
+    fields = jax.jit(jax.vmap(ttt.fields))(boards)
+    tokens, lengths = jax.device_get(jax.jit(jax.vmap(compiled))(fields))
+    fields = jax.device_get(fields)
+    texts = set()
+    for i in range(len(boards)):
+        text = template.render({name: value[i] for name, value in fields.items()})
+        assert [*compiled.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(text)
+        texts.add(text)
+    assert len(texts) == 5478 and len(compiled.prefix) > 20
+
+
+def test_each_game_is_made_by_name():
+    for opponent in ttt.OPPONENTS:
+        name = "tic_tac_toe" if opponent == "random" else f"tic_tac_toe_{opponent}"
+        game = envs.make(name, side="O", prompt="compact")
+        assert game.name == name and game.env.opponent == opponent and game.env.side == "O"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"opponent": "strong"}, "'strong'.*minimax"),
+        ({"side": "o"}, "'o'.*both"),
+        ({"prompt": "long"}, "'long'.*paper"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make("tic_tac_toe", **options)

@@ -1,0 +1,172 @@
+"""Table 1 by one command: the scripts' margins, what a run leaves behind, a kill, a server that talks nonsense."""
+
+import contextlib
+import http.server
+import json
+import re
+import threading
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from launch import run_language_gpi as script
+from launch.language_gpi_report import Row, summarize
+from nlrl_jax.run import directory
+from nlrl_jax.run.metrics import read_rows
+from tests.launch.scripts import refusal, run
+
+SMALL = ("--starts=3", "--seeds=2", "--rows=policy,1x1,2x1", "--mazes=medium", "--max_steps=30")
+
+
+@pytest.mark.parametrize(("maze", "margin"), [("double_t", 1 - 11.19 / 27.29), ("medium", 1 - 12.23 / 27.05)])
+def test_scripted_gpi_beats_the_policy_by_the_papers_margin_and_variations_help(maze, margin):
+    config = script.GPIRunConfig(seed=7).settled()
+    model, _ = script.make_model(config, None)
+    mean = {}
+    for name in ("policy", "1x3", "4x3", "8x3"):
+        result = script.play(config, maze, Row.of(name), model)
+        assert not result["problems"] and np.shape(result["returns"]) == (3, 30)
+        mean[name] = summarize(result)["return"]
+    assert 1 - mean["8x3"] / mean["policy"] >= margin, mean
+    assert mean["1x3"] < mean["4x3"] < mean["8x3"], mean
+
+
+def test_starts_are_all_cells_before_any_comes_twice():
+    maze = script.mazes.maze("double_t")
+    starts = script.draw_starts(maze, 30, seed=0)
+    assert sorted(starts[:25]) == maze.starts.tolist() and len(set(starts[25:])) == 5
+    assert starts != script.draw_starts(maze, 30, seed=1)
+
+
+def test_calls_of_an_episode_are_those_of_the_paper():
+    config = script.GPIRunConfig(starts=4, seeds=1).settled()
+    model, _ = script.make_model(config, None)
+    result = script.play(config, "medium", Row.of("3x2"), model)
+    steps = np.sum(result["steps"])
+    assert result["calls"] == {"value": 12 * steps, "aggregator": 4 * steps, "improver": steps}
+    assert Row.of("3x2").calls == {"value": 12, "aggregator": 4, "improver": 1}
+    solved = np.array(result["solved"])
+    np.testing.assert_array_equal(np.array(result["returns"])[solved], 1 - np.array(result["steps"])[solved])
+
+
+def files_without_clock(run_dir):
+    names = ["table.md", "metrics.jsonl", "return_against_k.png", *sorted(p.name for p in (run_dir / "rows").iterdir())]
+    paths = [run_dir / name if (run_dir / name).exists() else run_dir / "rows" / name for name in names]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def test_killed_run_goes_on_with_the_next_row_and_leaves_the_same_files(tmp_path, capsys):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    try:
+        run("run_language_gpi", f"--run_dir={whole}", *SMALL)
+        last = capsys.readouterr().out.splitlines()[-1]
+        stop = mock.patch("nlrl_jax.algorithms.language_gpi.language_gpi", side_effect=KeyboardInterrupt)
+        with stop, contextlib.suppress(KeyboardInterrupt):
+            run("run_language_gpi", f"--run_dir={killed}", *SMALL)
+        assert [path.name for path in (killed / "rows").iterdir()] == ["medium_policy.json"]
+        directory.close_run(killed)
+        capsys.readouterr()
+        run("run_language_gpi", f"--run_dir={killed}", *SMALL, "--resume")
+    finally:
+        directory.close_run(whole)
+        directory.close_run(killed)
+    out = capsys.readouterr().out
+    assert "[2/3]" in out and "[1/3]" not in out and out.splitlines()[-1] == last
+    assert files_without_clock(whole) == files_without_clock(killed)
+    table = (whole / "table.md").read_text()
+    before, after = (row["return"] for row in (read_rows(whole)[0], read_rows(whole)[2]))
+    assert last == f"mean return (medium): {before:.2f} -> {after:.2f}" and f"{before:.2f}" in table
+    page = (whole / "report.html").read_text()
+    for word in ("Improvement:", "variation 2", "final_evaluation", "language policy alone", "data:image/png"):
+        assert word in page, word
+    used = json.loads((whole / "usage.json").read_text())
+    assert {role["role"] for role in used["medium_2x1"]["roles"]} == {"value", "aggregator", "improver"}
+
+
+class Nonsense(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible server: prose as a value, half a JSON as an aggregation, always left as the action."""
+
+    requests: list[dict] = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append(body)
+        asked = body["messages"][-1]["content"]
+        if "the state value function" in asked:
+            text = "It looks fine to me."
+        elif "Here are" in asked:
+            text = '{"thoughts": "walls all aro'
+        else:
+            text = '{"thoughts": "", "action": "move left"}'
+        choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i in range(body.get("n", 1))]
+        usage = {"prompt_tokens": 100, "completion_tokens": 10 * len(choices)}
+        reply = json.dumps({"choices": choices, "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    Nonsense.requests = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Nonsense) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}/v1"
+        httpd.shutdown()
+
+
+def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys):
+    args = (
+        "--backend=endpoint", f"--base_url={server}", "--model=m", "--mazes=double_t", "--rows=policy,2x1",
+        "--starts=2", "--seeds=1", "--max_steps=2", f"--run_dir={tmp_path}", "--max_tokens=40", "--history=5",
+    )  # fmt: skip
+    try:
+        # 2 states x 2 steps: 4 calls for the policy, then 2 x 8 + 8 + 2 = 26 a step; the budget ends the first one.
+        line = refusal("run_language_gpi", *args, "--token_budget=700", "--concurrency=1")
+        assert "1 of 2 rows are finished; --resume goes on" in line
+        paid = len(Nonsense.requests)
+        directory.close_run(tmp_path)
+        run("run_language_gpi", *args, "--token_budget=0", "--concurrency=1", "--resume")
+    finally:
+        directory.close_run(tmp_path)
+    texts = [json.dumps([body["messages"], body.get("seed")]) for body in Nonsense.requests]
+    assert len(set(texts)) == len(texts) > paid > 4  # nothing was paid for twice
+    assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in Nonsense.requests)
+    problems = json.loads((tmp_path / "rows" / "double_t_2x1.json").read_text())["problems"]
+    assert problems["value/nothing"] == 2 * 2 * 8 and problems["aggregator/cut"] == 2 * 2 * 4
+    assert not any(name.startswith("improver") for name in problems)
+    used = {row["role"]: row for row in json.loads((tmp_path / "usage.json").read_text())["double_t_2x1"]["roles"]}
+    assert used["value"]["calls"] == 32 and used["value"]["cache_hits"] > 0 and used["improver"]["tokens"] > 0
+    assert "unreadable double_t" in capsys.readouterr().out
+
+
+def test_plan_of_the_paper_scale_sends_nothing(capsys):
+    with mock.patch.object(script, "make_model", side_effect=AssertionError):
+        run("run_language_gpi", "--scale=paper", "--dry_run")
+    out = capsys.readouterr().out
+    assert "gpt-4o-mini-2024-07-18: nothing is sent" in out
+    # Policy alone, double T: 90 episodes of 28.29 steps. GPI K=8: 12.19 steps of 32 + 4 + 1 calls.
+    assert f"{90 * 28.29:,.0f} calls" in out and f"{90 * 12.19 * 37:,.0f} calls" in out
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--rows=policy,3y4", "'3y4'.*policy, q or KxN"),
+        ("--rows=0x3", "'0x3'"),
+        ("--mazes=umaze", "'umaze'.*double_t, medium"),
+        ("--backend=cloud", "'cloud'.*scripted, local, endpoint"),
+        ("--scale=big", "'big'.*nano, paper"),
+        ("--starts=0", "--starts is 0"),
+        ("--observation=none", "'none'"),
+        ("--temperature=-1", "temperature is -1"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(tmp_path, flag, message):
+    assert re.search(message, refusal("run_language_gpi", flag, f"--run_dir={tmp_path / 'new'}"))
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,152 @@
+"""Resumable generation against `generate`, which is itself tested against full forward passes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nlrl_jax.lm import decode as steps
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.generate import Sampling, compute_prefix, generate, left_pad
+from nlrl_jax.lm.score import score
+from nlrl_jax.lm.transformer import Transformer, init_params
+
+CONFIG = ModelConfig(40, 16, 24, 2, 4, 2, 8, 64, qk_norm=True)
+MODEL = Transformer(CONFIG)
+GREEDY = Sampling(max_tokens=9, temperature=0.0)
+NO_EOS = (99,)
+KEY = jax.random.key(7)
+S = 7
+LENGTHS = np.array([7, 1, 4, 3, 6], np.int32)
+
+run = jax.jit(generate, static_argnums=(0, 5, 6))
+prefill = jax.jit(steps.prefill, static_argnums=0)
+admit = jax.jit(steps.admit)
+decode = jax.jit(steps.decode, static_argnums=(0, 5, 6))
+
+
+@pytest.fixture(scope="module")
+def variables():
+    rng = np.random.default_rng(2)
+    larger = lambda x: x + 1.0 * rng.normal(size=x.shape).astype(np.float32)
+    return {"params": jax.tree.map(larger, init_params(MODEL, jax.random.key(0)))}
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """Left-padded int32 [5, S]."""
+    tokens = jax.random.randint(jax.random.key(5), (5, S), 0, 40)
+    return left_pad(jnp.where(jnp.arange(S) < LENGTHS[:, None], tokens, 0), jnp.asarray(LENGTHS))
+
+
+@pytest.fixture(scope="module")
+def free(variables, prompts):
+    """Greedy replies that nothing ends, by `generate`."""
+    return np.asarray(run(MODEL, variables, prompts, LENGTHS, KEY, GREEDY, NO_EOS).tokens)
+
+
+class Desk:
+    """Two rows, and what the host does with them."""
+
+    def __init__(self, variables, prompts, sampling, eos, slots, prefix=None, num=2):
+        self.variables, self.sampling, self.eos, self.prefix = variables, sampling, eos, prefix
+        self.block = prefill(MODEL, variables, prompts, LENGTHS, prefix)
+        self.rows = steps.empty_rows(MODEL, num, slots, sampling.max_tokens)
+
+    def admit(self, source, index, draw=None):
+        source = np.array(source, np.int32)
+        draw = source if draw is None else np.array(draw, np.int32)
+        args = (self.rows, self.block, source, draw, np.int32(self.sampling.max_tokens), np.int32(index))
+        self.rows = admit(*args)
+
+    def decode(self, stop_at):
+        args = (self.rows, KEY, np.int32(stop_at), self.sampling, self.eos, self.prefix)
+        self.rows = decode(MODEL, self.variables, *args)
+
+    def reply(self, row):
+        return self.rows.tokens[row, : self.rows.lengths[row]].tolist()
+
+
+def test_one_batch_to_its_end_equals_generate(variables, prompts, free):
+    desk = Desk(variables, prompts, GREEDY, NO_EOS, S + 9, num=5)
+    desk.admit(range(5), S)
+    desk.decode(5)
+    np.testing.assert_array_equal(desk.rows.tokens, free)
+    assert not steps.running(desk.rows).any() and not desk.rows.ended.any()
+
+
+@pytest.mark.parametrize("index", [S + 3, S + 4])  # the cache moves, or stays as it is
+def test_a_row_that_comes_in_late_and_the_rows_that_go_on_say_what_they_say_alone(variables, prompts, free, index):
+    eos = (int(free[1, 3]),)
+    until = [list(row[: list(row).index(eos[0]) + 1]) if eos[0] in row else list(row) for row in free]
+    assert len(until[1]) == 4 and len(until[0]) > 4 < len(until[4])
+    desk = Desk(variables, prompts, GREEDY, eos, S + 9 + 4)
+    desk.admit([0, 1], S)
+    desk.decode(1)
+    assert desk.reply(1) == until[1] and desk.rows.ended.tolist() == [False, True]
+    desk.admit([-1, 4], index)  # prompt 0 and the three tokens behind it need S + 3 slots
+    desk.decode(1)
+    desk.decode(2)
+    assert desk.reply(0) == until[0] and desk.reply(1) == until[4]
+
+
+def test_the_cache_moves_down_when_its_slots_are_used_up(variables, prompts, free):
+    desk = Desk(variables, prompts, GREEDY, NO_EOS, S + 9)
+    desk.admit([0, -1], S + 6)
+    desk.decode(2)
+    assert int(desk.rows.index) == S + 9 and desk.rows.lengths.tolist() == [3, 0]
+    desk.admit([-1, 2], S + 3)
+    desk.decode(2)
+    desk.admit([-1, -1], S + 5)  # prompt 2 has six tokens and is not done yet
+    desk.decode(2)
+    assert desk.reply(0) == free[0].tolist() and desk.reply(1) == free[2].tolist()
+
+
+def test_a_shared_prefix_equals_a_prefix_in_every_prompt(variables, prompts):
+    front = jnp.array([3, 1, 4, 1, 5])
+    pasted = left_pad(
+        jnp.concatenate([jnp.tile(front, (5, 1)), left_pad(prompts[:, ::-1], LENGTHS)[:, ::-1]], axis=1),
+        jnp.asarray(LENGTHS + 5),
+    )
+    desk = Desk(variables, prompts, GREEDY, NO_EOS, S + 9, compute_prefix(MODEL, variables, front), num=5)
+    desk.admit(range(5), S)
+    desk.decode(5)
+    want = run(MODEL, variables, pasted, LENGTHS + 5, KEY, GREEDY, NO_EOS)
+    np.testing.assert_array_equal(desk.rows.tokens, want.tokens)
+
+
+def test_a_draw_belongs_to_its_number_and_not_to_its_row(variables, prompts):
+    sampling = Sampling(max_tokens=9, temperature=2.0, top_k=20, top_p=0.95)
+    replies = {}
+    for source, draw in (([0, 0], [3, 8]), ([0, 0], [8, 3])):
+        desk = Desk(variables, prompts, sampling, NO_EOS, S + 9)
+        desk.admit(source, S, draw)
+        desk.decode(2)
+        replies[tuple(draw)] = [desk.reply(0), desk.reply(1)]
+    assert replies[3, 8] == replies[8, 3][::-1]
+    assert replies[3, 8][0] != replies[3, 8][1]
+
+
+def test_sampled_tokens_have_the_model_s_frequencies(variables, prompts):
+    sampling = Sampling(max_tokens=1, temperature=3.0)
+    desk = Desk(variables, prompts, sampling, NO_EOS, S + 1, num=20_000)
+    desk.admit(np.zeros(20_000), S, np.arange(20_000))
+    desk.decode(20_000)
+    got = np.bincount(np.asarray(desk.rows.tokens[:, 0]), minlength=40) / 20_000
+    logits = np.asarray(MODEL.apply(variables, desk.block.hidden[0], method="unembed"), np.float64) / 3.0
+    want = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    np.testing.assert_allclose(got, want, atol=5 * np.sqrt(0.25 / 20_000))
+
+
+@pytest.mark.parametrize("with_prefix", [False, True])
+def test_continuations_of_a_prompt_read_once_have_the_scorer_s_log_probs(variables, prompts, with_prefix):
+    prefix = compute_prefix(MODEL, variables, jnp.array([3, 1, 4])) if with_prefix else None
+    source = np.array([2, 0, 2, 1])
+    for C in (1, 4):
+        replies = jax.random.randint(jax.random.key(C), (4, C), 0, 40)
+        block = prefill(MODEL, variables, prompts, LENGTHS, prefix)
+        got = jax.jit(functools.partial(steps.score_continuations, MODEL))(variables, block, source, replies, prefix)
+        want = score(MODEL, variables, prompts[source], LENGTHS[source], replies, prefix)
+        np.testing.assert_allclose(got, want, atol=1e-4)
