@@ -49,7 +49,7 @@ class AblationConfig:
     """What is run."""
 
     study: str = option("variations", f"which: {', '.join([*TD, *ACTOR_CRITIC])}")
-    model: str = option("nano", "the model that learns")
+    model: str = option("nano_board", "the model that learns")
     opponent: str = option("random", "of tic-tac-toe: random or first_move")
     iterations: int = option(5, "iterations of each run")
     states: int = option(1500, "positions that language TD learns from, unless they are what varies")
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
             if td:
                 results = train_language_td.train(run, folder, resume)
             else:
-                found = train_language_actor_critic.train_actor_critic(run, run.opponent, folder, Usage(), resume)
+                found = train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
                 results = {when: {metric: found[when][f"eval/{metric}"]} for when in found}
             write_atomically(done, json.dumps(results))
         results = json.loads(done.read_text())

@@ -10,7 +10,6 @@ inside the training step. The result is an ordinary Hugging Face folder (Llama a
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
 import time
 
@@ -22,6 +21,7 @@ from absl import flags
 
 import envs
 from launch import demonstrations, setup
+from launch.nano_tokenizer import train_tokenizer
 from launch.replies import demonstration_loss, reply_template
 from nlrl_jax import rollout
 from nlrl_jax.algorithms.sft import make_sft_step
@@ -30,7 +30,6 @@ from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.text.template import Choice
 from nlrl_jax.weights import huggingface
 
@@ -51,10 +50,6 @@ TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
 BATCH = {"frozen_lake": 128, "snake": 64}
 VOCAB_SIZE = 512
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def nano_config() -> ModelConfig:
@@ -69,30 +64,6 @@ def nano_config() -> ModelConfig:
         max_positions=1024,
         tie_embeddings=True,
     )
-
-
-def train_tokenizer(texts: list[str], folder: pathlib.Path) -> Tokenizer:
-    """A byte-level BPE of `VOCAB_SIZE` tokens: any text round-trips; the reply's tags are tokens of their own."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    tags = [f"<{slash}{tag}>" for tag in TAGS["paper"] for slash in ("", "/")]
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(tags),
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    inner.add_tokens([tokenizers.AddedToken(tag, special=False, normalized=False) for tag in tags])
-    folder.mkdir(parents=True, exist_ok=True)
-    inner.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return Tokenizer.from_pretrained(folder)
 
 
 def corpus(key: jax.Array) -> list[str]:
@@ -129,7 +100,9 @@ def main(argv):
     del argv
     out = pathlib.Path(FLAGS.out)
     key = jax.random.key(FLAGS.seed)
-    tokenizer = Tokenizer.from_pretrained(FLAGS.tokenizer) if FLAGS.tokenizer else train_tokenizer(corpus(key), out)
+    tokenizer = (
+        Tokenizer.from_pretrained(FLAGS.tokenizer) if FLAGS.tokenizer else train_tokenizer(corpus(key), out, VOCAB_SIZE)
+    )
     config = nano_config()
     model = Transformer(config)
     params = init_params(model, jax.random.fold_in(key, 1))

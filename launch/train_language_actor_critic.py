@@ -16,12 +16,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import random
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import flags
 
 import envs
@@ -30,6 +30,7 @@ from envs.scripted import tic_tac_toe as scripts
 from envs.tic_tac_toe import board_game
 from launch import actor_critic_report, config_flags, language_models, loop, setup
 from launch.config_flags import option
+from launch.random_views import random_views
 from nlrl_jax.algorithms import board_play, language_ppo
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Pairs, Setting, State
@@ -42,6 +43,7 @@ from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.text.views import Viewer
 from nlrl_jax.types import Chat
 
+PPO_GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}
 OPPONENTS = {"first_move": board_play.first_move_opponent, "random": board_play.random_opponent}
 
 
@@ -49,20 +51,24 @@ OPPONENTS = {"first_move": board_play.first_move_opponent, "random": board_play.
 class RunConfig:
     """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
-    model: str = option("nano", "policy and value model: nano, smollm2, a Hugging Face folder or a .gguf file")
+    model: str = option(
+        "nano_board", "policy and value model: nano_board, smollm2, a Hugging Face folder or a .gguf file"
+    )
     aggregator: str = option("scripted", "who aggregates and improves: scripted, endpoint, or a local model's name")
     opponent: str = option("both", "first_move, random or both")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
     iterations: int = option(10, "iterations")
-    games: int = option(256, "games an iteration [N]")
+    games: int = option(128, "games an iteration [N]")
     estimate: str = option("mc", "language value estimate: mc or td")
     k: int = option(5, "games, or transitions, that one estimate aggregates [K_MC, K_TD]")
+    fresh_lines: bool = option(True, "play k new games for every estimate; false: use those of the iteration")
     num_samples: int = option(10, "moves the policy proposes for a position [N_sample]")
     top_m: int = option(10, "most frequent ones that are compared [m]")
     mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
     buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
     max_tokens: int = option(64, "tokens a reply of the policy or value model at most")
     large_max_tokens: int = option(1024, "tokens a reply of the aggregator or improver at most")
+    format_examples: int = option(1500, "replies drawn by lot that teach the form first; 0: none")
     epochs: int = option(2, "passes over the data of an iteration")
     learning_rate: float = option(1e-3, "SFT's learning rate")
     batch_size: int = option(8, "rows a gradient step")
@@ -72,7 +78,8 @@ class RunConfig:
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
     eval_games: int = option(200, "greedy games of an evaluation, half of them from either side")
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
-    ppo_learning_rate: float = option(3e-4, "LLM-PPO's learning rate, actor and critic")
+    ppo_learning_rate: float = option(3e-4, "LLM-PPO's learning rate")
+    ppo_critic_learning_rate: float = option(1e-3, "LLM-PPO's learning rate of the value head")
     seed: int = option(0, "everything random follows from it")
     checkpoint_every: int = option(1, "iterations between checkpoints")
     base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
@@ -84,9 +91,10 @@ PRESETS = {
     "nano": {},
     "paper": {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
-        "style": "paper", "iterations": 31, "games": 512, "max_tokens": 512, "epochs": 2, "learning_rate": 1e-5,
-        "batch_size": 64, "row_tokens": 1024, "packed": False, "dtype": "bfloat16", "eval_games": 512,
-        "ppo_learning_rate": 1e-5,
+        "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "fresh_lines": False, "max_tokens": 512,
+        "epochs": 2, "learning_rate": 1e-5, "batch_size": 64, "row_tokens": 1024, "packed": False,
+        "dtype": "bfloat16", "eval_games": 512,
+        "ppo_learning_rate": 1e-5, "ppo_critic_learning_rate": 1e-5,
     },
 }  # fmt: skip
 
@@ -107,10 +115,13 @@ class Trainer:
     """The actor-critic against one opponent, with its models; what changes is in the state."""
 
     def __init__(self, config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage):
+        base = language_models.local_model(config.model, config.dtype, LoraConfig())
+        if config.train == "lora":
+            base = base.with_variables({**base.variables, "lora": init_lora(base.model, jax.random.key(config.seed))})
         style = setup.prompt_for(config.model, config.style)
         sampled = lambda temperature, **kw: Sampling(config.max_tokens, temperature, **kw)
         large = Sampling(config.large_max_tokens, 0.1)
-        names = ("games", "estimate", "k", "num_samples", "top_m", "mask", "buffer")
+        names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "mask", "buffer")
         algorithm = ActorCriticConfig(
             **{name: getattr(config, name) for name in names},
             rollout=sampled(1.0, top_k=50, top_p=0.95),
@@ -134,15 +145,22 @@ class Trainer:
         self.config, self.run_dir, self.usage = config, run_dir, usage
         self.viewer = Viewer(game)
         self.setting = Setting(game, OPPONENTS[opponent](game), prompts.roles(style), big, big, learn, learn, algorithm)
-        self.base = language_models.local_model(config.model, config.dtype, LoraConfig())
+        self.base, self.learn = base, learn
 
     def init(self) -> Learned:
-        variables = self.base.variables
-        if self.config.train == "lora":
-            variables = {**variables, "lora": init_lora(self.base.model, jax.random.key(self.config.seed))}
-        learned = variables[self.config.train]
-        fresh = lambda: jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), learned)
-        return Learned(fresh(), fresh(), jnp.zeros((), jnp.int32))
+        """The base model, as policy and as value model each after the form of its replies was learned."""
+        config, roles = self.config, self.setting.roles
+        views = random_views(self.setting.game, config.format_examples, config.seed)
+        rng = random.Random(config.seed)
+        policy = [(roles.policy(view), scripts.blind_policy({"view": view}, rng)) for view in views]
+        value = [(roles.value(view, rng.choice(view.legal)), scripts.blind_value({}, rng)) for view in views]
+        place = lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0])
+
+        def taught(pairs):
+            model = self.learn(self.base, pairs)[0] if pairs else self.base
+            return jax.tree.map(place, model.variables[config.train])
+
+        return Learned(taught(policy), taught(value), jnp.zeros((), jnp.int32))
 
     def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
         """The state as algorithm 3 knows it."""
@@ -196,7 +214,7 @@ def read_pairs(path: pathlib.Path) -> Pairs:
         ) from error
 
 
-def train_actor_critic(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, resume: bool) -> dict:
+def train_actor_critic(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: bool, usage: Usage) -> dict:
     """Trains in a folder. Returns {"before", "after": win, tie and loss}."""
     trainer = Trainer(config, opponent, run_dir, usage)
     state = trainer.init()
@@ -219,22 +237,24 @@ def train_actor_critic(config: RunConfig, opponent: str, run_dir: pathlib.Path, 
 
 def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: bool) -> dict:
     """The LLM-PPO baseline at as many games. Returns {"before", "after": win, tie and loss}."""
-    name = {"random": "tic_tac_toe", "first_move": "tic_tac_toe_first_move"}[opponent]
     prompt = setup.prompt_for(config.model, config.style)
-    game = envs.make(name, prompt=prompt)
-    base = language_models.local_model(config.model, config.dtype, LoraConfig())
-    policy = language_ppo.MovePolicy.for_game(game, base.model, base.tokenizer, prompt)
-    rate = config.ppo_learning_rate
+    game = envs.make(PPO_GAMES[opponent], prompt=prompt)
+    trainer = Trainer(config, opponent, run_dir, Usage())
+    start = trainer.models(trainer.init()).policy.model  # the policy that the actor-critic starts with
+    policy = language_ppo.MovePolicy.for_game(game, start.model, start.tokenizer)
     learning = language_ppo.LanguagePPOConfig(
-        num_games=config.games, actor_learning_rate=rate, critic_learning_rate=rate, train=config.train
-    )
-    params = base.variables["params"]
-    state = language_ppo.init_state(base.model, params, learning, jax.random.key(config.seed))
+        num_games=config.games, actor_learning_rate=config.ppo_learning_rate,
+        critic_learning_rate=config.ppo_critic_learning_rate, train=config.train,
+    )  # fmt: skip
+    key = jax.random.key(config.seed)
+    state = language_ppo.init_state(start.model, start.variables["params"], learning, key)
     state = jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), state)
-    play = jax.jit(lambda state, key: language_ppo.evaluate(policy, game, state, key, config.eval_games))
-    evaluate = lambda state: {
-        f"eval/{k}": float(v) for k, v in play(state, jax.random.key(config.seed + 1)).items() if np.ndim(v) == 0
-    }
+    play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
+
+    def evaluate(state):
+        found = play(state, jax.random.fold_in(key, 0))
+        return {f"eval/{name}": float(found[f"{name}_rate"]) for name in ("win", "tie", "loss")}
+
     before = evaluate(state)
     if resume:
         state = loop.restore(run_dir, state)
@@ -245,7 +265,7 @@ def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: b
         seed=config.seed,
         iterations=config.iterations,
         checkpoint_every=config.checkpoint_every,
-        columns=("eval/win", "win"),
+        columns=("eval/win", "win_rate"),
         resume=resume,
         evaluate=lambda done, state: evaluate(state),
     )
@@ -262,33 +282,27 @@ def main(argv: list[str]) -> None:
         print(actor_critic_report.plan(config, len(opponents)))
         return
     run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", "token_budget"))
-    usage, results = Usage(), {}
+    usage, results, resume = Usage(), {}, flags.FLAGS.resume
     for opponent in opponents:
-        for method, train in (("actor-critic", train_actor_critic), ("LLM-PPO", train_ppo)):
-            if method == "LLM-PPO" and not config.ppo:
-                continue
+        for method in ("actor-critic", "LLM-PPO") if config.ppo else ("actor-critic",):
             folder = run_dir / opponent / method
             done = folder / "results.json"
-            if flags.FLAGS.resume and done.exists():
+            if resume and done.exists():
                 results[opponent, method] = json.loads(done.read_text())
                 continue
             print(f"{method} against {opponent}: {config.iterations} iterations of {config.games} games", flush=True)
             folder.mkdir(parents=True, exist_ok=True)
-            extra = (usage,) if method == "actor-critic" else ()
-            results[opponent, method] = train(config, opponent, folder, *extra, flags.FLAGS.resume)
+            if method == "actor-critic":
+                results[opponent, method] = train_actor_critic(config, opponent, folder, resume, usage)
+            else:
+                results[opponent, method] = train_ppo(config, opponent, folder, resume)
             write_atomically(done, json.dumps(results[opponent, method]))
     report = actor_critic_report.write(run_dir, dataclasses.asdict(config), results, usage)
     print(f"\nreport: {report}")
-    for (opponent, method), result in results.items():
-        label = "" if method == "actor-critic" else f"{method}, "
+    for (opponent, method), result in sorted(results.items(), key=lambda item: item[0][1] != "LLM-PPO"):
         before, after = (result[when]["eval/win"] for when in ("before", "after"))
-        if method != "actor-critic":
-            print(f"LLM-PPO's win rate ({opponent}): {before:.3f} -> {after:.3f}")
-        del label
-    for (opponent, method), result in results.items():
-        if method == "actor-critic":
-            before, after = (result[when]["eval/win"] for when in ("before", "after"))
-            print(f"win rate ({opponent}): {before:.3f} -> {after:.3f}")
+        whose = "" if method == "actor-critic" else f"{method}'s "
+        print(f"{whose}win rate ({opponent}): {before:.3f} -> {after:.3f}")
 
 
 def define_flags() -> None:

@@ -45,7 +45,7 @@ from nlrl_jax.run.directory import write_atomically
 class RunConfig:
     """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
-    model: str = option("nano", "value model: nano, smollm2, a Hugging Face folder or a .gguf file")
+    model: str = option("nano_board", "value model: nano_board, smollm2, a Hugging Face folder or a .gguf file")
     aggregator: str = option("scripted", "who aggregates: scripted, endpoint, or a local model's name")
     first_values: str = option("value", "who evaluates in the first iteration: value or aggregator (the paper)")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")

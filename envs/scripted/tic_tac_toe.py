@@ -46,6 +46,21 @@ def improve(context: Mapping[str, Any], rng: random.Random) -> str:
     return json.dumps({"thought": thought, "best_move": int(action)})
 
 
+def blind_policy(context: Mapping[str, Any], rng: random.Random) -> str:
+    """A move drawn by lot, in the form of an improved policy's: what teaches the form and nothing else."""
+    action = rng.choice(context["view"].legal)
+    return json.dumps({"thought": f"{action} is worth {rng.randint(-10, 10) / 10:g}.", "best_move": int(action)})
+
+
+def blind_value(context: Mapping[str, Any], rng: random.Random) -> str:
+    """An evaluation drawn by lot, in the form of `monte_carlo`'s."""
+    del context
+    won = rng.randint(0, 5)
+    lost = rng.randint(0, 5 - won)
+    thought = f"{won} of 5 games are won by O, {lost} by X, {5 - won - lost} drawn."
+    return _evaluation(thought, (won - lost) / 5)
+
+
 def _evaluation(thought: str, number: float) -> str:
     return json.dumps({"thought": thought, "final_evaluation": round(number, 1)})
 
@@ -54,4 +69,6 @@ SCRIPTS = {
     "monte_carlo": monte_carlo,
     "temporal_difference": temporal_difference,
     "improver": improve,
+    "blind_policy": blind_policy,
+    "blind_value": blind_value,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -76,19 +77,34 @@ def language_act(model: LanguageModel, roles: ActorCriticRoles, sampling: Sampli
 
 
 def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, num: int, seed: int) -> list[Played]:
-    """`num` games to their end; the agent is player 0 in the first half of them and player 1 in the others.
+    """`num` games from the start; the agent is player 0 in the first half of them and player 1 in the others.
 
     The paper alternates the agent's side from batch to batch; all games are one batch here.
     """
-    read = jax.jit(jax.vmap(lambda p: (game.over(p), game.to_move(p), game.outcome(p))))
-    forward = jax.jit(
-        lambda key, positions, mine, chosen: _advance(
-            game, positions, jnp.where(mine, chosen, opponent(key, positions))
-        )
-    )
-    initial = game.initial()
-    positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), initial)
+    positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), game.initial())
     agents = (np.arange(num) >= (num + 1) // 2).astype(np.int32)
+    return play_on(game, viewer, act, opponent, positions, agents, seed)
+
+
+def play_on(
+    game: BoardGame,
+    viewer: Viewer,
+    act: Act,
+    opponent: Opponent,
+    positions: Any,
+    agents: np.ndarray,
+    seed: int,
+    first: Sequence[str] | None = None,
+) -> list[Played]:
+    """Games from given positions to their end, in lockstep.
+
+    Args:
+      positions: leading axis [B]; none of them over.
+      agents: int [B], which player the agent is in each.
+      first: words of the agent's first moves, played in place of its own; it must be the agent's turn everywhere.
+    """
+    num = len(agents)
+    read, forward = _programs(game, opponent)
     index = {word: i for i, word in enumerate(game.actions)}
     key = jax.random.key(seed)
     steps: list[list[Step]] = [[] for _ in range(num)]
@@ -97,14 +113,13 @@ def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, nu
         over, to_move, _ = jax.device_get(read(positions))
         if over.all():
             break
-        rows = np.flatnonzero(~over & (to_move == agents))
-        chosen = np.zeros(num, np.int32)
+        mine = ~over & (to_move == agents)
+        rows, chosen = np.flatnonzero(mine), np.zeros(num, np.int32)
         if len(rows):
-            words = act([before[r] for r in rows], seed + ply)
+            words = first if first is not None and ply == 0 else act([before[r] for r in rows], seed + ply)
             chosen[rows] = [index[word] for word in words]
-        mine = np.isin(np.arange(num), rows)
         positions, actions = forward(jax.random.fold_in(key, ply), positions, mine, chosen)
-        after = viewer.views(positions)
+        after, actions = viewer.views(positions), np.asarray(actions)
         for r in np.flatnonzero(~over):
             steps[r].append(Step(before[r], game.actions[int(actions[r])], after[r]))
         before = after
@@ -116,15 +131,27 @@ def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, nu
     ]
 
 
-def rates(games: Sequence[Played]) -> dict[str, float]:
-    """Shares of games that the agent won, tied and lost."""
-    count = Counter(game.outcome for game in games)
-    return {name: count[outcome] / len(games) for name, outcome in (("win", 1), ("tie", 0), ("loss", -1))}
+@functools.lru_cache(maxsize=16)
+def _programs(game: BoardGame, opponent: Opponent) -> tuple[Callable, Callable]:
+    """(what is over, whose turn it is and who won; everybody's next move), compiled once for a game and an opponent."""
+    read = jax.jit(jax.vmap(lambda p: (game.over(p), game.to_move(p), game.outcome(p))))
+
+    @jax.jit
+    def forward(key, positions, mine, chosen):
+        return advance(game, positions, jnp.where(mine, chosen, opponent(key, positions)))
+
+    return read, forward
 
 
-def _advance(game: BoardGame, positions: Any, actions: jax.Array) -> tuple[Any, jax.Array]:
-    """Every game that is not over takes its move."""
+def advance(game: BoardGame, positions: Any, actions: jax.Array) -> tuple[Any, jax.Array]:
+    """Every game that is not over takes its move: (positions [B, ...] afterwards, the actions)."""
     over = jax.vmap(game.over)(positions)
     after = jax.vmap(game.play)(positions, actions)
     keep = lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new)
     return jax.tree.map(keep, after, positions), actions
+
+
+def rates(games: Sequence[Played]) -> dict[str, float]:
+    """Shares of games that the agent won, tied and lost."""
+    count = Counter(game.outcome for game in games)
+    return {name: count[outcome] / len(games) for name, outcome in (("win", 1), ("tie", 0), ("loss", -1))}

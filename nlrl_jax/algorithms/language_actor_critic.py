@@ -3,8 +3,8 @@
 Departures from the paper:
 - candidates, values and the improvement of a position are computed once however often it was visited (the paper asks
   again each time); every visit still counts as an example for the policy;
-- the lines for a (state, action) pair are those that the iteration's own games contain, in chunks of K, the last one
-  with what is left (so does the authors' code; the algorithm's text would sample K new ones);
+- by default the lines for a (state, action) pair are those that the iteration's own games contain, in chunks of K, the
+  last one with what is left (so does the authors' code); `fresh_lines` plays K new ones, as the algorithm is written;
 - form of the TD estimate: see `language_estimates.py`.
 """
 
@@ -39,6 +39,7 @@ class ActorCriticConfig:
       games: N, games an iteration.
       estimate: "mc" (equation 7) or "td" (equation 8).
       k: K_MC or K_TD, lines that one estimate aggregates.
+      fresh_lines: play k new games from every pair for its estimate, and do not use those of the iteration.
       num_samples: N_sample, moves the policy proposes for a position.
       top_m: at most so many of the distinct ones, the most frequent first, are compared.
       mask: False compares all legal moves (the ablation "without action selection mask").
@@ -50,6 +51,7 @@ class ActorCriticConfig:
     games: int = 512
     estimate: str = "mc"
     k: int = 5
+    fresh_lines: bool = False
     num_samples: int = 10
     top_m: int = 10
     mask: bool = True
@@ -121,7 +123,10 @@ def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[
     tau = play_games(setting.game, viewer, act, setting.opponent, config.games, seed)
 
     # Lines 9-20: language value estimation
-    chunks = estimates.chunks_of_lines(tau, config.k, seed)
+    if config.fresh_lines:
+        chunks = estimates.fresh_lines(setting.game, viewer, act, setting.opponent, tau, config.k, seed + 1)
+    else:
+        chunks = estimates.chunks_of_lines(tau, config.k, seed)
     aggregate = (roles, setting.aggregator, config.aggregation, seed, counts)
     if config.estimate == "mc":
         targets = estimates.monte_carlo(chunks, *aggregate)
@@ -143,6 +148,7 @@ def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[
     policy, policy_metrics = setting.learn_policy(state.policy, D_pi)
 
     metrics = {f"rollout/{name}": share for name, share in rates(tau).items()}
+    metrics["games"] = len(tau) + config.fresh_lines * sum(len(lines) for _, lines in chunks)
     metrics["random_moves"] = counts["policy/random move"] / max(counts["policy/moves"], 1)
     metrics |= {f"value_sft/{name}": number for name, number in value_metrics.items()}
     metrics |= {f"policy_sft/{name}": number for name, number in policy_metrics.items()}

@@ -10,12 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from nlrl_jax.algorithms.board_play import Played
+from nlrl_jax.algorithms.board_play import Act, Opponent, Played, play_on
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.views import ActorCriticRoles, Evaluated, Line, View
-from nlrl_jax.types import Chat, LanguageModel
+from nlrl_jax.text.views import ActorCriticRoles, Evaluated, Line, View, Viewer
+from nlrl_jax.types import BoardGame, Chat, LanguageModel
 
 Pair = tuple[View, str]  # a position and a move
 
@@ -46,6 +47,19 @@ def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pa
         order = rng.permutation(len(found))
         chunks += [(pair, [found[n] for n in order[i : i + k]]) for i in range(0, len(found), k)]
     return chunks
+
+
+def fresh_lines(
+    game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, games: Sequence[Played], k: int, seed: int
+) -> list[tuple[Pair, list[Line]]]:
+    """For every (position, move) of the agent: k new games from there (line 13 of algorithm 3)."""
+    pairs = list(dict.fromkeys(pair for pair, _ in chunks_of_lines(games, k, seed)))
+    repeated = [pair for pair in pairs for _ in range(k)]
+    starts = [game.parse(view.board, view.player) for view, _ in pairs]
+    positions = jax.tree.map(lambda *leaves: np.repeat(np.stack(leaves), k, axis=0), *starts)
+    agents = np.array([game.players.index(view.player) for view, _ in repeated])
+    played = play_on(game, viewer, act, opponent, positions, agents, seed, [action for _, action in repeated])
+    return [(pair, [game.line for game in played[i * k : (i + 1) * k]]) for i, pair in enumerate(pairs)]
 
 
 def monte_carlo(

@@ -28,16 +28,12 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from nlrl_jax import losses, rollout
-from nlrl_jax.lm.generate import compute_prefix, left_pad, prefix_length
-from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.transformer import KeyValues, Transformer, init_lora
+from nlrl_jax import losses
+from nlrl_jax.algorithms.move_policy import MovePolicy, Moves, move_log_probs, play_games, results
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import gae
-from nlrl_jax.text.compile import CompiledTemplate, compile_template, sample_fields
-from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.types import TextGame
 
 
@@ -104,82 +100,6 @@ class LanguagePPOConfig:
             raise ValueError(f"train is {self.train!r}; choose 'params' or 'lora'")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MovePolicy:
-    """A language model that chooses a game's actions by the score of their words. Holds no parameters.
-
-    Attributes:
-      model: applied to parameters that are passed in.
-      template: the prompt with the game's observation in it, compiled to token ids.
-      words: int32 [A], the token of each action's word as the reply's first token.
-    """
-
-    model: Transformer
-    template: CompiledTemplate
-    words: np.ndarray
-
-    @classmethod
-    def for_game(cls, game: TextGame, model: Transformer, tokenizer: Tokenizer) -> MovePolicy:
-        """Compiles the prompt: the game's rules and observation as the user's message, no reply format.
-
-        Raises:
-          ValueError: the game's fields do not say which actions are legal ("legal", [A]); a word is not one token of
-            its own; the prompt does not fit the model.
-        """
-        start = lambda key: game.fields(game.env.reset_env(key, game.params)[1])
-        legal = jax.eval_shape(start, jax.random.key(0)).get("legal")
-        if legal is None or legal.shape != (len(game.actions),):
-            raise ValueError(f"{game.name} has no field 'legal' of {len(game.actions)} values, one an action")
-        template = chat_prompt(game, tokenizer.render_chat, "compact", max_tokens=1)
-        text = template.render(sample_fields(template, num_random=1)[-1])
-        before, words = tokenizer.encode(text), []
-        for word in game.actions:
-            ids = tokenizer.encode(text + word)
-            reply = ids[len(before) :]
-            if ids[: len(before)] != before or len(reply) != 1 or reply[0] in words:
-                pieces = [tokenizer.decode([i], skip_special_tokens=False) for i in reply]
-                raise ValueError(
-                    f"this tokenizer writes the action {word!r} of {game.name} as {pieces}; LLM-PPO reads a move's "
-                    "score off one forward pass, so every action needs one token that no other action begins with"
-                )
-            words.append(reply[0])
-        compiled = compile_template(template, tokenizer)
-        longest = len(compiled.prefix) + compiled.max_length
-        if longest > model.config.max_positions:
-            raise ValueError(f"the prompt takes {longest} positions; the model has {model.config.max_positions}")
-        return cls(model, compiled, np.array(words, np.int32))
-
-    def prefix(self, variables: Any) -> KeyValues | None:
-        """Keys and values of the prompt's static part, [layers, P, K, D]."""
-        return compute_prefix(self.model, variables, self.template.prefix)
-
-    def read(self, fields: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """The prompts behind the prefix: fields [B, ...] -> (int32 [B, S] left-padded, lengths int32 [B])."""
-        tokens, lengths = jax.vmap(self.template)(fields)
-        return left_pad(tokens, lengths), lengths
-
-    def forward(
-        self, variables: Any, prefix: KeyValues | None, prompts: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """(scores [B, A], last hidden state [B, H]) of B prompts.
-
-        Scores are the words' logits: log-probabilities up to a constant of the row, which no softmax over moves sees.
-        """
-        slots = jnp.arange(prompts.shape[1])[None, :] - (prompts.shape[1] - lengths)[:, None]
-        positions = prefix_length(prefix) + jnp.maximum(slots, 0)
-        hidden, _ = self.model.apply(variables, prompts, positions, valid=slots >= 0, prefix=prefix)
-        hidden, params = hidden[:, -1], variables["params"]
-        # The words' columns alone: [B, V] would be large.
-        tied = self.model.config.tie_embeddings
-        table = params["embedding"][self.words].T if tied else params["lm_head"][:, self.words]
-        return jnp.matmul(hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32), hidden
-
-
-def move_log_probs(scores: jax.Array, legal: jax.Array, temperature: float = 1.0) -> jax.Array:
-    """log softmax(scores / temperature) over the legal moves, about -1e30 elsewhere: float32 [..., A]."""
-    return jax.nn.log_softmax(jnp.where(legal, scores / temperature, -1e30), axis=-1)
-
-
 class ValueHead(nn.Module):
     """The critic: hidden states [..., H] -> values within (-1, 1), float32 [...]."""
 
@@ -235,92 +155,6 @@ def init_state(model: Transformer, params: Any, config: LanguagePPOConfig, key: 
     critic = value_head(model, config).init(key_critic, hidden)["params"]
     opt_state = optimizer(config).init({"actor": params if lora is None else lora, "critic": critic})
     return LanguagePPOState(params, lora, critic, opt_state, jnp.zeros((), jnp.int32), config.train)
-
-
-class Moves(NamedTuple):
-    """The moves of B games, time-major [T, B, ...]; rows that are not `active` come after a game's end and say nothing.
-
-    prompts int32 [T, B, S] left-padded, lengths; legal bool [T, B, A]; action, log_prob (of the action, as drawn);
-    value; reward; terminated (this move ended the game); active.
-    """
-
-    prompts: jax.Array
-    lengths: jax.Array
-    legal: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    active: jax.Array
-
-
-def play_games(
-    policy: MovePolicy,
-    game: TextGame,
-    variables: Any,
-    value_of: Callable[[jax.Array], jax.Array],
-    key: jax.Array,
-    num: int,
-    max_turns: int,
-    temperature: float,
-) -> tuple[Moves, jax.Array]:
-    """Plays `num` games side by side, one forward pass a turn. Pure.
-
-    Args:
-      value_of: last hidden states [B, H] -> values [B].
-      temperature: 0 takes the best move.
-
-    Returns: the moves, and the value of the position each game was cut in, float32 [num]; 0 where it terminated.
-    """
-    key_reset, key_play = jax.random.split(key)
-    prefix = policy.prefix(variables)
-
-    def look(states):
-        fields = jax.vmap(game.fields)(states)
-        prompts, lengths = policy.read(fields)
-        scores, hidden = policy.forward(variables, prefix, prompts, lengths)
-        return prompts, lengths, fields["legal"] > 0, scores, value_of(hidden)
-
-    def turn(carry, key):
-        states, over = carry
-        key_act, key_game = jax.random.split(key)
-        prompts, lengths, legal, scores, value = look(states)
-        log_probs = move_log_probs(scores, legal, temperature or 1.0)
-        action = jax.random.categorical(key_act, log_probs) if temperature else jnp.argmax(log_probs, axis=-1)
-        _, after, reward, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
-            jax.random.split(key_game, num), states, action, game.params
-        )
-        stay = lambda new, old: jnp.where(over.reshape((num,) + (1,) * (new.ndim - 1)), old, new)
-        log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
-        reward, active = jnp.where(over, 0.0, reward), ~over
-        moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, end & active, active)
-        return (jax.tree.map(stay, after, states), over | end), moves
-
-    start = rollout.reset(game, key_reset, num), jnp.zeros((num,), bool)
-    shapes = jax.eval_shape(turn, start, key)[1]
-
-    def turn_or_nothing(carry, t):
-        nothing = lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
-        step = lambda carry: turn(carry, jax.random.fold_in(key_play, t))
-        return jax.lax.cond(jnp.all(carry[1]), nothing, step, carry)
-
-    (states, over), moves = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
-    cut_value = lambda states: jnp.where(over, 0.0, look(states)[-1])
-    return moves, jax.lax.cond(jnp.all(over), lambda _: jnp.zeros((num,)), cut_value, states)
-
-
-def results(moves: Moves) -> dict[str, jax.Array]:
-    """Shares of games won (return above 0), tied, lost (below 0) and cut, and the mean return."""
-    returns, ended = jnp.sum(moves.reward, axis=0), jnp.any(moves.terminated, axis=0)
-    shares = {
-        "win_rate": returns > 0,
-        "tie_rate": (returns == 0) & ended,
-        "loss_rate": returns < 0,
-        "cut_rate": ~ended,
-        "env_return": returns,
-    }
-    return {name: jnp.mean(x.astype(jnp.float32)) for name, x in shares.items()}
 
 
 def play(

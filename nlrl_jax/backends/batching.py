@@ -37,7 +37,7 @@ def distinct(items: Sequence[T]) -> tuple[list[T], list[int]]:
 
 
 def shared_prefix(prompts: Sequence[Sequence[int]], multiple: int = 32) -> int:
-    """Tokens that all prompts begin with, rounded down to a multiple; each prompt keeps at least one token of its own."""
+    """Tokens that all prompts begin with, rounded down to a multiple; each keeps at least one token of its own."""
     first, last = min(prompts), max(prompts)  # in the order of words these two differ first
     most = min(len(prompt) for prompt in prompts) - 1
     common = next((i for i in range(most) if first[i] != last[i]), most)
@@ -45,7 +45,7 @@ def shared_prefix(prompts: Sequence[Sequence[int]], multiple: int = 32) -> int:
 
 
 def plan(lengths: Sequence[int], counts: Sequence[int], rows: int) -> list[Run]:
-    """Which prompts go together: those of one length bucket; a bucket that does not fill the rows joins the next longer.
+    """Which prompts go together: those of a length bucket; one that does not fill the rows joins the next longer.
 
     Args:
       lengths: tokens of each prompt.

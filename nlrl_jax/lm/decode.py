@@ -98,14 +98,19 @@ def admit(rows: Rows, block: Prefilled, source: jax.Array, draw: jax.Array, limi
     move = index - rows.index
 
     def insert(old, read):
-        # What wraps around in the roll lies outside of every running row. A prompt's last slot is the one that its
-        # first step writes again.
+        # A prompt's last slot is the one that its first step writes again.
         begin = (0, 0, index + 1 - S, 0, 0)
         window = jax.lax.dynamic_slice(old, begin, (*old.shape[:2], S, *old.shape[3:]))
         window = jnp.where(new[:, None, None, None], read[:, at], window)
         return jax.lax.dynamic_update_slice(old, window, begin)
 
-    rolled = jax.lax.cond(move == 0, lambda kv: kv, lambda kv: KeyValues(*(jnp.roll(t, move, 2) for t in kv)), rows.kv)
+    def roll_layer(i, kv):
+        # What wraps around lies outside of every running row.
+        return [t.at[i].set(jnp.roll(t[i], move, axis=1)) for t in kv]
+
+    # By layer and in place: with all layers at once, or under a `cond`, XLA copies the cache even if nothing moves.
+    layers = jnp.where(move == 0, 0, rows.kv.k.shape[0])
+    rolled = jax.lax.fori_loop(0, layers, roll_layer, list(rows.kv))
     fresh = lambda old, value: jnp.where(new.reshape(-1, *[1] * (old.ndim - 1)), value, old)
     return Rows(
         kv=KeyValues(*map(insert, rolled, block.kv)),
@@ -186,7 +191,7 @@ def score_continuations(
       source: int32 [R], the prompt of the block that each row goes on from.
       continuations: int32 [R, C], right-padded.
     """
-    (R, C), S = continuations.shape, block.kv.k.shape[2]
+    C, S = continuations.shape[1], block.kv.k.shape[2]
     hidden = block.hidden[source][:, None]
     if C > 1:
         room = ((0, 0), (0, 0), (0, C - 1), (0, 0), (0, 0))

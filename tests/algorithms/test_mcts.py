@@ -12,7 +12,7 @@ import pytest
 from open_spiel.python.algorithms import mcts as peer_mcts
 
 from envs import breakthrough, tic_tac_toe
-from nlrl_jax.algorithms import mcts
+from nlrl_jax.algorithms import mcts, tree_search
 from nlrl_jax.types import BoardGame
 
 GAME = breakthrough.board_game()
@@ -43,8 +43,8 @@ def board(rows, player):
 
 
 @functools.cache
-def policy_of(simulations=60, rollouts=1, game=GAME):
-    return jax.jit(mcts.mcts_policy(game, simulations, rollouts))
+def policy_of(simulations=60, rollouts=1, game=GAME, solve=True):
+    return jax.jit(mcts.mcts_policy(game, simulations, rollouts, solve=solve))
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def test_every_win_in_one_of_random_positions_is_taken():
 
 def test_visits_are_legal_and_add_up_and_values_are_bounded():
     positions = positions_met()
-    action, value, visits = jax.tree.map(np.asarray, policy_of()(jax.random.key(3), positions))
+    action, value, visits = jax.tree.map(np.asarray, policy_of(solve=False)(jax.random.key(3), positions))
     legal = np.asarray(jax.vmap(GAME.legal)(positions))
     assert (visits.sum(axis=1) == 59).all()
     assert (visits[~legal] == 0).all()
@@ -121,9 +121,9 @@ def test_trees_grow_as_those_of_mctx():
     """The same evaluator of positions, formula and order among equals; no game ends within this depth."""
     simulations, uct_c, key = 80, 0.7, jax.random.key(6)
     words = lambda at: at.black[0] * np.uint32(2654435761) ^ at.white[0] * np.uint32(40503)
-    evaluate = lambda key, at: mcts._mix(words(at)).astype(jnp.float32) / 2.0**31 - 1
+    evaluate = lambda key, at: tree_search._mix(words(at)).astype(jnp.float32) / 2.0**31 - 1
     positions = jax.tree.map(lambda x: x[:5], positions_met())
-    tree, value = jax.jit(lambda p: mcts.search(GAME, evaluate, key, p, simulations, uct_c))(positions)
+    tree, value = jax.jit(lambda p: tree_search.search(GAME, evaluate, key, p, simulations, uct_c, False))(positions)
 
     K = GAME.max_legal
     mover = lambda at: jnp.where(at.player == 0, 1.0, -1.0)
@@ -143,7 +143,7 @@ def test_trees_grow_as_those_of_mctx():
         score = jnp.where(visits == 0, jnp.inf, bonus - tree.children_values[node])
         score = jnp.where(jnp.isfinite(tree.children_prior_logits[node]), score, -jnp.inf)
         seed = tree.extra_data + node.astype(jnp.uint32) * np.uint32(0x9E3779B9)
-        return mcts._best((score[None],), seed[None])[0]
+        return tree_search.best((score[None],), seed[None])[0]
 
     root = mctx.RootFnOutput(
         prior_logits=prior(positions), value=evaluate(key, positions) * mover(positions), embedding=positions
@@ -261,13 +261,40 @@ def test_too_small_searches_are_refused(simulations, rollouts, message):
         mcts.mcts_policy(GAME, simulations, rollouts)
 
 
+def test_what_is_proven_is_true():
+    """Against exhaustive search, in random positions of a small board with few moves to go."""
+    game = breakthrough.board_game(4, 3, 1)
+    weak = mcts.mcts_policy(game, 2, 1)
+    positions = mcts.state_dataset(game, [weak], jax.random.key(0), 16)
+    play, over, legal = jax.jit(game.play), jax.jit(game.over), jax.jit(game.legal)
+
+    @functools.cache
+    def result(leaves):
+        position = jax.tree.unflatten(jax.tree.structure(game.initial()), [np.asarray(x) for x in leaves])
+        if over(position):
+            return float(game.outcome(position))
+        sign = 1 if position.player == 0 else -1
+        after = (play(position, action) for action in np.flatnonzero(legal(position)))
+        return sign * max(sign * result(as_leaves(position)) for position in after)
+
+    as_leaves = lambda position: tuple((x.dtype.type(x)) for x in jax.tree.leaves(jax.tree.map(np.asarray, position)))
+    action, value, visits = policy_of(2000, 1, game)(jax.random.key(0), positions)
+    values = [result(as_leaves(jax.tree.map(lambda x: x[i], positions))) for i in range(len(value))]  # noqa: B023
+    solved = np.asarray(visits.sum(axis=1)) < 1999
+    assert solved.mean() > 0.9 and len(set(np.asarray(values)[solved])) == 2
+    np.testing.assert_array_equal(np.asarray(value)[solved], np.asarray(values)[solved])
+    for i in np.flatnonzero(solved):
+        after = play(jax.tree.map(lambda x: x[i], positions), action[i])  # noqa: B023
+        assert result(as_leaves(after)) == values[i]
+
+
 def score_against_openspiel(game, start, simulations, rollouts, games, solve):
-    """Share of games that our policy wins, half of them with either colour. `start` makes the peer's first state."""
+    """Share of games that we win, half of them with either colour. `start` makes the peer's first state."""
     states = [start() for _ in range(games)]
     peer_game = states[0].get_game()
     evaluator = pyspiel.RandomRolloutEvaluator(rollouts, 1)
     bot = pyspiel.MCTSBot(peer_game, evaluator, 1.0, simulations, 1000, solve, 2, False)
-    policy = jax.jit(mcts.mcts_policy(game, simulations, rollouts))
+    policy = jax.jit(mcts.mcts_policy(game, simulations, rollouts, solve=solve))
     play = jax.jit(jax.vmap(game.play))
     ours = np.arange(games) % 2  # the colour we play in each game
     positions = copies(game.initial(), games)
@@ -285,16 +312,15 @@ def score_against_openspiel(game, start, simulations, rollouts, games, solve):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("solve", [False, True])
 @pytest.mark.parametrize("size", ["5x5", "6x5"])
 @pytest.mark.parametrize(("simulations", "rollouts"), [(100, 1), (30, 10)])
-def test_play_is_as_strong_as_openspiel_s(size, simulations, rollouts):
+def test_play_is_as_strong_as_openspiel_s(size, simulations, rollouts, solve):
     if size == "5x5":
         game, start = GAME, lambda: PEER.deserialize_state(PEER_START)
     else:
         game = breakthrough.board_game(6, 5)
         start = pyspiel.load_game("breakthrough(rows=6,columns=5)").new_initial_state
-    for solve in (False, True):
-        score = score_against_openspiel(game, start, simulations, rollouts, 1000, solve)
-        print(f"{size}, {simulations} simulations x {rollouts}, 1000 games, OpenSpiel solve={solve}: {score:.3f}")
-        if not solve:
-            assert 0.45 < score < 0.55
+    score = score_against_openspiel(game, start, simulations, rollouts, 1000, solve)
+    print(f"{size}, {simulations} simulations x {rollouts}, solve={solve}, 1000 games: we win {score:.3f}")
+    assert 0.45 < score < 0.55

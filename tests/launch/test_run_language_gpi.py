@@ -22,7 +22,7 @@ SMALL = ("--starts=3", "--seeds=2", "--rows=policy,1x1,2x1", "--mazes=medium", "
 @pytest.mark.parametrize(("maze", "margin"), [("double_t", 1 - 11.19 / 27.29), ("medium", 1 - 12.23 / 27.05)])
 def test_scripted_gpi_beats_the_policy_by_the_papers_margin_and_variations_help(maze, margin):
     config = script.GPIRunConfig(seed=7).settled()
-    model, _ = script.make_model(config, None)
+    model = script.make_model(config, None)
     mean = {}
     for name in ("policy", "1x3", "4x3", "8x3"):
         result = script.play(config, maze, Row.of(name), model)
@@ -41,7 +41,7 @@ def test_starts_are_all_cells_before_any_comes_twice():
 
 def test_calls_of_an_episode_are_those_of_the_paper():
     config = script.GPIRunConfig(starts=4, seeds=1).settled()
-    model, _ = script.make_model(config, None)
+    model = script.make_model(config, None)
     result = script.play(config, "medium", Row.of("3x2"), model)
     steps = np.sum(result["steps"])
     assert result["calls"] == {"value": 12 * steps, "aggregator": 4 * steps, "improver": steps}

@@ -1,0 +1,161 @@
+"""Language TD and the actor-critic from the command line, as small as can be: what they leave, resuming, annotating."""
+
+import filecmp
+import json
+import re
+
+import pytest
+
+from nlrl_jax.run import directory
+from nlrl_jax.run.metrics import read_metrics
+from tests.launch import scripts
+
+ACTOR_CRITIC = [
+    "--opponent=first_move", "--games=4", "--format_examples=8", "--eval_games=4", "--max_tokens=8", "--epochs=1",
+    "--batch_size=4", "--num_samples=2",
+]  # fmt: skip
+TD = [
+    "--states=10", "--test_states=6", "--skills=2x1", "--simulations=2", "--rollouts=1", "--judge_games=2",
+    "--look_ahead=2", "--variations=2", "--format_examples=6", "--max_tokens=8", "--epochs=1", "--batch_size=4",
+    "--threshold=0",
+]  # fmt: skip
+
+
+def run(*args):
+    try:
+        scripts.run(*args)
+    finally:
+        _close(args)
+
+
+def refusal(*args):
+    try:
+        return scripts.refusal(*args)
+    finally:
+        _close(args)
+
+
+def _close(args):
+    """The end of the process does it."""
+    for arg in args:
+        if arg.startswith("--run_dir="):
+            directory.close_run(arg.removeprefix("--run_dir="))
+
+
+@pytest.fixture(scope="module")
+def actor_critic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("actor_critic") / "run"
+    run("train_language_actor_critic", *ACTOR_CRITIC, "--iterations=2", f"--run_dir={folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def language_td(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("language_td") / "run"
+    run("train_language_td", *TD, "--iterations=2", f"--run_dir={folder}")
+    return folder
+
+
+def test_the_actor_critic_leaves_metrics_values_and_a_page(actor_critic):
+    folder = actor_critic / "first_move" / "actor-critic"
+    metrics = read_metrics(folder)
+    assert {"eval/win", "rollout/win", "random_moves", "value_sft/loss", "policy_sft/loss"} <= set(metrics)
+    assert len((folder / "values" / "00001.jsonl").read_text().splitlines()) > 0
+    page = (actor_critic / "report.html").read_text()
+    assert "Improvement, iteration 1" in page and "language value of" in page and "Aggregation" in page
+    results = json.loads((folder / "results.json").read_text())
+    assert {"eval/win", "eval/tie", "eval/loss"} == set(results["before"])
+    assert "eval/win" in read_metrics(actor_critic / "first_move" / "LLM-PPO")
+
+
+def test_a_stopped_actor_critic_goes_on_to_the_same_bits(actor_critic, tmp_path):
+    run("train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=1", f"--run_dir={tmp_path / 'run'}")
+    part = tmp_path / "run" / "first_move" / "actor-critic"
+    (part / "results.json").unlink()
+    run(
+        "train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=2", f"--run_dir={tmp_path / 'run'}",
+        "--resume",
+    )  # fmt: skip
+    whole = actor_critic / "first_move" / "actor-critic"
+    for name in ("metrics.jsonl", "values/00000.jsonl", "values/00001.jsonl", "records/00001.json", "results.json"):
+        assert filecmp.cmp(part / name, whole / name, shallow=False), name
+
+
+def test_language_td_leaves_data_metrics_and_a_page(language_td):
+    metrics = read_metrics(language_td)
+    assert {"eval/accuracy", "eval/answered", "sft/loss", "value/undecided"} <= set(metrics)
+    results = json.loads((language_td / "results.json").read_text())
+    assert results["after"]["positions"] + results["after"]["level"] == 6
+    page = (language_td / "report.html").read_text()
+    assert "evaluation before" in page and "Learned from in iteration 2" in page
+
+
+def test_a_stopped_language_td_goes_on_to_the_same_bits(language_td, tmp_path):
+    run("train_language_td", *TD, "--iterations=1", f"--run_dir={tmp_path / 'run'}")
+    run("train_language_td", *TD, "--iterations=2", f"--run_dir={tmp_path / 'run'}", "--resume")
+    for name in ("metrics.jsonl", "records/00001.json", "results.json"):
+        assert filecmp.cmp(tmp_path / "run" / name, language_td / name, shallow=False), name
+
+
+def test_annotating_with_a_trained_model(actor_critic, language_td, capsys):
+    run("annotate", f"--run_dir={language_td}", "--position=bb.b./b..b./..bw./w.w../wwwww", "--player=white")
+    said = capsys.readouterr().out
+    assert "5bb.b." in said and "white to move" in said and "iteration 2" in said
+    # "both" opponents or one: the run's own
+    run("annotate", f"--run_dir={actor_critic}", "--position=OX3/4O6/7X9", "--player=O")
+    said = capsys.readouterr().out
+    assert "O to move" in said and sum(said.count(f"\n{n}: ") for n in "34679") == 5
+
+
+def test_annotating_by_rules(capsys):
+    run("annotate", "--game=breakthrough", "--position=bb.b./b..b./..b../w.w../wwwww", "--player=black")
+    assert "*Advantage*" in capsys.readouterr().out
+    run("annotate", "--game=maze_double_t", "--position=5, 7")
+    assert "final_evaluation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--game=breakthrough", "--position=bbbbb/wwwww"], "5 rows|rows"),
+        (["--game=breakthrough", "--position=bb.b./b..b./..xw./w.w../wwwww"], "x"),
+        (["--game=tic_tac_toe", "--position=OO3/456/789"], "no rules annotate tic_tac_toe"),
+        (["--game=maze_medium", "--position=0, 0"], "free cell"),
+        (["--game=chess", "--position=x"], "--game is 'chess'"),
+        (["--game=breakthrough"], "say which position"),
+        (["--run_dir=/nowhere"], "holds no run"),
+    ],
+)
+def test_what_cannot_be_annotated_is_refused(args, message):
+    assert re.search(message, refusal("annotate", *args))
+
+
+def test_the_plans_need_no_model(capsys):
+    run("train_language_actor_critic", "--scale=paper", "--dry_run")
+    said = capsys.readouterr().out
+    assert "policy" in said and "31 iterations" in said
+    run("train_language_td", "--scale=paper", "--dry_run")
+    assert "45,000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, args, message",
+    [
+        ("train_language_actor_critic", ["--opponent=me"], "--opponent is 'me'; choose both or one of"),
+        ("train_language_actor_critic", ["--estimate=dp"], "estimate is 'dp'; choose one of mc, td"),
+        ("train_language_actor_critic", ["--aggregator=endpoint"], "--base_url"),
+        ("train_language_td", ["--skills=2"], "--skills is '2'"),
+        ("train_language_td", ["--first_values=me"], "--first_values is 'me'"),
+        ("ablate_nlrl", ["--study=all"], "--study is 'all'; choose one of look_ahead"),
+    ],
+)
+def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
+    assert message in refusal(name, *args, f"--run_dir={tmp_path / 'run'}")
+
+
+@pytest.mark.slow
+def test_an_ablation_leaves_a_table_and_a_picture(tmp_path):
+    small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move"]
+    run("ablate_nlrl", "--study=mask", *small, f"--run_dir={tmp_path / 'run'}")
+    assert (tmp_path / "run" / "mask.png").stat().st_size > 0
+    assert (tmp_path / "run" / "table.md").read_text().count("\n") == 4
