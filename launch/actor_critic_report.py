@@ -30,7 +30,7 @@ def write_record(run_dir: pathlib.Path, iteration: int, record: Record) -> None:
                 "board": target.view.board,
                 "player": target.view.player,
                 "visits": target.visits,
-                "evaluations": list(target.evaluations),
+                "evaluations": list(dict(reversed(target.evaluations)).items())[::-1],  # the first of each move
                 "text": target.text,
             }
             for target in most

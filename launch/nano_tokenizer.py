@@ -14,7 +14,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: list[str], folder: pathlib.Path, vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: list[str], folder: pathlib.Path, vocab_size: int, by_blanks: bool = False) -> Tokenizer:
     """A byte-level BPE of `vocab_size` tokens: any text round-trips; the reply's tags are tokens of their own."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -22,6 +22,11 @@ def train_tokenizer(texts: list[str], folder: pathlib.Path, vocab_size: int) -> 
     tags = [f"<{slash}{tag}>" for tag in TAGS["paper"] for slash in ("", "/")]
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if by_blanks:
+        words = pre_tokenizers.Split(tokenizers.Regex(r" ?[^\s]+|\s"), behavior="isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),

@@ -58,20 +58,22 @@ class RunConfig:
     opponent: str = option("both", "first_move, random or both")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
     iterations: int = option(10, "iterations")
-    games: int = option(128, "games an iteration [N]")
+    games: int = option(512, "games an iteration [N]")
     estimate: str = option("mc", "language value estimate: mc or td")
     k: int = option(5, "games, or transitions, that one estimate aggregates [K_MC, K_TD]")
-    fresh_lines: bool = option(True, "play k new games for every estimate; false: use those of the iteration")
+    fresh_lines: bool = option(False, "play k new games for every estimate; false: use those of the iteration")
     num_samples: int = option(10, "moves the policy proposes for a position [N_sample]")
     top_m: int = option(10, "most frequent ones that are compared [m]")
+    num_values: int = option(8, "evaluations drawn of each move that is compared; the paper: 1")
     mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
     buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
+    value_temperature: float = option(1.0, "of the value model's evaluations; the paper's code: 0")
     max_tokens: int = option(64, "tokens a reply of the policy or value model at most")
     large_max_tokens: int = option(1024, "tokens a reply of the aggregator or improver at most")
-    format_examples: int = option(1500, "replies drawn by lot that teach the form first; 0: none")
+    format_examples: int = option(0, "replies drawn by lot that teach the form first; nano_board knows it")
     epochs: int = option(2, "passes over the data of an iteration")
     learning_rate: float = option(1e-3, "SFT's learning rate")
-    batch_size: int = option(8, "rows a gradient step")
+    batch_size: int = option(4, "rows a gradient step")
     row_tokens: int = option(256, "tokens a row; packed: several examples share one")
     packed: bool = option(True, "put several examples into one row")
     train: str = option("params", "what SFT changes: params or lora")
@@ -91,9 +93,9 @@ PRESETS = {
     "nano": {},
     "paper": {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
-        "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "fresh_lines": False, "max_tokens": 512,
-        "epochs": 2, "learning_rate": 1e-5, "batch_size": 64, "row_tokens": 1024, "packed": False,
-        "dtype": "bfloat16", "eval_games": 512,
+        "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "num_values": 1, "max_tokens": 512,
+        "value_temperature": 0.0, "epochs": 2, "learning_rate": 1e-5, "batch_size": 64, "row_tokens": 1024,
+        "packed": False, "dtype": "bfloat16", "eval_games": 512,
         "ppo_learning_rate": 1e-5, "ppo_critic_learning_rate": 1e-5,
     },
 }  # fmt: skip
@@ -121,12 +123,12 @@ class Trainer:
         style = setup.prompt_for(config.model, config.style)
         sampled = lambda temperature, **kw: Sampling(config.max_tokens, temperature, **kw)
         large = Sampling(config.large_max_tokens, 0.1)
-        names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "mask", "buffer")
+        names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "num_values", "mask", "buffer")
         algorithm = ActorCriticConfig(
             **{name: getattr(config, name) for name in names},
             rollout=sampled(1.0, top_k=50, top_p=0.95),
             candidates=sampled(0.7),
-            values=sampled(0.0),
+            values=sampled(config.value_temperature),
             aggregation=large,
             improvement=large,
         )

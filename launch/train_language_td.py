@@ -47,26 +47,27 @@ class RunConfig:
 
     model: str = option("nano_board", "value model: nano_board, smollm2, a Hugging Face folder or a .gguf file")
     aggregator: str = option("scripted", "who aggregates: scripted, endpoint, or a local model's name")
-    first_values: str = option("value", "who evaluates in the first iteration: value or aggregator (the paper)")
+    first_values: str = option("aggregator", "who evaluates in the first iteration: aggregator (the paper) or value")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
-    states: int = option(4000, "positions to learn from")
-    test_states: int = option(600, "positions to judge on, none of which is learned from")
+    states: int = option(3000, "positions to learn from")
+    test_states: int = option(400, "positions to judge on, none of which is learned from")
     look_ahead: int = option(4, "moves of a variation [l]")
     variations: int = option(4, "variations a position, before duplicates are removed [K]")
-    simulations: int = option(64, "MCTS simulations a move of the policy that is evaluated")
-    rollouts: int = option(4, "random playouts a simulation")
+    simulations: int = option(400, "MCTS simulations a move of the policy that is evaluated")
+    rollouts: int = option(1, "random playouts a simulation")
     skills: str = option("2x1,8x1,32x1,64x4", "simulations x rollouts of the players whose games give the positions")
     judge_games: int = option(16, "games that measure the win rate of a test position")
     threshold: float = option(0.2, "test positions with a win rate nearer to 0 are left out as level")
     iterations: int = option(6, "iterations of language TD")
-    format_examples: int = option(1500, "evaluations by lot that teach the form first; 0: none")
+    format_examples: int = option(0, "evaluations by lot that teach the form first; nano_board knows it")
     temperature: float = option(0.0, "of the value model's evaluations; the paper: 1")
     max_tokens: int = option(64, "tokens an evaluation at most")
     large_max_tokens: int = option(512, "tokens an aggregation at most")
-    epochs: int = option(2, "passes over the data of an iteration")
+    restart: bool = option(True, "SFT starts from the base model in every iteration; false: goes on from the last one")
+    epochs: int = option(3, "passes over the data of an iteration")
     learning_rate: float = option(1e-3, "SFT's learning rate")
     warmup: float = option(0.03, "share of SFT's steps in which the learning rate rises")
-    batch_size: int = option(16, "rows a gradient step")
+    batch_size: int = option(2, "rows a gradient step")
     row_tokens: int = option(256, "tokens a row; packed: several examples share one")
     packed: bool = option(True, "put several examples into one row")
     train: str = option("params", "what SFT changes: params or lora")
@@ -84,8 +85,8 @@ PRESETS = {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
         "first_values": "aggregator", "style": "paper", "states": 45_000, "test_states": 3000, "simulations": 1000,
         "rollouts": 100, "skills": ",".join(f"{s}x{r}" for s in (2, 10, 100, 1000) for r in (1, 10, 100, 1000)),
-        "judge_games": 100, "format_examples": 0, "temperature": 1.0, "max_tokens": 512, "learning_rate": 2e-5,
-        "batch_size": 128, "row_tokens": 1024, "packed": False, "dtype": "bfloat16",
+        "judge_games": 100, "format_examples": 0, "temperature": 1.0, "max_tokens": 512, "restart": False,
+        "epochs": 2, "learning_rate": 2e-5, "batch_size": 128, "row_tokens": 1024, "packed": False, "dtype": "bfloat16",
     },
 }  # fmt: skip
 
@@ -123,6 +124,7 @@ class Trainer:
         )  # fmt: skip
         self.large = language_models.metered(large, usage)
         self.base = language_models.local_model(config.model, config.dtype, LoraConfig())
+        self.start: Any = None
 
     def init(self) -> Learned:
         """The base model, after the form of an evaluation was learned."""
@@ -135,6 +137,7 @@ class Trainer:
             blind = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
             model, _ = self.learn(model, [(chat, reply.text) for chat, reply in zip(chats, blind, strict=True)])
         place = lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0])
+        self.start = model
         return Learned(jax.tree.map(place, model.variables[config.train]), jnp.zeros((), jnp.int32))
 
     def model(self, state: Learned):
@@ -145,8 +148,10 @@ class Trainer:
     def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
         i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
         evaluator = self.large if i == 0 and self.config.first_values == "aggregator" else None
+        start = language_models.metered(self.start, self.usage)
+        learn = (lambda model, pairs: self.learn(start, pairs)) if self.config.restart else self.learn
         value, targets, metrics = language_td.iterate(
-            self.data.train, self.roles, self.model(state), self.large, self.learn, self.algorithm, seed, evaluator
+            self.data.train, self.roles, self.model(state), self.large, learn, self.algorithm, seed, evaluator
         )
         language_td_report.write_record(self.run_dir, i, targets)
         learned = value.model.variables[self.config.train]

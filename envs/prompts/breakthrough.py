@@ -2,7 +2,7 @@
 
 The wording is ours; the four concepts of an evaluation and the marks <white> and <black> are the paper's. Style
 "compact",
-for very small models, is an addition: the side to move, the board, and the last two concepts.
+for very small models, is an addition: the side to move, the pawns, and the last two concepts.
 """
 
 from __future__ import annotations
@@ -99,6 +99,6 @@ def _move(word: str) -> str:
 
 
 def _compact_value(view: View) -> Chat:
-    *rows, letters = view.board.splitlines()
-    width = len(letters.strip())
-    return Chat.of("\n".join([view.player, *(" ".join(row[-width:]) for row in rows)]), view=view)
+    """The side to move and every pawn with its square, a word each: "a5b" is a black pawn on a5."""
+    pawns = [square + piece for piece in "bw" for square in squares(view.board, piece)]
+    return Chat.of(" ".join([f"{view.player}:", *pawns]), view=view)

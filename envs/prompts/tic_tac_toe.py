@@ -1,7 +1,8 @@
 """What the roles of the natural-language actor-critic are told about tic-tac-toe (NLRL, appendix C.3).
 
 The wording is ours; roles, fields and JSON formats are the paper's. `final_evaluation` is a number from -1 (X wins) to
-1 (O wins). Style "compact", for very small models, is an addition: the board and a short thought, in the same JSON.
+1 (O wins). Style "compact", for very small models, is an addition: the board (for a value the one
+that the move leads to) and a short thought, in the same JSON.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def temporal_difference(view: View, action: str, reached: Sequence[Evaluated]) -
 
 def improve(view: View, evaluations: Sequence[tuple[str, str]]) -> Chat:
     listed = "\n\n".join(f"Evaluation of move {action}:\n{text}" for action, text in evaluations)
-    moves = ", ".join(action for action, _ in evaluations)
+    moves = ", ".join(dict.fromkeys(action for action, _ in evaluations))
     user = (
         f"It is {view.player}'s turn on this board:\n{view.board}\nPossible moves: {moves}.\n\n{listed}\n\n"
         f"Which of the moves {moves} is best for {view.player}?"
@@ -143,13 +144,15 @@ def squares(board: str) -> str:
 
 
 def _compact_policy(view: View) -> Chat:
-    return Chat.of(f"{view.player}: {_spaced(view.board)}", view=view)
+    return Chat.of(f"{view.player}: {_numbered(squares(view.board))}", view=view)
 
 
 def _compact_value(view: View, action: str) -> Chat:
-    return Chat.of(f"{view.player}: {_spaced(view.board)}\n{view.player} {action}", view=view, action=action)
+    """The move and the board that it leads to."""
+    after = squares(view.board).replace(action, view.player)
+    return Chat.of(f"{view.player} {action}: {_numbered(after)}", view=view, action=action)
 
 
-def _spaced(board: str) -> str:
-    cells = squares(board)
-    return "\n".join(" ".join(cells[i : i + 3]) for i in (0, 3, 6))
+def _numbered(cells: str) -> str:
+    """Every square's number, with its mark behind it: a small model tells O on 1 from O on 5 by the token before it."""
+    return " ".join(f"{n}{cell}" if cell in "OX" else cell for n, cell in enumerate(cells, 1))

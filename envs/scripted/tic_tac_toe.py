@@ -36,13 +36,18 @@ def temporal_difference(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def improve(context: Mapping[str, Any], rng: random.Random) -> str:
-    """I: the move with the best number for the side to move. Ties are drawn; a number that cannot be read is 0."""
+    """I: the move with the best number for the side to move, the mean where a move has several evaluations.
+
+    Ties are drawn; a number that cannot be read is 0.
+    """
     side = SIGN[context["view"].player]
-    read = [(action, read_value(text)) for action, text in context["evaluations"]]
-    worth = {action: side * (value or 0.0) for action, value in read}
+    read: dict[str, list[float]] = {}
+    for action, text in context["evaluations"]:
+        read.setdefault(action, []).append(read_value(text) or 0.0)
+    worth = {action: side * sum(values) / len(values) for action, values in read.items()}
     best = max(worth.values())
     action = rng.choice([action for action, value in worth.items() if value == best])
-    thought = f"{action} is worth {side * best:g}."
+    thought = f"{action} is worth {round(side * best, 1):g}."
     return json.dumps({"thought": thought, "best_move": int(action)})
 
 

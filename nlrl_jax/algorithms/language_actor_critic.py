@@ -42,6 +42,7 @@ class ActorCriticConfig:
       fresh_lines: play k new games from every pair for its estimate, and do not use those of the iteration.
       num_samples: N_sample, moves the policy proposes for a position.
       top_m: at most so many of the distinct ones, the most frequent first, are compared.
+      num_values: evaluations drawn of each move that is compared; the improver gets them all (the paper: 1).
       mask: False compares all legal moves (the ablation "without action selection mask").
       buffer: K_buffer, iterations whose value targets the value model is trained on.
       random_first: the first iteration plays, and proposes, at random and not by the model.
@@ -54,6 +55,7 @@ class ActorCriticConfig:
     fresh_lines: bool = False
     num_samples: int = 10
     top_m: int = 10
+    num_values: int = 1
     mask: bool = True
     buffer: int = 3
     random_first: bool = True
@@ -66,9 +68,13 @@ class ActorCriticConfig:
     def __post_init__(self):
         if self.estimate not in ESTIMATES:
             raise ValueError(f"estimate is {self.estimate!r}; choose one of {', '.join(ESTIMATES)}")
-        for name in ("games", "k", "num_samples", "top_m", "buffer"):
+        for name in ("games", "k", "num_samples", "top_m", "num_values", "buffer"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_values > 1 and self.values.temperature == 0:
+            raise ValueError(
+                f"num_values is {self.num_values}, but at temperature 0 all are the same; raise it or use 1"
+            )
 
 
 class Setting(NamedTuple):
@@ -152,7 +158,7 @@ def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[
     metrics["random_moves"] = counts["policy/random move"] / max(counts["policy/moves"], 1)
     metrics |= {f"value_sft/{name}": number for name, number in value_metrics.items()}
     metrics |= {f"policy_sft/{name}": number for name, number in policy_metrics.items()}
-    metrics |= {f"count/{name}": float(number) for name, number in sorted(counts.items())}
+    metrics |= {f"count/{name.replace(' ', '_')}": float(number) for name, number in sorted(counts.items())}
     return State(policy, value, buffer, state.iteration + 1), Record(tau, targets, improvements, metrics)
 
 
@@ -173,7 +179,7 @@ def improve(
     visits = Counter(s.before for g in games for s in g.line.steps if s.before.player == g.agent)
     views = list(visits)
     moves = propose(views, roles, policy, config, seed, counts)  # A_k
-    pairs = [(n, action) for n, words in enumerate(moves) for action in words]
+    pairs = [(n, action) for n, words in enumerate(moves) for action in words for _ in range(config.num_values)]
     asked = [roles.value(views[n], action) for n, action in pairs]
     evaluations: list[list[tuple[str, str]]] = [[] for _ in views]  # Q^L
     for (n, action), reply in zip(pairs, value.complete(asked, config.values, "value", seed), strict=True):

@@ -2,7 +2,7 @@
 
 Departures from the paper:
 - evaluations of a position that several variations reach are computed once;
-- SFT goes on from the model of the iteration before, with a fresh optimizer (the paper does not say).
+- whether SFT goes on from the model of the iteration before or starts anew is up to `learn` (the paper does not say).
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def iterate(
     value, learned = learn(value, D_V)  # line 17
     metrics = {f"sft/{name}": number for name, number in learned.items()}
     metrics["value/undecided"] = counts.pop("value/undecided") / max(counts["value/calls"], 1)
-    return value, targets, metrics | {f"count/{name}": float(number) for name, number in sorted(counts.items())}
+    counted = {f"count/{name.replace(' ', '_')}": float(number) for name, number in sorted(counts.items())}
+    return value, targets, metrics | counted
 
 
 class Judged(NamedTuple):

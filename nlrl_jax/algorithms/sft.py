@@ -192,9 +192,16 @@ def _assemble(rows: list[list[Example]], batch_size: int, length: int) -> Batch:
 
 
 def fit(
-    model: Transformer, variables: Any, examples: Sequence[Example], config: SFTConfig
+    model: Transformer,
+    variables: Any,
+    examples: Sequence[Example],
+    config: SFTConfig,
+    report: Callable[[int, int, dict[str, jax.Array]], None] | None = None,
 ) -> tuple[Any, dict[str, float]]:
     """Fine-tunes on examples, with a fresh optimizer. The same arguments give the same bits.
+
+    Args:
+      report: called with (steps done, steps in all, the step's metrics) after each step.
 
     Returns:
       (variables with what was learned in them; {"loss": the last epoch's mean, "first_loss": the first
@@ -220,6 +227,8 @@ def fit(
             variables, opt_state, metrics = step(variables, opt_state, batch)
             found.append(metrics)
             done += 1
+            if report:
+                report(done, total, metrics)
         found = jax.device_get(found)
         if not all(metrics["finite"] for metrics in found):
             raise ValueError(f"SFT met a non-finite loss at learning rate {config.learning_rate}; lower it")

@@ -42,8 +42,8 @@ class LocalModel:
       model, variables, tokenizer: the network, {"params": ...} or {"params": ..., "lora": ...}, and its text side.
       rows: replies written at once.
       refill: the share of rows that must be free before waiting prompts are let in; 1 waits for the whole batch. On a
-        CPU, 64 rows, replies of 18 to 21 tokens of 60: a quarter took 0.6 of the CPU time of whole batches, and an eighth
-        to a half took the same within a tenth (benchmarks/local_backend.py).
+        CPU, 64 rows, replies of 18 to 21 tokens of 60: a quarter took 0.6 of the CPU time of whole batches, and an
+        eighth to a half took the same within a tenth (benchmarks/local_backend.py).
       share_prefix: whether to read once what all prompts of a call begin with.
     """
 

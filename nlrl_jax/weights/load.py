@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
-import jax
 from jax.sharding import Mesh
 
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.weights import huggingface
 
 _ASSETS = pathlib.Path(__file__).parent.parent / "assets"
-# nano_snake also saw much of Snake; nano_board is for board games and has no weights: they are drawn at loading
+# nano plays FrozenLake and some Snake, nano_snake both, nano_board reads tic-tac-toe and breakthrough
 BUILT_IN = {name: _ASSETS / name for name in ("nano", "nano_snake", "nano_board")}
 
 
@@ -56,10 +53,8 @@ def load_weights(
 ) -> tuple[ModelConfig, Any]:
     """Configuration and weights without a tokenizer. Arguments and errors: see `load_model`."""
     path = _path(name)
-    if name == "nano_board":
-        config = dataclasses.replace(huggingface.read_config(path), **overrides)
-        config = dataclasses.replace(config, dtype=dtype or "float32", param_dtype=param_dtype or "float32")
-        return config, init_params(Transformer(config), jax.random.key(0))
+    if name in BUILT_IN:  # however they are stored: they are small, and made for CPUs
+        dtype, param_dtype = dtype or "float32", param_dtype or "float32"
     if path.suffix == ".gguf":
         from nlrl_jax.weights import gguf
 

@@ -219,7 +219,7 @@ def test_an_improver_that_names_another_move_is_dropped_and_counted():
 
 
 def test_an_aggregator_that_writes_prose_is_counted_and_one_that_writes_nothing_is_dropped():
-    for text, kept, name in (("O did well.", True, "no number"), (" ", False, "dropped")):
+    for text, kept, name in (("O did well.", True, "no_number"), (" ", False, "dropped")):
         poor = ScriptedModel({**SCRIPTS, "monte_carlo": lambda context, rng, text=text: text})
         _, record = nlac.iterate(beginner(), setting(aggregator=poor, games=6), VIEWER, 0)
         assert bool(record.values) == kept and record.metrics[f"count/aggregator/{name}"] > 0
@@ -235,6 +235,17 @@ def test_the_improver_reads_the_words_of_the_values_and_prefers_the_side_to_move
     assert roles().read_move(reply.text, "234").word == "2"
 
 
+def test_several_evaluations_of_a_move_are_averaged():
+    number = lambda value: json.dumps({"final_evaluation": value})
+    known = [("2", number(1)), ("2", number(-1)), ("3", number(0.4)), ("3", number(0.2))]
+    (reply,) = SCRIPTED.complete([roles().improve(view_of(player="O"), known)], GREEDY, "improver")
+    assert json.loads(reply.text) == {"thought": "3 is worth 0.3.", "best_move": 3}
+    drawn = dataclasses.replace(SMALL, games=6, num_values=3, values=Sampling(16, 1.0))
+    _, record = nlac.iterate(beginner(), setting()._replace(config=drawn), VIEWER, 0)
+    compared = [len({action for action, _ in t.evaluations}) for t in record.improvements]
+    assert [len(t.evaluations) for t in record.improvements] == [3 * n for n in compared]
+
+
 @pytest.mark.parametrize("style", ["paper", "compact"])
 def test_prompts_show_the_board_the_side_and_the_moves(style):
     r, view = roles(style), view_of()
@@ -248,7 +259,8 @@ def test_prompts_show_the_board_the_side_and_the_moves(style):
 
 @pytest.mark.parametrize(
     "wrong, message",
-    [({"estimate": "dp"}, "estimate is 'dp'; choose one of mc, td"), ({"k": 0}, "k is 0; it must be at least 1")],
+    [({"estimate": "dp"}, "estimate is 'dp'; choose one of mc, td"), ({"k": 0}, "k is 0; it must be at least 1")]
+    + [({"num_values": 2}, "num_values is 2, but at temperature 0")],
 )
 def test_bad_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):

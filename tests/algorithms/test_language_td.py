@@ -152,4 +152,5 @@ def test_the_paper_prompt_describes_moves_results_and_evaluations():
     value = roles().value(state.view).messages
     assert "<white>" in value[0]["content"] and "It is black's turn." in value[1]["content"]
     compact = roles("compact").value(state.view).messages[-1]["content"]
-    assert compact == "black\nb b b b b\nb b b b b\n. . . . .\nw w w w w\nw w w w w"
+    assert compact.split()[:4] == ["black:", "a5b", "b5b", "c5b"] and compact.split()[-1] == "e1w"
+    assert len(compact.split()) == 21
