@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.prompts.tic_tac_toe import squares
 from nlrl_jax.algorithms.language_actor_critic import Record
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.directory import write_atomically
@@ -61,14 +62,24 @@ def exchanges(run_dir: pathlib.Path, opponent: str) -> list[dict[str, Any]]:
         if one:
             title = f"Aggregation, {when}: {one['player']} plays {one['action']}"
             shown.append(
-                {"title": title, "board": one["board"], "parts": [("asked", one["asked"]), ("written", one["text"])]}
+                {
+                    "title": title,
+                    "board": _grid(one["board"]),
+                    "parts": [("asked", one["asked"]), ("written", one["text"])],
+                }
             )
         for target in kept["improvements"]:
             values = [(f"language value of {action}", text) for action, text in target["evaluations"]]
             title = f"Improvement, {when}: {target['player']} to move, {target['visits']} visits"
             parts = [*values, ("the improved policy", target["text"])]
-            shown.append({"title": title, "board": target["board"], "parts": parts})
+            shown.append({"title": title, "board": _grid(target["board"]), "parts": parts})
     return shown
+
+
+def _grid(board: str) -> str:
+    """The drawn board as rows of marks, a dot where a square is free."""
+    cells = ["." if cell.isdigit() else cell for cell in squares(board)]
+    return "\n".join(" ".join(cells[i : i + 3]) for i in (0, 3, 6))
 
 
 def curves(folder: pathlib.Path, before: Mapping[str, float]) -> tuple[list[int], dict[str, np.ndarray]]:

@@ -70,7 +70,7 @@ def annotate_tic_tac_toe(annotator: Annotator, text: str, player: str) -> str:
     Raises:
       ValueError: a position that cannot occur.
     """
-    view = _view(tic_tac_toe.board_game(), text, player)
+    view = _view(tic_tac_toe.board_game(), " ".join(text.replace("/", "").replace(" ", "")), player)
     if not view.legal:
         return f"{view.board}\n\nThe game is over."
     roles = tic_tac_toe_prompts.roles(annotator.style)
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> None:
         game = given.game
         if game not in GAMES:
             raise ValueError(f"--game is {game!r}; choose one of {', '.join(GAMES)}, or give a --run_dir")
-        scripts = {"breakthrough": breakthrough_scripts.SCRIPTS}.get(game, getattr(maze_scripts, "SCRIPTS", {}))
+        scripts = {"breakthrough": breakthrough_scripts.SCRIPTS, "tic_tac_toe": {}}.get(game, maze_scripts.SCRIPTS)
         if given.model == "scripted" and "value" not in scripts:
             raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
         folder = pathlib.Path("runs/annotate")  # an endpoint's replies

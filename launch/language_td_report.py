@@ -67,13 +67,15 @@ def write(
         ahead = data.players[0 if rate > 0 else 1]
         title = f"{view.player} to move; {ahead} wins {(1 + abs(rate)) / 2:.0%} of the games from here"
         parts = [("evaluation before", old), ("evaluation after", new)]
-        exchanges.append({"title": title, "board": view.board, "parts": parts})
+        exchanges.append({"title": title, "board": _grid(view.board), "parts": parts})
     files = sorted((run_dir / "records").glob("*.json"))
     for path in dict.fromkeys([*files[:1], *files[-1:]]):
         for kept in json.loads(path.read_text()):
             title = f"Learned from in iteration {int(path.stem) + 1}: {kept['player']} to move"
             parts = [(f"variation {moves}", text) for moves, text in kept["variations"]]
-            exchanges.append({"title": title, "board": kept["board"], "parts": [*parts, ("aggregated", kept["text"])]})
+            exchanges.append(
+                {"title": title, "board": _grid(kept["board"]), "parts": [*parts, ("aggregated", kept["text"])]}
+            )
     calls = [
         f"{row['role']}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
         f"{row['seconds']:.0f} s, {row['cache_hits']} from the cache, {row['cut']} cut"
@@ -90,6 +92,12 @@ def write(
         notes=calls,
         exchanges=exchanges,
     )
+
+
+def _grid(board: str) -> str:
+    """The drawn board without the names of its rows and columns."""
+    *rows, letters = board.splitlines()
+    return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 
 
 def plan(config: Any) -> str:

@@ -66,13 +66,15 @@ class RunConfig:
     top_m: int = option(10, "most frequent ones that are compared [m]")
     num_values: int = option(8, "evaluations drawn of each move that is compared; the paper: 1")
     mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
+    max_visits: int = option(4, "how often a position counts at most in the policy's data; 0: no limit (the paper)")
     buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
     value_temperature: float = option(1.0, "of the value model's evaluations; the paper's code: 0")
     max_tokens: int = option(64, "tokens a reply of the policy or value model at most")
     large_max_tokens: int = option(1024, "tokens a reply of the aggregator or improver at most")
     format_examples: int = option(0, "replies drawn by lot that teach the form first; nano_board knows it")
     epochs: int = option(2, "passes over the data of an iteration")
-    learning_rate: float = option(1e-3, "SFT's learning rate")
+    learning_rate: float = option(1e-3, "SFT's learning rate of the value model")
+    policy_learning_rate: float = option(2e-4, "SFT's learning rate of the policy: too fast a one stops to explore")
     batch_size: int = option(4, "rows a gradient step")
     row_tokens: int = option(256, "tokens a row; packed: several examples share one")
     packed: bool = option(True, "put several examples into one row")
@@ -93,8 +95,9 @@ PRESETS = {
     "nano": {},
     "paper": {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
-        "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "num_values": 1, "max_tokens": 512,
-        "value_temperature": 0.0, "epochs": 2, "learning_rate": 1e-5, "batch_size": 64, "row_tokens": 1024,
+        "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "num_values": 1, "max_visits": 0,
+        "max_tokens": 512, "value_temperature": 0.0, "epochs": 2, "learning_rate": 1e-5, "policy_learning_rate": 1e-5,
+        "batch_size": 64, "row_tokens": 1024,
         "packed": False, "dtype": "bfloat16", "eval_games": 512,
         "ppo_learning_rate": 1e-5, "ppo_critic_learning_rate": 1e-5,
     },
@@ -123,7 +126,18 @@ class Trainer:
         style = setup.prompt_for(config.model, config.style)
         sampled = lambda temperature, **kw: Sampling(config.max_tokens, temperature, **kw)
         large = Sampling(config.large_max_tokens, 0.1)
-        names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "num_values", "mask", "buffer")
+        names = (
+            "games",
+            "estimate",
+            "k",
+            "fresh_lines",
+            "num_samples",
+            "top_m",
+            "num_values",
+            "mask",
+            "max_visits",
+            "buffer",
+        )
         algorithm = ActorCriticConfig(
             **{name: getattr(config, name) for name in names},
             rollout=sampled(1.0, top_k=50, top_p=0.95),
@@ -132,12 +146,13 @@ class Trainer:
             aggregation=large,
             improvement=large,
         )
-        learn = language_models.learner(
+        learner = lambda rate: language_models.learner(
             SFTConfig(
-                learning_rate=config.learning_rate, epochs=config.epochs, batch_size=config.batch_size,
-                max_length=config.row_tokens, packed=config.packed, train=config.train, seed=config.seed,
+                learning_rate=rate, epochs=config.epochs, batch_size=config.batch_size, max_length=config.row_tokens,
+                packed=config.packed, train=config.train, seed=config.seed,
             )
         )  # fmt: skip
+        learn_value, learn_policy = learner(config.learning_rate), learner(config.policy_learning_rate)
         big = language_models.large_model(
             config.aggregator, scripts.SCRIPTS, run_dir, config.token_budget,
             base_url=config.base_url, model=config.endpoint_model,
@@ -146,8 +161,10 @@ class Trainer:
         game = board_game()
         self.config, self.run_dir, self.usage = config, run_dir, usage
         self.viewer = Viewer(game)
-        self.setting = Setting(game, OPPONENTS[opponent](game), prompts.roles(style), big, big, learn, learn, algorithm)
-        self.base, self.learn = base, learn
+        self.setting = Setting(
+            game, OPPONENTS[opponent](game), prompts.roles(style), big, big, learn_policy, learn_value, algorithm
+        )
+        self.base, self.learn = base, learn_value
 
     def init(self) -> Learned:
         """The base model, as policy and as value model each after the form of its replies was learned."""

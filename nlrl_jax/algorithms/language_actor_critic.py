@@ -44,6 +44,8 @@ class ActorCriticConfig:
       top_m: at most so many of the distinct ones, the most frequent first, are compared.
       num_values: evaluations drawn of each move that is compared; the improver gets them all (the paper: 1).
       mask: False compares all legal moves (the ablation "without action selection mask").
+      max_visits: how often a position counts at most in an iteration's policy data; 0 is no limit (the paper). Without
+        one, the openings, which all games share, are learned by heart before their values are known.
       buffer: K_buffer, iterations whose value targets the value model is trained on.
       random_first: the first iteration plays, and proposes, at random and not by the model.
       rollout, candidates, values, aggregation, improvement: samplings of the roles.
@@ -57,6 +59,7 @@ class ActorCriticConfig:
     top_m: int = 10
     num_values: int = 1
     mask: bool = True
+    max_visits: int = 0
     buffer: int = 3
     random_first: bool = True
     rollout: Sampling = Sampling(512, 1.0, 50, 0.95)
@@ -148,7 +151,8 @@ def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[
     # Lines 24-32: language policy improvement
     proposals = None if at_random else state.policy
     improvements = improve(tau, setting, proposals, value, seed, counts)
-    D_pi = [(roles.policy(target.view), target.text) for target in improvements for _ in range(target.visits)]
+    most = config.max_visits or config.games
+    D_pi = [(roles.policy(t.view), t.text) for t in improvements for _ in range(min(t.visits, most))]
 
     # Lines 33-34: update the policy
     policy, policy_metrics = setting.learn_policy(state.policy, D_pi)

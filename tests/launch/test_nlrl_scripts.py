@@ -119,7 +119,7 @@ def test_annotating_by_rules(capsys):
     [
         (["--game=breakthrough", "--position=bbbbb/wwwww"], "5 rows|rows"),
         (["--game=breakthrough", "--position=bb.b./b..b./..xw./w.w../wwwww"], "x"),
-        (["--game=tic_tac_toe", "--position=OO3/456/789"], "no rules annotate tic_tac_toe"),
+        (["--game=tic_tac_toe", "--position=OX3/456/789"], "no rules annotate tic_tac_toe"),
         (["--game=maze_medium", "--position=0, 0"], "free cell"),
         (["--game=chess", "--position=x"], "--game is 'chess'"),
         (["--game=breakthrough"], "say which position"),
