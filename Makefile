@@ -44,7 +44,8 @@ benchmark: install  ## Side by side with peers; see docs/measurements.md.
 	$(RUN) -m benchmarks.language_model
 
 # How the built-in models were made: first what a walker can do, then mostly walkers that do not look (15 minutes). That is
-# assets/nano. Then the same with as much Snake as FrozenLake (10 more minutes): assets/nano_snake.
+# assets/nano. Then the same with as much Snake as FrozenLake (10 more minutes): assets/nano_snake. The last
+# line makes assets/nano_board, which knows two board games' rules and the form of replies (4 minutes).
 NANO := build/nano
 NEXT = $(RUN) -m launch.pretrain_nano --tokenizer $(NANO)/1
 nano: install
@@ -55,6 +56,7 @@ nano: install
 	  --snake_every 2
 	$(NEXT) --init_from $(NANO)/4 --out $(NANO)/5 --steps 300 --learning_rate 1e-3 --seed 4 --skilled_share 0.4 --habit \
 	  --snake_every 2 --snake_habit
+	$(RUN) -m launch.pretrain_nano_board --out $(NANO)/board
 
 clean:
 	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache build *.egg-info

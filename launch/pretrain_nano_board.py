@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     flags.DEFINE_string("out", "nlrl_jax/assets/nano_board", "folder to write the model to")
-    flags.DEFINE_integer("positions", 12_000, "positions of each game")
+    flags.DEFINE_integer("positions", 8_000, "positions of each game")
     flags.DEFINE_float("learning_rate", 2e-3, "peak learning rate, cosine decay to zero")
 
 
