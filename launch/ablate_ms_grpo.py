@@ -23,12 +23,12 @@ from absl import flags
 from launch import config_flags, loop, setup, train_ms_grpo
 from launch.agents import train_agents
 from launch.config_flags import option
-from launch.reproduce_ms_grpo import EVAL_SEED, markdown
+from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import write_report
+from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.weights.load import BUILT_IN
 
 DEMO = train_ms_grpo.PRESETS["demo"]

@@ -22,12 +22,11 @@ from absl import flags
 
 from launch import config_flags, setup, train_language_actor_critic, train_language_td
 from launch.config_flags import option
-from launch.reproduce_ms_grpo import markdown
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import write_report
+from nlrl_jax.run.report import markdown, write_report
 
 TD = {  # study -> label -> fields that differ
     "look_ahead": {f"{n} steps": {"look_ahead": n} for n in (1, 2, 4, 8)},

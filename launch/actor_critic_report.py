@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.prompts.tic_tac_toe import squares
+from launch.language_models import describe_usage
 from nlrl_jax.algorithms.language_actor_critic import Record
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.directory import write_atomically
@@ -126,11 +127,6 @@ def write(
         }
         for (opponent, method), result in results.items()
     ]
-    calls = [
-        f"{row['role']}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
-        f"{row['seconds']:.0f} s, {row['cache_hits']} from the cache, {row['cut']} cut"
-        for row in usage.rows()
-    ]
     learned = [opponent for opponent, method in results if method == "actor-critic"]
     return write_report(
         run_dir,
@@ -139,7 +135,7 @@ def write(
         config=config,
         summary=rows,
         curves=[draw(run_dir, results, config["games"])],
-        notes=calls,
+        notes=describe_usage(usage),
         exchanges=[e for opponent in learned for e in exchanges(run_dir / opponent / "actor-critic", opponent)],
     )
 

@@ -17,7 +17,7 @@ from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import number, write_report
+from nlrl_jax.run.report import markdown, number, write_report
 from nlrl_jax.types import LanguageModel
 
 if TYPE_CHECKING:
@@ -103,13 +103,6 @@ def table(results: Results) -> list[dict[str, Any]]:
             )
         rows.append(line)
     return rows
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table; a row without a column's value leaves it empty."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[str(row.get(name, "")) for name in columns] for row in rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in [columns, ["---"] * len(columns), *cells])
 
 
 def figure(results: Results, path: pathlib.Path) -> pathlib.Path:

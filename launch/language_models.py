@@ -8,6 +8,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from launch import setup
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.language_actor_critic import Learn
@@ -19,7 +22,7 @@ from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.types import Chat, LanguageModel, Reply, Score
 
@@ -52,11 +55,17 @@ class KeepsAccount:
         try:
             return self.model.complete(chats, sampling, role, seed)
         finally:
-            write_atomically(self.path, json.dumps(self.model.account.as_dict(), indent=2) + "\n")
+            self._keep()
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """See `types.LanguageModel`."""
-        return self.model.score(chats, continuations, role)
+        try:
+            return self.model.score(chats, continuations, role)
+        finally:
+            self._keep()
+
+    def _keep(self) -> None:
+        write_atomically(self.path, json.dumps(self.model.account.as_dict(), indent=2) + "\n")
 
 
 def large_model(
@@ -86,19 +95,45 @@ def large_model(
     )
 
 
-def metered(model: LanguageModel, usage: Usage) -> Metered:
-    """The model with its calls counted."""
-    return Metered(model, usage)
+def large_model_of(config: Any, scripts: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> Metered:
+    """The large model that a training script's config names, its calls counted. Errors: see `large_model`."""
+    address = {"base_url": config.base_url, "model": config.endpoint_model}
+    return Metered(large_model(config.aggregator, scripts, run_dir, config.token_budget, **address), usage)
 
 
-def learner(config: SFTConfig) -> Learn:
-    """Fine-tunes a local model, alone or metered, on chats and replies."""
+def trainable_model(config: Any) -> LocalModel:
+    """The local model that a training script's config names, with a fresh adapter where one is trained."""
+    base = local_model(config.model, config.dtype, LoraConfig())
+    if config.train != "lora":
+        return base
+    return base.with_variables({**base.variables, "lora": init_lora(base.model, jax.random.key(config.seed))})
+
+
+def on_device(tree: Any) -> Any:
+    """Copies on the first device: arrays that a state may own, and donate."""
+    return jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), tree)
+
+
+def describe_usage(usage: Usage) -> list[str]:
+    """A sentence a role, for a report."""
+    return [
+        f"{row['role']}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
+        f"{row['seconds']:.0f} s, {row['cache_hits']} from the cache, {row['cut']} cut"
+        for row in usage.rows()
+    ]
+
+
+def learner(config: Any, learning_rate: float, warmup: float = 0.0) -> Learn:
+    """Fine-tunes a local model, alone or metered, on chats and replies, as a training script's config says."""
+    names = ("epochs", "batch_size", "packed", "train", "seed")
+    given = {name: getattr(config, name) for name in names}
+    sft_config = SFTConfig(learning_rate=learning_rate, warmup=warmup, max_length=config.row_tokens, **given)
 
     def learn(model, pairs):
         if isinstance(model, Metered):
             inner, metrics = learn(model.model, pairs)
             return Metered(inner, model.usage), metrics
-        variables, metrics = sft.fit(model.model, model.variables, sft.tokenize(model.tokenizer, pairs), config)
+        variables, metrics = sft.fit(model.model, model.variables, sft.tokenize(model.tokenizer, pairs), sft_config)
         return model.with_variables(variables), metrics
 
     return learn

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from launch.language_models import describe_usage
 from launch.language_td_data import Data
 from nlrl_jax.algorithms.language_td import Target
 from nlrl_jax.backends.usage import Usage
@@ -76,11 +77,6 @@ def write(
             exchanges.append(
                 {"title": title, "board": _grid(kept["board"]), "parts": [*parts, ("aggregated", kept["text"])]}
             )
-    calls = [
-        f"{row['role']}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
-        f"{row['seconds']:.0f} s, {row['cache_hits']} from the cache, {row['cut']} cut"
-        for row in usage.rows()
-    ]
     names = ("accuracy", "answered", "positions", "level")
     return write_report(
         run_dir,
@@ -89,7 +85,7 @@ def write(
         config=config,
         summary={name: (results["before"][name], results["after"][name]) for name in names},
         curves=[picture],
-        notes=calls,
+        notes=describe_usage(usage),
         exchanges=exchanges,
     )
 

@@ -29,7 +29,7 @@ from launch.train_ms_grpo import TrainConfig
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare
-from nlrl_jax.run.report import write_report
+from nlrl_jax.run.report import markdown, write_report
 
 TRAINED_ON = ("snake", "frozen_lake")
 VARIANTS = {  # in the order of Table 1
@@ -109,12 +109,6 @@ def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
                 }
             )
     return rows
-
-
-def markdown(rows: list[dict[str, str]]) -> str:
-    """Rows as a Markdown table."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:

@@ -34,11 +34,8 @@ from launch.random_views import random_views
 from nlrl_jax.algorithms import board_play, language_ppo
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Pairs, Setting, State
-from nlrl_jax.algorithms.sft import SFTConfig
-from nlrl_jax.backends.usage import Usage
-from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.transformer import init_lora
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.text.views import Viewer
 from nlrl_jax.types import Chat
@@ -120,51 +117,28 @@ class Trainer:
     """The actor-critic against one opponent, with its models; what changes is in the state."""
 
     def __init__(self, config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage):
-        base = language_models.local_model(config.model, config.dtype, LoraConfig())
-        if config.train == "lora":
-            base = base.with_variables({**base.variables, "lora": init_lora(base.model, jax.random.key(config.seed))})
         style = setup.prompt_for(config.model, config.style)
         sampled = lambda temperature, **kw: Sampling(config.max_tokens, temperature, **kw)
         large = Sampling(config.large_max_tokens, 0.1)
-        names = (
-            "games",
-            "estimate",
-            "k",
-            "fresh_lines",
-            "num_samples",
-            "top_m",
-            "num_values",
-            "mask",
-            "max_visits",
-            "buffer",
-        )
+        names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "num_values", "mask", "max_visits")
         algorithm = ActorCriticConfig(
-            **{name: getattr(config, name) for name in names},
+            **{name: getattr(config, name) for name in (*names, "buffer")},
             rollout=sampled(1.0, top_k=50, top_p=0.95),
             candidates=sampled(0.7),
             values=sampled(config.value_temperature),
             aggregation=large,
             improvement=large,
         )
-        learner = lambda rate: language_models.learner(
-            SFTConfig(
-                learning_rate=rate, epochs=config.epochs, batch_size=config.batch_size, max_length=config.row_tokens,
-                packed=config.packed, train=config.train, seed=config.seed,
-            )
-        )  # fmt: skip
-        learn_value, learn_policy = learner(config.learning_rate), learner(config.policy_learning_rate)
-        big = language_models.large_model(
-            config.aggregator, scripts.SCRIPTS, run_dir, config.token_budget,
-            base_url=config.base_url, model=config.endpoint_model,
-        )  # fmt: skip
-        big = language_models.metered(big, usage)
+        learn_value = language_models.learner(config, config.learning_rate)
+        learn_policy = language_models.learner(config, config.policy_learning_rate)
+        big = language_models.large_model_of(config, scripts.SCRIPTS, run_dir, usage)
         game = board_game()
         self.config, self.run_dir, self.usage = config, run_dir, usage
         self.viewer = Viewer(game)
         self.setting = Setting(
             game, OPPONENTS[opponent](game), prompts.roles(style), big, big, learn_policy, learn_value, algorithm
         )
-        self.base, self.learn = base, learn_value
+        self.base, self.learn = language_models.trainable_model(config), learn_value
 
     def init(self) -> Learned:
         """The base model, as policy and as value model each after the form of its replies was learned."""
@@ -173,17 +147,16 @@ class Trainer:
         rng = random.Random(config.seed)
         policy = [(roles.policy(view), scripts.blind_policy({"view": view}, rng)) for view in views]
         value = [(roles.value(view, rng.choice(view.legal)), scripts.blind_value({}, rng)) for view in views]
-        place = lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0])
 
         def taught(pairs):
             model = self.learn(self.base, pairs)[0] if pairs else self.base
-            return jax.tree.map(place, model.variables[config.train])
+            return language_models.on_device(model.variables[config.train])
 
         return Learned(taught(policy), taught(value), jnp.zeros((), jnp.int32))
 
     def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
         """The state as algorithm 3 knows it."""
-        with_learned = lambda learned: language_models.metered(
+        with_learned = lambda learned: Metered(
             self.base.with_variables({**self.base.variables, self.config.train: learned}), self.usage
         )
         return State(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
@@ -267,7 +240,7 @@ def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: b
     )  # fmt: skip
     key = jax.random.key(config.seed)
     state = language_ppo.init_state(start.model, start.variables["params"], learning, key)
-    state = jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), state)
+    state = language_models.on_device(state)
     play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
 
     def evaluate(state):

@@ -8,9 +8,9 @@ strong one plays look-ahead variations from each; both are kept in RUN_DIR/data.
 the aggregator makes of the variations and of the model's own evaluations of where they end. Accuracy is on positions
 that training never saw, against win rates by MCTS. The last line reads `advantage accuracy: <before> -> <after>`.
 
-Departures from the paper: see `nlrl_jax/algorithms/language_td.py`. At nano scale the value model is first taught the
-form of an evaluation with advantages drawn by lot (`--format_examples`), rules stand in for the large model, MCTS
-searches less, and evaluations are written at temperature 0.
+Departures from the paper: see `nlrl_jax/algorithms/language_td.py`. At nano scale rules stand in for the large
+model, MCTS searches less, evaluations are written at temperature 0 and SFT restarts from the base model in every
+iteration. `--format_examples` first teaches another model than nano_board the form, with advantages drawn by lot.
 """
 
 from __future__ import annotations
@@ -32,12 +32,9 @@ from launch import config_flags, language_models, language_td_data, language_td_
 from launch.config_flags import option
 from nlrl_jax.algorithms import language_td
 from nlrl_jax.algorithms.language_td import LanguageTDConfig
-from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import Usage
-from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.transformer import init_lora
 from nlrl_jax.run.directory import write_atomically
 
 
@@ -105,50 +102,38 @@ class Learned:
 class Trainer:
     """A run with its models and data; what changes is in the state."""
 
-    def __init__(self, config: RunConfig, run_dir: pathlib.Path, data: language_td_data.Data, usage: Usage):
-        self.config, self.run_dir, self.data, self.usage = config, run_dir, data, usage
+    def __init__(self, config: RunConfig, run_dir: pathlib.Path, usage: Usage):
+        self.config, self.run_dir, self.usage = config, run_dir, usage
         self.roles = prompts.roles(setup.prompt_for(config.model, config.style))
         warm = config.temperature > 0
         self.sampling = Sampling(config.max_tokens, config.temperature, 50 if warm else 0, 0.95 if warm else 1.0)
         self.algorithm = LanguageTDConfig(self.sampling, Sampling(config.large_max_tokens, 1.0, 50, 0.95))
-        self.learn = language_models.learner(
-            SFTConfig(
-                learning_rate=config.learning_rate, warmup=config.warmup, epochs=config.epochs,
-                batch_size=config.batch_size, max_length=config.row_tokens, packed=config.packed, train=config.train,
-                seed=config.seed,
-            )
-        )  # fmt: skip
-        large = language_models.large_model(
-            config.aggregator, scripts.SCRIPTS, run_dir, config.token_budget,
-            base_url=config.base_url, model=config.endpoint_model,
-        )  # fmt: skip
-        self.large = language_models.metered(large, usage)
-        self.base = language_models.local_model(config.model, config.dtype, LoraConfig())
-        self.start: Any = None
+        self.learn = language_models.learner(config, config.learning_rate, config.warmup)
+        self.large = language_models.large_model_of(config, scripts.SCRIPTS, run_dir, usage)
+        self.base = language_models.trainable_model(config)
+        self.start = self.base
+        self.data = language_td_data.load_or_make(config, run_dir / "data")  # last: it takes minutes
 
     def init(self) -> Learned:
         """The base model, after the form of an evaluation was learned."""
-        variables, config = self.base.variables, self.config
-        if config.train == "lora":
-            variables = {**variables, "lora": init_lora(self.base.model, jax.random.key(config.seed))}
-        model = self.base.with_variables(variables)
+        config = self.config
         if config.format_examples:
             chats = [self.roles.value(s.view) for s in self.data.train[: config.format_examples]]
             blind = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
-            model, _ = self.learn(model, [(chat, reply.text) for chat, reply in zip(chats, blind, strict=True)])
-        place = lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0])
-        self.start = model
-        return Learned(jax.tree.map(place, model.variables[config.train]), jnp.zeros((), jnp.int32))
+            taught = [(chat, reply.text) for chat, reply in zip(chats, blind, strict=True)]
+            self.start, _ = self.learn(self.base, taught)
+        learned = self.start.variables[config.train]
+        return Learned(language_models.on_device(learned), jnp.zeros((), jnp.int32))
 
     def model(self, state: Learned):
         """The value model of a state, its calls counted."""
         variables = {**self.base.variables, self.config.train: state.value}
-        return language_models.metered(self.base.with_variables(variables), self.usage)
+        return Metered(self.base.with_variables(variables), self.usage)
 
     def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
         i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
         evaluator = self.large if i == 0 and self.config.first_values == "aggregator" else None
-        start = language_models.metered(self.start, self.usage)
+        start = Metered(self.start, self.usage)
         learn = (lambda model, pairs: self.learn(start, pairs)) if self.config.restart else self.learn
         value, targets, metrics = language_td.iterate(
             self.data.train, self.roles, self.model(state), self.large, learn, self.algorithm, seed, evaluator
@@ -172,9 +157,9 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, A
     """Trains in an opened run folder. Returns {"before", "after": {"accuracy", "answered", ...}}; writes the report."""
     if config.first_values not in ("value", "aggregator"):
         raise ValueError(f"--first_values is {config.first_values!r}; choose value or aggregator")
-    data, usage = language_td_data.load_or_make(config, run_dir / "data"), Usage()
-    trainer = Trainer(config, run_dir, data, usage)
-    start = state = trainer.init()
+    usage = Usage()
+    trainer = Trainer(config, run_dir, usage)
+    data, state = trainer.data, trainer.init()
     before, words_before = trainer.judge(state)
     print(f"before: accuracy {before.accuracy:.3f} on {before.positions} positions ({before.level} level)", flush=True)
     if resume:
@@ -191,7 +176,6 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, A
         evaluate=lambda done, state: trainer.evaluate(state),
     )
     after, words_after = trainer.judge(state)
-    del start
     results = {"before": before._asdict(), "after": after._asdict()}
     write_atomically(run_dir / "results.json", json.dumps(results, indent=2))
     shown = np.flatnonzero(np.abs(data.win_rates) >= config.threshold)

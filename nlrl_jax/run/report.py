@@ -112,6 +112,13 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a Markdown table; a row without a column's value leaves it empty."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[str(row.get(name, "")) for name in columns] for row in rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in [columns, ["---"] * len(columns), *cells])
+
+
 def _escape(text: str) -> str:
     import markupsafe
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from launch import ablate_ms_grpo, plan, reproduce_ms_grpo, train_dqn, train_ms_grpo
+from nlrl_jax.run import report
 from nlrl_jax.run.metrics import read_metrics
 from tests.launch.scripts import refusal
 
@@ -30,7 +31,7 @@ def test_table_1_by_hand():
         "trained on": "Snake-Standard", "evaluated on": "Snake-Standard", "start": "-2.000", "final": "-0.500 (0.500)",
         "change": "+1.500 (0.500)", "best run": "0.000",
     }  # fmt: skip
-    assert reproduce_ms_grpo.markdown(rows).splitlines()[2].startswith("| Snake-Standard | Snake-Standard | -2.000 |")
+    assert report.markdown(rows).splitlines()[2].startswith("| Snake-Standard | Snake-Standard | -2.000 |")
 
 
 @pytest.mark.slow
