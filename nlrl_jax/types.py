@@ -91,6 +91,25 @@ class BoardGame:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ControlGame:
+    """A game for agents that see numbers and act at once, without language.
+
+    Attributes:
+      name: e.g. "pong".
+      env: the gymnax environment. Its state can be stored and gone on from.
+      params: its parameters.
+      actions: action words by id; empty where actions are continuous.
+      state_code: observation [..., D] -> int32 [...], equal for equal states; None where states are continuous.
+    """
+
+    name: str
+    env: Any
+    params: Any
+    actions: tuple[str, ...] = ()
+    state_code: Callable[[jax.Array], jax.Array] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Chat:
     """What is said to a language model.
 

@@ -1,0 +1,371 @@
+"""Proximal policy optimisation (Schulman et al. 2017) for agents that see numbers, as one pure function.
+
+    state = init_state(env, env_params, config, key)
+    update = jax.jit(make_update(env, env_params, config))
+    state, metrics = update(state, key)            # num_envs * num_steps environment steps, then the gradient steps
+
+`jax.vmap` over states and keys trains several seeds as one program. An update has two halves, `collect` and `learn`;
+`Hooks` change what happens between them, which is what ULTRA and the refiners it is compared with do.
+
+What differs from common implementations: observations are kept raw and normalised by statistics that change between
+updates only, so that the log-probabilities of an update are those of its rollout; a cut episode bootstraps from the
+state that it was cut in, not from the one that a reset put in its place; there is no clipping of values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from nlrl_jax import losses, returns
+from nlrl_jax.algorithms import control_policy
+from nlrl_jax.algorithms.control_policy import Actor, Critic, Moments
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOConfig:
+    """Hyperparameters.
+
+    Attributes:
+      num_envs, num_steps: environments side by side, steps of each an update.
+      epochs, num_minibatches: passes over an update's steps, and parts of a pass.
+      learning_rate: Adam's; falls linearly to 0 over `anneal` updates, or stays, if that is 0.
+      discount, trace_decay: gamma and lambda.
+      clip, value_coef, entropy_coef, max_grad_norm: of the loss (`losses.ppo`) and its gradient.
+      normalize_obs, normalize_reward: by running statistics; rewards by the deviation of discounted returns.
+      features: widths of the hidden layers of both networks.
+    """
+
+    num_envs: int = 16
+    num_steps: int = 128
+    epochs: int = 4
+    num_minibatches: int = 4
+    learning_rate: float = 2.5e-4
+    anneal: int = 0
+    discount: float = 0.99
+    trace_decay: float = 0.95
+    clip: float = 0.2
+    value_coef: float = 0.5
+    entropy_coef: float = 0.01
+    max_grad_norm: float = 0.5
+    normalize_obs: bool = True
+    normalize_reward: bool = False
+    features: tuple[int, ...] = (64, 64)
+
+    def __post_init__(self):
+        for name in ("num_envs", "num_steps", "epochs", "num_minibatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_envs * self.num_steps % self.num_minibatches:
+            raise ValueError(
+                f"{self.num_envs} environments x {self.num_steps} steps do not divide into {self.num_minibatches} "
+                "minibatches"
+            )
+        if not 0 <= self.discount <= 1 or not 0 <= self.trace_decay <= 1:
+            raise ValueError(f"discount {self.discount} and trace_decay {self.trace_decay} must lie in [0, 1]")
+
+
+@flax.struct.dataclass
+class PPOState:
+    """Everything a run is.
+
+    params: {"actor", "critic"}. obs_moments, return_moments: running statistics. env_state, obs: of `num_envs` games.
+    discounted, episode_return, episode_steps: [B], of the episode under way. aux: what hooks keep. iteration: updates.
+    """
+
+    params: Any
+    opt_state: Any
+    obs_moments: Moments
+    return_moments: Moments
+    env_state: Any
+    obs: jax.Array
+    discounted: jax.Array
+    episode_return: jax.Array
+    episode_steps: jax.Array
+    aux: Any
+    iteration: jax.Array
+
+    def learned(self) -> dict[str, Any]:
+        """What a checkpoint holds: all of it, so that a resumed run is the same run."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@flax.struct.dataclass
+class Transitions:
+    """Steps [T, B]. obs, next_obs: raw, the latter before any reset. action: as executed.
+
+    guided: a hook replaced the action. info: what the environment says besides. finished_return, finished_steps: of the
+    episode that ended here, else 0.
+    """
+
+    obs: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    next_obs: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    guided: jax.Array
+    info: dict[str, jax.Array]
+    finished_return: jax.Array
+    finished_steps: jax.Array
+
+    @property
+    def done(self) -> jax.Array:
+        return self.terminated | self.truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """Where a method may step in. `aux` is `PPOState.aux`; all are pure.
+
+    Attributes:
+      act: (aux, obs [B], action [B]) -> (the action that is executed, bool [B] where it was replaced).
+      bonus: (aux, transitions, obs_moments) -> (what is added to the rewards [T, B], new aux, metrics).
+      reset: (aux, key, obs, env_state) of one fresh episode -> where it starts.
+    """
+
+    act: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None = None
+    bonus: Callable[[Any, Transitions, Moments], tuple[jax.Array, Any, dict[str, jax.Array]]] | None = None
+    reset: Callable[[Any, jax.Array, jax.Array, Any], tuple[jax.Array, Any]] | None = None
+
+
+class Agent:
+    """The networks of an environment and how they are called. Holds no parameters."""
+
+    def __init__(self, env: Any, env_params: Any, config: PPOConfig):
+        space = env.action_space(env_params)
+        self.continuous = not hasattr(space, "n")
+        outputs = int(space.shape[0]) if self.continuous else int(space.n)
+        self.actor = Actor(outputs, self.continuous, config.features)
+        self.critic = Critic(config.features)
+        self.bounds = (space.low, space.high) if self.continuous else None
+        self.config = config
+
+    def init(self, key: jax.Array, obs: jax.Array) -> dict[str, Any]:
+        """obs: [B, ...], of which only the shape matters."""
+        key_actor, key_critic = jax.random.split(key)
+        return {
+            "actor": self.actor.init(key_actor, obs)["params"],
+            "critic": self.critic.init(key_critic, obs)["params"],
+        }
+
+    def policy(self, params: Any, moments: Moments, obs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """The distribution of actions at raw observations [B, ...]; see `control_policy`."""
+        return self.actor.apply({"params": params["actor"]}, self._seen(moments, obs))
+
+    def value(self, params: Any, moments: Moments, obs: jax.Array) -> jax.Array:
+        """V at raw observations [B, ...]: [B]."""
+        return self.critic.apply({"params": params["critic"]}, self._seen(moments, obs))
+
+    def to_env(self, action: jax.Array) -> jax.Array:
+        """A continuous action within the environment's bounds."""
+        return jnp.clip(action, *self.bounds) if self.continuous else action
+
+    def _seen(self, moments, obs):
+        return moments.normalize(obs) if self.config.normalize_obs else obs
+
+
+def optimizer(config: PPOConfig) -> optax.GradientTransformation:
+    """Adam behind a bound on the gradient's norm."""
+    rate = config.learning_rate
+    if config.anneal:
+        rate = optax.linear_schedule(rate, 0.0, config.anneal * config.epochs * config.num_minibatches)
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-5))
+
+
+def init_state(env: Any, env_params: Any, config: PPOConfig, key: jax.Array, aux: Any = None) -> PPOState:
+    """Fresh networks and `num_envs` new games."""
+    key_net, key_env = jax.random.split(key)
+    obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_env, config.num_envs), env_params)
+    params = Agent(env, env_params, config).init(key_net, obs)
+    zeros = jnp.zeros(config.num_envs)
+    return PPOState(
+        params=params,
+        opt_state=optimizer(config).init(params),
+        obs_moments=Moments.of(obs.shape[1:]),
+        return_moments=Moments.of(),
+        env_state=env_state,
+        obs=obs,
+        discounted=zeros,
+        episode_return=zeros,
+        episode_steps=jnp.zeros(config.num_envs, jnp.int32),
+        aux=aux,
+        iteration=jnp.zeros((), jnp.int32),
+    )
+
+
+def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
+    """A pure `collect(state, key) -> (state, Transitions)`: `num_steps` steps in each environment."""
+    agent, n = Agent(env, env_params, config), config.num_envs
+    reset_env = jax.vmap(env.reset_env, in_axes=(0, None))
+    step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
+    is_truncated = jax.vmap(env.is_truncated, in_axes=(0, None))
+
+    def collect(state: PPOState, key: jax.Array) -> tuple[PPOState, Transitions]:
+        def step(carry, key):
+            env_state, obs, total, steps = carry
+            key_act, key_step, key_reset, key_start = jax.random.split(key, 4)
+            action = control_policy.sample(key_act, *agent.policy(state.params, state.obs_moments, obs))
+            guided = jnp.zeros(n, bool)
+            if hooks.act:
+                action, guided = hooks.act(state.aux, obs, action)
+            next_obs, next_state, reward, terminated, info = step_env(
+                jax.random.split(key_step, n), env_state, agent.to_env(action), env_params
+            )
+            truncated = is_truncated(next_state, env_params) & ~terminated
+            done = terminated | truncated
+            total, steps = total + reward, steps + 1
+            fresh_obs, fresh_state = reset_env(jax.random.split(key_reset, n), env_params)
+            if hooks.reset:
+                start = jax.vmap(hooks.reset, in_axes=(None, 0, 0, 0))
+                fresh_obs, fresh_state = start(state.aux, jax.random.split(key_start, n), fresh_obs, fresh_state)
+            pick = lambda new, old: jnp.where(done.reshape(done.shape + (1,) * (old.ndim - 1)), new, old)
+            transition = Transitions(
+                obs=obs,
+                action=action,
+                reward=reward,
+                next_obs=next_obs,
+                terminated=terminated,
+                truncated=truncated,
+                guided=guided,
+                info=info,
+                finished_return=jnp.where(done, total, 0.0),
+                finished_steps=jnp.where(done, steps, 0),
+            )
+            carry = (
+                jax.tree.map(pick, fresh_state, next_state),
+                pick(fresh_obs, next_obs),
+                jnp.where(done, 0.0, total),
+                jnp.where(done, 0, steps),
+            )
+            return carry, transition
+
+        start = (state.env_state, state.obs, state.episode_return, state.episode_steps)
+        (env_state, obs, total, steps), transitions = jax.lax.scan(step, start, jax.random.split(key, config.num_steps))
+        state = state.replace(env_state=env_state, obs=obs, episode_return=total, episode_steps=steps)
+        return state, transitions
+
+    return collect
+
+
+def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount: float) -> tuple[PPOState, jax.Array]:
+    """Rewards [T, B] divided by the running deviation of discounted returns, which are counted in first."""
+
+    def forward(discounted, step):
+        reward, over = step
+        discounted = discounted * discount + reward
+        return jnp.where(over, 0.0, discounted), discounted
+
+    discounted, seen = jax.lax.scan(forward, state.discounted, (rewards, done))
+    moments = state.return_moments.update(seen)
+    scaled = jnp.clip(rewards * jax.lax.rsqrt(moments.var + 1e-8), -10.0, 10.0)
+    return state.replace(discounted=discounted, return_moments=moments), scaled
+
+
+def advantages_of(
+    agent: Agent, params: Any, moments: Moments, steps: Transitions, rewards: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """GAE over steps [T, B]: (advantages, value targets). Cut episodes bootstrap from the state they were cut in."""
+    T, B = rewards.shape
+    flat = lambda obs: obs.reshape(T * B, *obs.shape[2:])
+    values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
+    next_values = agent.value(params, moments, flat(steps.next_obs)).reshape(T, B)
+    discounts = jnp.where(steps.terminated, 0.0, agent.config.discount)
+    return returns.gae(rewards, discounts, values, next_values, agent.config.trace_decay, steps.done)
+
+
+def surrogate(agent: Agent, params: Any, moments: Moments, batch: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+    """`losses.ppo` of a minibatch: obs, action, old_log_probs, advantages, targets, each [N]."""
+    config = agent.config
+    out = agent.policy(params, moments, batch["obs"])
+    A = batch["advantages"]
+    return losses.ppo(
+        control_policy.log_prob(*out, batch["action"]),
+        batch["old_log_probs"],
+        (A - jnp.mean(A)) / (jnp.std(A) + 1e-8),
+        agent.value(params, moments, batch["obs"]),
+        batch["targets"],
+        control_policy.entropy(*out),
+        jnp.full(A.shape, 1.0 / A.size),
+        clip=config.clip,
+        value_coef=config.value_coef,
+        entropy_coef=config.entropy_coef,
+    )
+
+
+def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., Any]:
+    """A pure `learn(state, transitions, rewards [T, B], key) -> (state, metrics)`: the gradient steps of an update."""
+    agent, tx = Agent(env, env_params, config), optimizer(config)
+
+    def learn(state: PPOState, steps: Transitions, rewards: jax.Array, key: jax.Array):
+        moments = state.obs_moments
+        if config.normalize_reward:
+            state, rewards = scale_rewards(state, rewards, steps.done, config.discount)
+        advantages, targets = advantages_of(agent, state.params, moments, steps, rewards)
+        N = rewards.size
+        flat = lambda x: x.reshape(N, *x.shape[2:])
+        obs, action = flat(steps.obs), flat(steps.action)
+        old_log_probs = control_policy.log_prob(*agent.policy(state.params, moments, obs), action)
+        data = {
+            "obs": obs,
+            "action": action,
+            "old_log_probs": old_log_probs,
+            "advantages": flat(advantages),
+            "targets": flat(targets),
+        }
+
+        def minibatch(carry, index):
+            params, opt_state = carry
+            batch = jax.tree.map(lambda x: x[index], data)
+            (_, metrics), grads = jax.value_and_grad(lambda p: surrogate(agent, p, moments, batch), has_aux=True)(
+                params
+            )
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return (optax.apply_updates(params, updates), opt_state), metrics
+
+        orders = jax.vmap(lambda k: jax.random.permutation(k, N))(jax.random.split(key, config.epochs))
+        index = orders.reshape(config.epochs * config.num_minibatches, -1)
+        (params, opt_state), metrics = jax.lax.scan(minibatch, (state.params, state.opt_state), index)
+        state = state.replace(params=params, opt_state=opt_state, iteration=state.iteration + 1)
+        if config.normalize_obs:
+            state = state.replace(obs_moments=moments.update(steps.obs))
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    return learn
+
+
+def episode_metrics(steps: Transitions) -> dict[str, jax.Array]:
+    """Mean return and length of the episodes that ended in these steps (0 if none did), and counts."""
+    episodes = jnp.sum(steps.done)
+    mean = lambda x: jnp.sum(x) / jnp.maximum(episodes, 1)
+    return {
+        "env_return": mean(steps.finished_return),
+        "env_steps": mean(steps.finished_steps),
+        "episodes": episodes,
+        "guided": jnp.mean(steps.guided),
+        "exploded": jnp.sum(steps.info.get("exploded", 0)),
+    }
+
+
+def make_update(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
+    """A pure `update(state, key) -> (state, metrics)`. Metrics: the loss's, the episodes' and "finite"."""
+    collect, learn = make_collect(env, env_params, config, hooks), make_learn(env, env_params, config)
+
+    def update(state: PPOState, key: jax.Array) -> tuple[PPOState, dict[str, jax.Array]]:
+        key_collect, key_learn = jax.random.split(key)
+        state, steps = collect(state, key_collect)
+        rewards, extra = steps.reward, {}
+        if hooks.bonus:
+            bonus, aux, extra = hooks.bonus(state.aux, steps, state.obs_moments)
+            state, rewards = state.replace(aux=aux), rewards + bonus
+        state, metrics = learn(state, steps, rewards, key_learn)
+        sound = jnp.isfinite(metrics["policy_loss"]) & jnp.isfinite(metrics["value_loss"])
+        return state, {**metrics, **episode_metrics(steps), **extra, "finite": sound}
+
+    return update

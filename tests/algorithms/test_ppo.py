@@ -1,0 +1,209 @@
+"""PPO: its pieces against formulas by hand and gymnax, and that it learns both kinds of actions."""
+
+import dataclasses
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from nlrl_jax.algorithms import control_play, control_policy, ppo
+from nlrl_jax.algorithms.control_policy import Moments
+from nlrl_jax.algorithms.ppo import Hooks, PPOConfig
+
+CARTPOLE, CARTPOLE_PARAMS = gymnax.make("CartPole-v1")
+SMALL = PPOConfig(num_envs=4, num_steps=8, epochs=2, num_minibatches=2, features=(8,))
+
+
+@struct.dataclass
+class AimState(environment.EnvState):
+    target: jax.Array
+
+
+@struct.dataclass
+class AimParams(environment.EnvParams):
+    max_steps_in_episode: int = 3
+
+
+class Aim(environment.Environment):
+    """Says a number in [-1, 1] and pays 1 - (action - number)^2; never ends, is cut after three steps."""
+
+    default_params = AimParams()
+
+    def reset_env(self, key, params):
+        state = AimState(jnp.int32(0), jax.random.uniform(key, (), minval=-1, maxval=1))
+        return self.observe(key, state, None, params), state
+
+    def step_env(self, key, state, action, params):
+        reward = 1 - (action[0] - state.target) ** 2
+        state = AimState(state.time + 1, jax.random.uniform(key, (), minval=-1, maxval=1))
+        return self.observe(key, state, action, params), state, reward, jnp.array(False), {}
+
+    def observe(self, key, state, action, params):
+        return jnp.stack([state.target, state.time.astype(jnp.float32)])
+
+    def action_space(self, params=None):
+        return spaces.Box(-1.0, 1.0, (1,))
+
+    def observation_space(self, params=None):
+        return spaces.Box(-1.0, 3.0, (2,))
+
+
+@pytest.fixture(scope="module")
+def collected():
+    env = Aim()
+    state = ppo.init_state(env, env.default_params, SMALL, jax.random.key(0))
+    collect = jax.jit(ppo.make_collect(env, env.default_params, SMALL))
+    return env, *collect(state, jax.random.key(1))
+
+
+def test_moments_are_those_of_everything_seen():
+    data = np.random.default_rng(0).normal(3, 2, (5, 7, 4)).astype(np.float32)
+    moments = Moments.of((4,)).update(data[:2]).update(data[2:])
+    flat = data.reshape(-1, 4)
+    np.testing.assert_allclose(moments.mean, flat.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moments.var, flat.var(0), rtol=1e-4)
+    np.testing.assert_allclose(moments.normalize(flat).std(0), 1, rtol=1e-4)
+
+
+def test_log_prob_and_entropy_equal_scipys():
+    mean, log_std = jnp.array([[0.3, -1.0], [2.0, 0.0]]), jnp.array([-0.5, 0.2])
+    action = jnp.array([[0.0, 0.5], [1.0, -1.0]])
+    theirs = jax.scipy.stats.norm.logpdf(action, mean, jnp.exp(log_std)).sum(-1)
+    np.testing.assert_allclose(control_policy.log_prob(mean, log_std, action), theirs, rtol=1e-6)
+    drawn = control_policy.sample(jax.random.key(0), jnp.repeat(mean[:1], 20_000, 0), log_std)
+    entropy = -control_policy.log_prob(mean[:1], log_std, drawn).mean()
+    np.testing.assert_allclose(control_policy.entropy(mean, log_std), entropy, atol=0.03)
+    logits = jnp.array([[0.0, jnp.log(3.0)]])
+    np.testing.assert_allclose(control_policy.log_prob(logits, None, jnp.array([1])), np.log(0.75), rtol=1e-6)
+    by_hand = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    np.testing.assert_allclose(control_policy.entropy(logits, None), by_hand, rtol=1e-6)
+
+
+def test_a_rollout_keeps_the_observation_that_an_episode_was_cut_in(collected):
+    _, _, steps = collected
+    assert steps.truncated[2::3].all() and not steps.terminated.any()
+    assert not np.delete(np.asarray(steps.truncated), np.s_[2::3], axis=0).any()
+    np.testing.assert_array_equal(steps.next_obs[2::3, :, 1], 3)  # the clock before the reset
+    np.testing.assert_array_equal(steps.obs[3::3, :, 1], 0)  # and after it
+    within = ~np.asarray(steps.done)[:-1]
+    np.testing.assert_array_equal(np.asarray(steps.next_obs)[:-1][within], np.asarray(steps.obs)[1:][within])
+
+
+def test_finished_returns_are_the_sums_of_rewards(collected):
+    _, _, steps = collected
+    reward = np.asarray(steps.reward)
+    np.testing.assert_allclose(steps.finished_return[2], reward[:3].sum(0), rtol=1e-5)
+    np.testing.assert_allclose(steps.finished_return[5], reward[3:6].sum(0), rtol=1e-5)
+    assert (np.asarray(steps.finished_steps)[[2, 5]] == 3).all() and not np.asarray(steps.finished_return)[[0, 1]].any()
+
+
+def test_a_cut_bootstraps_and_an_end_does_not(collected):
+    """Against the recursion written out, in plain numpy."""
+    env, state, steps = collected
+    agent = ppo.Agent(env, env.default_params, SMALL)
+    steps = dataclasses.replace(steps, terminated=steps.terminated.at[4, 0].set(True))
+    advantages, targets = ppo.advantages_of(agent, state.params, state.obs_moments, steps, steps.reward)
+    V = lambda obs: np.asarray(agent.value(state.params, state.obs_moments, obs))
+    T, B = steps.reward.shape
+    expected = np.zeros((T, B))
+    for b in range(B):
+        later = 0.0
+        for t in reversed(range(T)):
+            ends, dies = bool(steps.done[t, b]), bool(steps.terminated[t, b])
+            next_value = 0.0 if dies else V(steps.next_obs[t, b][None])[0]
+            delta = float(steps.reward[t, b]) + 0.99 * next_value - V(steps.obs[t, b][None])[0]
+            later = delta + (0.0 if ends else 0.99 * 0.95 * later)
+            expected[t, b] = later
+    np.testing.assert_allclose(advantages, expected, atol=1e-4)
+    np.testing.assert_allclose(targets - advantages, V(steps.obs.reshape(T * B, -1)).reshape(T, B), atol=1e-5)
+
+
+def test_scaled_rewards_are_divided_by_the_deviation_of_discounted_returns(collected):
+    _, state, steps = collected
+    _, scaled = ppo.scale_rewards(state, steps.reward, steps.done, 0.9)
+    returns, running = [], np.zeros(4)
+    for t in range(len(steps.reward)):
+        running = running * 0.9 + np.asarray(steps.reward[t])
+        returns.append(running.copy())
+        running[np.asarray(steps.done[t])] = 0
+    np.testing.assert_allclose(scaled, np.asarray(steps.reward) / np.std(returns), rtol=1e-3)
+
+
+def test_hooks_change_actions_rewards_and_starts():
+    env = Aim()
+    hooks = Hooks(
+        act=lambda aux, obs, action: (jnp.where(obs[:, :1] > 0, aux, action), obs[:, 0] > 0),
+        bonus=lambda aux, steps, moments: (jnp.ones_like(steps.reward), aux, {"mine": jnp.float32(7)}),
+        reset=lambda aux, key, obs, state: (obs.at[1].set(2.0), state.replace(time=jnp.int32(2))),
+    )
+    state = ppo.init_state(env, env.default_params, SMALL, jax.random.key(0), aux=jnp.float32(0.25))
+    after, steps = jax.jit(ppo.make_collect(env, env.default_params, SMALL, hooks))(state, jax.random.key(1))
+    where = np.asarray(steps.obs[..., 0] > 0)
+    np.testing.assert_array_equal(steps.guided, where)
+    np.testing.assert_array_equal(np.asarray(steps.action)[where], 0.25)
+    assert steps.truncated[2:].all()  # every later episode starts one step before its cut
+    _, metrics = jax.jit(ppo.make_update(env, env.default_params, SMALL, hooks))(state, jax.random.key(1))
+    assert metrics["mine"] == 7 and 0 < metrics["guided"] < 1
+
+
+def test_seeds_at_once_equal_single_seeds():
+    update = ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, SMALL)
+    init = lambda key: ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, SMALL, key)
+    keys = jax.random.split(jax.random.key(0), 2)
+    both, _ = jax.jit(jax.vmap(update))(jax.vmap(init)(keys), keys)
+    for i in range(2):
+        one, _ = jax.jit(update)(init(keys[i]), keys[i])
+        of_both = jax.tree.map(lambda leaf, i=i: leaf[i], both.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one.params, of_both)
+
+
+def test_continuous_actions_are_learned():
+    env = Aim()
+    config = PPOConfig(num_envs=32, num_steps=16, learning_rate=3e-3, entropy_coef=0.0, features=(16,), discount=0.5)
+    state = ppo.init_state(env, env.default_params, config, jax.random.key(0))
+    train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(env, env.default_params, config), s, k))
+    state, metrics = train(state, jax.random.split(jax.random.key(1), 60))
+    assert metrics["finite"].all()
+    returns, steps = control_play.evaluate(
+        env, env.default_params, config, state.params, state.obs_moments, jax.random.key(2), 50, deterministic=True
+    )
+    assert (steps == 3).all() and returns.mean() > 2.9  # 3 is the most; drawing at random earns 1
+
+
+def test_cartpole_is_learned():
+    config = PPOConfig(num_envs=16, num_steps=64, learning_rate=1e-3, features=(32, 32))
+    state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, config, jax.random.key(0))
+    train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, config), s, k))
+    state, _ = train(state, jax.random.split(jax.random.key(1), 100))
+    returns, _ = control_play.evaluate(
+        CARTPOLE, CARTPOLE_PARAMS, config, state.params, state.obs_moments, jax.random.key(2), 20, deterministic=True
+    )
+    assert returns.mean() > 400  # at random: about 20
+
+
+def test_a_record_holds_whole_episodes():
+    config = dataclasses.replace(SMALL, normalize_obs=False)
+    state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, config, jax.random.key(0))
+    record = jax.jit(
+        lambda s, k: control_play.record(CARTPOLE, CARTPOLE_PARAMS, config, s.params, s.obs_moments, k, 6, 60)
+    )(state, jax.random.key(1))
+    for n, episode in enumerate(control_play.episodes_of(record)):
+        assert episode.number == n and len(episode) == record.steps[n] <= 60
+        assert len(episode.observations) == len(episode) + 1 and episode.rewards.sum() == len(episode)
+        x, angle = episode.observations[-1][[0, 2]]
+        assert episode.terminated == (abs(x) > 2.4 or abs(angle) > 12 * np.pi / 180)
+        # What the environment does from a stored state is what was recorded.
+        t = len(episode) // 2
+        stored = jax.tree.map(lambda leaf, t=t, n=n: leaf[t, n], record.env_state)
+        obs = CARTPOLE.step_env(jax.random.key(0), stored, episode.actions[t], CARTPOLE_PARAMS)[0]
+        np.testing.assert_allclose(obs, episode.observations[t + 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong, names", [({"num_minibatches": 3}, "3 minibatches"), ({"discount": 1.5}, "1.5")])
+def test_settings_that_make_no_sense_are_refused(wrong, names):
+    with pytest.raises(ValueError, match=names):
+        dataclasses.replace(SMALL, **wrong)
