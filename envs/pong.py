@@ -23,6 +23,8 @@ The paper's Pong is ALE's. This is a game with the same geometry and its own sim
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -174,7 +176,7 @@ def fly(ball, velocity, racket, opponent):
     )
     column = jnp.where(ours, OURS - 1, jnp.where(theirs, THEIRS + 1, column))
     # Past the racket, the ball's point is decided though it is still on the board.
-    point = jnp.where(column <= THEIRS - 1, 1, jnp.where(column > OURS + 1, -1, 0))
+    point = jnp.where(column < THEIRS - 1, 1, jnp.where(column > OURS + 1, -1, 0))
     return jnp.stack([row, column]), velocity, ours, point
 
 
@@ -209,24 +211,26 @@ def draw(racket: jax.Array, opponent: jax.Array, ball: jax.Array) -> jax.Array:
     return jnp.where(there, _SHADES[2], frame)
 
 
-def state_code(obs: jax.Array) -> jax.Array:
+def state_code(obs: jax.Array, cell: int = 1) -> jax.Array:
     """Everything of an observation that our racket's fate depends on, as one number: float [..., 6] -> int32 [...].
 
-    Ball, its velocity and our racket; where the opponent stands is left out. Different states have different codes.
+    Ball, its velocity and our racket; where the opponent stands is left out. With `cell` 1 different states have
+    different codes; otherwise rows and columns count in blocks of so many.
     """
     racket, _, row, column, row_velocity, column_velocity = jnp.moveaxis(obs.astype(jnp.int32), -1, 0)
-    code = racket
-    for number, base in ((row, SIZE), (column, SIZE), (row_velocity + 4, 9), (column_velocity + 4, 9)):
+    code = racket // cell
+    for number, base in ((row // cell, SIZE), (column // cell, SIZE), (row_velocity + 4, 9), (column_velocity + 4, 9)):
         code = code * base + number
     return code
 
 
-def control_game(points: int = 1, pixels: bool = False, **params) -> ControlGame:
+def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params) -> ControlGame:
     """Pong for control agents.
 
     Args:
       points: 1 (an episode is one point) or 21, the whole game.
       pixels: frames as observations.
+      cell: rows and columns that count as one where states are told apart (`state_code`).
       **params: other fields of `EnvParams`.
     """
     limit = {"max_steps_in_episode": 1000 if points == 1 else 10_000}
@@ -235,5 +239,5 @@ def control_game(points: int = 1, pixels: bool = False, **params) -> ControlGame
         env=Pong(pixels),
         params=EnvParams(points=points, **{**limit, **params}),
         actions=ACTIONS,
-        state_code=None if pixels else state_code,
+        state_code=None if pixels else functools.partial(state_code, cell=cell),
     )

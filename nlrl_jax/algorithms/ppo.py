@@ -200,6 +200,27 @@ def init_state(env: Any, env_params: Any, config: PPOConfig, key: jax.Array, aux
     )
 
 
+def refine_from(
+    env: Any, env_params: Any, config: PPOConfig, base: PPOState, key: jax.Array, aux: Any = None
+) -> PPOState:
+    """A state that goes on from the networks and statistics of `base`, with a fresh optimizer and new games.
+
+    Raises:
+      ValueError: `base` was made for other observations or actions, or with other networks.
+    """
+    state = init_state(env, env_params, config, key, aux)
+    shapes = lambda tree: [
+        (jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    wanted, given = shapes((state.params, state.obs_moments)), shapes((base.params, base.obs_moments))
+    if wanted != given:
+        wrong = next((pair for pair in zip(given, wanted) if pair[0] != pair[1]), (given[-1], wanted[-1]))
+        raise ValueError(
+            f"the base agent does not fit this game: it has {wrong[0]}, the game and config want {wrong[1]}"
+        )
+    return state.replace(params=base.params, obs_moments=base.obs_moments, return_moments=base.return_moments)
+
+
 def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
     """A pure `collect(state, key) -> (state, Transitions)`: `num_steps` steps in each environment."""
     agent, n = Agent(env, env_params, config), config.num_envs
@@ -271,13 +292,23 @@ def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount
 def advantages_of(
     agent: Agent, params: Any, moments: Moments, steps: Transitions, rewards: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """GAE over steps [T, B]: (advantages, value targets). Cut episodes bootstrap from the state they were cut in."""
+    """GAE over steps [T, B]: (advantages, value targets), both [T, B].
+
+    Cut episodes bootstrap from the state they were cut in. So do the steps before one whose action a hook has replaced;
+    the value of that state itself is not learned from it.
+    """
     T, B = rewards.shape
     flat = lambda obs: obs.reshape(T * B, *obs.shape[2:])
     values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
     next_values = agent.value(params, moments, flat(steps.next_obs)).reshape(T, B)
     discounts = jnp.where(steps.terminated, 0.0, agent.config.discount)
-    return returns.gae(rewards, discounts, values, next_values, agent.config.trace_decay, steps.done)
+    # What follows a replaced action is not the policy's own doing: the steps before it see V of the state it was
+    # replaced in, and V there keeps to what the policy itself would do, so that a good suggestion stays an advantage.
+    guided_next = jnp.concatenate([steps.guided[1:], jnp.zeros_like(steps.guided[:1])])
+    advantages, targets = returns.gae(
+        rewards, discounts, values, next_values, agent.config.trace_decay, steps.done | guided_next
+    )
+    return advantages, jnp.where(steps.guided, values, targets)
 
 
 def surrogate(agent: Agent, params: Any, moments: Moments, batch: dict[str, jax.Array]) -> tuple[jax.Array, Any]:

@@ -1,0 +1,164 @@
+"""Random network distillation (Burda et al. 2018): a reward for states that a network has not yet learned to know.
+
+    state = ppo.init_state(env, env_params, config, key, aux=rnd.init(key, obs_shape))
+    update = ppo.make_update(env, env_params, config, rnd.hooks())
+
+A predictor learns the outputs of a fixed random network; its squared error at s_{t+1} is the novelty of step t. Widths
+and rate are those of RICE's code (FACTS.md): target in-128-64, predictor in-128-128-64, Adam with 1e-3, weight 0.01.
+
+LLM-RND (ULTRA, section 4.3) is `hooks(critical=...)`: the bonus counts only in steps taken in critical states. To give
+each seed its own table, make the update inside the function that `vmap` maps, and close over the table there.
+
+Departures and choices:
+- Novelty is divided by its running root mean square, so that the bonus is about the weight at first and falls with
+  novelty. (Burda et al. divide by the deviation of discounted novelty; RICE's code rescales each step's novelties to
+  [0, 1]; the deviation alone would blow up errors that are all alike.)
+- One critic serves both rewards, and novelty ends with the episode, as in RICE. (Burda et al. have two critics.)
+- Observations are normalised by moments of our own, into which a batch is counted before it is rewarded: PPO's stand
+  still where it does not normalise. They are cut at +-5, as in Burda et al.
+- The predictor learns all steps of the batch it has just rewarded, once, in minibatches; also where only critical
+  states are paid for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from nlrl_jax.algorithms.control_policy import Moments
+from nlrl_jax.algorithms.ppo import Hooks, Transitions
+
+_LIMIT = 5.0  # of normalised observations
+
+
+@dataclasses.dataclass(frozen=True)
+class RNDConfig:
+    """Hyperparameters.
+
+    Attributes:
+      coefficient: weight of the bonus beside the environment's reward.
+      learning_rate: Adam's.
+      num_minibatches: gradient steps a batch.
+      width, outputs: of the hidden layers and of the random features.
+    """
+
+    coefficient: float = 0.01
+    learning_rate: float = 1e-3
+    num_minibatches: int = 4
+    width: int = 128
+    outputs: int = 64
+
+    def __post_init__(self):
+        for name in ("num_minibatches", "width", "outputs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@flax.struct.dataclass
+class RNDState:
+    """target, predictor: parameters. opt_state: the predictor's. obs_moments, error_moments: running statistics."""
+
+    target: Any
+    predictor: Any
+    opt_state: Any
+    obs_moments: Moments
+    error_moments: Moments
+
+
+def init(key: jax.Array, obs_shape: tuple[int, ...], config: RNDConfig = RNDConfig()) -> RNDState:
+    """Fresh networks for observations of this shape."""
+    key_target, key_predictor = jax.random.split(key)
+    x = jnp.zeros((1, math.prod(obs_shape)))
+    target, predictor = _networks(config)
+    params = predictor.init(key_predictor, x)
+    opt_state = optax.adam(config.learning_rate).init(params)
+    return RNDState(target.init(key_target, x), params, opt_state, Moments.of(obs_shape), Moments.of())
+
+
+def novelty(rnd: RNDState, obs: jax.Array, config: RNDConfig = RNDConfig()) -> jax.Array:
+    """The predictor's mean squared error at raw observations: [N, ...] -> [N]."""
+    return _errors(rnd.predictor, rnd.target, _seen(rnd, obs), config)
+
+
+def reward(
+    rnd: RNDState,
+    steps: Transitions,
+    config: RNDConfig = RNDConfig(),
+    critical: Callable[[jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, RNDState, dict[str, jax.Array]]:
+    """(bonus [T, B], the state that has learned these steps, metrics).
+
+    Metrics: "novelty" (mean, unscaled), "bonus" (mean, as paid), "rewarded" (share of steps that may be paid for).
+
+    Raises:
+      ValueError: T x B is not a multiple of `num_minibatches`.
+    """
+    T, B = steps.reward.shape
+    N, parts = T * B, config.num_minibatches
+    if N % parts:
+        raise ValueError(f"{T} steps x {B} environments do not divide into {parts} minibatches")
+    obs = steps.next_obs.reshape(N, *steps.next_obs.shape[2:])
+    rnd = rnd.replace(obs_moments=rnd.obs_moments.update(obs))
+    x = _seen(rnd, obs)
+    errors = _errors(rnd.predictor, rnd.target, x, config)
+    moments = rnd.error_moments.update(errors)
+    bonus = config.coefficient * errors / (jnp.sqrt(moments.var + moments.mean**2) + 1e-8)
+    paid = jnp.ones(N, bool) if critical is None else critical(steps.obs.reshape(N, *steps.obs.shape[2:]))
+    bonus = jnp.where(paid, bonus, 0.0)
+
+    def minibatch(carry, x):
+        params, opt_state = carry
+        grads = jax.grad(lambda p: jnp.mean(_errors(p, rnd.target, x, config)))(params)
+        updates, opt_state = optax.adam(config.learning_rate).update(grads, opt_state)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    # Every `parts`-th row, so that each minibatch spans all of the time.
+    batches = x.reshape(N // parts, parts, -1).swapaxes(0, 1)
+    (predictor, opt_state), _ = jax.lax.scan(minibatch, (rnd.predictor, rnd.opt_state), batches)
+    rnd = rnd.replace(predictor=predictor, opt_state=opt_state, error_moments=moments)
+    metrics = {"novelty": jnp.mean(errors), "bonus": jnp.mean(bonus), "rewarded": jnp.mean(paid)}
+    return bonus.reshape(T, B), rnd, metrics
+
+
+def hooks(config: RNDConfig = RNDConfig(), critical: Callable[[jax.Array], jax.Array] | None = None) -> Hooks:
+    """The bonus as a hook of PPO, whose `aux` is an `RNDState`.
+
+    Args:
+      critical: raw observations [N, ...] -> bool [N], where a step may be paid for (LLM-RND); everywhere, if None.
+    """
+
+    def bonus(rnd, steps, obs_moments):
+        del obs_moments
+        return reward(rnd, steps, config, critical)
+
+    return Hooks(bonus=bonus)
+
+
+def _networks(config):
+    def tower(hidden):
+        layers: list[Any] = []
+        for _ in range(hidden):
+            layers += [nn.Dense(config.width, kernel_init=nn.initializers.orthogonal(math.sqrt(2.0))), nn.relu]
+        return nn.Sequential(
+            [*layers, nn.Dense(config.outputs, kernel_init=nn.initializers.orthogonal(math.sqrt(2.0)))]
+        )
+
+    return tower(1), tower(2)
+
+
+def _seen(rnd, obs):
+    return rnd.obs_moments.normalize(obs, _LIMIT).reshape(obs.shape[0], -1)
+
+
+def _errors(predictor_params, target_params, x, config):
+    target, predictor = _networks(config)
+    wanted = jax.lax.stop_gradient(target.apply(target_params, x))
+    return jnp.mean((predictor.apply(predictor_params, x) - wanted) ** 2, axis=-1)

@@ -1,0 +1,153 @@
+"""The mask network of RICE (Cheng et al. 2024), a simpler StateMask: where does the agent's action matter?
+
+    masked = MaskedEnv(env, env_params, config)                                  # the game of blinding the base agent
+    params = MaskParams(env_params, base.params, base.obs_moments)
+    mask = ppo.init_state(masked, params, mask_config, key)
+    mask, _ = ppo.make_update(masked, params, mask_config, hooks())(mask, key)   # again and again
+    weight = importance(ppo.Agent(masked, params, mask_config), mask.params, mask.obs_moments, record.obs)
+
+A second agent decides in each state whether the base agent acts, or chance does, and is paid for chance. It learns to
+blind where nothing is lost by it; its probability of *not* blinding is the importance of a state.
+
+`MaskParams` is data: to `vmap` over seeds with a base agent each, make the update inside the mapped function.
+
+Departures and choices:
+- The base agent's action is sampled, as it acts while refined. (RICE's code takes its most likely one.)
+- StateMask (Cheng et al. 2023) keeps the return near the base agent's by a Lagrangian; RICE, and so we, maximise the
+  return plus 0.01 for each blinded step, with plain PPO.
+- MASK-R takes the most important share of an episode's timesteps; ULTRA does not say how many it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import environment, spaces
+
+from nlrl_jax.algorithms import control_policy
+from nlrl_jax.algorithms.control_policy import Moments
+from nlrl_jax.algorithms.ppo import Agent, Hooks, PPOConfig
+
+BLIND, KEEP = 0, 1
+
+
+@flax.struct.dataclass
+class MaskState:
+    """inner: the game's own state. obs: what the base agent sees in it."""
+
+    inner: Any
+    obs: jax.Array
+
+
+@flax.struct.dataclass
+class MaskParams:
+    """inner: the game's own parameters. policy, moments: `params` and `obs_moments` of the base agent."""
+
+    inner: Any
+    policy: Any
+    moments: Moments
+
+
+class MaskedEnv(environment.Environment):
+    """The game in which an agent blinds another. Actions: 0 chance acts, 1 the base agent acts. Rewards: the game's.
+
+    Args:
+      env, env_params, config: of the base agent; config is the one it was trained with.
+
+    Raises:
+      ValueError: continuous actions without finite bounds, of which chance could not draw one.
+    """
+
+    def __init__(self, env: Any, env_params: Any, config: PPOConfig):
+        super().__init__()
+        self.env, self.agent = env, Agent(env, env_params, config)
+        if self.agent.continuous and not np.isfinite(self.agent.bounds).all():
+            raise ValueError(f"actions lie in {self.agent.bounds}; a random one needs finite bounds")
+
+    def reset_env(self, key, params):
+        obs, inner = self.env.reset_env(key, params.inner)
+        return obs, MaskState(inner, obs)
+
+    def step_env(self, key, state, action, params):
+        key_chance, key_base, key_step = jax.random.split(key, 3)
+        out = self.agent.policy(params.policy, params.moments, state.obs[None])
+        base = self.agent.to_env(control_policy.sample(key_base, *out)[0])
+        chance = self.env.action_space(params.inner).sample(key_chance).astype(base.dtype)
+        executed = jnp.where(action == BLIND, chance, base)
+        obs, inner, reward, terminated, info = self.env.step_env(key_step, state.inner, executed, params.inner)
+        return obs, MaskState(inner, obs), reward, terminated, info
+
+    def is_truncated(self, state, params):
+        return self.env.is_truncated(state.inner, params.inner)
+
+    def is_terminated(self, state, params):
+        return self.env.is_terminated(state.inner, params.inner)
+
+    @property
+    def num_actions(self) -> int:
+        return 2
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return self.env.observation_space(params.inner)
+
+
+def hooks(coefficient: float = 0.01) -> Hooks:
+    """What a blinded step is paid. Metrics: "blinded", the share of such steps."""
+
+    def bonus(aux, steps, obs_moments):
+        del obs_moments
+        blind = steps.action == BLIND
+        return coefficient * blind, aux, {"blinded": jnp.mean(blind)}
+
+    return Hooks(bonus=bonus)
+
+
+def importance(agent: Agent, params: Any, moments: Moments, obs: jax.Array) -> jax.Array:
+    """The probability of not blinding at raw observations: [..., *shape] -> [...] in [0, 1].
+
+    Args:
+      agent, params, moments: the mask agent's: `ppo.Agent(masked, mask_params, mask_config)` and of its `PPOState`.
+    """
+    shape = moments.mean.shape
+    leading = obs.shape[: obs.ndim - len(shape)]
+    logits, _ = agent.policy(params, moments, obs.reshape(math.prod(leading), *shape))
+    return jax.nn.softmax(logits)[:, KEEP].reshape(leading)
+
+
+def critical_steps(weight: jax.Array, steps: jax.Array) -> jax.Array:
+    """The most important timestep of each episode (RICE), the first of equals.
+
+    Args:
+      weight: float [T, N], the importance of the states of a `control_play.Record`.
+      steps: int32 [N], how many of them count.
+
+    Returns: int32 [N].
+    """
+    return jnp.argmax(_counted(weight, steps), axis=0)
+
+
+def critical_share(weight: jax.Array, steps: jax.Array, share: float) -> jax.Array:
+    """The most important timesteps of each episode (MASK-R): bool [T, N].
+
+    Args:
+      weight, steps: as for `critical_steps`.
+      share: of the episode's timesteps, in (0, 1]; the number is rounded up.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; it must lie in (0, 1]")
+    order = jnp.argsort(-_counted(weight, steps), axis=0)
+    rank = jnp.argsort(order, axis=0)
+    # A hundredth of a step must not count as a whole one because 0.1 x 10 is not quite 1.
+    return rank < jnp.minimum(jnp.ceil(share * steps - 1e-3), steps)
+
+
+def _counted(weight, steps):
+    return jnp.where(jnp.arange(weight.shape[0])[:, None] < steps, weight, -jnp.inf)

@@ -1,0 +1,125 @@
+"""RICE: where episodes start, what a stored state keeps, and the whole update."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs import pong
+from nlrl_jax.algorithms import control_play, ppo
+from nlrl_jax.algorithms.refiners import rice, rnd
+from nlrl_jax.algorithms.refiners.rnd import RNDConfig
+from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, assert_seeds_alike, seeds
+
+RND = RNDConfig(num_minibatches=2, width=16, outputs=8)
+
+
+def recorded(game, timestep, episodes=3):
+    """The states at `timestep` of some episodes of a fresh agent."""
+    env = GAMES[game]
+
+    @jax.jit
+    def play(key):
+        state = ppo.init_state(env, env.default_params, SMALL, key)
+        args = (env, env.default_params, SMALL, state.params, state.obs_moments)
+        return control_play.record(*args, key, episodes, 5)
+
+    record = play(jax.random.key(0))
+    return record, rice.starts_of(record, jnp.full(episodes, timestep))
+
+
+def test_starts_are_the_states_before_the_chosen_steps():
+    record, _ = recorded("discrete", 0)
+    obs, env_state = rice.starts_of(record, jnp.array([0, 4, 2]))
+    np.testing.assert_array_equal(env_state.cell, [0, 4, 2])
+    np.testing.assert_array_equal(obs, jax.nn.one_hot(jnp.array([0, 4, 2]), CELLS))
+
+
+def test_the_clock_restarts_and_nothing_else():
+    _, (obs, env_state) = recorded("continuous", 3)
+    aux = rice.init(jax.random.key(0), obs, env_state, RND)
+    np.testing.assert_array_equal(env_state.time, 3)
+    np.testing.assert_array_equal(aux.env_state.time, 0)
+    np.testing.assert_array_equal(aux.env_state.place, env_state.place)
+    np.testing.assert_array_equal(aux.obs, env_state.place)
+    assert rice.restarted({"x": 1}) == {"x": 1}  # a state without a clock
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_the_share_of_critical_starts_is_p(probability):
+    _, (obs, env_state) = recorded("continuous", 3, episodes=4)
+    aux = rice.init(jax.random.key(0), obs, env_state, RND)
+    reset = rice.hooks(probability, RND).reset
+    N, env = 4000, GAMES["continuous"]
+    fresh = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(jax.random.key(1), N), env.default_params)
+    start_obs, start = jax.vmap(reset, in_axes=(None, 0, 0, 0))(aux, jax.random.split(jax.random.key(2), N), *fresh)
+    which = (np.asarray(start_obs)[:, None] == np.asarray(obs)[None]).all(-1)  # [N, K]
+    critical = which.any(1)
+    assert abs(critical.mean() - probability) <= 4 * np.sqrt(probability * (1 - probability) / N)
+    np.testing.assert_array_equal(start.place, start_obs)  # observation and state belong together
+    np.testing.assert_array_equal(np.asarray(start_obs)[~critical], np.asarray(fresh[0])[~critical])
+    if probability:
+        shares = which.sum(0) / which.sum()
+        np.testing.assert_allclose(shares, 0.25, atol=0.06)
+
+
+def test_episodes_go_on_from_critical_states():
+    _, (obs, env_state) = recorded("discrete", 3)
+    env, config = GAMES["discrete"], dataclasses.replace(SMALL, num_steps=64)
+    state = ppo.init_state(env, env.default_params, config, jax.random.key(0))
+    state = state.replace(aux=rice.init(jax.random.key(1), obs, env_state, RND))
+    collect = jax.jit(ppo.make_collect(env, env.default_params, config, rice.hooks(1.0, RND)))
+    _, steps = collect(state, jax.random.key(2))
+    cells = np.argmax(steps.obs, -1)
+    # The first games start where the environment starts them, all later ones in cell 3.
+    np.testing.assert_array_equal(cells[:5], np.arange(5)[:, None] * np.ones((1, 4)))
+    np.testing.assert_array_equal(cells[5:], np.tile([3, 4], 30)[:59, None] * np.ones((1, 4)))
+    np.testing.assert_array_equal(np.asarray(steps.finished_steps)[steps.done][-4:], 2)
+
+
+def test_two_seeds_at_once_are_two_seeds():
+    env = GAMES["discrete"]
+    params = env.default_params
+    _, (obs, env_state) = recorded("discrete", 3)
+    update = ppo.make_update(env, params, SMALL, rice.hooks(0.5, RND))
+    each, both = seeds(lambda key: ppo.init_state(env, params, SMALL, key, rice.init(key, obs, env_state, RND)))
+    keys = jax.random.split(jax.random.key(9), 2)
+    metrics = assert_seeds_alike(update, each, both, keys, lambda s: (s.params, s.obs, s.aux.rnd))
+    assert metrics["finite"].all() and (metrics["bonus"] > 0).all()
+
+
+def test_pong_starts_from_a_stored_rally():
+    game = pong.control_game()
+    config = dataclasses.replace(SMALL, num_envs=2, num_steps=40, normalize_obs=False)
+    state = ppo.init_state(game.env, game.params, config, jax.random.key(0))
+    args = (game.env, game.params, config, state.params, state.obs_moments)
+    record = control_play.record(*args, jax.random.key(1), 2, 10)
+    obs, env_state = rice.starts_of(record, jnp.array([7, 8]))
+    state = state.replace(aux=rice.init(jax.random.key(2), obs, env_state, RND))
+    _, steps = jax.jit(ppo.make_collect(game.env, game.params, config, rice.hooks(1.0, RND)))(state, jax.random.key(3))
+    t, n = np.argwhere(np.asarray(steps.done))[0]
+    assert (np.asarray(steps.obs)[t + 1, n] == np.asarray(obs)).all(-1).any()
+
+
+def test_what_cannot_be_is_refused():
+    _, (obs, env_state) = recorded("discrete", 0)
+    with pytest.raises(ValueError, match="probability is 1.5"):
+        rice.hooks(1.5)
+    with pytest.raises(ValueError, match="2 observations"):
+        rice.init(jax.random.key(0), obs[:2], env_state)
+    with pytest.raises(ValueError, match="at least one"):
+        rice.init(jax.random.key(0), obs[:0], jax.tree.map(lambda x: x[:0], env_state))
+
+
+def test_the_bonus_is_that_of_random_network_distillation():
+    _, (obs, env_state) = recorded("discrete", 3)
+    aux = rice.init(jax.random.key(0), obs, env_state, RND)
+    env = GAMES["discrete"]
+    state = ppo.init_state(env, env.default_params, SMALL, jax.random.key(0), aux)
+    _, steps = ppo.make_collect(env, env.default_params, SMALL)(state, jax.random.key(2))
+    bonus, after, _ = rice.hooks(0.5, RND).bonus(aux, steps, state.obs_moments)
+    expected, learned, _ = rnd.reward(aux.rnd, steps, RND)
+    np.testing.assert_array_equal(bonus, expected)
+    jax.tree.map(np.testing.assert_array_equal, after.rnd, learned)

@@ -1,0 +1,83 @@
+"""Pictures of the robots."""
+
+import numpy as np
+import pytest
+
+mujoco = pytest.importorskip("mujoco")
+
+from envs import locomotion, locomotion_frames  # noqa: E402
+
+
+def rest(name, rows=1):
+    model = mujoco.MjModel.from_xml_path(str(locomotion.xml_path(name)))
+    return np.tile(model.qpos0, (rows, 1))
+
+
+def body(picture):
+    """Where the robot is: its colours are warm (more red than blue), sky and floor are not."""
+    return picture[..., 0].astype(int) > picture[..., 2].astype(int) + 20
+
+
+@pytest.mark.parametrize("name", locomotion.ROBOTS)
+def test_a_drawing_shows_the_robot_where_it_is(name):
+    pictures = locomotion_frames.frames(name, rest(name), 160, 120, "drawing")
+    assert pictures.shape == (1, 120, 160, 3) and pictures.dtype == np.uint8
+    rows, columns = np.nonzero(body(pictures[0]))
+    assert 150 < len(rows) < 4000
+    assert abs(columns.mean() - 80) < 12
+    tall = np.ptp(rows) / np.ptp(columns)
+    assert tall < 1 if name == "ant" else tall > 1.5
+
+
+def test_a_drawn_hopper_stands_on_the_floor_and_leans_as_its_pitch_says():
+    upright, forward, backward = (rest("hopper")[0].copy() for _ in range(3))
+    forward[2], backward[2] = 0.6, -0.6
+    pictures = locomotion_frames.frames("hopper", [upright, forward, backward], 160, 120, "drawing")
+    scale = min(160 / 3.2, 120 / 2.4)
+    rows, _ = np.nonzero(body(pictures[0]))
+    assert abs((120 - rows.max()) / scale - 0.35) < 0.08  # the floor lies 0.35 m above the lower edge
+    assert abs(np.ptp(rows) / scale - 1.45) < 0.1  # the model is 1.45 m tall
+    heads, feet = (
+        [np.nonzero(body(picture[part]).any(0))[0].mean() for picture in pictures]
+        for part in (slice(38), slice(70, None))
+    )
+    assert heads[1] > heads[0] + 2 > heads[2] + 4  # a positive pitch turns about y, the head towards +x, to the right
+    assert feet[1] < feet[0] - 10 < feet[2] - 20
+
+
+def test_the_floor_passes_by_as_the_robot_moves():
+    qpos = rest("walker2d", 3)
+    qpos[:, 0] = 0, 0.25, 1.0  # tiles are half a metre wide: after a metre the picture is the same
+    first, quarter, metre = locomotion_frames.frames("walker2d", qpos, 96, 72, "drawing")
+    assert (first != quarter).any()
+    np.testing.assert_array_equal(first, metre)
+
+
+def test_an_exploded_state_gives_a_picture_without_a_robot():
+    qpos = rest("ant", 2)
+    qpos[1, 3] = np.nan
+    pictures = locomotion_frames.frames("ant", qpos, 64, 48, "drawing")
+    assert body(pictures[0]).any() and not body(pictures[1]).any()
+
+
+def test_without_opengl_auto_draws_and_opengl_says_why(monkeypatch):
+    monkeypatch.setattr(locomotion_frames, "_opengl", lambda *_: (None, "no display"))
+    drawn = locomotion_frames.frames("hopper", rest("hopper"), 64, 48)
+    np.testing.assert_array_equal(drawn, locomotion_frames.frames("hopper", rest("hopper"), 64, 48, "drawing"))
+    with pytest.raises(RuntimeError, match="found no OpenGL: no display"):
+        locomotion_frames.frames("hopper", rest("hopper"), 64, 48, "opengl")
+
+
+def test_the_renderers_process_gives_pictures_or_a_reason():
+    pictures, complaint = locomotion_frames._opengl(str(locomotion.xml_path("ant")), rest("ant", 2), 64, 48)
+    if pictures is None:
+        assert complaint
+    else:
+        assert pictures.shape == (2, 48, 64, 3) and pictures.std() > 5
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match=r"shape \(1, 6\); ant needs \[T, 15\]"):
+        locomotion_frames.frames("ant", rest("hopper"))
+    with pytest.raises(ValueError, match="renderer is 'vulkan'"):
+        locomotion_frames.frames("ant", rest("ant"), renderer="vulkan")
