@@ -1,4 +1,4 @@
-"""The games. `make(name)` gives a `TextGame`; the modules hold the gymnax environments.
+"""The games. `make(name)` gives a `TextGame`, `make_control(name)` a `ControlGame`; modules hold the environments.
 
 Nothing heavy is imported until a game is made (gymnax alone takes seconds to import).
 """
@@ -40,3 +40,32 @@ def make(name: str, prompt: str = "paper", **options):
         raise ValueError(f"unknown game {name!r}; known games: {', '.join(GAMES)}")
     module, preset = _MAKERS[name]
     return importlib.import_module(module).text_game(prompt=prompt, **preset, **options)
+
+
+_CONTROL_MAKERS = {
+    "pong": ("envs.pong", ()),
+    "hopper": ("envs.locomotion", ("hopper",)),
+    "walker2d": ("envs.locomotion", ("walker2d",)),
+    "ant": ("envs.locomotion", ("ant",)),
+}
+
+CONTROL_GAMES = tuple(_CONTROL_MAKERS)
+
+
+def make_control(name: str, **options):
+    """The game `name` for agents that see numbers.
+
+    Args:
+      name: one of `CONTROL_GAMES`.
+      **options: those of the module's own `control_game`, e.g. `points` for Pong or `physics` for the robots.
+
+    Returns:
+      A `nlrl_jax.types.ControlGame`.
+
+    Raises:
+      ValueError: an unknown name, or an option outside its range.
+    """
+    if name not in _CONTROL_MAKERS:
+        raise ValueError(f"unknown game {name!r}; known games: {', '.join(CONTROL_GAMES)}")
+    module, arguments = _CONTROL_MAKERS[name]
+    return importlib.import_module(module).control_game(*arguments, **options)

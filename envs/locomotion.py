@@ -27,6 +27,8 @@ import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from nlrl_jax.types import ControlGame
+
 VERSIONS = ("v4", "v5")
 PHYSICS = ("auto", "mjx", "c")
 _HUGE = 1e10  # mjMAXVAL: MuJoCo takes larger numbers for an explosion
@@ -262,3 +264,9 @@ def _uniform(key, shape, dtype):
 def _finite(*arrays: jax.Array) -> jax.Array:
     """Whether all numbers are ones that MuJoCo takes: bool []. NaN compares as False."""
     return jnp.stack([(jnp.abs(x) <= _HUGE).all() for x in arrays]).all()
+
+
+def control_game(name: str, version: str = "v4", physics: str = "auto") -> ControlGame:
+    """A robot for control agents; see `make_env`."""
+    env = make_env(name, version, physics)
+    return ControlGame(name=name, env=env, params=env.default_params)

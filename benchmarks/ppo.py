@@ -1,0 +1,243 @@
+"""PPO end to end beside PureJaxRL and stable-baselines3: environment steps a second, return after equal steps.
+
+    PYTHONPATH=. python -m benchmarks.ppo --purejaxrl DIR --sb3_python PYTHON [--games CartPole-v1 Acrobot-v1]
+        [--steps 500000] [--seeds 3] [--sb3_seeds 1] [--sb3_steps 500000] [--wide_steps 100000] [--repeats 3]
+
+Every subject trains with 4 environments, 128 steps an update, 4 epochs of 4 minibatches, Adam at 2.5e-4 falling to 0,
+networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations normalised) and once more as
+close to PureJaxRL as it goes; stable-baselines3 with these hyperparameters and with its own (10 epochs, batches of 64).
+A training is one program of JAX, compiled beforehand; stable-baselines3 has one torch thread, and only `learn` counts.
+The subjects take turns within each seed. Steps a second: the median over seeds; ratios are those of medians.
+"last 10 %": mean return of the last tenth of a training's episodes, of the updates that hold them for the JAX programs.
+"greedy", "sampled": 100 episodes afterwards. All of them: mean and standard deviation over the seeds.
+
+PureJaxRL: a checkout, see `ppo_purejaxrl.py`. stable-baselines3: a Python that has it, see `ppo_sb3.py`. Either may be
+left out. gymnax's and Gymnasium's CartPole and Acrobot have the same rules and limits (500 steps).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import ppo_purejaxrl
+from nlrl_jax.algorithms import ppo
+from nlrl_jax.algorithms.control_play import evaluate
+
+NUM_STEPS = 128
+LIKE_PUREJAXRL = {"normalize_obs": False, "value_coef": 0.25}  # its value loss is half the squared error
+SB3_SAME = {
+    "n_steps": 128,
+    "n_epochs": 4,
+    "batch_size": 128,
+    "learning_rate": 2.5e-4,
+    "anneal": True,
+    "ent_coef": 0.01,
+}
+
+
+@dataclasses.dataclass
+class Run:
+    """One training. last: mean return of its last tenth of episodes; greedy, sampled: of 100 episodes afterwards."""
+
+    seconds: float
+    steps: int
+    last: float = np.nan
+    greedy: float = np.nan
+    sampled: float = np.nan
+
+
+def config_of(steps: int, num_envs: int, **options) -> ppo.PPOConfig:
+    return ppo.PPOConfig(num_envs=num_envs, num_steps=NUM_STEPS, anneal=steps // (num_envs * NUM_STEPS), **options)
+
+
+def train_ours(game: str, steps: int, num_envs: int = 4, **options) -> Callable[..., Any]:
+    """A key -> (state, metrics), all updates as one scan."""
+    env, params = gymnax.make(game)
+    config = config_of(steps, num_envs, **options)
+    update = ppo.make_update(env, params, config)
+
+    def train(key):
+        key, key_init = jax.random.split(key)
+        state = ppo.init_state(env, params, config, key_init)
+        return jax.lax.scan(update, state, jax.random.split(key, config.anneal))
+
+    return train
+
+
+def timed(run: Callable[..., Any], *arguments) -> tuple[Any, float]:
+    start = time.perf_counter()
+    out = jax.block_until_ready(run(*arguments))
+    return out, time.perf_counter() - start
+
+
+def compiled(train: Callable[..., Any], *arguments) -> tuple[Callable[..., Any], float]:
+    """The program, and how long compiling took."""
+    return timed(jax.jit(train).lower(*arguments).compile)
+
+
+def last_tenth(sums, counts) -> float:
+    """Mean return of the updates at the end that hold a tenth of all episodes. sums, counts: [U], of the episodes."""
+    sums, counts = np.asarray(sums)[::-1], np.asarray(counts)[::-1]
+    end = np.searchsorted(np.cumsum(counts), 0.1 * counts.sum()) + 1
+    return float(sums[:end].sum() / counts[:end].sum())
+
+
+def after(game: str, config: ppo.PPOConfig, params, moments, seed: int) -> dict[str, float]:
+    """Mean returns of 100 episodes, greedy and sampled."""
+    env, env_params = gymnax.make(game)
+    play = lambda greedy: evaluate(env, env_params, config, params, moments, jax.random.key(seed), 100, greedy)
+    return {name: float(jnp.mean(play(name == "greedy")[0])) for name in ("greedy", "sampled")}
+
+
+def our_subject(game: str, steps: int, **options):
+    config = config_of(steps, 4, **options)
+    program, compiling = compiled(train_ours(game, steps, **options), jax.random.key(0))
+
+    def run(seed: int) -> Run:
+        (state, metrics), seconds = timed(program, jax.random.key(seed))
+        last = last_tenth(metrics["env_return"] * metrics["episodes"], metrics["episodes"])
+        scores = after(game, config, state.params, state.obs_moments, 1000 + seed)
+        return Run(seconds, config.anneal * 4 * NUM_STEPS, last, **scores)
+
+    return run, compiling
+
+
+def purejaxrl_subject(directory: str, game: str, steps: int):
+    program, compiling = compiled(ppo_purejaxrl.make_train(directory, game, steps), jax.random.key(0))
+
+    def run(seed: int) -> Run:
+        out, seconds = timed(program, jax.random.key(seed))
+        done, returned = (np.asarray(out["metrics"][k]) for k in ("returned_episode", "returned_episode_returns"))
+        last = last_tenth((returned * done).sum((1, 2)), done.sum((1, 2)))
+        # The networks are the same as ours but for the names.
+        theirs = out["runner_state"][0].params["params"]
+        layers = lambda first: {f"Dense_{i}": theirs[f"Dense_{first + i}"] for i in range(3)}
+        params = {"actor": layers(0), "critic": layers(3)}
+        moments = ppo.Moments.of()
+        return Run(
+            seconds, done.size, last, **after(game, config_of(steps, 4, **LIKE_PUREJAXRL), params, moments, 1000 + seed)
+        )
+
+    return run, compiling
+
+
+def sb3_subject(python: str, game: str, steps: int, options: dict[str, Any]):
+    def run(seed: int) -> Run:
+        script = str(Path(__file__).with_name("ppo_sb3.py"))
+        command = [python, script, game, str(steps), str(seed), json.dumps(options)]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        returns = told["returns"][-max(1, len(told["returns"]) // 10) :]
+        return Run(told["seconds"], told["steps"], statistics.mean(returns), told["greedy"], told["sampled"])
+
+    return run, 0.0
+
+
+def learning(game: str, arguments) -> None:
+    """Prints the rows of one game."""
+    subjects = {
+        "nlrl_jax": (*our_subject(game, arguments.steps), arguments.seeds),
+        "nlrl_jax, as PureJaxRL": (*our_subject(game, arguments.steps, **LIKE_PUREJAXRL), arguments.seeds),
+    }
+    if arguments.purejaxrl:
+        subjects["PureJaxRL"] = (*purejaxrl_subject(arguments.purejaxrl, game, arguments.steps), arguments.seeds)
+    if arguments.sb3_python:
+        for name, options in (("same", SB3_SAME), ("its own", {"n_steps": 128})):
+            row = sb3_subject(arguments.sb3_python, game, arguments.sb3_steps, options)
+            subjects[f"stable-baselines3, {name} hyperparameters"] = (*row, arguments.sb3_seeds)
+    runs = {name: [] for name in subjects}
+    for seed in range(max(arguments.seeds, arguments.sb3_seeds)):
+        for name, (run, _, seeds) in subjects.items():
+            if seed < seeds:
+                runs[name].append(run(seed))
+    speed = {name: statistics.median(r.steps / r.seconds for r in rows) for name, rows in runs.items()}
+    for name, rows in runs.items():
+        of = lambda field: np.array([getattr(r, field) for r in rows])
+        best = max(r.steps / r.seconds for r in rows)
+        cells = [game, name, f"{rows[0].steps:,} x {len(rows)}", f"{speed[name]:,.0f}", f"{best:,.0f}"]
+        cells += [f"{speed['nlrl_jax'] / speed[name]:.2f}", f"{subjects[name][1]:.1f}"]
+        cells += [f"{of(field).mean():.1f} ± {of(field).std():.1f}" for field in ("last", "greedy", "sampled")]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def one_call_an_update(game: str, steps: int) -> Callable[..., Any]:
+    """A training as a launch script runs it: a jitted update, called from Python."""
+    env, params = gymnax.make(game)
+    config = config_of(steps, 4)
+    update = jax.jit(ppo.make_update(env, params, config))
+
+    def train(key):
+        state = ppo.init_state(env, params, config, key)
+        for i in range(config.anneal):
+            state, metrics = update(state, jax.random.fold_in(key, i))
+        return state, metrics
+
+    return train
+
+
+def throughput(game: str, arguments) -> None:
+    """Prints steps a second of other settings: more environments, and several seeds as one program."""
+    steps, keys = arguments.wide_steps, jax.random.split(jax.random.key(0), 8)
+    theirs = functools.partial(ppo_purejaxrl.make_train, arguments.purejaxrl)
+    settings = [("4 environments, one call an update", one_call_an_update(game, steps), keys[0], steps)]
+    for name, make in (("", train_ours), ("PureJaxRL: ", theirs if arguments.purejaxrl else None)):
+        if make:
+            settings.append((f"{name}4 environments", compiled(make(game, steps), keys[0])[0], keys[0], steps))
+            wide = compiled(make(game, 4 * steps, num_envs=64), keys[0])[0]
+            settings.append((f"{name}64 environments", wide, keys[0], 4 * steps))
+            seeds = compiled(jax.vmap(make(game, steps)), keys)[0]
+            settings.append((f"{name}4 environments x 8 seeds", seeds, keys, 8 * steps))
+    rates = {name: [] for name, *_ in settings}
+    for repeat in range(1 + arguments.repeats):
+        for name, run, key, taken in settings:
+            rate = taken / timed(run, key)[1]
+            if repeat:  # the first compiles what is not compiled yet
+                rates[name].append(rate)
+    for name, values in rates.items():
+        print(f"| {game} | {name} | {statistics.median(values):,.0f} | {max(values):,.0f} |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--purejaxrl", help="a checkout")
+    parser.add_argument("--sb3_python", help="a Python that has stable-baselines3")
+    parser.add_argument("--games", nargs="+", default=["CartPole-v1", "Acrobot-v1"])
+    parser.add_argument("--steps", type=int, default=500_000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sb3_steps", type=int, default=500_000)
+    parser.add_argument("--sb3_seeds", type=int, default=1)
+    parser.add_argument("--wide_steps", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "flax", "gymnax"))
+    device, load = jax.devices()[0].device_kind, os.getloadavg()[0]
+    print(f"{packages}, Python {platform.python_version()}, {os.cpu_count()} cores, {device}, load {load:.1f}")
+    if arguments.purejaxrl:
+        print(f"PureJaxRL with {ppo_purejaxrl.distrax_of(arguments.purejaxrl)}")
+    print("\n| game | subject | steps x seeds | steps/s | best | nlrl_jax's ratio to it | compiling, s | ", end="")
+    print("last 10 % | greedy | sampled |\n" + "|---" * 10 + "|", flush=True)
+    for game in arguments.games:
+        learning(game, arguments)
+    print("\n| game | setting | steps/s | best |\n|---|---|---|---|", flush=True)
+    for game in arguments.games:
+        throughput(game, arguments)
+
+
+if __name__ == "__main__":
+    main()

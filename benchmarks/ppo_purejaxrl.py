@@ -1,0 +1,94 @@
+"""PureJaxRL's PPO for `benchmarks/ppo.py`, from a checkout of luchris429/purejaxrl, which is taken as it is.
+
+gymnax 1.x's six-valued `step` is folded to the five values that it expects. brax and navix, which it imports but does not
+use here, may be missing. So may distrax: then a Categorical of our own stands in, which `distrax_of` says.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+
+
+class FiveValues:
+    """A gymnax 1.x environment as gymnax 0.0.x had it: one `done`, and nothing in `info` but the discount."""
+
+    def __init__(self, env):
+        self._env = env
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def step(self, key, state, action, params=None):
+        obs, state, reward, terminated, truncated, info = self._env.step(key, state, action, params)
+        return obs, state, reward, terminated | truncated, {"discount": info["discount"]}
+
+
+class Categorical:
+    """What PureJaxRL uses of distrax."""
+
+    def __init__(self, logits):
+        self.log_probs = jax.nn.log_softmax(logits)
+
+    def sample(self, seed):
+        return jax.random.categorical(seed, self.log_probs)
+
+    def log_prob(self, value):
+        return jnp.take_along_axis(self.log_probs, value[..., None], axis=-1)[..., 0]
+
+    def entropy(self):
+        return -jnp.sum(jnp.exp(self.log_probs) * self.log_probs, axis=-1)
+
+
+@functools.cache
+def load(directory: str) -> types.ModuleType:
+    """PureJaxRL's `ppo.py` as a module, with gymnax folded."""
+    missing = lambda name: importlib.util.find_spec(name) is None
+    if missing("distrax"):
+        sys.modules["distrax"] = types.SimpleNamespace(Categorical=Categorical)
+    if missing("navix"):
+        sys.modules["navix"] = types.ModuleType("navix")
+    if missing("brax"):
+        training = types.SimpleNamespace(EpisodeWrapper=None, AutoResetWrapper=None)
+        names = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training")
+        sys.modules.update({name: types.ModuleType(name) for name in names[:3]}, **{names[3]: training})
+        sys.modules["brax"].envs = sys.modules["brax.envs"]
+    source = Path(directory, "purejaxrl")
+    sys.path.insert(0, str(source))  # for its wrappers.py
+    spec = importlib.util.spec_from_file_location("purejaxrl_ppo", source / "ppo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def make(name):
+        env, params = gymnax.make(name)
+        return FiveValues(env), params
+
+    module.gymnax = types.SimpleNamespace(make=make)
+    return module
+
+
+def make_train(directory: str, game: str, steps: int, num_envs: int = 4) -> Callable[..., Any]:
+    """A key -> {"runner_state", "metrics"}, with the hyperparameters of its `__main__`."""
+    config = {"LR": 2.5e-4, "NUM_ENVS": num_envs, "NUM_STEPS": 128, "TOTAL_TIMESTEPS": steps, "UPDATE_EPOCHS": 4}
+    config |= {"NUM_MINIBATCHES": 4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01}
+    config |= {"VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": game, "ANNEAL_LR": True}
+    return load(directory).make_train(config)
+
+
+def distrax_of(directory: str) -> str:
+    """Which distrax it runs with."""
+    return (
+        "a stand-in for distrax"
+        if load(directory).distrax.Categorical is Categorical
+        else f"distrax {version('distrax')}"
+    )

@@ -1,0 +1,290 @@
+"""ULTRA's tables 1 and 2: a sub-optimal PPO agent, what an analyst says of it, and refinement by every method.
+
+    python -m launch.reproduce_ultra --game pong --run_dir runs/ultra_pong
+    python -m launch.reproduce_ultra --game hopper --methods PPO,RICE,ULTRA-RA --run_dir runs/ultra_hopper
+    python -m launch.reproduce_ultra --analyst endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME ...
+
+First PPO trains the base agent (once; `--base RUN_DIR` takes that of another run). Its episodes go to the analyst: the
+scripted one that reads the trajectory, a local model, or an endpoint. Then every method refines the same agent with the
+same number of environment steps, several seeds as one program, and is evaluated alone, without the lookup table.
+Whatever is there already is not done again with `--resume`. The last line reads `ULTRA-RA over PPO: <PPO> ->
+<ULTRA-RA>`.
+
+Departures from the paper: see `nlrl_jax/algorithms/ultra.py` and `envs/pong.py`. RICE and MASK-R also use
+environment steps to train the mask network (`--mask_iterations`), which is not counted in their budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from launch import config_flags, language_models, loop, setup, ultra_findings, ultra_games, ultra_methods, ultra_report
+from launch.config_flags import option
+from launch.ultra_games import Setting
+from launch.ultra_methods import Shared
+from nlrl_jax.algorithms import control_play, ppo, ultra
+from nlrl_jax.algorithms.ppo import PPOState
+from nlrl_jax.algorithms.refiners import state_mask
+from nlrl_jax.algorithms.ultra import Findings
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.run.report import markdown
+from nlrl_jax.text.trajectory import Episode, Verdict
+from nlrl_jax.types import LanguageModel
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes. The defaults are those of Pong at scale quick."""
+
+    game: str = option("pong", "pong, hopper, walker2d or ant")
+    methods: str = option("all", f"comma-separated, or all: {', '.join(ultra_methods.METHODS)}")
+    seeds: int = option(3, "seeds of refinement")
+    seed: int = option(0, "everything random follows from it")
+    base: str = option("", "run folder whose base agent is refined; empty trains one")
+    base_iterations: int = option(40, "updates of 2048 steps that make the base agent")
+    iterations: int = option(100, "updates of 2048 steps of refinement, each seed and method")
+    learning_rate: float = option(1e-4, "of refinement")
+    episodes: int = option(1000, "episodes of the base agent that the analyst reads")
+    episode_steps: int = option(400, "steps of an episode that it reads at most")
+    analyst: str = option("scripted", "who analyses: scripted, endpoint, or a local model's name")
+    alpha: float = option(0.5, "weight of the analyst's rewards; the paper: 0.5 for Pong, 0.1 for the robots")
+    radius: float = option(0.3, "how near a robot's state must be to a critical one, in deviations a dimension")
+    cell: int = option(1, "Pong: rows and columns that count as one in the lookup table; 1 is exact")
+    points: int = option(1, "Pong: points of a game")
+    mask_iterations: int = option(50, "updates that train the mask network of RICE and MASK-R")
+    mask_share: float = option(0.2, "share of an episode's timeslots that MASK-R takes for critical")
+    hlc: float = option(0.1, "weight of the rewards by hand of HLC")
+    eval_episodes: int = option(1000, "episodes of the evaluation before and after")
+    curve_episodes: int = option(200, "episodes of the evaluations on the way")
+    eval_every: int = option(20, "updates between these")
+    physics: str = option("auto", "robots: mjx, c, or auto: c on a CPU")
+    checkpoint_every: int = option(50, "updates between checkpoints")
+    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
+    endpoint_model: str = option("", "an endpoint's name for its model")
+    token_budget: int = option(0, "stop cleanly after so many tokens of the endpoint; 0 is no limit")
+
+
+PAPER = {"seeds": 5, "eval_episodes": 100, "endpoint_model": "gpt-4o", "analyst": "endpoint"}
+PRESETS = {
+    "quick": {},
+    "quick_robot": {
+        "alpha": 0.1, "base_iterations": 150, "iterations": 50, "episodes": 60, "episode_steps": 1000,
+        "eval_episodes": 100, "curve_episodes": 20, "eval_every": 25,
+    },
+    "paper": {**PAPER, "base_iterations": 500, "iterations": 500, "episodes": 100, "episode_steps": 1000},
+    "paper_robot": {
+        **PAPER, "alpha": 0.1, "base_iterations": 500, "iterations": 500, "episodes": 100, "episode_steps": 1000,
+        "curve_episodes": 20,
+    },
+}  # fmt: skip
+
+
+class Run:
+    """A run's parts, each made once and kept in its folder."""
+
+    def __init__(self, config: RunConfig, run_dir: pathlib.Path, resume: bool):
+        self.config, self.run_dir, self.resume, self.usage = config, run_dir, resume, Usage()
+        self.setting: Setting = ultra_games.make(config.game, config.physics, config.cell, config.points)
+        self.ppo = dataclasses.replace(self.setting.ppo, learning_rate=config.learning_rate)
+        self.methods = ultra_methods.known(config.methods, self.setting)
+        game = self.setting.game
+        play = functools.partial(control_play.evaluate, game.env, game.params, self.ppo)
+        by_seed = lambda episodes: jax.jit(
+            jax.vmap(lambda params, moments, key: play(params, moments, key, episodes)[0], in_axes=(0, 0, None))
+        )
+        self.evaluate_whole, self.evaluate_some = by_seed(config.eval_episodes), by_seed(config.curve_episodes)
+        self.key = lambda number: jax.random.fold_in(jax.random.key(config.seed), number)
+
+    def scores(self, states: PPOState, whole: bool = True) -> np.ndarray:
+        """Mean returns of a stack of agents, all on the same episodes' seeds: [n]."""
+        evaluate = self.evaluate_whole if whole else self.evaluate_some
+        return np.asarray(evaluate(states.params, states.obs_moments, self.key(1))).mean(axis=1)
+
+    def base(self) -> PPOState:
+        """The sub-optimal agent: trained, or of another run.
+
+        Raises:
+          ValueError: `--base` names no run, one of another game, or one without an agent.
+        """
+        config, game = self.config, self.setting.game
+        state = ppo.init_state(game.env, game.params, self.setting.ppo, self.key(0))
+        state = language_models.on_device(state)
+        if config.base:
+            return loop.restore(_base_of(config), state)
+        folder = self.run_dir / "base"
+        folder.mkdir(exist_ok=True)
+        update = jax.jit(ppo.make_update(game.env, game.params, self.setting.ppo))
+        state = loop.restore(folder, state) if self.resume else state
+        if int(state.iteration) >= config.base_iterations:
+            return state
+        columns = ("env_return", "env_steps", "entropy", "value_loss")
+        print(f"base agent: {config.base_iterations} updates of PPO", flush=True)
+        return self._train(folder, update, state, config.seed, config.base_iterations, columns, None)
+
+    def record(self, base: PPOState) -> control_play.Record:
+        """Episodes of the base agent."""
+        config, game = self.config, self.setting.game
+        record = functools.partial(control_play.record, game.env, game.params, self.ppo)
+        played = jax.jit(lambda s, k: record(s.params, s.obs_moments, k, config.episodes, config.episode_steps))
+        return played(base, self.key(2))
+
+    def analyst(self) -> LanguageModel:
+        """The language model of ULTRA's roles, its calls counted."""
+        config = self.config
+        address = {"base_url": config.base_url, "model": config.endpoint_model}
+        name, scripts = config.analyst, self.setting.scripts
+        return Metered(
+            language_models.large_model(name, scripts, self.run_dir, config.token_budget, **address), self.usage
+        )
+
+    def findings(self, name: str, episodes: list[Episode], verdicts=None) -> Findings:
+        """What the analyst says of the episodes; kept in a file."""
+        path = self.run_dir / f"{name}.json"
+        if path.exists():
+            return ultra_findings.load(path)
+        findings = ultra.analyse(episodes, self.setting.roles, self.analyst(), self.config.seed, verdicts=verdicts)
+        ultra_findings.save(findings, path)
+        return findings
+
+    def shared(self, base: PPOState, record: control_play.Record, episodes: list[Episode]) -> tuple[Shared, Findings]:
+        """Everything that the methods have in common."""
+        config, setting = self.config, self.setting
+        findings = self.findings("findings", episodes)
+        critical = findings.counts.get("identify/critical", 0)
+        print(f"analyst: {critical} critical of {findings.counts.get('identify/timeslots', 0)} timeslots", flush=True)
+        if not findings.states:
+            print("the analyst marked no state: ULTRA's methods will be plain PPO", flush=True)
+        obs, steps = np.asarray(record.obs), np.asarray(record.steps)
+        statistics = ultra_games.hooks_seen(setting.game, obs, steps)
+        table = functools.partial(ultra.make_table, game=setting.game, mean=statistics[0], scale=statistics[1])
+        weight = mask_table = None
+        if set(self.methods) & set(ultra_methods.MASKED):
+            print(f"mask network: {config.mask_iterations} updates", flush=True)
+            importance, blinded = ultra_methods.train_mask(setting, base, config.mask_iterations, self.key(3))
+            weight = importance(record.obs)
+            print(f"it blinds {blinded:.2f} of the steps", flush=True)
+        if "MASK-R" in self.methods:
+            chosen = np.asarray(state_mask.critical_share(weight, record.steps, config.mask_share))
+            verdicts = [
+                [Verdict(int(t), True, None, "") for t in np.flatnonzero(chosen[:, n])] for n in range(len(episodes))
+            ]
+            mask_table = table(self.findings("mask_findings", episodes, verdicts).states)
+        shared = Shared(
+            setting,
+            self.ppo,
+            record,
+            table(findings.states),
+            mask_table,
+            weight,
+            config.alpha,
+            config.radius,
+            config.hlc,
+        )
+        return shared, findings
+
+    def refine(self, name: str, shared: Shared, base: PPOState) -> tuple[PPOState, np.ndarray]:
+        """A method's seeds as one program: (their states, their scores [n])."""
+        config, folder = self.config, self.run_dir / name
+        folder.mkdir(exist_ok=True)
+        keys = jax.random.split(self.key(4), config.seeds)
+        states = jax.vmap(lambda key: ultra_methods.start(name, shared, base, key))(keys)
+        states = language_models.on_device(states)
+        update = jax.jit(jax.vmap(ultra_methods.update(name, shared)))
+        states = loop.restore(folder, states) if self.resume else states
+        if int(states.iteration[0]) < config.iterations:
+            seeds = [config.seed + n for n in range(config.seeds)]
+            columns = ("env_return", "eval/score", "critical", "guided", "value_loss")
+            print(f"{name}: {config.seeds} seeds of {config.iterations} updates", flush=True)
+
+            def evaluate(done: int, states: PPOState) -> dict[str, Any]:
+                due = done % config.eval_every == 0 or done == config.iterations
+                return {"eval/score": self.scores(states, whole=False)} if due else {}
+
+            states = self._train(folder, update, states, seeds, config.iterations, columns, evaluate)
+        return states, self.scores(states)
+
+    def _train(self, folder, update, state, seed, iterations, columns, evaluate):
+        every = self.config.checkpoint_every
+        return loop.train(
+            folder, update, state, seed=seed, iterations=iterations, checkpoint_every=every, columns=columns,
+            resume=self.resume, evaluate=evaluate,
+        )  # fmt: skip
+
+
+def _base_of(config: RunConfig) -> pathlib.Path:
+    folder = pathlib.Path(config.base)
+    path = folder / "config.json"
+    if not path.is_file() or not (folder / "base").is_dir():
+        raise ValueError(f"--base {config.base} holds no base agent (no config.json or no folder base)")
+    game = json.loads(path.read_text()).get("game")
+    if game != config.game:
+        raise ValueError(f"--base {config.base} is an agent of {game!r}, not of {config.game!r}")
+    return folder / "base"
+
+
+def tables(scores: dict[str, np.ndarray], start: float) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Rows of tables 1 and 2 for the methods that were run, with the improvement of ULTRA-RA over its baselines."""
+    shown = lambda name: f"{scores[name].mean():.3f} ± {_deviation(scores[name]):.3f}"
+    rows = lambda names: [{"method": name, "score": shown(name)} for name in names if name in scores]
+    first = [{"method": "base agent", "score": f"{start:.3f}"}, *rows(ultra_methods.TABLE_1)]
+    baselines = [scores[name].mean() for name in ("RICE", "LIR", "HLC") if name in scores]
+    if "ULTRA-RA" in scores and baselines and min(baselines) > 0:
+        gains = [scores["ULTRA-RA"].mean() / other - 1 for other in baselines]
+        first.append({"method": "ULTRA-RA over RICE, LIR, HLC", "score": f"{100 * np.mean(gains):+.1f} %"})
+    return first, rows(ultra_methods.TABLE_2)
+
+
+def _deviation(x: np.ndarray) -> float:
+    return float(x.std(ddof=1)) if len(x) > 1 else 0.0
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = config_flags.parse(RunConfig, PRESETS, "scale")
+    ultra_methods.known(config.methods, ultra_games.make(config.game, config.physics, config.cell, config.points))
+    run_dir = setup.take_run_dir(config, may_change=("methods", "checkpoint_every"))
+    run = Run(config, run_dir, flags.FLAGS.resume)
+    if config.base:
+        _base_of(config)
+    if config.analyst != "scripted":
+        run.analyst()  # a wrong address or model shows before anything is trained
+    base = run.base()
+    one = jax.tree.map(lambda leaf: leaf[None], (base.params, base.obs_moments))
+    start = float(run.scores(base.replace(params=one[0], obs_moments=one[1]))[0])
+    print(f"base agent: {run.setting.score} {start:.3f}", flush=True)
+    record = run.record(base)
+    episodes = control_play.episodes_of(record)
+    shared, findings = run.shared(base, record, episodes)
+    scores, final = {}, {}
+    for name in run.methods:
+        final[name], scores[name] = run.refine(name, shared, base)
+        told = scores[name]
+        print(f"{name}: {told.mean():.3f} ± {_deviation(told):.3f}", flush=True)
+        kept = {"start": start, "scores": {name: told.tolist() for name, told in scores.items()}}
+        write_atomically(run_dir / "results.json", json.dumps(kept, indent=2))
+    first, second = tables(scores, start)
+    write_atomically(run_dir / "table_1.md", markdown(first))
+    write_atomically(run_dir / "table_2.md", markdown(second))
+    report = ultra_report.write(run, base, final, record, episodes, findings, scores, start, (first, second))
+    print(f"\n{markdown(first)}\n{markdown(second)}\nreport: {report}")
+    if {"PPO", "ULTRA-RA"} <= scores.keys():
+        print(f"ULTRA-RA over PPO: {scores['PPO'].mean():.3f} -> {scores['ULTRA-RA'].mean():.3f}")
+
+
+def define_flags() -> None:
+    config_flags.define(RunConfig, PRESETS, "scale")
+    setup.define_run_flags()
+
+
+if __name__ == "__main__":
+    define_flags()
+    setup.run(main)
