@@ -1,0 +1,255 @@
+"""ULTRA: from what a model writes to arrays, equations 1 and 2 against plain loops, and its limits: no table is PPO."""
+
+import dataclasses
+import functools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+
+from envs import pong
+from envs.prompts import pong as prompts
+from envs.scripted import pong as scripted
+from nlrl_jax.algorithms import control_play, ppo, ultra
+from nlrl_jax.algorithms.ppo import PPOConfig
+from nlrl_jax.algorithms.ultra import CriticalState, GuidanceConfig
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.text.trajectory import Episode, Verdict
+from nlrl_jax.types import ControlGame
+
+GAME = pong.control_game(points=1)
+CONFIG = PPOConfig(num_envs=4, num_steps=16, epochs=1, num_minibatches=2, features=(8,))
+
+
+class Spaces:
+    """As much of an environment as a table needs: 3 numbers, 2 continuous actions."""
+
+    def observation_space(self, params):
+        return spaces.Box(-1, 1, (3,))
+
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (2,))
+
+
+ROBOT = ControlGame("robot", Spaces(), None)
+
+
+def critical(obs, taken, suggested=None, rewards=None):
+    return CriticalState(0, Verdict(0, True, suggested, ""), np.asarray(obs, np.float32), taken, rewards or {}, {})
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    state = ppo.init_state(GAME.env, GAME.params, CONFIG, jax.random.key(0))
+    record = jax.jit(
+        lambda s, k: control_play.record(GAME.env, GAME.params, CONFIG, s.params, s.obs_moments, k, 12, 100)
+    )
+    return control_play.episodes_of(record(state, jax.random.key(1)))
+
+
+@pytest.fixture(scope="module")
+def findings(episodes):
+    return ultra.analyse(episodes, prompts.roles(points=1), ScriptedModel(scripted.SCRIPTS))
+
+
+class Counting:
+    """A model that counts how often it is asked."""
+
+    can_score = False
+
+    def __init__(self, model):
+        self.model, self.calls = model, []
+
+    def complete(self, chats, sampling, role, seed=0):
+        self.calls.append((role, len(chats)))
+        return self.model.complete(chats, sampling, role, seed)
+
+
+def test_three_calls_for_all_episodes(episodes):
+    model = Counting(ScriptedModel(scripted.SCRIPTS))
+    found = ultra.analyse(episodes, prompts.roles(points=1), model)
+    assert [role for role, _ in model.calls] == ["identify", "analyse", "reward"]
+    assert dict(model.calls)["analyse"] == len(episodes)
+    assert found.counts["identify/timeslots"] == sum(len(episode) for episode in episodes)
+    assert found.counts["identify/critical"] == len(found.states) > 0
+    assert found.counts["reward/calls"] == sum(len(state.reasons) for state in found.states)
+
+
+def test_findings_speak_of_the_states_they_name(episodes, findings):
+    for state in findings.states:
+        episode, t = episodes[state.episode], state.verdict.timeslot
+        np.testing.assert_array_equal(state.observation, episode.observations[t])
+        assert state.taken == episode.actions[t] and state.taken in state.rewards
+        if state.verdict.action is not None:
+            assert state.rewards[state.verdict.action] > state.rewards[state.taken]
+
+
+def test_equal_states_are_one_row_by_vote_and_mean():
+    obs = [36, 30, 20, 40, 1, 2]
+    other_opponent = [36, 10, 20, 40, 1, 2]
+    table = ultra.make_table(
+        [
+            critical(obs, 0, 1, {0: -1.0, 1: 0.5}),
+            critical(other_opponent, 0, 1, {0: -0.5, 1: 1.0}),
+            critical(obs, 1, 2, {1: 0.0}),
+            critical([36, 30, 20, 42, 1, 2], 2, None, {2: 0.25}),
+        ],
+        GAME,
+    )
+    assert table.codes.shape == (2,) and table.suggested.tolist() == [True, False]
+    row = int(ultra.look_up(table, GAME, 0.3, jnp.asarray([obs], jnp.float32))[1][0])
+    assert table.action[row] == 1
+    rewards = {
+        int(a): float(r) for a, r, known in zip(table.judged[row], table.rewards[row], table.known[row]) if known
+    }
+    assert rewards == pytest.approx({0: -0.75, 1: 0.5})
+
+
+def test_the_exact_table_is_met_by_its_states_and_no_other(episodes, findings):
+    table = ultra.make_table(findings.states, GAME)
+    inside = {tuple(np.delete(state.observation, 1)) for state in findings.states}
+    everything = np.concatenate([episode.observations for episode in episodes])
+    hit, row = ultra.look_up(table, GAME, 0.3, jnp.asarray(everything))
+    expected = [tuple(np.delete(obs, 1)) in inside for obs in everything]
+    np.testing.assert_array_equal(hit, expected)
+    assert 0 < np.mean(expected) < 1
+    codes = np.asarray(GAME.state_code(jnp.asarray(everything)))
+    np.testing.assert_array_equal(np.asarray(table.codes)[np.asarray(row)[expected]], codes[expected])
+
+
+def test_the_nearest_critical_state_counts_within_the_radius():
+    rng = np.random.default_rng(0)
+    keys, seen = rng.normal(size=(20, 3)), rng.normal(size=(50, 3))
+    mean, scale = np.array([0.1, -0.2, 0.3]), np.array([1.0, 2.0, 0.5])
+    table = ultra.make_table([critical(key, (0.0, 0.0)) for key in keys], ROBOT, mean, scale)
+    hit, row = ultra.look_up(table, ROBOT, 0.6, jnp.asarray(seen, jnp.float32))
+    distance = np.sqrt((((seen[:, None] - keys[None]) / scale) ** 2).mean(-1))
+    np.testing.assert_array_equal(row, distance.argmin(1))
+    np.testing.assert_array_equal(hit, distance.min(1) <= 0.6)
+    assert 0 < np.mean(hit) < 1
+
+
+def test_equation_1_replaces_where_there_is_a_suggestion():
+    obs = jnp.asarray([[36, 30, 20, 40, 1, 2], [36, 30, 20, 42, 1, 2], [0, 0, 0, 0, 0, 2]], jnp.float32)
+    table = ultra.make_table([critical(obs[0], 0, 1), critical(obs[1], 2, None)], GAME)
+    hit, row = ultra.look_up(table, GAME, 0.3, obs)
+    assert hit.tolist() == [True, True, False]
+    action, replaced = ultra.true_action(table, hit, row, jnp.array([2, 2, 2]))
+    assert action.tolist() == [1, 2, 2] and replaced.tolist() == [True, False, False]
+
+
+def test_equation_2_pays_for_judged_actions_only():
+    obs = jnp.asarray([[36, 30, 20, 40, 1, 2]] * 3 + [[0, 0, 0, 0, 0, 2]], jnp.float32)
+    table = ultra.make_table([critical(obs[0], 0, 1, {0: -1.0, 1: 0.5})], GAME)
+    hit, row = ultra.look_up(table, GAME, 0.3, obs)
+    assert ultra.language_reward(table, hit, row, jnp.array([0, 1, 2, 0])).tolist() == [-1.0, 0.5, 0.0, 0.0]
+
+
+def test_a_continuous_action_gets_the_reward_of_the_nearest_judged_one():
+    state = critical([0, 0, 0], (1.0, 1.0), (-1.0, -1.0), {(1.0, 1.0): -0.5, (-1.0, -1.0): 0.8})
+    unread = critical([9, 9, 9], (1.0, 1.0))
+    table = ultra.make_table([state, unread], ROBOT)
+    obs = jnp.asarray([[0.0, 0, 0], [0.1, 0, 0], [9, 9, 9], [5, 5, 5]])
+    hit, row = ultra.look_up(table, ROBOT, 0.3, obs)
+    assert hit.tolist() == [True, True, True, False]
+    action = jnp.asarray([[0.9, 0.2], [-0.3, -0.1], [1.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_allclose(ultra.language_reward(table, hit, row, action), [-0.5, 0.8, 0.0, 0.0], rtol=1e-6)
+    replaced, where = ultra.true_action(table, hit, row, action)
+    np.testing.assert_allclose(replaced, [[-1, -1], [-1, -1], [1, 1], [1, 1]])
+    assert where.tolist() == [True, True, False, False]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    state = ppo.init_state(GAME.env, GAME.params, CONFIG, jax.random.key(0))
+    return state, jax.jit(ppo.make_update(GAME.env, GAME.params, CONFIG))(state, jax.random.key(1))[0]
+
+
+@pytest.fixture(scope="module")
+def guided():
+    return jax.jit(ppo.make_update(GAME.env, GAME.params, CONFIG, ultra.guidance(GAME, GuidanceConfig())))
+
+
+def test_without_critical_states_it_is_plain_ppo(plain, guided):
+    state, after = plain
+    ours, metrics = guided(state.replace(aux=ultra.make_table([], GAME)), jax.random.key(1))
+    assert metrics["critical"] == metrics["guided"] == metrics["told"] == 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, after.params)
+
+
+def test_suggested_actions_are_executed_and_learned_from(plain, findings):
+    state, _ = plain
+    table = ultra.make_table(findings.states, GAME)
+    hooks = ultra.guidance(GAME, GuidanceConfig())
+    _, steps = jax.jit(ppo.make_collect(GAME.env, GAME.params, CONFIG, hooks))(
+        state.replace(aux=table), jax.random.key(1)
+    )
+    flat = lambda x: x.reshape(-1, *x.shape[2:])
+    hit, row = ultra.look_up(table, GAME, 0.3, flat(steps.obs))
+    expected = np.asarray(hit & table.suggested[row])
+    np.testing.assert_array_equal(flat(steps.guided), expected)
+    np.testing.assert_array_equal(flat(steps.action)[expected], table.action[row][expected])
+
+
+def test_a_replaced_step_teaches_the_policy_and_not_the_critic(plain):
+    """Advantages next to a replaced step, against those of the pieces that it cuts the episode into."""
+    state, _ = plain
+    agent = ppo.Agent(GAME.env, GAME.params, CONFIG)
+    _, steps = jax.jit(ppo.make_collect(GAME.env, GAME.params, CONFIG))(state, jax.random.key(1))
+    rewards = jax.random.normal(jax.random.key(2), steps.reward.shape)
+    mark = lambda field: field.at[7].set(True)
+    of = functools.partial(ppo.advantages_of, agent, state.params, state.obs_moments)
+    advantages, targets = of(dataclasses.replace(steps, guided=mark(steps.guided)), rewards)
+    cut, cut_targets = of(
+        dataclasses.replace(steps, truncated=steps.truncated.at[6].set(~steps.terminated[6])), rewards
+    )
+    np.testing.assert_allclose(advantages, cut, atol=1e-6)
+    others = np.delete(np.arange(16), 7)
+    np.testing.assert_allclose(targets[others], cut_targets[others], atol=1e-6)
+    values = agent.value(state.params, state.obs_moments, steps.obs[7])
+    np.testing.assert_allclose(targets[7], values, atol=1e-6)
+
+
+NONSENSE = ("", "I do not know.", "{timeslot 0, <critical>, <jump>, <>}", "reward = nan", "{" * 500, "timeslot 9999999")
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_an_analyst_that_says_nothing_useful_leaves_plain_ppo(episodes, plain, guided, text):
+    model = ScriptedModel(dict.fromkeys(("identify", "analyse", "reward"), lambda context, rng: text))
+    found = ultra.analyse(episodes, prompts.roles(points=1), model)
+    assert all(state.verdict.action is None and not state.rewards for state in found.states)
+    ours, metrics = guided(plain[0].replace(aux=ultra.make_table(found.states, GAME)), jax.random.key(1))
+    assert metrics["finite"] and metrics["guided"] == metrics["told"] == 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, plain[1].params)
+
+
+def test_replies_that_break_off_or_repeat_are_counted(episodes):
+    def identify(context, rng: random.Random):
+        return (
+            "Sure! {timeslot 1, <critical>, <none>, <a>}, {timeslot 1, <critical>, <move left>, <b>}, {timeslot 0, <cri"
+        )
+
+    model = ScriptedModel({"identify": identify, "analyse": lambda c, r: "", "reward": lambda c, r: "{reward = 7}"})
+    counts = ultra.analyse(episodes[:2], prompts.roles(points=1), model).counts
+    assert counts["identify/repeated"] >= 1 and counts["identify/cut"] >= 1 and counts["identify/missing"] > 0
+    assert counts["analyse/empty"] == 2 and counts["reward/clipped"] == counts["reward/calls"] > 0
+
+
+def test_verdicts_from_elsewhere_are_rewarded_too(episodes):
+    verdicts = [[Verdict(3, True, None, "")] for _ in episodes]
+    model = Counting(ScriptedModel(scripted.SCRIPTS))
+    found = ultra.analyse(episodes, prompts.roles(points=1), model, verdicts=verdicts)
+    assert [role for role, _ in model.calls] == ["analyse", "reward"] and len(found.states) == len(episodes)
+
+
+def test_an_episode_knows_its_actions():
+    one = Episode(0, np.zeros((3, 2)), np.array([[0.5, -1.0], [0.0, 0.0]]), np.zeros(2), True)
+    assert len(one) == 2 and one.action(0) == (0.5, -1.0)
+
+
+def test_a_radius_must_be_positive():
+    with pytest.raises(ValueError, match="radius is 0"):
+        GuidanceConfig(radius=0)
