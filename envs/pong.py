@@ -11,8 +11,8 @@ opponent's on 8-9, each 8 rows long; the ball covers two rows of one column. "Mo
 
 The paper's Pong is ALE's. This is a game with the same geometry and its own simple dynamics, whole numbers throughout:
 
-- A ball that is hit leaves with a row velocity that depends on where it met the racket, from -4 at one end to 4 at
-  the other, and with 4 columns a step off the outer quarters, else 3. A serve has 2 columns a step.
+- The ball flies 2 columns a step. One that is hit leaves with a row velocity that depends on where it met the racket,
+  from -4 at one end to 4 at the other.
 - The opponent follows the ball by two rows a step at most while it comes, aiming to meet it with a spot of its racket
   that it draws anew at each of our hits; so it misses what is played far and fast enough.
 - Our racket moves `racket_speed` rows a step, without inertia.
@@ -40,7 +40,7 @@ LOWEST = SIZE - 2  # the ball's upper row is 0..78
 STAY, RIGHT, LEFT = range(3)
 ACTIONS = ("stay", "move right", "move left")
 OBSERVED = ("racket", "opponent", "ball row", "ball column", "row velocity", "column velocity")
-SERVE_SPEED, HIT_SPEED, EDGE_SPEED = 2, 3, 4  # columns a step
+SPEED = 2  # columns a step, of the ball
 _SHADES = (0.5, 0.35, 1.0)  # of our racket, the opponent's and the ball, in pixels
 
 
@@ -140,7 +140,7 @@ class Pong(environment.Environment):
     def observation_space(self, params=None):
         if self.pixels:
             return spaces.Box(0.0, 1.0, (SIZE, SIZE, 2), jnp.float32)
-        low, high = jnp.array([0, 0, 0, 0, -4, -4.0]), jnp.array([TOP, TOP, LOWEST, SIZE - 1, 4, 4.0])
+        low, high = jnp.array([0, 0, 0, 0, -4, -2.0]), jnp.array([TOP, TOP, LOWEST, SIZE - 1, 4, 2.0])
         return spaces.Box(low, high, (len(OBSERVED),), jnp.float32)
 
 
@@ -170,10 +170,8 @@ def fly(ball, velocity, racket, opponent):
     ours = _met(row, racket) & (ball[1] < OURS) & (column >= OURS)
     theirs = _met(row, opponent) & (ball[1] > THEIRS) & (column <= THEIRS)
     hit = ours | theirs
-    speed, angle = _bounce(row - jnp.where(ours, racket, opponent))
-    velocity = jnp.where(
-        hit, jnp.stack([angle, jnp.where(ours, -speed, speed)]), jnp.stack([row_velocity, velocity[1]])
-    )
+    angle = _bounce(row - jnp.where(ours, racket, opponent))
+    velocity = jnp.where(hit, jnp.stack([angle, -velocity[1]]), jnp.stack([row_velocity, velocity[1]]))
     column = jnp.where(ours, OURS - 1, jnp.where(theirs, THEIRS + 1, column))
     # Past the racket, the ball's point is decided though it is still on the board.
     point = jnp.where(column < THEIRS - 1, 1, jnp.where(column > OURS + 1, -1, 0))
@@ -186,9 +184,8 @@ def _met(row, top):
 
 
 def _bounce(offset):
-    """(columns a step, row velocity) of a ball whose upper row is `offset` (-1..7) below the racket's top."""
-    angle = jnp.clip(offset, -1, RACKET - 1) - 3  # -4..4
-    return jnp.where(jnp.abs(angle) >= 3, EDGE_SPEED, HIT_SPEED), angle
+    """Row velocity, -4..4, of a ball whose upper row is `offset` (-1..7) below the top of the racket that it met."""
+    return jnp.clip(offset, -1, RACKET - 1) - 3
 
 
 def _serve(key, side):
@@ -197,7 +194,7 @@ def _serve(key, side):
     row = jax.random.randint(key_row, (), SIZE // 4, 3 * SIZE // 4)
     angle = jnp.array([-2, -1, 1, 2])[jax.random.randint(key_angle, (), 0, 4)]
     aim = jax.random.randint(key_aim, (), 0, RACKET)
-    return jnp.stack([row, jnp.int32(SIZE // 2)]), jnp.stack([angle, SERVE_SPEED * side]).astype(jnp.int32), aim
+    return jnp.stack([row, jnp.int32(SIZE // 2)]), jnp.stack([angle, SPEED * side]).astype(jnp.int32), aim
 
 
 def draw(racket: jax.Array, opponent: jax.Array, ball: jax.Array) -> jax.Array:

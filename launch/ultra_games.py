@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import envs
@@ -61,7 +60,9 @@ def _pong(cell: int, points: int) -> Setting:
         game=envs.make_control("pong", points=points, cell=cell),
         roles=prompts.roles(points=points),
         scripts=scripted.SCRIPTS,
-        ppo=PPOConfig(num_envs=16, num_steps=128, epochs=10, num_minibatches=32, learning_rate=3e-4),
+        ppo=PPOConfig(
+            num_envs=16, num_steps=128, epochs=10, num_minibatches=32, learning_rate=3e-4, normalize_reward=False
+        ),
         human_reward=pong_return,
         draw=_pong_frames,
         score="mean outcome of a point" if points == 1 else f"points won less points lost, first to {points}",
@@ -93,7 +94,6 @@ def _robot(name: str, physics: str) -> Setting:
             num_minibatches=32,
             learning_rate=3e-4,
             entropy_coef=0.0,
-            normalize_reward=True,
         ),
         human_reward=stretches if name == "ant" else None,
         draw=lambda states: frames(name, np.asarray(states.qpos)),
@@ -101,13 +101,8 @@ def _robot(name: str, physics: str) -> Setting:
     )
 
 
-def hooks_seen(game: ControlGame, obs: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def statistics(obs: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation [D] of the observations of recorded episodes: [T, N, D] of which `steps` [N] count."""
     counted = np.arange(len(obs))[:, None] < steps
     rows = obs.reshape(*obs.shape[:2], -1)[counted]
     return rows.mean(0), rows.std(0)
-
-
-def as_numpy(tree: Any) -> Any:
-    """Arrays on the host."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jnp.ndarray) else leaf, tree)

@@ -15,6 +15,7 @@ state that it was cut in, not from the one that a reset put in its place; there 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ class PPOConfig:
       clip, value_coef, entropy_coef, max_grad_norm: of the loss (`losses.ppo`) and its gradient.
       normalize_obs, normalize_reward: by running statistics; rewards by the deviation of discounted returns.
       features: widths of the hidden layers of both networks.
+      guided_floor: least normalised advantage of an action that a hook has replaced; see `ultra.py`.
     """
 
     num_envs: int = 16
@@ -55,8 +57,9 @@ class PPOConfig:
     entropy_coef: float = 0.01
     max_grad_norm: float = 0.5
     normalize_obs: bool = True
-    normalize_reward: bool = False
+    normalize_reward: bool = True
     features: tuple[int, ...] = (64, 64)
+    guided_floor: float = -math.inf
 
     def __post_init__(self):
         for name in ("num_envs", "num_steps", "epochs", "num_minibatches"):
@@ -292,34 +295,29 @@ def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount
 def advantages_of(
     agent: Agent, params: Any, moments: Moments, steps: Transitions, rewards: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """GAE over steps [T, B]: (advantages, value targets), both [T, B].
-
-    Cut episodes bootstrap from the state they were cut in. So do the steps before one whose action a hook has replaced;
-    the value of that state itself is not learned from it.
-    """
+    """GAE over steps [T, B]: (advantages, value targets). Cut episodes bootstrap from the state they were cut in."""
     T, B = rewards.shape
     flat = lambda obs: obs.reshape(T * B, *obs.shape[2:])
     values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
     next_values = agent.value(params, moments, flat(steps.next_obs)).reshape(T, B)
     discounts = jnp.where(steps.terminated, 0.0, agent.config.discount)
-    # What follows a replaced action is not the policy's own doing: the steps before it see V of the state it was
-    # replaced in, and V there keeps to what the policy itself would do, so that a good suggestion stays an advantage.
-    guided_next = jnp.concatenate([steps.guided[1:], jnp.zeros_like(steps.guided[:1])])
-    advantages, targets = returns.gae(
-        rewards, discounts, values, next_values, agent.config.trace_decay, steps.done | guided_next
-    )
-    return advantages, jnp.where(steps.guided, values, targets)
+    return returns.gae(rewards, discounts, values, next_values, agent.config.trace_decay, steps.done)
 
 
 def surrogate(agent: Agent, params: Any, moments: Moments, batch: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
-    """`losses.ppo` of a minibatch: obs, action, old_log_probs, advantages, targets, each [N]."""
+    """`losses.ppo` of a minibatch: obs, action, old_log_probs, advantages, targets, guided, each [N].
+
+    Advantages are normalised; those of replaced actions are at least `guided_floor`.
+    """
     config = agent.config
     out = agent.policy(params, moments, batch["obs"])
     A = batch["advantages"]
+    A = (A - jnp.mean(A)) / (jnp.std(A) + 1e-8)
+    A = jnp.where(batch["guided"], jnp.maximum(A, config.guided_floor), A)
     return losses.ppo(
         control_policy.log_prob(*out, batch["action"]),
         batch["old_log_probs"],
-        (A - jnp.mean(A)) / (jnp.std(A) + 1e-8),
+        A,
         agent.value(params, moments, batch["obs"]),
         batch["targets"],
         control_policy.entropy(*out),
@@ -349,20 +347,25 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., An
             "old_log_probs": old_log_probs,
             "advantages": flat(advantages),
             "targets": flat(targets),
+            "guided": flat(steps.guided),
         }
 
-        def minibatch(carry, index):
+        def minibatch(carry, batch):
             params, opt_state = carry
-            batch = jax.tree.map(lambda x: x[index], data)
             (_, metrics), grads = jax.value_and_grad(lambda p: surrogate(agent, p, moments, batch), has_aux=True)(
                 params
             )
             updates, opt_state = tx.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), metrics
 
-        orders = jax.vmap(lambda k: jax.random.permutation(k, N))(jax.random.split(key, config.epochs))
-        index = orders.reshape(config.epochs * config.num_minibatches, -1)
-        (params, opt_state), metrics = jax.lax.scan(minibatch, (state.params, state.opt_state), index)
+        def epoch(carry, key):
+            # One gather an epoch: on a CPU one a minibatch is slower, and so is one for all epochs.
+            order = jax.random.permutation(key, N)
+            parts = lambda x: x[order].reshape(config.num_minibatches, -1, *x.shape[1:])
+            return jax.lax.scan(minibatch, carry, jax.tree.map(parts, data))
+
+        start = (state.params, state.opt_state)
+        (params, opt_state), metrics = jax.lax.scan(epoch, start, jax.random.split(key, config.epochs))
         state = state.replace(params=params, opt_state=opt_state, iteration=state.iteration + 1)
         if config.normalize_obs:
             state = state.replace(obs_moments=moments.update(steps.obs))

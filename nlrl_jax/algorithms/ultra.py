@@ -13,12 +13,13 @@ What the paper leaves open, and our choice:
 - Rewards of a language model are asked for once, before refinement, and kept: for the action taken in a critical
   state and for the one suggested instead. While refining, another action gets the reward of the judged one nearest to
   it (continuous), or none (discrete).
-- What the policy learns of a replaced action: as in algorithm 1, the executed action goes into the data, here with its
-  log-probability under the policy before the update, so that its ratio starts at 1 and the advantage decides whether
-  the policy takes it over. It is not weighted by the probability 1 with which it was executed: that would take
-  nearly all weight from just those actions that the policy has yet to learn. The critic does not learn from replaced
-  steps, and the steps before one bootstrap from it (`ppo.advantages_of`): otherwise V would soon expect
-  the correction, a suggestion would have no advantage left, and mistakes that lead to a correction would cost nothing.
+- What the policy learns of a replaced action: as in algorithm 1, the executed action goes into the data, with its
+  log-probability under the policy before the update, so that its ratio starts at 1. It is not weighted by the
+  probability 1 with which it was executed: that would take nearly all weight from just those actions that the policy
+  has yet to learn. But the data then hold no comparison with what the policy itself would have done there, V soon
+  expects the correction, and the advantage of a suggestion is noise around 0: refined so to the letter, Pong's agent
+  plays worse without its table than plain PPO (docs/measurements.md). So the normalised advantage of a replaced action
+  is at least `PPOConfig.guided_floor`, a few deviations: a suggestion is also imitated. -inf is the letter.
 - The refined agent is evaluated alone, without the table.
 - An episode's verdicts on the same state as another's are merged: suggestions by vote, rewards by their mean.
 """

@@ -1,7 +1,6 @@
 """ULTRA: from what a model writes to arrays, equations 1 and 2 against plain loops, and its limits: no table is PPO."""
 
 import dataclasses
-import functools
 import random
 
 import jax
@@ -194,23 +193,33 @@ def test_suggested_actions_are_executed_and_learned_from(plain, findings):
     np.testing.assert_array_equal(flat(steps.action)[expected], table.action[row][expected])
 
 
-def test_a_replaced_step_teaches_the_policy_and_not_the_critic(plain):
-    """Advantages next to a replaced step, against those of the pieces that it cuts the episode into."""
+def test_a_replaced_action_has_at_least_the_floors_advantage(plain):
+    """The loss with a floor equals the loss of advantages that a plain loop has raised."""
     state, _ = plain
-    agent = ppo.Agent(GAME.env, GAME.params, CONFIG)
-    _, steps = jax.jit(ppo.make_collect(GAME.env, GAME.params, CONFIG))(state, jax.random.key(1))
-    rewards = jax.random.normal(jax.random.key(2), steps.reward.shape)
-    mark = lambda field: field.at[7].set(True)
-    of = functools.partial(ppo.advantages_of, agent, state.params, state.obs_moments)
-    advantages, targets = of(dataclasses.replace(steps, guided=mark(steps.guided)), rewards)
-    cut, cut_targets = of(
-        dataclasses.replace(steps, truncated=steps.truncated.at[6].set(~steps.terminated[6])), rewards
-    )
-    np.testing.assert_allclose(advantages, cut, atol=1e-6)
-    others = np.delete(np.arange(16), 7)
-    np.testing.assert_allclose(targets[others], cut_targets[others], atol=1e-6)
-    values = agent.value(state.params, state.obs_moments, steps.obs[7])
-    np.testing.assert_allclose(targets[7], values, atol=1e-6)
+    rng = np.random.default_rng(0)
+    obs = np.asarray(state.obs)
+    N = len(obs)
+    batch = {
+        "obs": obs,
+        "action": np.zeros(N, int),
+        "old_log_probs": np.full(N, -1.0),
+        "advantages": rng.normal(size=N),
+        "targets": np.zeros(N),
+        "guided": np.arange(N) % 2 == 0,
+    }
+    floored = dataclasses.replace(CONFIG, guided_floor=2.0)
+    loss = lambda config, batch: ppo.surrogate(
+        ppo.Agent(GAME.env, GAME.params, config), state.params, state.obs_moments, jax.tree.map(jnp.asarray, batch)
+    )[1]["policy_loss"]
+    A = (batch["advantages"] - batch["advantages"].mean()) / batch["advantages"].std()
+    raised = np.array([max(a, 2.0) if guided else a for a, guided in zip(A, batch["guided"])])
+    log_prob = jax.nn.log_softmax(
+        ppo.Agent(GAME.env, GAME.params, CONFIG).policy(state.params, state.obs_moments, obs)[0]
+    )[:, 0]
+    ratio = np.exp(np.asarray(log_prob) + 1.0)
+    expected = lambda A: -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
+    np.testing.assert_allclose(loss(floored, batch), expected(raised), rtol=1e-4)
+    np.testing.assert_allclose(loss(CONFIG, batch), expected(A), rtol=1e-4)
 
 
 NONSENSE = ("", "I do not know.", "{timeslot 0, <critical>, <jump>, <>}", "reward = nan", "{" * 500, "timeslot 9999999")

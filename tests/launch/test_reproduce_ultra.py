@@ -1,0 +1,138 @@
+"""ULTRA from the command line, as small as can be: its tables and pictures, going on, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from launch import ultra_findings, ultra_games
+from nlrl_jax.algorithms.ultra import CriticalState, Findings
+from nlrl_jax.run import directory
+from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.text.trajectory import Verdict
+from tests.launch import scripts
+
+SMALL = [
+    "--seeds=2", "--base_iterations=2", "--iterations=2", "--mask_iterations=1", "--episodes=4", "--episode_steps=60",
+    "--eval_episodes=8", "--curve_episodes=4", "--eval_every=1", "--cell=8",
+]  # fmt: skip
+
+
+def run(folder, *args):
+    try:
+        scripts.run("reproduce_ultra", *SMALL, f"--run_dir={folder}", *args)
+    finally:
+        directory.close_run(folder)  # the end of the process does it
+
+
+def refusal(folder, *args):
+    try:
+        return scripts.refusal("reproduce_ultra", *SMALL, f"--run_dir={folder}", *args)
+    finally:
+        directory.close_run(folder)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ultra") / "run"
+    run(folder, "--methods=PPO,ULTRA-RA")
+    return folder
+
+
+def test_it_leaves_tables_curves_and_pictures(done):
+    results = json.loads((done / "results.json").read_text())
+    assert set(results["scores"]) == {"PPO", "ULTRA-RA"} and all(len(x) == 2 for x in results["scores"].values())
+    assert "ULTRA-RA" in (done / "table_1.md").read_text()
+    for name in ("curves.png", "case_0.png", "film.png"):
+        assert min(Image.open(done / name).size) > 100
+    assert Image.open(done / "before.gif").n_frames > 1
+    page = (done / "report.html").read_text()
+    assert "timeslot" in page and "why it is critical" in page and "http" not in page.split("<body>")[1]
+
+
+def test_every_seed_leaves_its_curve(done):
+    for seed in (0, 1):
+        metrics = read_metrics(done / "ULTRA-RA" / f"seed_{seed}")
+        assert np.isfinite(metrics["eval/score"]).all() and len(metrics["iteration"]) == 2
+        assert (metrics["critical"] > 0).any() and (metrics["guided"] <= metrics["critical"]).all()
+
+
+def test_going_on_does_again_only_what_is_not_there(done, capsys):
+    before = json.loads((done / "results.json").read_text())["scores"]
+    findings = (done / "findings.json").stat().st_mtime_ns
+    run(done, "--methods=PPO,ULTRA-RA,ULTRA-R", "--resume")
+    out = capsys.readouterr().out
+    assert "ULTRA-R: 2 seeds" in out and "PPO: 2 seeds" not in out and "base agent: 2 updates" not in out
+    after = json.loads((done / "results.json").read_text())["scores"]
+    assert {name: after[name] for name in before} == before and "ULTRA-R" in after
+    assert (done / "findings.json").stat().st_mtime_ns == findings
+    assert out.strip().splitlines()[-1].startswith("ULTRA-RA over PPO: ")
+
+
+def test_the_base_agent_of_another_run_is_refined(done, tmp_path, capsys):
+    run(tmp_path / "run", "--methods=PPO", f"--base={done}")
+    start = json.loads((tmp_path / "run" / "results.json").read_text())["start"]
+    assert start == json.loads((done / "results.json").read_text())["start"]
+    assert "updates of PPO" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (["--methods=PPO,GUESS"], "method 'GUESS' is not known"),
+        (["--game=chess"], "game 'chess' is not known"),
+        (["--game=hopper", "--methods=HLC"], "HLC needs a reward by hand"),
+        (["--base=/nowhere"], "holds no base agent"),
+        (["--analyst=endpoint"], "an endpoint needs an address"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_trained(tmp_path, args, says):
+    assert says in refusal(tmp_path / "run", *args)
+    assert not (tmp_path / "run" / "base").exists()
+
+
+def test_an_agent_of_another_game_is_refused(done, tmp_path):
+    config = json.loads((done / "config.json").read_text())
+    other = tmp_path / "other"
+    (other / "base").mkdir(parents=True)
+    (other / "config.json").write_text(json.dumps({**config, "game": "hopper"}))
+    assert "is an agent of 'hopper', not of 'pong'" in refusal(tmp_path / "run", f"--base={other}")
+
+
+@pytest.mark.slow
+def test_every_method_runs_on_pong(tmp_path):
+    run(tmp_path / "run")
+    assert len(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]) == 9
+
+
+@pytest.mark.slow
+def test_every_method_runs_on_the_ant(tmp_path):
+    run(tmp_path / "run", "--game=ant", "--alpha=0.1", "--physics=c")
+    assert len(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]) == 9
+
+
+def test_findings_are_read_as_they_were_written(tmp_path):
+    state = CriticalState(
+        3, Verdict(7, True, (0.5, -1.0), "why"), np.array([1.0, 2.0], np.float32), (1.0, 0.25),
+        {(1.0, 0.25): -0.5}, {(1.0, 0.25): "text"},
+    )  # fmt: skip
+    ultra_findings.save(Findings([state], ["analysis"], {"calls": 1}), tmp_path / "f.json")
+    states, analyses, counts = ultra_findings.load(tmp_path / "f.json")
+    assert states[0]._replace(observation=0) == state._replace(observation=0)
+    np.testing.assert_array_equal(states[0].observation, state.observation)
+    assert analyses == ["analysis"] and counts == {"calls": 1}
+
+
+def test_a_file_that_holds_no_findings_is_named(tmp_path):
+    (tmp_path / "f.json").write_text('{"states": [{}]}')
+    with pytest.raises(ValueError, match="does not hold an analyst's findings"):
+        ultra_findings.load(tmp_path / "f.json")
+
+
+def test_statistics_are_of_the_steps_that_count():
+    obs = np.arange(12.0).reshape(3, 2, 2)
+    mean, std = ultra_games.statistics(obs, np.array([3, 1]))
+    rows = np.array([[0, 1], [4, 5], [8, 9], [2, 3]])
+    np.testing.assert_allclose(mean, rows.mean(0))
+    np.testing.assert_allclose(std, rows.std(0))
