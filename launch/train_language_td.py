@@ -46,22 +46,22 @@ class RunConfig:
     aggregator: str = option("scripted", "who aggregates: scripted, endpoint, or a local model's name")
     first_values: str = option("aggregator", "who evaluates in the first iteration: aggregator (the paper) or value")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
-    states: int = option(3000, "positions to learn from")
-    test_states: int = option(400, "positions to judge on, none of which is learned from")
+    states: int = option(12_000, "positions to learn from")
+    test_states: int = option(1000, "positions to judge on, none of which is learned from")
     look_ahead: int = option(4, "moves of a variation [l]")
     variations: int = option(4, "variations a position, before duplicates are removed [K]")
-    simulations: int = option(400, "MCTS simulations a move of the policy that is evaluated")
+    simulations: int = option(100, "MCTS simulations a move of the policy that is evaluated")
     rollouts: int = option(1, "random playouts a simulation")
     skills: str = option("2x1,8x1,32x1,64x4", "simulations x rollouts of the players whose games give the positions")
-    judge_games: int = option(16, "games that measure the win rate of a test position")
-    threshold: float = option(0.2, "test positions with a win rate nearer to 0 are left out as level")
-    iterations: int = option(6, "iterations of language TD")
+    judge_games: int = option(32, "games that measure the win rate of a test position")
+    threshold: float = option(0.4, "test positions with a win rate nearer to 0 are left out as level")
+    iterations: int = option(4, "iterations of language TD")
     format_examples: int = option(0, "evaluations by lot that teach the form first; nano_board knows it")
     temperature: float = option(0.0, "of the value model's evaluations; the paper: 1")
     max_tokens: int = option(64, "tokens an evaluation at most")
     large_max_tokens: int = option(512, "tokens an aggregation at most")
     restart: bool = option(True, "SFT starts from the base model in every iteration; false: goes on from the last one")
-    epochs: int = option(3, "passes over the data of an iteration")
+    epochs: int = option(2, "passes over the data of an iteration")
     learning_rate: float = option(1e-3, "SFT's learning rate")
     warmup: float = option(0.03, "share of SFT's steps in which the learning rate rises")
     batch_size: int = option(2, "rows a gradient step")
@@ -82,7 +82,7 @@ PRESETS = {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
         "first_values": "aggregator", "style": "paper", "states": 45_000, "test_states": 3000, "simulations": 1000,
         "rollouts": 100, "skills": ",".join(f"{s}x{r}" for s in (2, 10, 100, 1000) for r in (1, 10, 100, 1000)),
-        "judge_games": 100, "format_examples": 0, "temperature": 1.0, "max_tokens": 512, "restart": False,
+        "judge_games": 100, "threshold": 0.2, "format_examples": 0, "temperature": 1.0, "max_tokens": 512, "restart": False,
         "epochs": 2, "learning_rate": 2e-5, "batch_size": 128, "row_tokens": 1024, "packed": False, "dtype": "bfloat16",
     },
 }  # fmt: skip

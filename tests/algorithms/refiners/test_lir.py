@@ -88,7 +88,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
                     "advantages": batch["base"] + added(eta),
                     "targets": batch["base_targets"] + added(eta),
                 }
-                return ppo.surrogate(agent, p, moments, mixed)[0]
+                return ppo.surrogate(agent, p, moments, {**mixed, "guided": jnp.zeros(len(mixed["targets"]), bool)})[0]
 
             grads = jax.grad(loss)(params)
             norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))

@@ -12,7 +12,7 @@ CELLS, DOOR = 5, 2
 ENVS, STEPS = 4, 8
 
 # Small and quick; for tests that train nothing to the end.
-SMALL = PPOConfig(num_envs=ENVS, num_steps=STEPS, epochs=2, num_minibatches=2, features=(8,))
+SMALL = PPOConfig(num_envs=ENVS, num_steps=STEPS, epochs=2, num_minibatches=2, features=(8,), normalize_reward=False)
 
 
 @struct.dataclass
