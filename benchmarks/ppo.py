@@ -4,9 +4,9 @@
         [--steps 500000] [--seeds 3] [--sb3_seeds 1] [--sb3_steps 500000] [--wide_steps 100000] [--repeats 3]
 
 Every subject trains with 4 environments, 128 steps an update, 4 epochs of 4 minibatches, Adam at 2.5e-4 falling to 0,
-networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations and rewards normalised) and once more as
-close to PureJaxRL as it goes; stable-baselines3 with these hyperparameters and with its own (10 epochs, batches of 64).
-A training is one program of JAX, compiled beforehand; stable-baselines3 has one torch thread, and only `learn` counts.
+networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations and rewards normalised) and once
+more as close to PureJaxRL as it goes; stable-baselines3 with these hyperparameters and with its own (10 epochs, batches
+of 64). A training is one program of JAX, compiled beforehand; stable-baselines3 has one torch thread; only `learn` counts.
 The subjects take turns within each seed. Steps a second: the median over seeds; ratios are those of medians.
 "last 10 %": mean return of the last tenth of a training's episodes, of the updates that hold them for the JAX programs.
 "greedy", "sampled": 100 episodes afterwards. All of them: mean and standard deviation over the seeds.
@@ -41,7 +41,8 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.control_play import evaluate
 
 NUM_STEPS = 128
-LIKE_PUREJAXRL = {"normalize_obs": False, "normalize_reward": False, "value_coef": 0.25}  # its value loss is half the squared error
+# Its value loss is half the squared error.
+LIKE_PUREJAXRL = {"normalize_obs": False, "normalize_reward": False, "value_coef": 0.25}
 SB3_SAME = {
     "n_steps": 128,
     "n_epochs": 4,

@@ -82,8 +82,9 @@ PRESETS = {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
         "first_values": "aggregator", "style": "paper", "states": 45_000, "test_states": 3000, "simulations": 1000,
         "rollouts": 100, "skills": ",".join(f"{s}x{r}" for s in (2, 10, 100, 1000) for r in (1, 10, 100, 1000)),
-        "judge_games": 100, "threshold": 0.2, "format_examples": 0, "temperature": 1.0, "max_tokens": 512, "restart": False,
-        "epochs": 2, "learning_rate": 2e-5, "batch_size": 128, "row_tokens": 1024, "packed": False, "dtype": "bfloat16",
+        "judge_games": 100, "threshold": 0.2, "format_examples": 0, "temperature": 1.0, "max_tokens": 512,
+        "restart": False, "epochs": 2, "learning_rate": 2e-5, "batch_size": 128, "row_tokens": 1024, "packed": False,
+        "dtype": "bfloat16",
     },
 }  # fmt: skip
 

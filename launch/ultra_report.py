@@ -69,10 +69,22 @@ def write(
             f"Scores: {run.setting.score}, mean over {run.config.eval_episodes} episodes, ± the deviation over "
             f"{run.config.seeds} seeds. Every agent plays alone, without the lookup table.",
             f"The analyst: {told}.",
+            *hit_rates(run, scores),
             *language_models.describe_usage(run.usage),
         ],
         exchanges=exchanges,
     )
+
+
+def hit_rates(run: Run, scores: Mapping[str, Any]) -> list[str]:
+    """How often the lookup table was met while refining, a sentence a method that has one."""
+    told = []
+    for name in scores:
+        metrics = read_metrics(run.run_dir / name / f"seed_{run.config.seed}")
+        if "critical" in metrics:
+            critical, replaced = (100 * np.mean(metrics[field]) for field in ("critical", "guided"))
+            told.append(f"{name}: {critical:.1f} % of the steps were critical, {replaced:.1f} % replaced (first seed).")
+    return told
 
 
 def curves(run: Run, scores: Mapping[str, Any], start: float, path: pathlib.Path) -> pathlib.Path:

@@ -11,7 +11,7 @@ import numpy as np
 
 from nlrl_jax.run.metrics import read_metrics
 
-_COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569")
+_COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569", "#0891b2", "#84cc16")
 _STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888"}
 _SPARSE = 0.5  # a metric written in fewer iterations than this share is drawn as points, unsmoothed
 
