@@ -6,7 +6,7 @@
 Every subject trains with 4 environments, 128 steps an update, 4 epochs of 4 minibatches, Adam at 2.5e-4 falling to 0,
 networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations and rewards normalised) and once
 more as close to PureJaxRL as it goes; stable-baselines3 with these hyperparameters and with its own (10 epochs, batches
-of 64). A training is one program of JAX, compiled beforehand; stable-baselines3 has one torch thread; only `learn` counts.
+of 64). A training is one program of JAX, compiled beforehand; stable-baselines3 has one torch thread, `learn` counts.
 The subjects take turns within each seed. Steps a second: the median over seeds; ratios are those of medians.
 "last 10 %": mean return of the last tenth of a training's episodes, of the updates that hold them for the JAX programs.
 "greedy", "sampled": 100 episodes afterwards. All of them: mean and standard deviation over the seeds.
