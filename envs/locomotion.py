@@ -88,14 +88,14 @@ class EnvState(environment.EnvState):
     warmstart: [nv], the accelerations from which the contact solver starts (`qacc_warmstart`).
     x: [], where the next forward reward is measured from. Gymnasium's Ant reads the torso's place as of the last stage
       of the last sub-step, which is not quite qpos[0].
-    contact_force: [bodies, 6], outer forces clipped to +-1, which Ant v5 observes; [0, 6] elsewhere.
+    contact_force: [bodies, 6], outer forces clipped to +-1, which Ant v5 observes; None elsewhere.
     """
 
     qpos: jax.Array
     qvel: jax.Array
     warmstart: jax.Array
     x: jax.Array
-    contact_force: jax.Array
+    contact_force: jax.Array | None
 
 
 @struct.dataclass
@@ -154,14 +154,13 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
     def state_of(self, qpos: jax.Array, qvel: jax.Array) -> tuple[jax.Array, EnvState]:
         """(observation, state) of a robot put into a pose, as Gymnasium's reset leaves it: qpos [nq], qvel [nv]."""
         qpos, qvel = jnp.array(qpos, self.dtype), jnp.array(qvel, self.dtype)  # copies: MuJoCo reuses its arrays
-        bodies = self.model.nbody - 1 if self.feels else 0
         state = EnvState(
             time=jnp.int32(0),
             qpos=qpos,
             qvel=qvel,
             warmstart=jnp.zeros_like(qvel),
             x=qpos[0],
-            contact_force=jnp.zeros((bodies, 6), self.dtype),
+            contact_force=jnp.zeros((self.model.nbody - 1, 6), self.dtype) if self.feels else None,
         )
         return self.observe(None, state, None, None), state
 
@@ -193,15 +192,17 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         place = x if self.version == "v4" else qpos[0]
         info = {name: jnp.where(exploded, 0, value) for name, value in {**rewards, "x_position": place}.items()}
         reward = sum(info[name] for name in rewards)
-        arrays = (jnp.where(exploded, jnp.nan, value) for value in (qpos, qvel, warmstart, x, force))
-        state = EnvState(state.time + 1, *arrays)
+        spoilt = lambda value: jnp.where(exploded, jnp.nan, value)
+        arrays = map(spoilt, (qpos, qvel, warmstart, x))
+        state = EnvState(state.time + 1, *arrays, spoilt(force) if self.feels else None)
         obs = self.observe(key, state, action, params)
         return obs, state, reward, exploded | ~healthy, {**info, "exploded": exploded}
 
     def observe(self, key, state, action, params) -> jax.Array:
         """Positions but the hidden ones, clipped velocities, contact forces; zeros of an exploded state."""
         limit = self.robot.velocity_limit
-        parts = (state.qpos[self.robot.hidden :], jnp.clip(state.qvel, -limit, limit), state.contact_force.reshape(-1))
+        parts = [state.qpos[self.robot.hidden :], jnp.clip(state.qvel, -limit, limit)]
+        parts += [state.contact_force.reshape(-1)] if self.feels else []
         return jnp.where(self.exploded(state), 0, jnp.concatenate(parts))
 
     def exploded(self, state: EnvState) -> jax.Array:

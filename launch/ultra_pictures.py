@@ -39,11 +39,13 @@ def taken_reward(state: CriticalState) -> float | None:
 
 
 def telling(critical: Sequence[CriticalState], most: int = _FRAMES) -> list[CriticalState]:
-    """The states to show, in order of time: the worst actions, the best one, and then the most corrected."""
+    """The states to show, in order of time: the worst actions and the best one, some way apart."""
+    slots = [state.verdict.timeslot for state in critical]
+    gap = max((max(slots) - min(slots)) // 25, 2) if slots else 2
     rated = sorted((s for s in critical if taken_reward(s) is not None), key=taken_reward)
     chosen: list[CriticalState] = []
     for state in [*rated[: most - 1], *rated[::-1][:1], *rated]:
-        apart = all(abs(state.verdict.timeslot - other.verdict.timeslot) > 2 for other in chosen)
+        apart = all(abs(state.verdict.timeslot - other.verdict.timeslot) > gap for other in chosen)
         if apart and len(chosen) < most:
             chosen.append(state)
     return sorted(chosen, key=lambda s: s.verdict.timeslot)
