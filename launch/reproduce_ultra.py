@@ -268,15 +268,14 @@ def main(argv: list[str]) -> None:
     scores, final = {}, {}
     for name in run.methods:
         final[name], scores[name] = run.refine(name, shared, base)
-        told = scores[name]
-        print(f"{name}: {told.mean():.3f} ± {_deviation(told):.3f}", flush=True)
-        kept = {"start": start, "scores": {name: told.tolist() for name, told in scores.items()}}
+        print(f"{name}: {scores[name].mean():.3f} ± {_deviation(scores[name]):.3f}", flush=True)
+        kept = {"start": start, "scores": {other: score.tolist() for other, score in scores.items()}}
         write_atomically(run_dir / "results.json", json.dumps(kept, indent=2))
     first, second = tables(scores, start)
-    write_atomically(run_dir / "table_1.md", markdown(first))
-    write_atomically(run_dir / "table_2.md", markdown(second))
+    told = "\n".join(markdown(rows) for rows in (first, second) if rows)
+    write_atomically(run_dir / "tables.md", told)
     report = ultra_report.write(run, base, final, record, episodes, findings, scores, start, (first, second))
-    print(f"\n{markdown(first)}\n{markdown(second)}\nreport: {report}")
+    print(f"\n{told}\nreport: {report}")
     if {"PPO", "ULTRA-RA"} <= scores.keys():
         print(f"ULTRA-RA over PPO: {scores['PPO'].mean():.3f} -> {scores['ULTRA-RA'].mean():.3f}")
 

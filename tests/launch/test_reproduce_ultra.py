@@ -43,7 +43,7 @@ def done(tmp_path_factory):
 def test_it_leaves_tables_curves_and_pictures(done):
     results = json.loads((done / "results.json").read_text())
     assert set(results["scores"]) == {"PPO", "ULTRA-RA"} and all(len(x) == 2 for x in results["scores"].values())
-    assert "ULTRA-RA" in (done / "table_1.md").read_text()
+    assert "ULTRA-RA" in (done / "tables.md").read_text()
     for name in ("curves.png", "case_0.png", "film.png"):
         assert min(Image.open(done / name).size) > 100
     assert Image.open(done / "before.gif").n_frames > 1
@@ -98,6 +98,15 @@ def test_an_agent_of_another_game_is_refused(done, tmp_path):
     (other / "base").mkdir(parents=True)
     (other / "config.json").write_text(json.dumps({**config, "game": "hopper"}))
     assert "is an agent of 'hopper', not of 'pong'" in refusal(tmp_path / "run", f"--base={other}")
+
+
+def test_a_robot_is_refined_and_gone_on_with(tmp_path):
+    robot = ["--game=hopper", "--physics=c", "--methods=ULTRA-RA", "--alpha=0.1", "--seeds=1"]
+    run(tmp_path / "run", *robot)
+    before = json.loads((tmp_path / "run" / "results.json").read_text())
+    run(tmp_path / "run", *robot, "--resume")
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == before
+    assert min(Image.open(tmp_path / "run" / "film.png").size) > 100
 
 
 @pytest.mark.slow
