@@ -279,7 +279,7 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
 
 
 def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount: float) -> tuple[PPOState, jax.Array]:
-    """Rewards [T, B] divided by the running deviation of discounted returns (counted in first), then clipped to +-10."""
+    """Rewards [T, B] divided by the running deviation of discounted returns (counted in first), clipped to +-10."""
 
     def forward(discounted, step):
         reward, over = step
