@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -79,12 +80,12 @@ PRESETS = {
     "quick": {},
     "quick_robot": {
         "alpha": 0.1, "base_iterations": 150, "iterations": 50, "episodes": 60, "episode_steps": 1000,
-        "eval_episodes": 100, "curve_episodes": 20, "eval_every": 25,
+        "eval_episodes": 100, "curve_episodes": 20, "eval_every": 25, "floor": -math.inf,
     },
     "paper": {**PAPER, "base_iterations": 500, "iterations": 500, "episodes": 100, "episode_steps": 1000},
     "paper_robot": {
         **PAPER, "alpha": 0.1, "base_iterations": 500, "iterations": 500, "episodes": 100, "episode_steps": 1000,
-        "curve_episodes": 20,
+        "curve_episodes": 20, "floor": -math.inf,
     },
 }  # fmt: skip
 
