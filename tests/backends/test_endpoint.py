@@ -421,8 +421,10 @@ def test_a_run_that_the_server_ends_goes_on_where_it_was(tmp_path):
 
 
 # A run of its own, on the server and the cache that its arguments name.
+# A shell starts its background jobs with SIGINT ignored, and what they start ignores it too.
 RUN = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.lm.generate import Sampling
