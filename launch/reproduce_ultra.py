@@ -40,6 +40,7 @@ from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.report import markdown
 from nlrl_jax.text.trajectory import Episode, Verdict
 from nlrl_jax.types import LanguageModel
+from nlrl_jax.weights.checkpoint import Checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +231,11 @@ def _base_of(config: RunConfig) -> pathlib.Path:
     game = json.loads(path.read_text()).get("game")
     if game != config.game:
         raise ValueError(f"--base {config.base} is an agent of {game!r}, not of {config.game!r}")
+    if (
+        not (folder / "base" / "checkpoints").is_dir()
+        or Checkpoints(folder / "base" / "checkpoints").latest_step() is None
+    ):
+        raise ValueError(f"--base {config.base} holds no checkpoint of its base agent yet")
     return folder / "base"
 
 
@@ -266,12 +272,13 @@ def main(argv: list[str]) -> None:
     record = run.record(base)
     episodes = control_play.episodes_of(record)
     shared, findings = run.shared(base, record, episodes)
-    scores, final = {}, {}
+    scores, final, path = {}, {}, run_dir / "results.json"
+    earlier = json.loads(path.read_text())["scores"] if path.exists() else {}  # of methods not asked for this time
     for name in run.methods:
         final[name], scores[name] = run.refine(name, shared, base)
         print(f"{name}: {scores[name].mean():.3f} ± {_deviation(scores[name]):.3f}", flush=True)
-        kept = {"start": start, "scores": {other: score.tolist() for other, score in scores.items()}}
-        write_atomically(run_dir / "results.json", json.dumps(kept, indent=2))
+        kept = earlier | {other: score.tolist() for other, score in scores.items()}
+        write_atomically(path, json.dumps({"start": start, "scores": kept}, indent=2))
     first, second = tables(scores, start)
     told = "\n".join(markdown(rows) for rows in (first, second) if rows)
     write_atomically(run_dir / "tables.md", told)

@@ -113,7 +113,9 @@ def _hooks(name: str, shared: Shared) -> Hooks:
     return makers[name]()
 
 
-def train_mask(setting: Setting, base: PPOState, iterations: int, key: jax.Array) -> Any:
+def train_mask(
+    setting: Setting, base: PPOState, iterations: int, key: jax.Array
+) -> tuple[Callable[[jax.Array], jax.Array], float]:
     """The mask network of RICE and MASK-R: obs [..., D] -> importance [...], and the share of steps it blinded."""
     game, config = setting.game, setting.ppo
     masked = state_mask.MaskedEnv(game.env, game.params, config)

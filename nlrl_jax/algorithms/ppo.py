@@ -203,15 +203,13 @@ def init_state(env: Any, env_params: Any, config: PPOConfig, key: jax.Array, aux
     )
 
 
-def refine_from(
-    env: Any, env_params: Any, config: PPOConfig, base: PPOState, key: jax.Array, aux: Any = None
-) -> PPOState:
+def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, key: jax.Array) -> PPOState:
     """A state that goes on from the networks and statistics of `base`, with a fresh optimizer and new games.
 
     Raises:
       ValueError: `base` was made for other observations or actions, or with other networks.
     """
-    state = init_state(env, env_params, config, key, aux)
+    state = init_state(env, env_params, config, key)
     shapes = lambda tree: [
         (jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]

@@ -61,6 +61,9 @@ def test_every_seed_leaves_its_curve(done):
 def test_going_on_does_again_only_what_is_not_there(done, capsys):
     before = json.loads((done / "results.json").read_text())["scores"]
     findings = (done / "findings.json").stat().st_mtime_ns
+    run(done, "--methods=ULTRA-R", "--resume")
+    after = json.loads((done / "results.json").read_text())["scores"]
+    assert {name: after[name] for name in before} == before and "ULTRA-R" in after  # nothing is lost
     run(done, "--methods=PPO,ULTRA-RA,ULTRA-R", "--resume")
     out = capsys.readouterr().out
     assert "ULTRA-R: 2 seeds" in out and "PPO: 2 seeds" not in out and "base agent: 2 updates" not in out
@@ -98,6 +101,8 @@ def test_an_agent_of_another_game_is_refused(done, tmp_path):
     (other / "base").mkdir(parents=True)
     (other / "config.json").write_text(json.dumps({**config, "game": "hopper"}))
     assert "is an agent of 'hopper', not of 'pong'" in refusal(tmp_path / "run", f"--base={other}")
+    (other / "config.json").write_text(json.dumps(config))
+    assert "no checkpoint of its base agent" in refusal(tmp_path / "other_run", f"--base={other}")
 
 
 def test_a_robot_is_refined_and_gone_on_with(tmp_path):
