@@ -16,7 +16,7 @@ Departures and choices:
 - As in the authors' code, Adam's second moment is a constant of the chain rule (else the first steps, which are near
   sign(gradient), would have no derivative), the clipping of the gradient's norm is not, and the same minibatch
   serves the policy and eta.
-- lambda is 0.01 by default, the paper's for Atari; the authors' MuJoCo script has r_in alone, with delayed r_ex.
+- lambda is 0.01 by default: our choice, not checked against the paper.
 - The critic of r_ex starts as the agent's critic, which is that of r_ex when a refinement begins.
 - No clipping of values, and `normalize_reward` scales r_ex before r_in is added.
 """
