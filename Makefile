@@ -24,11 +24,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install  ## A language model of a million weights learns FrozenLake by MS-GRPO, then writes a report.
 	$(RUN) -m launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
 
+# Two processes: compilation is what tests spend their time on, and it takes one core. A file stays in one of them.
+TEST := $(RUN) -m pytest -n 2 --dist loadfile
+
 test: install  ## Under 15 minutes on 2 cores.
-	$(RUN) -m pytest
+	$(TEST)
 
 test-all: install  ## Also the slow tests, and those that need PyTorch where it is installed.
-	$(RUN) -m pytest -m ''
+	$(TEST) -m ''
 
 lint: install
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
     python -m launch.reproduce_ultra --game pong --run_dir runs/ultra_pong
     python -m launch.reproduce_ultra --game hopper --methods PPO,RICE,ULTRA-RA --run_dir runs/ultra_hopper
     python -m launch.reproduce_ultra --analyst endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME ...
+    python -m launch.reproduce_ultra --scale paper --dry_run
 
 First PPO trains the base agent (once; `--base RUN_DIR` takes that of another run). Its episodes go to the analyst: the
 scripted one that reads the trajectory, a local model, or an endpoint. Then every method refines the same agent with the
@@ -27,7 +28,17 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import config_flags, language_models, loop, setup, ultra_findings, ultra_games, ultra_methods, ultra_report
+from launch import (
+    config_flags,
+    language_models,
+    loop,
+    setup,
+    ultra_findings,
+    ultra_games,
+    ultra_methods,
+    ultra_plan,
+    ultra_report,
+)
 from launch.config_flags import option
 from launch.ultra_games import Setting
 from launch.ultra_methods import Shared
@@ -112,6 +123,11 @@ class Run:
         evaluate = self.evaluate_whole if whole else self.evaluate_some
         return np.asarray(evaluate(states.params, states.obs_moments, self.key(1))).mean(axis=1)
 
+    def fresh_agent(self) -> PPOState:
+        """The base agent before its training."""
+        game = self.setting.game
+        return language_models.on_device(ppo.init_state(game.env, game.params, self.setting.ppo, self.key(0)))
+
     def base(self) -> PPOState:
         """The sub-optimal agent: trained, or of another run.
 
@@ -119,8 +135,7 @@ class Run:
           ValueError: `--base` names no run, one of another game, or one without an agent.
         """
         config, game = self.config, self.setting.game
-        state = ppo.init_state(game.env, game.params, self.setting.ppo, self.key(0))
-        state = language_models.on_device(state)
+        state = self.fresh_agent()
         if config.base:
             return loop.restore(_base_of(config), state)
         folder = self.run_dir / "base"
@@ -259,6 +274,9 @@ def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(RunConfig, PRESETS, "scale")
     ultra_methods.known(config.methods, ultra_games.make(config.game, config.physics, config.cell, config.points))
+    if flags.FLAGS.dry_run:
+        print(ultra_plan.plan(Run(config, pathlib.Path(), resume=False), flags.FLAGS.critical_share))
+        return
     run_dir = setup.take_run_dir(config, may_change=("methods", "checkpoint_every"))
     run = Run(config, run_dir, flags.FLAGS.resume)
     if config.base:
@@ -290,6 +308,8 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     config_flags.define(RunConfig, PRESETS, "scale")
+    flags.DEFINE_boolean("dry_run", False, "print what the run would ask of the analyst and the machine, and stop")
+    flags.DEFINE_float("critical_share", 0.2, "dry run: share of the timeslots taken for critical", 1e-3, 1.0)
     setup.define_run_flags()
 
 

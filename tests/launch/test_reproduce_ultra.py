@@ -114,6 +114,16 @@ def test_a_robot_is_refined_and_gone_on_with(tmp_path):
     assert min(Image.open(tmp_path / "run" / "film.png").size) > 100
 
 
+def test_a_dry_run_counts_calls_and_steps_and_leaves_nothing(tmp_path, capsys):
+    run(tmp_path / "run", "--dry_run", "--critical_share=0.5", "--methods=PPO,MASK-R,ULTRA-RA")
+    told = capsys.readouterr().out
+    calls = {line[:18].strip(): int(line[18:28].replace(",", "")) for line in told.splitlines()[1:6]}
+    assert calls["analyse"] == calls["analyse (MASK-R)"] == 4
+    assert calls["reward"] > calls["reward (MASK-R)"] > calls["identify"] >= 4  # half, a fifth of the timeslots
+    assert "3 methods x 2 seeds: 24,576 environment steps" in told and "mask network: 2,048" in told
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_every_method_runs_on_pong(tmp_path):
     run(tmp_path / "run")
