@@ -48,7 +48,7 @@ benchmark: install  ## Side by side with peers; see docs/measurements.md.
 
 # How the built-in models were made: first what a walker can do, then mostly walkers that do not look (15 minutes). That is
 # assets/nano. Then the same with as much Snake as FrozenLake (10 more minutes): assets/nano_snake. The last
-# line makes assets/nano_board, which knows two board games' rules and the form of replies (4 minutes).
+# line makes assets/nano_board, which knows two board games' rules and the form of replies (6 minutes).
 NANO := build/nano
 NEXT = $(RUN) -m launch.pretrain_nano --tokenizer $(NANO)/1
 nano: install

@@ -3,9 +3,10 @@
     python -m launch.pretrain_nano_board --out nlrl_jax/assets/nano_board
 
 It learns to read, the rules, and the form of the replies it will be asked for, in tic-tac-toe and breakthrough: what
-stands where, what a move leads to and whether that wins, which moves there are. The moves and evaluations it learns to
-write are drawn by lot. So it names legal moves and writes proper evaluations, and does not know a good one from a bad
-one: what a large model knows of games it has read the rules of, and no more. Weights are kept in bfloat16.
+stands where, what a move leads to and whether that wins, which squares would complete a row, which moves there are. The
+moves and evaluations it learns to write are drawn by lot. So it names legal moves and writes proper evaluations, and
+does not know a good one from a bad one: what a large model knows of games it has read the rules of, and no more.
+Weights are kept in bfloat16.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Pair = tuple[Chat, str]
 
 
 def tic_tac_toe_pairs(num: int, seed: int) -> list[Pair]:
-    """Reading, rules, and replies by lot, at `num` positions of random games: four pairs each."""
+    """Reading, rules, and replies by lot, at `num` positions of random games: five pairs each."""
     rng, ask, tell = random.Random(seed), tic_tac_toe_prompts.roles("compact"), tic_tac_toe_scripts
     pairs = []
     for view in random_views(tic_tac_toe(), num, seed):
@@ -57,7 +58,8 @@ def tic_tac_toe_pairs(num: int, seed: int) -> list[Pair]:
         question, answer = rng.choice([("wins?", _winner(after)), (" ".join(line) + "?", _on(after, line))])
         pairs.append((Chat.of(f"{move}\n{question}"), answer))
         pairs.append((policy, tell.blind_policy({"view": view}, rng)))
-        pairs.append((value, tell.blind_value({}, rng)))
+        for judged in (action, rng.choice(view.legal)):
+            pairs.append((ask.value(view, judged), tell.blind_value({"view": view, "action": judged}, rng)))
     return pairs
 
 
@@ -126,7 +128,7 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     flags.DEFINE_string("out", "nlrl_jax/assets/nano_board", "folder to write the model to")
-    flags.DEFINE_integer("positions", 8_000, "positions of each game")
+    flags.DEFINE_integer("positions", 10_000, "positions of each game")
     flags.DEFINE_float("learning_rate", 2e-3, "peak learning rate, cosine decay to zero")
 
 

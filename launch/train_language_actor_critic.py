@@ -54,22 +54,24 @@ class RunConfig:
     aggregator: str = option("scripted", "who aggregates and improves: scripted, endpoint, or a local model's name")
     opponent: str = option("both", "first_move, random or both")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
-    iterations: int = option(16, "iterations")
+    iterations: int = option(10, "iterations")
     games: int = option(192, "games an iteration [N]")
     estimate: str = option("mc", "language value estimate: mc or td")
     k: int = option(5, "games, or transitions, that one estimate aggregates [K_MC, K_TD]")
     fresh_lines: bool = option(False, "play k new games for every estimate; false: use those of the iteration")
     num_samples: int = option(10, "moves the policy proposes for a position [N_sample]")
     top_m: int = option(10, "most frequent ones that are compared [m]")
-    num_values: int = option(4, "evaluations drawn of each move that is compared; the paper: 1")
+    num_values: int = option(8, "evaluations drawn of each move that is compared; the paper: 1")
     mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
     max_visits: int = option(4, "how often a position counts at most in the policy's data; 0: no limit (the paper)")
     buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
-    value_temperature: float = option(1.0, "of the value model's evaluations; the paper's code: 0")
+    rollout_temperature: float = option(1.0, "of the policy's play in an iteration's games; the paper's code: 1")
+    candidate_temperature: float = option(1.2, "of the moves it proposes; the paper's code: 0.7")
+    value_temperature: float = option(0.5, "of the value model's evaluations; the paper's code: 0")
     max_tokens: int = option(64, "tokens a reply of the policy or value model at most")
     large_max_tokens: int = option(1024, "tokens a reply of the aggregator or improver at most")
     format_examples: int = option(0, "replies drawn by lot that teach the form first; nano_board knows it")
-    epochs: int = option(2, "passes over the data of an iteration")
+    epochs: int = option(4, "passes over the data of an iteration")
     learning_rate: float = option(1e-3, "SFT's learning rate of the value model")
     policy_learning_rate: float = option(2e-4, "SFT's learning rate of the policy: too fast a one stops to explore")
     batch_size: int = option(4, "rows a gradient step")
@@ -93,7 +95,8 @@ PRESETS = {
     "paper": {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
         "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "num_values": 1, "max_visits": 0,
-        "max_tokens": 512, "value_temperature": 0.0, "epochs": 2, "learning_rate": 1e-5, "policy_learning_rate": 1e-5,
+        "max_tokens": 512, "candidate_temperature": 0.7, "value_temperature": 0.0, "epochs": 2,
+        "learning_rate": 1e-5, "policy_learning_rate": 1e-5,
         "batch_size": 64, "row_tokens": 1024,
         "packed": False, "dtype": "bfloat16", "eval_games": 512,
         "ppo_learning_rate": 1e-5, "ppo_critic_learning_rate": 1e-5,
@@ -123,8 +126,8 @@ class Trainer:
         names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "num_values", "mask", "max_visits")
         algorithm = ActorCriticConfig(
             **{name: getattr(config, name) for name in (*names, "buffer")},
-            rollout=sampled(1.0, top_k=50, top_p=0.95),
-            candidates=sampled(0.7),
+            rollout=sampled(config.rollout_temperature, top_k=50, top_p=0.95),
+            candidates=sampled(config.candidate_temperature),
             values=sampled(config.value_temperature),
             aggregation=large,
             improvement=large,
@@ -146,7 +149,11 @@ class Trainer:
         views = random_views(self.setting.game, config.format_examples, config.seed)
         rng = random.Random(config.seed)
         policy = [(roles.policy(view), scripts.blind_policy({"view": view}, rng)) for view in views]
-        value = [(roles.value(view, rng.choice(view.legal)), scripts.blind_value({}, rng)) for view in views]
+        moves = [rng.choice(view.legal) for view in views]
+        value = [
+            (roles.value(view, move), scripts.blind_value({"view": view, "action": move}, rng))
+            for view, move in zip(views, moves)
+        ]
 
         def taught(pairs):
             model = self.learn(self.base, pairs)[0] if pairs else self.base

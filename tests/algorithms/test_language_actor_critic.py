@@ -239,7 +239,10 @@ def test_several_evaluations_of_a_move_are_averaged():
     number = lambda value: json.dumps({"final_evaluation": value})
     known = [("2", number(1)), ("2", number(-1)), ("3", number(0.4)), ("3", number(0.2))]
     (reply,) = SCRIPTED.complete([roles().improve(view_of(player="O"), known)], GREEDY, "improver")
-    assert json.loads(reply.text) == {"thought": "3 is worth 0.3.", "best_move": 3}
+    assert json.loads(reply.text) == {
+        "thought": "Threat: O nobody, X nobody. 3 is worth 0.3.",
+        "best_move": 3,
+    }
     drawn = dataclasses.replace(SMALL, games=6, num_values=3, values=Sampling(16, 1.0))
     _, record = nlac.iterate(beginner(), setting()._replace(config=drawn), VIEWER, 0)
     compared = [len({action for action, _ in t.evaluations}) for t in record.improvements]

@@ -1,6 +1,7 @@
 """Tic-tac-toe against OpenSpiel (where X begins: its x is our O), perfect play against a plain recursion."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,9 @@ import pytest
 
 import envs
 from envs import tic_tac_toe as ttt
+from envs.prompts.tic_tac_toe import squares
+from envs.scripted.tic_tac_toe import threats
+from launch.random_views import random_views
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.types import BoardGame
@@ -333,3 +337,30 @@ def test_each_game_is_made_by_name():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         envs.make("tic_tac_toe", **options)
+
+
+MAGIC = (2, 7, 6, 9, 5, 1, 4, 3, 8)  # three of these squares lie in a row just where they sum to 15
+
+
+def told_by_magic(cells: str) -> str:
+    """What `threats` should say of a board, from the magic square."""
+    told = []
+    for side in "OX":
+        held = [n for n in range(9) if cells[n] == side]
+        rows = [row for row in itertools.combinations(held, 3) if sum(MAGIC[n] for n in row) == 15]
+        if rows:
+            return f"{side}: {' '.join(str(n + 1) for n in rows[0])}."
+        pairs = {MAGIC[a] + MAGIC[b] for a, b in itertools.combinations(held, 2)}
+        wins = [str(n + 1) for n in range(9) if cells[n] not in "OX" and 15 - MAGIC[n] in pairs]
+        told.append(f"{side} {' '.join(wins) or 'nobody'}")
+    return f"Threat: {', '.join(told)}."
+
+
+def test_the_scripts_read_threats_off_the_board():
+    for view in random_views(ttt.board_game(), 300, 0):
+        cells = squares(view.board)
+        assert threats(view) == told_by_magic(cells)
+        for action in view.legal:
+            after = told_by_magic(cells.replace(action, view.player))
+            told = threats(view, action)
+            assert told == after or (told[0] == after[0] and told[1] == after[1] == ":")  # two rows at once: either
