@@ -8,7 +8,9 @@ improve (`envs/scripted/tic_tac_toe.py`); `--aggregator endpoint` asks a server 
 baseline plays as many games (`--ppo`). The last lines read `win rate (OPPONENT): <before> -> <after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
-learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights.
+learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights; moves are
+proposed at a higher temperature, each is evaluated several times, and a position counts a few times at most.
+docs/measurements.md says what each was needed for.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class RunConfig:
     aggregator: str = option("scripted", "who aggregates and improves: scripted, endpoint, or a local model's name")
     opponent: str = option("both", "first_move, random or both")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
-    iterations: int = option(10, "iterations")
+    iterations: int = option(12, "iterations")
     games: int = option(192, "games an iteration [N]")
     estimate: str = option("mc", "language value estimate: mc or td")
     k: int = option(5, "games, or transitions, that one estimate aggregates [K_MC, K_TD]")
