@@ -36,7 +36,6 @@ from nlrl_jax.types import Chat
 from nlrl_jax.weights import huggingface
 
 VOCAB_SIZE = 768
-LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
 
 Pair = tuple[Chat, str]
 
@@ -50,7 +49,7 @@ def tic_tac_toe_pairs(num: int, seed: int) -> list[Pair]:
         value = ask.value(view, action)
         cells = tic_tac_toe_prompts.squares(view.board)
         after = cells.replace(action, view.player)
-        line = rng.choice(LINES)
+        line = rng.choice(tell.ROWS)
         board, move = (chat.messages[-1]["content"] for chat in (policy, value))
         read = [("free?", " ".join(view.legal)), (" ".join(line) + "?", _on(cells, line))]
         question, answer = rng.choice(read)
@@ -70,7 +69,7 @@ def _on(cells: str, line: str) -> str:
 
 def _winner(cells: str) -> str:
     """Who has three in a row, and where: "O: 1 5 9", or "nobody"."""
-    won = [line for line in LINES if len({cells[int(n) - 1] for n in line}) == 1]
+    won = [line for line in tic_tac_toe_scripts.ROWS if len({cells[int(n) - 1] for n in line}) == 1]
     return f"{cells[int(won[0][0]) - 1]}: {' '.join(won[0])}" if won else "nobody"
 
 
