@@ -67,7 +67,6 @@ class RunConfig:
     mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
     max_visits: int = option(4, "how often a position counts at most in the policy's data; 0: no limit (the paper)")
     buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
-    rollout_temperature: float = option(1.0, "of the policy's play in an iteration's games; the paper's code: 1")
     candidate_temperature: float = option(1.2, "of the moves it proposes; the paper's code: 0.7")
     value_temperature: float = option(0.5, "of the value model's evaluations; the paper's code: 0")
     max_tokens: int = option(64, "tokens a reply of the policy or value model at most")
@@ -128,7 +127,7 @@ class Trainer:
         names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "num_values", "mask", "max_visits")
         algorithm = ActorCriticConfig(
             **{name: getattr(config, name) for name in (*names, "buffer")},
-            rollout=sampled(config.rollout_temperature, top_k=50, top_p=0.95),
+            rollout=sampled(1.0, top_k=50, top_p=0.95),
             candidates=sampled(config.candidate_temperature),
             values=sampled(config.value_temperature),
             aggregation=large,

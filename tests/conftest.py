@@ -5,7 +5,7 @@ import pathlib
 
 import jax
 
-# A quarter less time for the whole suite. Processes that a test starts inherit it.
+# A quarter less time where compilation is most of it. Processes that a test starts inherit it.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
 
 jax.config.update("jax_num_cpu_devices", 8)
