@@ -3,7 +3,8 @@
     python -m launch.ablate_ms_grpo --study aaw --run_dir runs/aaw                  # the paper's Figure 3
     python -m launch.ablate_ms_grpo --study exploration --run_dir runs/exploration
 
-`aaw` varies how many episodes a group has and how many of them are learned from, and draws reward against wall time.
+`aaw` varies how many episodes a group has and how many of them are learned from, and draws reward against wall time;
+"any" is our control, as many episodes drawn without regard to their advantage.
 `exploration` compares what the paper's discussion proposes against its algorithm: a temperature that rises while
 returns stagnate, several prompt templates, return-to-go credit; the question is the spread between seeds.
 
@@ -32,9 +33,13 @@ from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.weights.load import BUILT_IN
 
 DEMO = train_ms_grpo.PRESETS["demo"]
+EVENLY = 1e6  # a T_ep at which AAW draws all episodes alike
 STUDIES = {  # panel -> label -> fields that differ
     "aaw": {
-        "G = 100": {f"G' = {n}": {"group_size": 100, "group_sample": n} for n in (25, 50, 100)},
+        "G = 100": {
+            **{f"G' = {n}": {"group_size": 100, "group_sample": n} for n in (25, 50, 100)},
+            "G' = 25, any": {"group_size": 100, "group_sample": 25, "sampling_temperature": EVENLY},
+        },
         "G' = 25": {f"G = {n}": {"group_size": n, "group_sample": 25} for n in (25, 50, 100)},
     },
     "exploration": {
@@ -89,6 +94,7 @@ def settings(config: AblationConfig) -> dict[str, dict[str, TrainConfig]]:
 def folder_of(config: TrainConfig) -> str:
     """One folder for equal settings: two panels share the run that is in both."""
     changed = [f"G{config.group_size}", f"g{config.group_sample}", config.credit]
+    changed += ["evenly"] if config.sampling_temperature == EVENLY else []
     return "-".join([*changed, f"T{config.max_temperature:g}", f"templates{config.num_templates}"])
 
 

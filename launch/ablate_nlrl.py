@@ -1,11 +1,12 @@
-"""The ablations of NLRL: one command a study, a table and a picture.
+"""The ablations of NLRL: one command, a table and a picture with a panel a study.
 
-    python -m launch.ablate_nlrl --study variations --run_dir runs/variations
+    python -m launch.ablate_nlrl --study look_ahead,variations,states --run_dir runs/figure_5
+    python -m launch.ablate_nlrl --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8
 
 Language TD on breakthrough (Figure 5): `look_ahead`, `variations`, `states`. The actor-critic on tic-tac-toe (Figures 7
 and 8 and the mask of Figure 6): `epochs`, `k`, `buffer`, `games`, `top_m`, `mask`; those play 128 games an iteration,
 as the paper's do. Everything else is as in train_language_td and train_language_actor_critic at nano scale; `--states`
-and the other sizes below make a study smaller.
+and the other sizes below make a study smaller. A setting that several studies share is run once.
 
 Departures from the paper: the sizes of the models and of the data; the values that are compared are the paper's, or
 a smaller range of the same kind where nano scale has no room for them.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -28,13 +30,13 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import markdown, write_report
 
-TD = {  # study -> label -> fields that differ
+TD = {  # study -> label -> field that differs
     "look_ahead": {f"{n} steps": {"look_ahead": n} for n in (1, 2, 4, 8)},
     "variations": {f"{n} variations": {"variations": n} for n in (1, 2, 4, 8)},
     "states": {f"{n} states": {"states": n} for n in (400, 1000, 2500, 6000)},
 }
 ACTOR_CRITIC = {
-    "epochs": {f"{n} epochs": {"epochs": n} for n in (1, 2, 3)},
+    "epochs": {f"{n} epochs": {"epochs": n} for n in (1, 2, 4)},
     "k": {f"K_MC = {n}": {"k": n} for n in (1, 2, 5)},
     "buffer": {f"K_buffer = {n}": {"buffer": n} for n in (1, 2, 3)},
     "games": {f"{n} games": {"games": n} for n in (64, 128, 256)},
@@ -47,7 +49,7 @@ ACTOR_CRITIC = {
 class AblationConfig:
     """What is run."""
 
-    study: str = option("variations", f"which: {', '.join([*TD, *ACTOR_CRITIC])}")
+    study: str = option("variations", f"one or more, comma-separated: {', '.join(TD)}; {', '.join(ACTOR_CRITIC)}")
     model: str = option("nano_board", "the model that learns")
     opponent: str = option("random", "of tic-tac-toe: random or first_move")
     iterations: int = option(5, "iterations of each run")
@@ -58,60 +60,80 @@ class AblationConfig:
     seed: int = option(0, "everything random follows from it")
 
 
-def settings(config: AblationConfig) -> dict[str, Any]:
-    """label -> the run's config.
+def base_of(config: AblationConfig) -> Any:
+    """The run that the settings differ from, each in one field: a RunConfig of one of the two scripts.
 
     Raises:
-      ValueError: an unknown study.
+      ValueError: an unknown study, or studies of both algorithms.
     """
-    common = {"model": config.model, "iterations": config.iterations, "seed": config.seed}
-    if config.study in TD:
-        common |= {"states": config.states, "test_states": config.test_states}
-        runs, kind = TD[config.study], train_language_td.RunConfig
-    elif config.study in ACTOR_CRITIC:
-        common |= {"games": config.games, "eval_games": config.eval_games, "opponent": config.opponent}
-        runs, kind = ACTOR_CRITIC[config.study], train_language_actor_critic.RunConfig
-    else:
-        raise ValueError(f"--study is {config.study!r}; choose one of {', '.join([*TD, *ACTOR_CRITIC])}")
-    return {label: kind(**{**common, **fields}) for label, fields in runs.items()}
+    studies, common = set(config.study.split(",")), {"model": config.model, "seed": config.seed}
+    common["iterations"] = config.iterations
+    if studies <= set(TD):
+        return train_language_td.RunConfig(**common, states=config.states, test_states=config.test_states)
+    if studies <= set(ACTOR_CRITIC):
+        return train_language_actor_critic.RunConfig(
+            **common, games=config.games, eval_games=config.eval_games, opponent=config.opponent
+        )
+    raise ValueError(f"--study is {config.study!r}; choose from {', '.join(TD)}, or from {', '.join(ACTOR_CRITIC)}")
+
+
+def settings(config: AblationConfig) -> dict[str, dict[str, Any]]:
+    """study -> label -> the run's config. Raises as `base_of`."""
+    base, known = base_of(config), {**TD, **ACTOR_CRITIC}
+    return {
+        study: {label: dataclasses.replace(base, **fields) for label, fields in known[study].items()}
+        for study in config.study.split(",")
+    }
+
+
+def folder_of(run: Any, base: Any) -> str:
+    """One folder for equal settings: two studies share the run that is in both."""
+    told, usual = dataclasses.asdict(run), dataclasses.asdict(base)
+    return "-".join(f"{name}_{told[name]}" for name in told if told[name] != usual[name]) or "base"
+
+
+def train(run: Any, folder: pathlib.Path, resume: bool) -> dict[str, Any]:
+    """Trains, or with `resume` goes on, or reads what is finished. Returns {"before", "after"}: evaluations."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / "ablation.json"
+    if not (resume and done.exists()):
+        if isinstance(run, train_language_td.RunConfig):
+            results = train_language_td.train(run, folder, resume)
+        else:
+            found = train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
+            results = {when: {"win": found[when]["eval/win"]} for when in found}
+        write_atomically(done, json.dumps(results))
+    return json.loads(done.read_text())
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(AblationConfig)
-    runs, resume = settings(config), flags.FLAGS.resume
-    run_dir = setup.take_run_dir(config)
-    td = config.study in TD
-    metric = "accuracy" if td else "win"
-    lines, rows = [], []
-    for label, run in runs.items():
-        folder = run_dir / label.replace(" ", "_").replace("=", "")
-        folder.mkdir(parents=True, exist_ok=True)
-        done = folder / "ablation.json"
-        if not (resume and done.exists()):
-            print(f"{config.study}, {label}", flush=True)
-            if td:
-                results = train_language_td.train(run, folder, resume)
-            else:
-                found = train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
-                results = {when: {metric: found[when][f"eval/{metric}"]} for when in found}
-            write_atomically(done, json.dumps(results))
-        results = json.loads(done.read_text())
-        metrics = read_metrics(folder)
-        there = np.isfinite(metrics[f"eval/{metric}"])
-        y = np.array([results["before"][metric], *metrics[f"eval/{metric}"][there]])
-        lines.append(Series(label, [0, *(metrics["iteration"][there] + 1)], y[None]))
-        rows.append(
-            {"setting": label, "before": y[0], "after": y[-1], "best": y.max(), "last drop": max(0.0, y.max() - y[-1])}
-        )
-    table = markdown([{k: v if isinstance(v, str) else f"{v:.3f}" for k, v in row.items()} for row in rows])
+    base, studies, resume = base_of(config), settings(config), flags.FLAGS.resume
+    run_dir = setup.take_run_dir(config, may_change=("study",))
+    metric = "accuracy" if set(studies) <= set(TD) else "win"
+    panels, rows, finished = {}, [], {}
+    for study, runs in studies.items():
+        panels[study] = []
+        for label, run in runs.items():
+            folder = run_dir / folder_of(run, base)
+            if folder not in finished:
+                print(f"{study}, {label}", flush=True)
+                finished[folder] = train(run, folder, resume)
+            metrics = read_metrics(folder)
+            there = np.isfinite(metrics[f"eval/{metric}"])
+            y = np.array([finished[folder]["before"][metric], *metrics[f"eval/{metric}"][there]])
+            panels[study].append(Series(label, [0, *(metrics["iteration"][there] + 1)], y[None]))
+            numbers = {"before": y[0], "after": y[-1], "best": y.max(), "last drop": y.max() - y[-1]}
+            rows.append({"study": study, "setting": label, **{name: f"{n:.3f}" for name, n in numbers.items()}})
+    table = markdown(rows)
     write_atomically(run_dir / "table.md", table)
-    ylabel = "advantage accuracy" if td else f"win rate against {config.opponent}"
-    picture = compare({config.study: lines}, run_dir / f"{config.study}.png", "iteration", ylabel)
+    ylabel = "advantage accuracy" if metric == "accuracy" else f"win rate against {config.opponent}"
+    picture = compare(panels, run_dir / "ablation.png", "iteration", ylabel)
     report = write_report(
         run_dir,
-        title=f"NLRL ablation: {config.study}",
-        question="What does this choice change?",
+        title=f"NLRL ablations: {', '.join(studies)}",
+        question="What does each choice change?",
         config=dataclasses.asdict(config),
         summary=rows,
         curves=[picture],

@@ -69,7 +69,7 @@ class RunConfig:
     buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
     candidate_temperature: float = option(1.2, "of the moves it proposes; the paper's code: 0.7")
     value_temperature: float = option(0.5, "of the value model's evaluations; the paper's code: 0")
-    max_tokens: int = option(64, "tokens a reply of the policy or value model at most")
+    max_tokens: int = option(32, "tokens a reply of the policy or value model at most")
     large_max_tokens: int = option(1024, "tokens a reply of the aggregator or improver at most")
     format_examples: int = option(0, "replies drawn by lot that teach the form first; nano_board knows it")
     epochs: int = option(4, "passes over the data of an iteration")

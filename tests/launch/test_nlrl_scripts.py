@@ -1,11 +1,13 @@
 """Language TD and the actor-critic from the command line, as small as can be: what they leave, resuming, annotating."""
 
+import dataclasses
 import filecmp
 import json
 import re
 
 import pytest
 
+from launch import ablate_nlrl
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_metrics
 from tests.launch import scripts
@@ -146,7 +148,7 @@ def test_the_plans_need_no_model(capsys):
         ("train_language_actor_critic", ["--aggregator=endpoint"], "--base_url"),
         ("train_language_td", ["--skills=2"], "--skills is '2'"),
         ("train_language_td", ["--first_values=me"], "--first_values is 'me'"),
-        ("ablate_nlrl", ["--study=all"], "--study is 'all'; choose one of look_ahead"),
+        ("ablate_nlrl", ["--study=all"], "--study is 'all'; choose from look_ahead"),
     ],
 )
 def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
@@ -154,8 +156,25 @@ def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_ablation_leaves_a_table_and_a_picture(tmp_path):
-    small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move"]
-    run("ablate_nlrl", "--study=mask", *small, f"--run_dir={tmp_path / 'run'}")
-    assert (tmp_path / "run" / "mask.png").stat().st_size > 0
-    assert (tmp_path / "run" / "table.md").read_text().count("\n") == 4
+def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_path):
+    small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move", f"--run_dir={tmp_path / 'run'}"]
+    run("ablate_nlrl", "--study=mask", *small)
+    trained = (tmp_path / "run" / "base" / "metrics.jsonl").stat().st_mtime_ns
+    run("ablate_nlrl", "--study=mask,buffer", "--resume", *small)
+    assert (tmp_path / "run" / "base" / "metrics.jsonl").stat().st_mtime_ns == trained
+    folders = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
+    assert folders == ["base", "buffer_1", "buffer_2", "mask_False"]
+    assert (tmp_path / "run" / "ablation.png").stat().st_size > 0
+    table = (tmp_path / "run" / "table.md").read_text().splitlines()
+    assert len(table) == 2 + 2 + 3 and table[2].split("|")[3:] == table[6].split("|")[3:]  # the base, in both
+
+
+def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
+    config = ablate_nlrl.AblationConfig(study="epochs,k,buffer,games,top_m,mask", iterations=3)
+    base, runs = ablate_nlrl.base_of(config), ablate_nlrl.settings(config)
+    folders = [ablate_nlrl.folder_of(run, base) for labels in runs.values() for run in labels.values()]
+    assert folders.count("base") == 6 and len(set(folders)) == len(folders) - 5
+    assert "k_2" in folders and runs["k"]["K_MC = 2"] == dataclasses.replace(base, k=2)
+    assert base.iterations == 3 and base.games == 128
+    with pytest.raises(ValueError, match="'k,states'"):
+        ablate_nlrl.settings(ablate_nlrl.AblationConfig(study="k,states"))

@@ -70,7 +70,7 @@ def test_the_settings_of_the_studies():
     sizes = {(c.group_size, c.group_sample) for runs in panels.values() for c in runs.values()}
     assert sizes == {(100, 25), (100, 50), (100, 100), (25, 25), (50, 25)}
     folders = [ablate_ms_grpo.folder_of(c) for runs in panels.values() for c in runs.values()]
-    assert len(folders) == 6 and len(set(folders)) == 5
+    assert len(folders) == 7 and len(set(folders)) == 6
     runs = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="exploration"))["final reward"]
     assert runs["MS-GRPO"].credit == "episode" and runs["MS-GRPO"].num_templates == 1
     assert len({ablate_ms_grpo.folder_of(c) for c in runs.values()}) == 4

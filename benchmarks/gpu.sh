@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Everything that is still unmeasured on a GPU, by one command (an hour; each step can be run by itself):
+#
+#   benchmarks/gpu.sh                     # all steps
+#   benchmarks/gpu.sh iteration train     # some of them
+#
+# PYTHON is the Python with `pip install -e '.[cuda]'`; logs and runs go to OUT (runs/gpu). MINUTES bounds each part of
+# `train`, which goes on from its last checkpoint when the step is run again. A step that fails does not stop the others.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+OUT=${OUT:-runs/gpu} PYTHON=${PYTHON:-.venv/bin/python} MINUTES=${MINUTES:-8}
+STEPS=(device iteration text_games language_model games mcts locomotion memory train)
+mkdir -p "$OUT"
+export PYTHONUNBUFFERED=1
+
+device() {
+  nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
+  "$PYTHON" -c 'import jax; d = jax.devices()[0]; print(jax.__version__, d.device_kind); assert d.platform == "gpu", d.platform'
+}
+iteration() {  # time in generation and update, tokens/s, shares of the device's limits
+  "$PYTHON" -m benchmarks.ms_grpo_iteration
+  "$PYTHON" -m benchmarks.ms_grpo_iteration --model smollm2 --preset paper --dtype bfloat16 --max_tokens 100 --micro_batch 25 --repeats 3
+}
+text_games() { "$PYTHON" -m benchmarks.text_games && "$PYTHON" -m benchmarks.text_games --model smollm2 --no_one_by_one; }
+language_model() { "$PYTHON" -m benchmarks.language_model; }
+games() { "$PYTHON" -m benchmarks.games; }
+mcts() { "$PYTHON" -m benchmarks.mcts; }
+locomotion() { "$PYTHON" -m benchmarks.locomotion; }
+memory() { "$PYTHON" -m benchmarks.memory --what update; }
+train() {  # SmolLM2 learns the reply format, then FrozenLake by MS-GRPO; run again, it goes on
+  [ -d "$OUT/format/model" ] || "$PYTHON" -m launch.warm_start --model smollm2 --game frozen_lake --max_tokens 100 \
+    --run_dir "$OUT/format" --overwrite || return
+  local resume=
+  [ -d "$OUT/smollm2/checkpoints" ] && resume=--resume
+  timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m launch.train_ms_grpo --model "$OUT/format/model" --dtype bfloat16 \
+    --max_tokens 100 --micro_batch 25 --eval_every 25 --run_dir "$OUT/smollm2" $resume  # SIGTERM saves
+  local status=$?
+  [ $status -eq 124 ] || return $status
+}
+
+failed=()
+for step in "${@:-${STEPS[@]}}"; do
+  case " ${STEPS[*]} " in *" $step "*) ;; *) echo "no step '$step'; there are: ${STEPS[*]}" >&2; exit 2 ;; esac
+done
+for step in "${@:-${STEPS[@]}}"; do
+  echo "== $step"
+  "$step" 2>&1 | tee "$OUT/$step.log" || failed+=("$step")
+done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

@@ -1,0 +1,163 @@
+"""Where an MS-GRPO iteration spends its time, and what share of the device's limits it reaches.
+
+    python -m benchmarks.ms_grpo_iteration                                    # nano, the demo's settings
+    python -m benchmarks.ms_grpo_iteration --model smollm2 --preset laptop
+    python -m benchmarks.ms_grpo_iteration --model smollm2 --preset paper --dtype bfloat16 --micro_batch 25   # a GPU
+
+The whole iteration is one program, so generation is timed by itself: `rollout.play` under the same key, which plays
+the same episodes. The rest of the iteration is the update. Both take turns within a repeat; figures are of the median.
+
+Work is what has to be done for these episodes, padding left out: two operations a weight and token; the
+update reads the learned tokens with the model and with the reference, and goes back once (the weights are frozen; what
+`--remat` computes again does not count). Generation also has to read, once for every token that the longest reply of a
+turn needs, all weights and the keys and values of the tokens so far. The limits are measured here: a plain matrix
+product, and the sum of a large array.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from importlib.metadata import version
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.plan import matmul_rate
+from launch.train_ms_grpo import PRESETS, TrainConfig, build
+from nlrl_jax import rollout
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.lm.config import ModelConfig
+
+
+class Work(NamedTuple):
+    """Of the episodes of one iteration.
+
+    read, written: tokens of prompts (the shared prefix once) and of replies.
+    learned: tokens that the update reads, prompts (with a prefix for each program that reads it) and replies.
+    steps: passes of the decoding loop over all turns.
+    bytes: read in these passes, weights and cache.
+    """
+
+    read: int
+    written: int
+    learned: float
+    steps: int
+    bytes: float
+
+
+def work_of(turns: rollout.Turns, prefix: int, config: ModelConfig, learning: MSGRPOConfig) -> Work:
+    """Counts the work of played turns; each array of `turns` is on the host.
+
+    Args:
+      prefix: tokens of the shared prefix.
+    """
+    active, said = np.asarray(turns.active), turns.turn
+    prompts, replies = np.where(active, said.prompt_lengths, 0), np.where(active, said.reply_lengths, 0)
+    longest = replies.max(axis=1)  # [T]: the first token comes from reading the prompt, the others from a pass each
+    passes = int(np.maximum(longest - 1, 0).sum())
+    item = jnp.dtype(config.dtype).itemsize
+    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item  # keys and values of one token
+    cached = 0.0
+    for t, length in enumerate(longest):
+        for n in range(1, int(length)):  # pass n: the rows that still write, each with what it has read and written
+            writing = replies[t] > n
+            cached += token * (prefix + float((prompts[t] + n)[writing].sum()))
+    share = learning.group_sample / learning.group_size if learning.sampling_temperature else 1.0
+    learned = share * float((prompts + replies).sum()) * learning.updates_per_batch + prefix
+    read = prefix + int(prompts.sum())
+    weights = config.num_params * jnp.dtype(config.param_dtype).itemsize
+    return Work(read, int(replies.sum()), learned, passes, passes * weights + cached)
+
+
+def memory_rate(size: int = 2**27) -> float:
+    """Bytes a second at which this device reads a large array."""
+    x = jnp.ones((size,), jnp.float32)
+    total = jax.jit(jnp.sum)
+    total(x).block_until_ready()
+    return 4 * size / min(timed(lambda: total(x)) for _ in range(5))
+
+
+def timed(run) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
+    """Rows (phase, seconds, share, tokens a second, share of the compute limit, share of the memory limit)."""
+    game, _, policy, params, learning = build(config)
+    state = init_state(policy.model, params, learning, jax.random.key(0), config.temperature)
+    update = jax.jit(make_update(policy, game, learning))
+    G, T = learning.group_size, learning.max_turns
+
+    @jax.jit
+    def play(state, key):
+        key_reset, key_play, _ = jax.random.split(key, 3)  # as `make_update` does: the same episodes
+        starts = rollout.reset(game, key_reset, learning.num_groups)
+        starts = jax.tree.map(lambda x: jnp.repeat(x, G, axis=0), starts)
+        variables = {"params": state.params, "lora": state.lora}
+        return rollout.play(policy, game, variables, key_play, starts, T, learning.max_steps).turns
+
+    keys = [jax.random.key(n) for n in range(repeats)]
+    jax.block_until_ready((play(state, keys[0]), update(state, keys[0])))
+    seconds = [(timed(lambda: play(state, key)), timed(lambda: update(state, key))) for key in keys]
+    middle = sorted(range(repeats), key=lambda n: seconds[n][1])[repeats // 2]
+    generation, whole = seconds[middle]
+    work = work_of(
+        jax.device_get(play(state, keys[middle])), len(policy.template.prefix), policy.model.config, learning
+    )
+
+    N, peak, bandwidth = policy.model.config.num_params, matmul_rate(), memory_rate()
+    learning_passes = 2 + (learning.beta > 0)
+    phases = {
+        "generation": (generation, work.written, 2 * N * (work.read + work.written), work.bytes),
+        "update": (whole - generation, work.learned, 2 * N * learning_passes * work.learned, None),
+    }
+    print(
+        f"{learning.num_groups * G} episodes of up to {T} turns: {work.read:,} tokens read, {work.written:,} written "
+        f"in {work.steps:,} passes, {work.learned:,.0f} learned from; an iteration takes {whole:.3f} s (fastest "
+        f"{min(w for _, w in seconds):.3f}, slowest {max(w for _, w in seconds):.3f})\n"
+        f"limits here: {peak / 1e12:.3g} TFLOP/s in a matrix product, {bandwidth / 1e9:.3g} GB/s reading memory"
+    )
+    rows = []
+    for name, (took, tokens, flop, read) in phases.items():
+        memory = "" if read is None else f"{read / took / bandwidth:.1%}"
+        rows.append(
+            [name, f"{took:.3f}", f"{took / whole:.0%}", f"{tokens / took:,.0f}", f"{flop / took / peak:.1%}", memory]
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="nano")
+    parser.add_argument("--game", default="frozen_lake")
+    parser.add_argument("--preset", default="demo", choices=sorted(PRESETS))
+    parser.add_argument("--dtype", default="")
+    parser.add_argument("--micro_batch", type=int, help="the preset's, if not given")
+    parser.add_argument("--max_tokens", type=int, help="the preset's, if not given")
+    parser.add_argument("--remat", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    given = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
+    config = TrainConfig(
+        **{**PRESETS[args.preset], **given, "model": args.model, "game": args.game, "dtype": args.dtype},
+        remat=args.remat,
+    )
+    print(
+        f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
+        f"{jax.devices()[0].device_kind}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}"
+    )
+    rows = measure(config, args.repeats)
+    print("| phase | s | share | tokens/s | of the compute limit | of the memory limit |\n|---|---|---|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()
