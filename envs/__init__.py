@@ -17,6 +17,8 @@ _MAKERS = {
     "tic_tac_toe": ("envs.tic_tac_toe", {}),
     "tic_tac_toe_first_move": ("envs.tic_tac_toe", {"opponent": "first_move"}),
     "tic_tac_toe_minimax": ("envs.tic_tac_toe", {"opponent": "minimax"}),
+    "breakthrough": ("envs.breakthrough_game", {}),
+    "breakthrough_first_move": ("envs.breakthrough_game", {"opponent": "first_move"}),
 }
 
 GAMES = tuple(_MAKERS)

@@ -127,11 +127,26 @@ class BreakthroughText:
             raise ValueError("both sides have won; the first win ends the game")
         if won[mover]:
             raise ValueError(f"{PLAYERS[mover]} has won, so it made the last move and cannot be the one to move")
-        if counts == [self.pawns, self.pawns]:  # nothing was taken, so the rows tell how many moves were made
-            start = self.columns * sum(range(self.pawn_rows))
-            made = [int(side.sum(1) @ np.arange(self.rows)) - start for side in sides]
-            if made[0] - made[1] != mover:
-                raise ValueError(
-                    f"black has made {made[0]} moves and white {made[1]}, so it cannot be {PLAYERS[mover]}'s turn"
-                )
+        self._check_moves(sides, counts, mover)
         return won.index(True) if any(won) else -1
+
+    def _check_moves(self, sides: tuple[np.ndarray, np.ndarray], counts: list[int], mover: int) -> None:
+        """Raises ValueError where no numbers of moves lead here: the rows bound them, and taking a pawn is a move.
+
+        A pawn that was taken may have stood on any row but its far one.
+        """
+        start = self.columns * sum(range(self.pawn_rows))
+        ranges = []
+        for side, count, name, enemies in zip(sides, counts, PLAYERS, reversed(counts)):
+            gone, taken = self.pawns - count, self.pawns - enemies
+            seen = int(side.sum(1) @ np.arange(self.rows)) - start
+            least, most = max(seen, taken), seen + gone * (self.rows - 2)
+            if least > most:
+                raise ValueError(f"{name} has made {most} moves at most, too few to have taken {taken} pawns")
+            ranges.append((least, most))
+        black, white = ranges
+        if max(black[0], white[0] + mover) > min(black[1], white[1] + mover):
+            told = [str(least) if least == most else f"{least} to {most}" for least, most in ranges]
+            raise ValueError(
+                f"black has made {told[0]} moves and white {told[1]}, so it cannot be {PLAYERS[mover]}'s turn"
+            )

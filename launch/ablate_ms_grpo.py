@@ -28,7 +28,7 @@ from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
-from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.plots import Series, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.weights.load import BUILT_IN
 
@@ -68,6 +68,9 @@ class AblationConfig:
     seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for exploration")
     iterations: int = option(0, "iterations of each run; 0: 60, or 700 with another model than nano")
     eval_episodes: int = option(100, "greedy episodes of an evaluation, always from the same initial states")
+
+    def __post_init__(self):
+        config_flags.check(self, at_least_one=("eval_episodes",), not_negative=("seeds", "iterations"))
 
 
 def settings(config: AblationConfig) -> dict[str, dict[str, TrainConfig]]:
@@ -134,7 +137,7 @@ def main(argv: list[str]) -> None:
                     "setting": label,
                     "start": f"{result['initial'][run.game]:.3f}",
                     "final": f"{final.mean():.3f}",
-                    "std over seeds": f"{final.std(ddof=1) if seeds > 1 else 0:.3f}",
+                    "std over seeds": f"{deviation(final):.3f}",
                     "worst run": f"{final.min():.3f}",
                     "best run": f"{final.max():.3f}",
                     "s/iteration": f"{pace:.2f}",

@@ -13,6 +13,7 @@ import numpy as np
 
 from launch import loop, setup, train_ms_grpo
 from launch.train_ms_grpo import TrainConfig
+from nlrl_jax.algorithms.finite import keep_finite
 from nlrl_jax.algorithms.ms_grpo import init_state, make_update, optimizer
 from nlrl_jax.algorithms.seeds import over_seeds, stack
 from nlrl_jax.run.directory import write_atomically
@@ -31,7 +32,8 @@ class Agents:
         self.state = stack(
             [place(init_state(self.policy.model, params, self.learning, key, config.temperature)) for key in keys]
         )
-        self.update = jax.jit(over_seeds(make_update(self.policy, game, self.learning), vectorize), donate_argnums=0)
+        update = over_seeds(make_update(self.policy, game, self.learning), vectorize)
+        self.update = jax.jit(keep_finite(update), donate_argnums=0)
         prompt = setup.prompt_for(config.model, config.prompt)
         self.games = {name: setup.make_game(name, prompt) for name in names}
         sampling, model, tokenizer = self.policy.for_evaluation().sampling, self.policy.model, self.policy.tokenizer

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import types
 
 import jax
 from absl import flags
@@ -27,9 +28,7 @@ from envs.scripted import breakthrough as breakthrough_scripts
 from envs.scripted import maze as maze_scripts
 from launch import language_models, setup
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run.transcript import printable
 from nlrl_jax.text.views import View, Viewer
 from nlrl_jax.types import BoardGame, LanguageModel
@@ -126,14 +125,11 @@ def trained(run_dir: pathlib.Path) -> tuple[str, Annotator]:
         folder = run_dir / opponent / "actor-critic"
     else:
         raise ValueError(f"{run_dir} is a run of another script; give one of train_language_td or _actor_critic")
-    base = language_models.local_model(run["model"], run["dtype"], LoraConfig())
+    base = language_models.trainable_model(types.SimpleNamespace(**run))
     checkpoints = Checkpoints(folder / "checkpoints")
     if checkpoints.latest_step() is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet")
-    fresh = base.variables["params"]
-    if run["train"] == "lora":
-        fresh = init_lora(Transformer(base.model.config), jax.random.key(0))
-    step, value = checkpoints.restore_part("value", fresh)
+    step, value = checkpoints.restore_part("value", base.variables[run["train"]])
     model = base.with_variables({**base.variables, run["train"]: value})
     style = setup.prompt_for(run["model"], run["style"])
     return game, Annotator(f"{run_dir} at iteration {step}", model, style, run["max_tokens"])
@@ -154,7 +150,7 @@ def main(argv: list[str]) -> None:
         if given.model == "scripted" and "value" not in scripts:
             raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
         folder = pathlib.Path("runs/annotate")  # an endpoint's replies
-        endpoint = {"base_url": given.base_url, "model": given.endpoint_model}
+        endpoint = {"base_url": given.base_url, "model": given.endpoint_model, "api_key_env": given.api_key_env}
         model = language_models.large_model(given.model, scripts, folder, **endpoint)
         style = "paper" if isinstance(model, ScriptedModel) else setup.prompt_for(given.model, "auto")
         annotator = Annotator(given.model, model, style, given.max_tokens)
@@ -176,6 +172,7 @@ def define_flags() -> None:
     flags.DEFINE_string("player", "", "whose turn it is; by default the first player's")
     flags.DEFINE_integer("max_tokens", 512, "tokens an annotation at most, without --run_dir")
     flags.DEFINE_string("base_url", "", "an endpoint's address")
+    flags.DEFINE_string("api_key_env", "OPENAI_API_KEY", "the environment variable that holds an endpoint's key")
     flags.DEFINE_string("endpoint_model", "", "an endpoint's name for its model")
 
 

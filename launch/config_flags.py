@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -13,10 +15,12 @@ def option(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def define(config_class: type, presets: dict[str, dict[str, Any]] | None = None, flag: str = "preset") -> None:
+def define(
+    config_class: type, presets: dict[str, dict[str, Any]] | None = None, flag: str = "preset", note: str = ""
+) -> None:
     """Defines a flag for every field of `config_class`, and `--preset` (or what `flag` says) if there are presets.
 
-    A flag that is not given takes the preset's value, else the dataclass's default.
+    A flag that is not given takes the preset's value, else the dataclass's default. `note` ends the help on presets.
     """
     kinds = {
         "str": flags.DEFINE_string,
@@ -27,13 +31,46 @@ def define(config_class: type, presets: dict[str, dict[str, Any]] | None = None,
     for field in dataclasses.fields(config_class):
         kinds[field.type](field.name, None, f"{field.metadata['help']} (default: {field.default!r})")
     if presets:
-        lines = [f"{name}: {', '.join(f'{k}={v}' for k, v in values.items())}" for name, values in presets.items()]
-        flags.DEFINE_enum(flag, None, sorted(presets), "other defaults for many flags at once. " + "; ".join(lines))
+        told = f"other defaults for many flags at once. {listed(presets)}{note}"
+        flags.DEFINE_enum(flag, None, sorted(presets), told)
+
+
+def listed(presets: dict[str, dict[str, Any]]) -> str:
+    """Presets in words."""
+    return "; ".join(f"{name}: {', '.join(f'{k}={v}' for k, v in values.items())}" for name, values in presets.items())
 
 
 def parse(config_class: type, presets: dict[str, dict[str, Any]] | None = None, flag: str = "preset") -> Any:
-    """The config of the flags as they were given. Call it inside `app.run`."""
+    """The config of the flags as they were given. Call it inside `app.run`.
+
+    Without a preset flag the values of `presets[None]` hold, if there are such.
+    """
     given = {f.name: flags.FLAGS[f.name].value for f in dataclasses.fields(config_class)}
     values = dict((presets or {}).get(flags.FLAGS[flag].value, {})) if presets else {}
     values |= {name: value for name, value in given.items() if value is not None}
     return config_class(**values)
+
+
+def check(
+    config: Any,
+    at_least_one: Sequence[str] = (),
+    not_negative: Sequence[str] = (),
+    positive: Sequence[str] = (),
+    finite: Sequence[str] = (),
+) -> None:
+    """Checks the numbers of a config, field names by what they must be. Call it from `__post_init__`.
+
+    Raises:
+      ValueError: a number out of its range, infinite or nan.
+    """
+    rules = (
+        (at_least_one, "a finite number of at least 1", lambda value: value >= 1),
+        (not_negative, "a finite number and not negative", lambda value: value >= 0),
+        (positive, "a finite number above 0", lambda value: value > 0),
+        (finite, "a finite number", lambda value: True),
+    )
+    for names, wanted, holds in rules:
+        for name in names:
+            value = getattr(config, name)
+            if not (math.isfinite(value) and holds(value)):
+                raise ValueError(f"--{name} is {value!r}; it must be {wanted}")

@@ -99,7 +99,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 line[f"paper {maze}"] = PAPER[name][list(mazes.LAYOUTS).index(maze)]
             line[f"solved {maze}"] = f"{summary['solved']:.0%}"
             line[f"unreadable {maze}"] = sum(
-                v for k, v in found[name]["problems"].items() if not k.endswith(gpi.RANDOM)
+                v for k, v in found[name]["problems"].items() if not k.endswith((gpi.RANDOM, gpi.NEVER_ENDED))
             )
         rows.append(line)
     return rows

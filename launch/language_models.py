@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from launch import setup
+from launch.config_flags import option
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.language_actor_critic import Learn
 from nlrl_jax.algorithms.sft import SFTConfig
@@ -21,51 +22,99 @@ from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run.directory import write_atomically
-from nlrl_jax.types import Chat, LanguageModel, Reply, Score
+from nlrl_jax.types import Chat, LanguageModel
+from nlrl_jax.weights.load import load_model, load_tokenizer
+
+DTYPES = ("", "float32", "bfloat16")
+MAY_CHANGE = ("api_key_env", "concurrency", "token_budget")  # options of an endpoint that decide nothing
 
 
-def local_model(name: str, dtype: str = "", lora: LoraConfig | None = None, rows: int = 64) -> LocalModel:
+@dataclasses.dataclass(frozen=True)
+class EndpointOptions:
+    """The options of a script that may ask an endpoint; configs inherit them."""
+
+    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
+    api_key_env: str = option("OPENAI_API_KEY", "endpoint: the environment variable that holds the key")
+    concurrency: int = option(16, "endpoint: requests under way at once")
+    token_budget: int = option(0, "endpoint: tokens, read and written, after which the run stops; 0 is no limit")
+
+    def address(self, model: str) -> dict[str, Any]:
+        """Fields of `EndpointModel`. model: the server's name for it."""
+        names = ("base_url", "api_key_env", "concurrency")
+        return {"model": model, **{name: getattr(self, name) for name in names}}
+
+
+def endpoint_model(base_url: str = "", model: str = "", **fields: Any) -> EndpointModel:
+    """The model behind an address, with further fields of `EndpointModel`.
+
+    Raises:
+      ValueError: no address, no model's name, or a field that cannot be right.
+    """
+    if not base_url or not model:
+        raise ValueError("an endpoint needs an address (--base_url http://.../v1) and the name of its model")
+    return EndpointModel(base_url, model, **fields)
+
+
+def local_model(
+    name: str, dtype: str = "", lora: LoraConfig | None = None, rows: int = 64, param_dtype: str = ""
+) -> LocalModel:
     """A model in this process; see `weights.load.load_model` for names.
+
+    Args:
+      dtype, param_dtype: of the computation and of the weights; empty keeps the checkpoint's, for weights `dtype`.
 
     Raises:
       FileNotFoundError, ValueError: there is no such model, or it has no chat template.
     """
-    loaded = setup.load(name, dtype, lora)
-    if loaded.tokenizer.chat_template is None:
-        raise ValueError(f"{name} has no chat template, so it cannot be asked anything; give an instruct model")
+    overrides = {} if lora is None else {"lora": lora}
+    loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **overrides)
+    _check_chat(name, loaded.tokenizer)
     return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, rows)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class KeepsAccount:
-    """An endpoint's model whose account is on disk after every call, so that a budget holds across restarts."""
+def tokenizer_of(name: str) -> Tokenizer:
+    """The tokenizer of a model that can be asked. Errors: see `local_model`."""
+    tokenizer = load_tokenizer(name)
+    _check_chat(name, tokenizer)
+    return tokenizer
 
-    model: EndpointModel
-    path: pathlib.Path
 
-    @property
-    def can_score(self) -> bool:
-        return self.model.can_score
+def _check_chat(name: str, tokenizer: Tokenizer) -> None:
+    if tokenizer.chat_template is None:
+        raise ValueError(f"{name} has no chat template, so it cannot be asked anything; give an instruct model")
 
-    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
-        """See `types.LanguageModel`."""
-        try:
-            return self.model.complete(chats, sampling, role, seed)
-        finally:
-            self._keep()
 
-    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        """See `types.LanguageModel`."""
-        try:
-            return self.model.score(chats, continuations, role)
-        finally:
-            self._keep()
+class KeptAccount(Account):
+    """An account that is on disk after every answer, so that a budget holds across restarts and kills."""
 
-    def _keep(self) -> None:
-        write_atomically(self.path, json.dumps(self.model.account.as_dict(), indent=2) + "\n")
+    def __init__(self, path: pathlib.Path):
+        super().__init__(**(json.loads(path.read_text()) if path.exists() else {}))
+        self._path, self._writing = path, threading.Lock()
+
+    def add(self, **amounts: float) -> None:
+        """See `Account`."""
+        super().add(**amounts)
+        with self._writing:
+            write_atomically(self._path, json.dumps(self.as_dict(), indent=2) + "\n")
+
+
+class KeptUsage(Usage):
+    """What the models of a run were used for, in usage.json after every call: a resumed run counts on."""
+
+    def __init__(self, run_dir: pathlib.Path):
+        super().__init__()
+        self._path, self._writing = run_dir / "usage.json", threading.Lock()
+        for row in json.loads(self._path.read_text()) if self._path.exists() else []:
+            super().add(**row)
+
+    def add(self, role: str, **amounts: float) -> None:
+        """See `Usage`."""
+        super().add(role, **amounts)
+        with self._writing:
+            write_atomically(self._path, json.dumps(self.rows(), indent=2) + "\n")
 
 
 def large_model(
@@ -85,25 +134,63 @@ def large_model(
         return ScriptedModel(scripts)
     if name != "endpoint":
         return local_model(name)
-    if not endpoint.get("base_url") or not endpoint.get("model"):
-        raise ValueError("an endpoint needs an address (--base_url http://.../v1) and the name of its model")
-    path = run_dir / "account.json"
-    account = Account(**json.loads(path.read_text())) if path.exists() else Account()
-    budget = Budget(max_tokens=token_budget) if token_budget else None
-    return KeepsAccount(
-        EndpointModel(**endpoint, budget=budget, account=account, cache=DiskCache(run_dir / "cache")), path
+    model = endpoint_model(**endpoint)
+    return dataclasses.replace(
+        model,
+        budget=Budget(max_tokens=token_budget) if token_budget else None,
+        account=KeptAccount(run_dir / "account.json"),
+        cache=DiskCache(run_dir / "cache"),
     )
 
 
 def large_model_of(config: Any, scripts: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> Metered:
     """The large model that a training script's config names, its calls counted. Errors: see `large_model`."""
-    address = {"base_url": config.base_url, "model": config.endpoint_model}
+    address = config.address(config.endpoint_model)
     return Metered(large_model(config.aggregator, scripts, run_dir, config.token_budget, **address), usage)
 
 
+def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
+    """Refuses what a training script's config cannot do, before anything is made, loaded or paid for.
+
+    Args:
+      examples: the longest prompts that are learned from, each with a reply of the usual form.
+
+    Raises:
+      FileNotFoundError, ValueError: no such model, an endpoint without an address, or rows too short for what is
+        learned.
+    """
+    if config.dtype not in DTYPES:
+        raise ValueError(f"--dtype is {config.dtype!r}; it must be float32, bfloat16 or empty")
+    tokenizer = tokenizer_of(config.model)
+    starts, lengths = zip(*((start, len(tokens)) for tokens, start in sft.tokenize(tokenizer, examples)))
+    prompt = max(starts)
+    needed = max(*lengths, prompt + config.max_tokens + 1)
+    if needed > config.row_tokens:
+        raise ValueError(
+            f"--row_tokens is {config.row_tokens}, but a prompt takes {prompt} tokens of {config.model}, and with a "
+            f"reply (--max_tokens is {config.max_tokens}) {needed}; it must be at least that"
+        )
+    if config.aggregator == "endpoint":
+        endpoint_model(**config.address(config.endpoint_model))
+    elif config.aggregator != "scripted":
+        tokenizer_of(config.aggregator)
+    longest = prompt + config.large_max_tokens + 1
+    if config.aggregator != "scripted" and longest > config.row_tokens:
+        print(
+            f"note: what the large model writes may take {longest} tokens with its prompt (--large_max_tokens is "
+            f"{config.large_max_tokens}), and more where {config.model} spells more finely; examples longer than "
+            f"--row_tokens {config.row_tokens} are not learned from and counted as too_long",
+            flush=True,
+        )
+
+
 def trainable_model(config: Any) -> LocalModel:
-    """The local model that a training script's config names, with a fresh adapter where one is trained."""
-    base = local_model(config.model, config.dtype, LoraConfig())
+    """The local model that a training script's config names, with a fresh adapter where one is trained.
+
+    Weights that are trained are float32, whatever is computed in: small steps would round to nothing in bfloat16.
+    """
+    param_dtype = "" if config.train == "lora" else "float32"
+    base = local_model(config.model, config.dtype, LoraConfig(), param_dtype=param_dtype)
     if config.train != "lora":
         return base
     return base.with_variables({**base.variables, "lora": init_lora(base.model, jax.random.key(config.seed))})
@@ -124,7 +211,10 @@ def describe_usage(usage: Usage) -> list[str]:
 
 
 def learner(config: Any, learning_rate: float, warmup: float = 0.0) -> Learn:
-    """Fine-tunes a local model, alone or metered, on chats and replies, as a training script's config says."""
+    """Fine-tunes a local model, alone or metered, on chats and replies, as a training script's config says.
+
+    Where no example fits a row, or there is none, the model stays as it is, and the metrics say so.
+    """
     names = ("epochs", "batch_size", "packed", "train", "seed")
     given = {name: getattr(config, name) for name in names}
     sft_config = SFTConfig(learning_rate=learning_rate, warmup=warmup, max_length=config.row_tokens, **given)
@@ -133,7 +223,10 @@ def learner(config: Any, learning_rate: float, warmup: float = 0.0) -> Learn:
         if isinstance(model, Metered):
             inner, metrics = learn(model.model, pairs)
             return Metered(inner, model.usage), metrics
-        variables, metrics = sft.fit(model.model, model.variables, sft.tokenize(model.tokenizer, pairs), sft_config)
+        examples = sft.tokenize(model.tokenizer, pairs)
+        if all(len(example.tokens) > sft_config.max_length for example in examples):
+            return model, {"examples": 0, "too_long": len(examples)}
+        variables, metrics = sft.fit(model.model, model.variables, examples, sft_config)
         return model.with_variables(variables), metrics
 
     return learn

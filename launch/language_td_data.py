@@ -41,10 +41,10 @@ def parse_skills(text: str) -> list[tuple[int, int]]:
     Raises:
       ValueError: anything else.
     """
-    try:
-        return [(int(simulations), int(rollouts)) for simulations, rollouts in (s.split("x") for s in text.split(","))]
-    except ValueError as error:
-        raise ValueError(f"--skills is {text!r}; write simulations x rollouts such as 2x1,64x4") from error
+    pairs = [skill.split("x") for skill in text.split(",")]
+    if not all(len(pair) == 2 and all(n.strip().isdecimal() and int(n) > 0 for n in pair) for pair in pairs):
+        raise ValueError(f"--skills is {text!r}; write simulations x rollouts such as 2x1,64x4, each at least 1")
+    return [(int(simulations), int(rollouts)) for simulations, rollouts in pairs]
 
 
 def load_or_make(config: Any, folder: pathlib.Path) -> Data:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import shutil
 import signal
 import sys
 import time
@@ -14,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.run.metrics import MetricsWriter
+from nlrl_jax.run.directory import part_of
+from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
 from nlrl_jax.weights.checkpoint import Checkpoints
 
@@ -32,11 +34,15 @@ class State(Protocol):
 
 
 def restore(run_dir: pathlib.Path, state: Any) -> Any:
-    """The state of the run's last good checkpoint; `state` itself where there is none yet."""
+    """The state of the run's last good checkpoint; `state` itself where there is none yet.
+
+    Raises:
+      ValueError: no checkpoint is whole, fits and is of this run.
+    """
     checkpoints = Checkpoints(run_dir / "checkpoints")
     if checkpoints.latest_step() is None:
         return state
-    _, learned, _ = checkpoints.restore(state.learned())
+    _, learned, _ = checkpoints.restore(state.learned(), of_run=part_of(run_dir))
     return state.replace(**learned)
 
 
@@ -64,7 +70,8 @@ def train(
 
     Args:
       run_dir: the run's folder, taken by `open_run`.
-      update: may donate `state`. "finite" 0 stops the run; the state is then the last good one.
+      update: may donate `state`. A metric "finite" that is 0 stops the run; the update then should have left the state
+        as it was (`finite.keep_finite`), its counter too.
       seed: one, or those of a stack of states (`algorithms.seeds`): `update` then gets keys [n] and gives metrics [n],
         and each seed's metrics go to a folder of its own (`seed_dirs`).
       columns: the metrics that progress shows.
@@ -75,13 +82,18 @@ def train(
       The state after the last iteration, saved.
 
     Raises:
-      ValueError: a non-finite loss; the last good state is saved.
-      SystemExit: a signal asked for the end; everything is saved.
+      ValueError: a non-finite loss; the last good state is saved, where the update kept it. Or before the first
+        iteration: no room for a checkpoint, or, with `resume`, lines of metrics that are missing.
+      SystemExit: a signal asked for the end, be it in the last iteration; everything is saved.
     """
-    start = int(jnp.ravel(state.iteration)[0])
+    start = done = int(jnp.ravel(state.iteration)[0])
     folders = [run_dir] if isinstance(seed, int) else seed_dirs(run_dir, seed)
     key = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(jnp.asarray(seed))
     fold_in = jax.random.fold_in if isinstance(seed, int) else jax.vmap(jax.random.fold_in, in_axes=(0, None))
+    _check_disk(run_dir, state)
+    origin = {"run": part_of(run_dir)}
+    for folder in folders if resume else ():
+        _check_metrics(folder, run_dir, start)
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in folders]
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
@@ -92,8 +104,9 @@ def train(
             state, metrics = update(state, fold_in(key, i + 1))
             metrics = {name: np.asarray(value, np.float64) for name, value in metrics.items()}
             if not metrics.pop("finite", np.ones(())).all():
-                checkpoints.save(i, state.learned(), {"stopped": "non-finite"})
-                raise ValueError(_not_finite(i, metrics, run_dir))
+                if (np.ravel(state.iteration) == i).all():  # else the update did not keep what was good
+                    checkpoints.save(i, state.learned(), origin | {"stopped": "non-finite"})
+                raise ValueError(_not_finite(i, metrics, checkpoints))
             metrics |= evaluate(i + 1, state) if evaluate else {}
             seconds = time.monotonic() - clock
             for n, writer in enumerate(writers):
@@ -101,14 +114,15 @@ def train(
                     i, {name: np.ravel(value)[min(n, np.size(value) - 1)] for name, value in metrics.items()}, seconds
                 )
             progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
-            if (i + 1) % checkpoint_every == 0 or i + 1 == iterations or asked:
-                checkpoints.save(i + 1, state.learned())
-            if asked and i + 1 < iterations:
+            done = i + 1
+            if done % checkpoint_every == 0 or done == iterations or asked:
+                checkpoints.save(done, state.learned(), origin)
+            if asked:
                 break
-        else:
-            return state
-    print(f"{asked[0]}: saved after iteration {i + 1} of {iterations}; go on with --resume", flush=True)
-    sys.exit(0)
+    if asked:
+        print(f"{asked[0]}: saved after iteration {done} of {iterations}; go on with --resume", flush=True)
+        sys.exit(0)
+    return state
 
 
 def _writer(folder: pathlib.Path, resume_from: int | None) -> MetricsWriter:
@@ -116,11 +130,33 @@ def _writer(folder: pathlib.Path, resume_from: int | None) -> MetricsWriter:
     return MetricsWriter(folder, resume_from)
 
 
-def _not_finite(iteration: int, metrics: dict[str, np.ndarray], run_dir: pathlib.Path) -> str:
+def _check_disk(run_dir: pathlib.Path, state: Any) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state.learned()))
+    free = shutil.disk_usage(run_dir).free
+    if free < needed:
+        raise ValueError(
+            f"a checkpoint takes {needed / 1e6:.1f} MB and the disk of {run_dir} has {free / 1e6:.1f} MB left"
+        )
+
+
+def _check_metrics(folder: pathlib.Path, run_dir: pathlib.Path, start: int) -> None:
+    found = sum(row["iteration"] < start for row in read_rows(folder))
+    if found < start:
+        raise ValueError(
+            f"{folder / METRICS} holds {found} of the {start} iterations that checkpoint "
+            f"{run_dir / 'checkpoints' / str(start)} has behind it: lines were lost, or it is another run's. "
+            "Delete that checkpoint to go on from the one before it, or start again with --overwrite"
+        )
+
+
+def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Checkpoints) -> str:
     seen = ", ".join(f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value).all())
+    checkpoints.wait()
+    kept = checkpoints.latest_step()
+    where = "no state was saved" if kept is None else f"the last good state is in {checkpoints.folder / str(kept)}"
     return (
-        f"iteration {iteration} is not finite ({seen or 'in its gradients'}). Stopped; the last good state is in "
-        f"{run_dir / 'checkpoints'}. Lower --learning_rate"
+        f"iteration {iteration} is not finite ({seen or 'in its gradients'}). Stopped; {where}. Lower --learning_rate"
     )
 
 

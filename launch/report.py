@@ -4,7 +4,8 @@
     python -m launch.report runs/a                      # writes runs/a/comparison.html
 
 Reads what every training script leaves behind (config.json, metrics.jsonl, before.json and after.json where there
-are any) and runs nothing; a run that is still going can be looked at too.
+are any) and runs nothing; a run that is still going can be looked at too. Of a run with parts, such as those of
+reproduce_ms_grpo, every part is a line; seeds are its mean and a band of one standard deviation.
 """
 
 from __future__ import annotations
@@ -17,27 +18,53 @@ import numpy as np
 from absl import flags
 
 from launch import setup
-from nlrl_jax.run.directory import read_config
-from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.directory import holds_run, read_config
+from nlrl_jax.run.metrics import METRICS, read_metrics
+from nlrl_jax.run.plots import Series, compare, deviation
 from nlrl_jax.run.report import write_report
+from nlrl_jax.run.transcript import read_evaluation
 
 SHOWN = ("return", "success", "env_return", "eval/success", "eval/env_return", "kl", "loss")
 LAST = 0.1  # share of the run that a final value is the mean of
 
 
+def parts_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of a run that hold metrics or seeds (`seed_*`) that do: itself, or those of its parts."""
+    if (folder / METRICS).is_file():
+        return [folder]
+    found = {path.parent for path in folder.rglob(METRICS)}
+    return sorted({path.parent if path.match("seed_*") else path for path in found}) or [folder]
+
+
 def read_run(run_dir: pathlib.Path) -> dict[str, Any]:
-    """What a run left: "name", "config", "metrics", and "before" and "after" as they were evaluated, {} if not.
+    """What a run, or a part of one, left.
+
+    Returns:
+      "name", "config" (for a part that of the whole run), "metrics" (of every seed, over the iterations that all have
+      done), and "before" and "after" as they were evaluated, {} if not.
 
     Raises:
-      ValueError: no run there, or one that has not finished an iteration.
+      ValueError: no run there, one that has not finished an iteration, or a damaged file.
     """
-    config, metrics = read_config(run_dir), read_metrics(run_dir)
-    if not len(metrics["iteration"]):
+    whole = next((path for path in (run_dir, *run_dir.absolute().parents) if holds_run(path)), run_dir)
+    config = read_config(whole)
+    seeds = sorted(path.parent for path in run_dir.glob(f"seed_*/{METRICS}"))
+    runs = [read_metrics(folder) for folder in seeds or [run_dir]]
+    done = min(len(run["iteration"]) for run in runs)
+    if not done:
         raise ValueError(f"{run_dir} has no metrics yet")
+    metrics = [{name: values[:done] for name, values in run.items()} for run in runs]
     stored = {name: run_dir / f"{name}.json" for name in ("before", "after")}
-    evaluated = {name: json.loads(path.read_text()) if path.is_file() else {} for name, path in stored.items()}
+    evaluated = {name: read_evaluation(path) if path.is_file() else {} for name, path in stored.items()}
     return {"name": str(run_dir), "config": config, "metrics": metrics, **evaluated}
+
+
+def labels(names: list[str]) -> list[str]:
+    """As much of the end of each path as tells them apart."""
+    parts = [pathlib.Path(name).absolute().parts for name in names]
+    short = lambda n: ["/".join(path[-n:]) for path in parts]
+    different = len(set(parts))
+    return next(short(n) for n in range(1, max(map(len, parts)) + 1) if len(set(short(n))) == different)
 
 
 def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -46,9 +73,10 @@ def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     differing = [name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1]
     rows = []
     for run in runs:
+        metrics = run["metrics"]
         row = {"run": run["name"]} | {name: run["config"].get(name, "") for name in differing}
-        row["iterations done"] = int(run["metrics"]["iteration"][-1]) + 1
-        row |= {name: _final(run["metrics"][name]) for name in SHOWN if name in run["metrics"]}
+        row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
+        row |= {name: _final([seed[name] for seed in metrics]) for name in _shown(run)}
         for when in ("before", "after"):
             summary = run[when].get("summary", {})
             row |= {f"{name} {when}": summary[name] for name in ("success", "env_return") if name in summary}
@@ -56,31 +84,41 @@ def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _final(values: np.ndarray) -> float:
-    there = values[np.isfinite(values)]
-    return float(there[-max(1, round(LAST * len(there))) :].mean()) if len(there) else float("nan")
+def _shown(run: dict[str, Any]) -> list[str]:
+    """The metrics of the page that a run has; the combinations of a sweep are too many for it."""
+    evaluations = sorted(name for name in run["metrics"][0] if name.startswith("eval/") and "=" not in name)
+    known = dict.fromkeys((*SHOWN, *evaluations))
+    return [name for name in known if all(name in seed for seed in run["metrics"])]
+
+
+def _final(seeds: list[np.ndarray]) -> float | str:
+    """The mean of the end; with several seeds also the deviation between them."""
+    ends = []
+    for values in seeds:
+        there = values[np.isfinite(values)]
+        ends.append(there[-max(1, round(LAST * len(there))) :].mean() if len(there) else np.nan)
+    return f"{np.mean(ends):.4g} ± {deviation(ends):.2g}" if len(ends) > 1 else float(ends[0])
 
 
 def curves(runs: list[dict[str, Any]]) -> dict[str, list[Series]]:
-    """A panel a metric, a line a run."""
+    """A panel a metric, a line a run: with several seeds their mean and band."""
     panels: dict[str, list[Series]] = {}
-    for name in SHOWN:
-        for run in runs:
-            if name in run["metrics"]:
-                there = np.isfinite(run["metrics"][name])
-                if there.any():
-                    x = run["metrics"]["iteration"][there] + 1
-                    line = Series(pathlib.Path(run["name"]).name, x, run["metrics"][name][None, there])
-                    panels.setdefault(name, []).append(line)
+    for run, label in zip(runs, labels([run["name"] for run in runs])):
+        for name in _shown(run):
+            ys = np.array([seed[name] for seed in run["metrics"]])
+            there = np.isfinite(ys).all(axis=0)
+            if there.any():
+                x = run["metrics"][0]["iteration"][there] + 1
+                panels.setdefault(name, []).append(Series(label, x, ys[:, there]))
     return panels
 
 
 def main(argv: list[str]) -> None:
     if len(argv) < 2:
         raise ValueError("say which runs: python -m launch.report runs/a runs/b")
-    folders = [pathlib.Path(name) for name in argv[1:]]
+    folders = [part for name in argv[1:] for part in parts_of(pathlib.Path(name))]
     runs = [read_run(folder) for folder in folders]
-    out = pathlib.Path(flags.FLAGS.out or folders[0] / "comparison.html")
+    out = pathlib.Path(flags.FLAGS.out or pathlib.Path(argv[1]) / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
     picture = compare(curves(runs), out.with_suffix(".png"), "iteration", "")
     alone = len(runs) == 1

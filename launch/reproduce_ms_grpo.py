@@ -28,7 +28,7 @@ from launch.config_flags import option
 from launch.train_ms_grpo import TrainConfig
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.run.plots import Bar, Series, bars, compare
+from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
 
 TRAINED_ON = ("snake", "frozen_lake")
@@ -91,6 +91,9 @@ class MatrixConfig:
         "auto", "all seeds at once (yes) or one after the other (no); auto: yes for nano on accelerators"
     )
 
+    def __post_init__(self):
+        config_flags.check(self, not_negative=("seeds", "iterations", "dqn_iterations"))
+
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """The paper's Table 1, with the best run."""
@@ -103,8 +106,8 @@ def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
                     "trained on": VARIANTS[trained],
                     "evaluated on": title,
                     "start": f"{start:.3f}",
-                    "final": f"{final.mean():.3f} ({final.std():.3f})",
-                    "change": f"{final.mean() - start:+.3f} ({final.std():.3f})",
+                    "final": f"{final.mean():.3f} ({deviation(final):.3f})",
+                    "change": f"{final.mean() - start:+.3f} ({deviation(final):.3f})",
                     "best run": f"{final.max():.3f}",
                 }
             )
@@ -131,7 +134,7 @@ def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.P
         panel = [Bar("untrained", results["snake"]["initial"][name], 0.0)]
         for game, short in (("snake", "Snake\nagent"), ("frozen_lake", "FrozenLake\nagent")):
             final = np.array(results[game]["final"][name])
-            panel.append(Bar(short, final.mean(), final.std()))
+            panel.append(Bar(short, final.mean(), float(deviation(final))))
         if name == "snake":
             panel.append(Bar("DQN", dqn["eval/env_return"], dqn["eval/env_return_std"]))
         panels[title] = panel
@@ -185,7 +188,7 @@ def reproduce(
         print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seeds", flush=True)
         results[game] = train_agents(train_config, seeds, VARIANTS, EVAL_SEED, vectorize, run_dir / game, resume)
     print("DQN on Snake-Standard", flush=True)
-    _, dqn = train_dqn.train(dqn_config, run_dir / "dqn", resume)
+    _, dqn = train_dqn.train(train_dqn.Trainer(dqn_config), run_dir / "dqn", resume)
 
     rows = table_1(results)
     text = markdown(rows)
@@ -236,7 +239,9 @@ def define_flags() -> None:
     config_flags.define(MatrixConfig)
     setup.define_run_flags()
     flags.DEFINE_boolean("dry_run", False, "print what would be run, its memory and its work, and stop")
-    flags.DEFINE_float("device_tflops", 0.0, "with --dry_run: reckon with a device of this rate, not the one at hand")
+    flags.DEFINE_float(
+        "device_tflops", 0.0, "with --dry_run: reckon with a device of this rate, not the one at hand", 0.0
+    )
 
 
 if __name__ == "__main__":

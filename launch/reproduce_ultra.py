@@ -43,11 +43,13 @@ from launch.config_flags import option
 from launch.ultra_games import Setting
 from launch.ultra_methods import Shared
 from nlrl_jax.algorithms import control_play, ppo, ultra
+from nlrl_jax.algorithms.finite import keep_finite
 from nlrl_jax.algorithms.ppo import PPOState
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.ultra import Findings
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.run.plots import deviation
 from nlrl_jax.run.report import markdown
 from nlrl_jax.text.trajectory import Episode, Verdict
 from nlrl_jax.types import LanguageModel
@@ -56,7 +58,11 @@ from nlrl_jax.weights.checkpoint import Checkpoints
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run computes. The defaults are those of Pong at scale quick."""
+    """Everything that decides what a run computes. The defaults are those of Pong at scale quick.
+
+    Raises:
+      ValueError: a number that cannot be.
+    """
 
     game: str = option("pong", "pong, hopper, walker2d or ant")
     methods: str = option("all", f"comma-separated, or all: {', '.join(ultra_methods.METHODS)}")
@@ -86,20 +92,44 @@ class RunConfig:
     endpoint_model: str = option("", "an endpoint's name for its model")
     token_budget: int = option(0, "stop cleanly after so many tokens of the endpoint; 0 is no limit")
 
+    def __post_init__(self):
+        config_flags.check(
+            self,
+            at_least_one=(
+                "seeds", "iterations", "episodes", "episode_steps", "cell", "points", "eval_episodes",
+                "curve_episodes", "eval_every", "checkpoint_every",
+            ),
+            not_negative=("base_iterations", "learning_rate", "alpha", "mask_iterations", "token_budget"),
+            positive=("radius",),
+            finite=("hlc",),
+        )  # fmt: skip
+        if not 0 < self.mask_share <= 1:
+            raise ValueError(f"--mask_share is {self.mask_share!r}; it must be above 0 and at most 1")
+        if math.isnan(self.floor) or self.floor == math.inf:
+            raise ValueError(f"--floor is {self.floor!r}; it must be a number or -inf")
 
-PAPER = {"seeds": 5, "eval_episodes": 100, "endpoint_model": "gpt-4o", "analyst": "endpoint"}
-PRESETS = {
+
+PRESETS = {  # by scale
     "quick": {},
-    "quick_robot": {
+    "paper": {
+        "seeds": 5, "eval_episodes": 100, "endpoint_model": "gpt-4o", "analyst": "endpoint", "base_iterations": 500,
+        "iterations": 500, "episodes": 100, "episode_steps": 1000,
+    },
+}  # fmt: skip
+ROBOTS = {  # by scale: what every game but Pong takes besides
+    "quick": {
         "alpha": 0.1, "base_iterations": 150, "iterations": 50, "episodes": 60, "episode_steps": 1000,
         "eval_episodes": 100, "curve_episodes": 20, "eval_every": 25, "floor": -math.inf,
     },
-    "paper": {**PAPER, "base_iterations": 500, "iterations": 500, "episodes": 100, "episode_steps": 1000},
-    "paper_robot": {
-        **PAPER, "alpha": 0.1, "base_iterations": 500, "iterations": 500, "episodes": 100, "episode_steps": 1000,
-        "curve_episodes": 20, "floor": -math.inf,
-    },
+    "paper": {"alpha": 0.1, "curve_episodes": 20, "floor": -math.inf},
 }  # fmt: skip
+
+
+def parse_config() -> RunConfig:
+    """The config of the flags; what is not given depends on the scale (quick, if that is not given) and the game."""
+    is_pong = (flags.FLAGS["game"].value or RunConfig.game) == "pong"
+    presets = {scale: values if is_pong else values | ROBOTS[scale] for scale, values in PRESETS.items()}
+    return config_flags.parse(RunConfig, presets | {None: presets["quick"]}, "scale")
 
 
 class Run:
@@ -140,7 +170,7 @@ class Run:
             return loop.restore(_base_of(config), state)
         folder = self.run_dir / "base"
         folder.mkdir(exist_ok=True)
-        update = jax.jit(ppo.make_update(game.env, game.params, self.setting.ppo))
+        update = jax.jit(keep_finite(ppo.make_update(game.env, game.params, self.setting.ppo)))
         state = loop.restore(folder, state) if self.resume else state
         if int(state.iteration) >= config.base_iterations:
             return state
@@ -216,7 +246,7 @@ class Run:
         keys = jax.random.split(self.key(4), config.seeds)
         states = jax.vmap(lambda key: ultra_methods.start(name, shared, base, key))(keys)
         states = language_models.on_device(states)
-        update = jax.jit(jax.vmap(ultra_methods.update(name, shared)))
+        update = jax.jit(keep_finite(jax.vmap(ultra_methods.update(name, shared))))
         states = loop.restore(folder, states) if self.resume else states
         if int(states.iteration[0]) < config.iterations:
             seeds = [config.seed + n for n in range(config.seeds)]
@@ -256,7 +286,7 @@ def _base_of(config: RunConfig) -> pathlib.Path:
 
 def tables(scores: dict[str, np.ndarray], start: float) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Rows of tables 1 and 2 for the methods that were run, with the improvement of ULTRA-RA over its baselines."""
-    shown = lambda name: f"{scores[name].mean():.3f} ± {_deviation(scores[name]):.3f}"
+    shown = lambda name: f"{scores[name].mean():.3f} ± {deviation(scores[name]):.3f}"
     rows = lambda names: [{"method": name, "score": shown(name)} for name in names if name in scores]
     first = [{"method": "base agent", "score": f"{start:.3f}"}, *rows(ultra_methods.TABLE_1)]
     baselines = [scores[name].mean() for name in ("RICE", "LIR", "HLC") if name in scores]
@@ -266,21 +296,17 @@ def tables(scores: dict[str, np.ndarray], start: float) -> tuple[list[dict[str, 
     return first, rows(ultra_methods.TABLE_2)
 
 
-def _deviation(x: np.ndarray) -> float:
-    return float(x.std(ddof=1)) if len(x) > 1 else 0.0
-
-
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(RunConfig, PRESETS, "scale")
+    config = parse_config()
     ultra_methods.known(config.methods, ultra_games.make(config.game, config.physics, config.cell, config.points))
     if flags.FLAGS.dry_run:
         print(ultra_plan.plan(Run(config, pathlib.Path(), resume=False), flags.FLAGS.critical_share))
         return
-    run_dir = setup.take_run_dir(config, may_change=("methods", "checkpoint_every"))
-    run = Run(config, run_dir, flags.FLAGS.resume)
     if config.base:
         _base_of(config)
+    run_dir = setup.take_run_dir(config, may_change=("methods", "checkpoint_every"))
+    run = Run(config, run_dir, flags.FLAGS.resume)
     if config.analyst != "scripted":
         run.analyst()  # a wrong address or model shows before anything is trained
     base = run.base()
@@ -294,7 +320,7 @@ def main(argv: list[str]) -> None:
     earlier = json.loads(path.read_text())["scores"] if path.exists() else {}  # of methods not asked for this time
     for name in run.methods:
         final[name], scores[name] = run.refine(name, shared, base)
-        print(f"{name}: {scores[name].mean():.3f} ± {_deviation(scores[name]):.3f}", flush=True)
+        print(f"{name}: {scores[name].mean():.3f} ± {deviation(scores[name]):.3f}", flush=True)
         kept = earlier | {other: score.tolist() for other, score in scores.items()}
         write_atomically(path, json.dumps({"start": start, "scores": kept}, indent=2))
     first, second = tables(scores, start)
@@ -307,7 +333,7 @@ def main(argv: list[str]) -> None:
 
 
 def define_flags() -> None:
-    config_flags.define(RunConfig, PRESETS, "scale")
+    config_flags.define(RunConfig, PRESETS, "scale", f". Robots besides: {config_flags.listed(ROBOTS)}")
     flags.DEFINE_boolean("dry_run", False, "print what the run would ask of the analyst and the machine, and stop")
     flags.DEFINE_float("critical_share", 0.2, "dry run: share of the timeslots taken for critical", 1e-3, 1.0)
     setup.define_run_flags()

@@ -57,7 +57,7 @@ SCALES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GPIRunConfig:
+class GPIRunConfig(language_models.EndpointOptions):
     """Everything that decides what a run computes."""
 
     scale: str = option("nano", f"sets backend, model and history where they are not given: {', '.join(SCALES)}")
@@ -66,9 +66,6 @@ class GPIRunConfig:
         "", "local: nano, a Hugging Face folder or .gguf; endpoint: the server's name; empty: the scale's"
     )
     base_url: str = option("https://api.openai.com/v1", "endpoint: address of an OpenAI-compatible server")
-    api_key_env: str = option("OPENAI_API_KEY", "endpoint: the environment variable that holds the key")
-    concurrency: int = option(16, "endpoint: requests under way at once")
-    token_budget: int = option(0, "endpoint: tokens, read and written, after which the run stops; 0 is no limit")
     mazes: str = option("double_t,medium", "which mazes, separated by commas")
     rows: str = option(",".join(PAPER), "which rows, by commas: policy, q, or KxN: K variations, N look-ahead steps")
     observation: str = option("full", "full, or partial: walls alone, no goal and no position")
@@ -99,15 +96,14 @@ class GPIRunConfig:
             raise ValueError(f"--backend is {config.backend!r}; choose one of {', '.join(BACKENDS)}")
         if config.observation not in mazes.OBSERVATIONS:
             raise ValueError(f"--observation is {config.observation!r}; choose one of full, partial")
-        least = {"starts": 1, "seeds": 1, "max_steps": 1, "history": 0, "token_budget": 0}
-        for name, value in least.items():
-            if getattr(config, name) < value:
-                raise ValueError(f"--{name} is {getattr(config, name)}; it must be at least {value}")
+        at_least_one = ("starts", "seeds", "max_steps", "max_tokens", "concurrency")
+        config_flags.check(config, at_least_one, ("history", "temperature", "token_budget", "seed"))
         for name in config.mazes.split(","):
             mazes.maze(name)
         for name in config.rows.split(","):
             Row.of(name)
-        Sampling(config.max_tokens, config.temperature)
+        if config.backend == "endpoint":
+            language_models.endpoint_model(**config.address(config.model))
         return config
 
 
@@ -205,9 +201,7 @@ def _turn(board: str, decisions: gpi.Decisions, k: int, reward: float) -> dict[s
 def make_model(config: GPIRunConfig, run_dir: pathlib.Path) -> LanguageModel:
     """The language model that plays all roles."""
     name = config.model if config.backend == "local" else config.backend
-    served = {"base_url": config.base_url, "model": config.model, "api_key_env": config.api_key_env}
-    served |= {"concurrency": config.concurrency}
-    return language_models.large_model(name, SCRIPTS, run_dir, config.token_budget, **served)
+    return language_models.large_model(name, SCRIPTS, run_dir, config.token_budget, **config.address(config.model))
 
 
 def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool) -> Results:
@@ -250,7 +244,9 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(plan(config))
         return
-    run_dir = setup.take_run_dir(config, may_change=("concurrency", "token_budget"))
+    if config.backend == "local":
+        language_models.tokenizer_of(config.model)  # a name that is wrong is refused before anything is made
+    run_dir = setup.take_run_dir(config, may_change=language_models.MAY_CHANGE)
     results = run(config, run_dir, flags.FLAGS.resume)
     line = write_results(config, run_dir, results)
     print(markdown(table(results)), end="")

@@ -109,7 +109,13 @@ def make_policy(
 
 
 def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.sharding.Mesh | None = None):
-    """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
+    """See `weights.load.load_model`; an empty dtype keeps the checkpoint's.
+
+    Raises:
+      ValueError: another dtype than float32 or bfloat16; otherwise see there.
+    """
+    if dtype not in ("", "float32", "bfloat16"):
+        raise ValueError(f"--dtype is {dtype!r}; it must be float32 or bfloat16, or empty for the checkpoint's")
     overrides = {} if lora is None else {"lora": lora}
     return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
 

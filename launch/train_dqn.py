@@ -24,6 +24,7 @@ from launch import config_flags, loop, setup
 from launch.config_flags import option
 from nlrl_jax import rollout
 from nlrl_jax.algorithms.dqn import DQNConfig, evaluate, init_state, make_train
+from nlrl_jax.algorithms.finite import keep_finite
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.plots import learning_curve
 
@@ -60,6 +61,22 @@ class DQNRunConfig:
     eval_every: int = option(5, "evaluate every so many iterations")
     checkpoint_every: int = option(20, "iterations between checkpoints")
 
+    def __post_init__(self):
+        config_flags.check(
+            self,
+            at_least_one=(
+                "iterations", "steps_per_iteration", "num_envs", "buffer_size", "batch_size", "target_every",
+                "max_steps", "eval_episodes", "eval_steps", "eval_every", "checkpoint_every",
+            ),
+            not_negative=("learning_rate", "learning_starts"),
+            positive=("epsilon_decay_steps",),
+        )  # fmt: skip
+        self.learning()
+
+    def learning(self) -> DQNConfig:
+        """The algorithm's part. Bad settings raise ValueError here."""
+        return DQNConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(DQNConfig)})
+
 
 PRESETS = {
     "quick": {},
@@ -74,15 +91,14 @@ class Trainer:
     """A DQN run, or the whole sweep, with its compiled programs."""
 
     def __init__(self, config: DQNRunConfig):
-        names = {field.name for field in dataclasses.fields(DQNConfig)}
-        self.dqn = DQNConfig(**{name: getattr(config, name) for name in names})
+        self.dqn = config.learning()
         self.config, self.game = config, setup.make_game(config.game, "compact")
         env, env_params = self.game.env, self.game.params
         self.names = [_name(*values) for values in itertools.product(*SWEEP.values())] if config.sweep else []
         train = make_train(env, env_params, self.dqn)
         chunk = lambda state: train(state, config.steps_per_iteration)
         # One program either way; `vmap` over the stack of a sweep.
-        self._chunk = jax.jit(jax.vmap(chunk) if config.sweep else chunk, donate_argnums=0)
+        self._chunk = jax.jit(keep_finite(jax.vmap(chunk) if config.sweep else chunk), donate_argnums=0)
         key = jax.random.key(config.eval_seed)
         states = rollout.reset(self.game, key, config.eval_episodes)
         play = lambda params: evaluate(
@@ -105,9 +121,7 @@ class Trainer:
         """One iteration. The randomness lies in the state, so `key` is not used."""
         del key
         state, metrics = self._chunk(state)
-        metrics = {name: np.asarray(value, np.float64) for name, value in metrics.items()}
-        metrics["finite"] = metrics["finite"].min()
-        return state, {name: value.mean() for name, value in metrics.items()}
+        return state, {name: np.asarray(value, np.float64).mean() for name, value in metrics.items()}
 
     def evaluate(self, state) -> dict[str, float]:
         """Mean greedy return; of every combination and of the best one with a sweep."""
@@ -125,9 +139,9 @@ def _name(learning_rate: float, discount: float, decay: float) -> str:
     return f"lr={learning_rate:g},discount={discount:g},decay={decay:g}"
 
 
-def train(config: DQNRunConfig, run_dir: pathlib.Path, resume: bool) -> tuple[dict[str, float], dict[str, float]]:
+def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> tuple[dict[str, float], dict[str, float]]:
     """Trains in an opened run folder. Returns the evaluations before and after."""
-    trainer = Trainer(config)
+    config = trainer.config
     state = trainer.init()
     before = trainer.evaluate(state)
     if resume:
@@ -156,8 +170,9 @@ def train(config: DQNRunConfig, run_dir: pathlib.Path, resume: bool) -> tuple[di
 def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(DQNRunConfig, PRESETS)
+    trainer = Trainer(config)
     run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every"))
-    before, after = train(config, run_dir, flags.FLAGS.resume)
+    before, after = train(trainer, run_dir, flags.FLAGS.resume)
     ranked = sorted((name for name in after if "=" in name), key=after.get, reverse=True)
     for name in ranked:
         print(f"{after[name]:7.3f}  {name.removeprefix('eval/')}")

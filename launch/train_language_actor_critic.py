@@ -5,7 +5,8 @@
 
 NLRL, algorithm 3, section 5.3. At nano scale the built-in model plays and values, rule-based scripts aggregate and
 improve (`envs/scripted/tic_tac_toe.py`); `--aggregator endpoint` asks a server instead. For each opponent the LLM-PPO
-baseline plays as many games (`--ppo`). The last lines read `win rate (OPPONENT): <before> -> <after>`.
+baseline plays as many games from the same prompt (`--ppo`). The last lines read `win rate (OPPONENT): <before> ->
+<after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
 learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights; moves are
@@ -36,19 +37,27 @@ from launch.random_views import random_views
 from nlrl_jax.algorithms import board_play, language_ppo
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Pairs, Setting, State
+from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
+from nlrl_jax.algorithms.move_policy import MovePolicy
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.text.views import Viewer
-from nlrl_jax.types import Chat
+from nlrl_jax.types import Chat, LanguageModel
 
 PPO_GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}
 OPPONENTS = {"first_move": board_play.first_move_opponent, "random": board_play.random_opponent}
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
+class RunConfig(language_models.EndpointOptions):
+    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's.
+
+    Raises:
+      ValueError: a field outside its range.
+    """
 
     model: str = option(
         "nano_board", "policy and value model: nano_board, smollm2, a Hugging Face folder or a .gguf file"
@@ -56,8 +65,8 @@ class RunConfig:
     aggregator: str = option("scripted", "who aggregates and improves: scripted, endpoint, or a local model's name")
     opponent: str = option("both", "first_move, random or both")
     style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
-    iterations: int = option(12, "iterations")
-    games: int = option(192, "games an iteration [N]")
+    iterations: int = option(5, "iterations")
+    games: int = option(320, "games an iteration [N]")
     estimate: str = option("mc", "language value estimate: mc or td")
     k: int = option(5, "games, or transitions, that one estimate aggregates [K_MC, K_TD]")
     fresh_lines: bool = option(False, "play k new games for every estimate; false: use those of the iteration")
@@ -86,9 +95,35 @@ class RunConfig:
     ppo_critic_learning_rate: float = option(1e-3, "LLM-PPO's learning rate of the value head")
     seed: int = option(0, "everything random follows from it")
     checkpoint_every: int = option(1, "iterations between checkpoints")
-    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
     endpoint_model: str = option("", "an endpoint's name for its model")
-    token_budget: int = option(0, "stop cleanly after so many tokens of the endpoint; 0 is no limit")
+
+    def __post_init__(self):
+        at_least_one = (
+            "iterations", "games", "k", "num_samples", "top_m", "num_values", "buffer", "max_tokens",
+            "large_max_tokens", "epochs", "batch_size", "row_tokens", "eval_games", "checkpoint_every", "concurrency",
+        )  # fmt: skip
+        not_negative = ("max_visits", "candidate_temperature", "value_temperature", "format_examples", "seed")
+        rates = ("learning_rate", "policy_learning_rate", "ppo_learning_rate", "ppo_critic_learning_rate")
+        config_flags.check(self, at_least_one, (*not_negative, "token_budget"), rates)
+        if self.opponent not in ("both", *OPPONENTS):
+            raise ValueError(f"--opponent is {self.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
+        self.algorithm()
+        language_models.learner(self, self.learning_rate)
+        prompts.roles(setup.prompt_for(self.model, self.style))
+
+    def algorithm(self) -> ActorCriticConfig:
+        """What algorithm 3 is told. Raises ValueError for settings that do not go together."""
+        sampled = lambda temperature, **kw: Sampling(self.max_tokens, temperature, **kw)
+        large = Sampling(self.large_max_tokens, 0.1)
+        names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "num_values", "mask", "max_visits")
+        return ActorCriticConfig(
+            **{name: getattr(self, name) for name in (*names, "buffer")},
+            rollout=sampled(1.0, top_k=50, top_p=0.95),
+            candidates=sampled(self.candidate_temperature),
+            values=sampled(self.value_temperature),
+            aggregation=large,
+            improvement=large,
+        )
 
 
 PRESETS = {
@@ -120,27 +155,14 @@ class Learned:
 class Trainer:
     """The actor-critic against one opponent, with its models; what changes is in the state."""
 
-    def __init__(self, config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage):
-        style = setup.prompt_for(config.model, config.style)
-        sampled = lambda temperature, **kw: Sampling(config.max_tokens, temperature, **kw)
-        large = Sampling(config.large_max_tokens, 0.1)
-        names = ("games", "estimate", "k", "fresh_lines", "num_samples", "top_m", "num_values", "mask", "max_visits")
-        algorithm = ActorCriticConfig(
-            **{name: getattr(config, name) for name in (*names, "buffer")},
-            rollout=sampled(1.0, top_k=50, top_p=0.95),
-            candidates=sampled(config.candidate_temperature),
-            values=sampled(config.value_temperature),
-            aggregation=large,
-            improvement=large,
-        )
+    def __init__(self, config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel):
         learn_value = language_models.learner(config, config.learning_rate)
         learn_policy = language_models.learner(config, config.policy_learning_rate)
-        big = language_models.large_model_of(config, scripts.SCRIPTS, run_dir, usage)
-        game = board_game()
+        roles, game = prompts.roles(setup.prompt_for(config.model, config.style)), board_game()
         self.config, self.run_dir, self.usage = config, run_dir, usage
         self.viewer = Viewer(game)
         self.setting = Setting(
-            game, OPPONENTS[opponent](game), prompts.roles(style), big, big, learn_policy, learn_value, algorithm
+            game, OPPONENTS[opponent](game), roles, large, large, learn_policy, learn_value, config.algorithm()
         )
         self.base, self.learn = language_models.trainable_model(config), learn_value
 
@@ -214,9 +236,21 @@ def read_pairs(path: pathlib.Path) -> Pairs:
         ) from error
 
 
-def train_actor_critic(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: bool, usage: Usage) -> dict:
-    """Trains in a folder. Returns {"before", "after": win, tie and loss}."""
-    trainer = Trainer(config, opponent, run_dir, usage)
+def train_actor_critic(
+    config: RunConfig,
+    opponent: str,
+    run_dir: pathlib.Path,
+    resume: bool,
+    usage: Usage,
+    paid: pathlib.Path | None = None,
+) -> dict:
+    """Trains in a folder. Returns {"before", "after": win, tie and loss}.
+
+    Args:
+      paid: where an endpoint's account and replies are kept; the run's folder by default.
+    """
+    large = language_models.large_model_of(config, scripts.SCRIPTS, paid or run_dir, usage)
+    trainer = Trainer(config, opponent, run_dir, usage, large)
     state = trainer.init()
     before = trainer.evaluate(state)
     if resume:
@@ -235,20 +269,30 @@ def train_actor_critic(config: RunConfig, opponent: str, run_dir: pathlib.Path, 
     return {"before": before, "after": trainer.evaluate(state)}
 
 
+def ppo_policy(config: RunConfig, start: LocalModel) -> MovePolicy:
+    """LLM-PPO's policy: a model that is asked what the actor-critic's policy is asked."""
+    asked = prompts.policy_template(setup.prompt_for(config.model, config.style))
+    return MovePolicy.for_game(envs.make("tic_tac_toe"), start.model, start.tokenizer, *asked)
+
+
+def ppo_state(start: LocalModel, learning: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
+    """LLM-PPO's first state: that model as it is, with its adapter if it has one."""
+    state = language_ppo.init_state(start.model, start.variables["params"], learning, key)
+    return state.replace(**{learning.train: start.variables[learning.train]})
+
+
 def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: bool) -> dict:
     """The LLM-PPO baseline at as many games. Returns {"before", "after": win, tie and loss}."""
-    prompt = setup.prompt_for(config.model, config.style)
-    game = envs.make(PPO_GAMES[opponent], prompt=prompt)
-    trainer = Trainer(config, opponent, run_dir, Usage())
+    game = envs.make(PPO_GAMES[opponent])
+    trainer = Trainer(config, opponent, run_dir, Usage(), ScriptedModel({}))  # nobody is asked
     start = trainer.models(trainer.init()).policy.model  # the policy that the actor-critic starts with
-    policy = language_ppo.MovePolicy.for_game(game, start.model, start.tokenizer)
-    learning = language_ppo.LanguagePPOConfig(
+    policy = ppo_policy(config, start)
+    learning = LanguagePPOConfig(
         num_games=config.games, actor_learning_rate=config.ppo_learning_rate,
         critic_learning_rate=config.ppo_critic_learning_rate, train=config.train,
     )  # fmt: skip
     key = jax.random.key(config.seed)
-    state = language_ppo.init_state(start.model, start.variables["params"], learning, key)
-    state = language_models.on_device(state)
+    state = language_models.on_device(ppo_state(start, learning, key))
     play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
 
     def evaluate(state):
@@ -272,17 +316,25 @@ def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: b
     return {"before": before, "after": evaluate(state)}
 
 
+def check(config: RunConfig) -> None:
+    """Refuses before anything is made what its models cannot do; see `language_models.check_models`."""
+    game, rng = board_game(), random.Random(0)
+    view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.initial()))[0]
+    context, roles = {"view": view, "action": "5"}, prompts.roles(setup.prompt_for(config.model, config.style))
+    policy = roles.policy(view), scripts.blind_policy(context, rng)
+    language_models.check_models(config, [policy, (roles.value(view, "5"), scripts.blind_value(context, rng))])
+
+
 def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(RunConfig, PRESETS, "scale")
     opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)
-    if not set(opponents) <= set(OPPONENTS):
-        raise ValueError(f"--opponent is {config.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
     if flags.FLAGS.dry_run:
         print(actor_critic_report.plan(config, len(opponents)))
         return
-    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", "token_budget"))
-    usage, results, resume = Usage(), {}, flags.FLAGS.resume
+    check(config)
+    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", *language_models.MAY_CHANGE))
+    usage, results, resume = language_models.KeptUsage(run_dir), {}, flags.FLAGS.resume
     for opponent in opponents:
         for method in ("actor-critic", "LLM-PPO") if config.ppo else ("actor-critic",):
             folder = run_dir / opponent / method
@@ -293,7 +345,7 @@ def main(argv: list[str]) -> None:
             print(f"{method} against {opponent}: {config.iterations} iterations of {config.games} games", flush=True)
             folder.mkdir(parents=True, exist_ok=True)
             if method == "actor-critic":
-                results[opponent, method] = train_actor_critic(config, opponent, folder, resume, usage)
+                results[opponent, method] = train_actor_critic(config, opponent, folder, resume, usage, run_dir)
             else:
                 results[opponent, method] = train_ppo(config, opponent, folder, resume)
             write_atomically(done, json.dumps(results[opponent, method]))

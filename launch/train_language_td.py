@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import random
 from typing import Any
 
 import flax.struct
@@ -26,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+from envs.breakthrough import board_game
 from envs.prompts import breakthrough as prompts
 from envs.scripted import breakthrough as scripts
 from launch import config_flags, language_models, language_td_data, language_td_report, loop, setup
@@ -36,11 +38,18 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.text.views import Viewer
+
+FIRST_VALUES = ("value", "aggregator")
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
+class RunConfig(language_models.EndpointOptions):
+    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's.
+
+    Raises:
+      ValueError: a field outside its range.
+    """
 
     model: str = option("nano_board", "value model: nano_board, smollm2, a Hugging Face folder or a .gguf file")
     aggregator: str = option("scripted", "who aggregates: scripted, endpoint, or a local model's name")
@@ -71,9 +80,22 @@ class RunConfig:
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
     seed: int = option(0, "everything random follows from it")
     checkpoint_every: int = option(1, "iterations between checkpoints")
-    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
     endpoint_model: str = option("", "an endpoint's name for its model")
-    token_budget: int = option(0, "stop cleanly after so many tokens of the endpoint; 0 is no limit")
+
+    def __post_init__(self):
+        at_least_one = (
+            "states", "test_states", "look_ahead", "variations", "simulations", "rollouts", "judge_games", "iterations",
+            "max_tokens", "large_max_tokens", "epochs", "batch_size", "row_tokens", "checkpoint_every", "concurrency",
+        )  # fmt: skip
+        not_negative = ("threshold", "format_examples", "temperature", "warmup", "seed", "token_budget")
+        config_flags.check(self, at_least_one, not_negative, ("learning_rate",))
+        if self.threshold > 1:
+            raise ValueError(f"--threshold is {self.threshold}; no win rate is further from 0 than 1")
+        if self.first_values not in FIRST_VALUES:
+            raise ValueError(f"--first_values is {self.first_values!r}; choose {' or '.join(FIRST_VALUES)}")
+        language_td_data.parse_skills(self.skills)
+        language_models.learner(self, self.learning_rate, self.warmup)
+        prompts.roles(setup.prompt_for(self.model, self.style))
 
 
 PRESETS = {
@@ -108,9 +130,14 @@ class Trainer:
         self.roles = prompts.roles(setup.prompt_for(config.model, config.style))
         warm = config.temperature > 0
         self.sampling = Sampling(config.max_tokens, config.temperature, 50 if warm else 0, 0.95 if warm else 1.0)
-        self.algorithm = LanguageTDConfig(self.sampling, Sampling(config.large_max_tokens, 1.0, 50, 0.95))
+        large = Sampling(config.large_max_tokens, 1.0, 50, 0.95)
+        self.algorithm = LanguageTDConfig(self.sampling, large)
         self.learn = language_models.learner(config, config.learning_rate, config.warmup)
         self.large = language_models.large_model_of(config, scripts.SCRIPTS, run_dir, usage)
+        # A large model needs to be told what it evaluates; rules know.
+        scripted = config.aggregator == "scripted"
+        first = (self.roles.value, self.sampling) if scripted else (prompts.roles("paper").value, large)
+        self.first = language_td.Evaluator(self.large, *first) if config.first_values == "aggregator" else None
         self.base = language_models.trainable_model(config)
         self.start = self.base
         self.data = language_td_data.load_or_make(config, run_dir / "data")  # last: it takes minutes
@@ -133,15 +160,19 @@ class Trainer:
 
     def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
         i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
-        evaluator = self.large if i == 0 and self.config.first_values == "aggregator" else None
-        start = Metered(self.start, self.usage)
-        learn = (lambda model, pairs: self.learn(start, pairs)) if self.config.restart else self.learn
+        evaluator = self.first if i == 0 else None
+        learn = self.learn_anew if self.config.restart else self.learn
         value, targets, metrics = language_td.iterate(
             self.data.train, self.roles, self.model(state), self.large, learn, self.algorithm, seed, evaluator
         )
         language_td_report.write_record(self.run_dir, i, targets)
         learned = value.model.variables[self.config.train]
         return Learned(learned, jnp.asarray(i + 1, jnp.int32)), metrics
+
+    def learn_anew(self, model, pairs):
+        """What the first model learns from the data; `model` where there is none to learn from."""
+        learned, metrics = self.learn(Metered(self.start, self.usage), pairs)
+        return (learned if metrics["examples"] else model), metrics
 
     def judge(self, state: Learned) -> tuple[language_td.Judged, list[str]]:
         """Accuracy on the test positions."""
@@ -156,9 +187,7 @@ class Trainer:
 
 def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Trains in an opened run folder. Returns {"before", "after": {"accuracy", "answered", ...}}; writes the report."""
-    if config.first_values not in ("value", "aggregator"):
-        raise ValueError(f"--first_values is {config.first_values!r}; choose value or aggregator")
-    usage = Usage()
+    usage = language_models.KeptUsage(run_dir)
     trainer = Trainer(config, run_dir, usage)
     data, state = trainer.data, trainer.init()
     before, words_before = trainer.judge(state)
@@ -186,13 +215,22 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, A
     return results
 
 
+def check(config: RunConfig) -> None:
+    """Refuses before anything is made what its models cannot do; see `language_models.check_models`."""
+    game = board_game()
+    view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.initial()))[0]  # has all pawns: the longest
+    roles = prompts.roles(setup.prompt_for(config.model, config.style))
+    language_models.check_models(config, [(roles.value(view), scripts.blind({"view": view}, random.Random(0)))])
+
+
 def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(RunConfig, PRESETS, "scale")
     if flags.FLAGS.dry_run:
         print(language_td_report.plan(config))
         return
-    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", "token_budget"))
+    check(config)
+    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", *language_models.MAY_CHANGE))
     results = train(config, run_dir, flags.FLAGS.resume)
     before, after = results["before"], results["after"]
     print(f"report: {run_dir / 'report.html'}")

@@ -27,7 +27,7 @@ from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
-from nlrl_jax.run.transcript import transcripts
+from nlrl_jax.run.transcript import read_evaluation, transcripts
 from nlrl_jax.weights import peft
 
 
@@ -73,6 +73,18 @@ class TrainConfig:
     eval_every: int = option(0, "evaluate every so many iterations too; 0: only before and after")
     checkpoint_every: int = option(25, "iterations between checkpoints")
 
+    def __post_init__(self):
+        config_flags.check(
+            self,
+            at_least_one=("iterations", "num_templates", "eval_episodes", "eval_turns", "checkpoint_every"),
+            not_negative=(
+                "sampling_temperature", "temperature", "max_temperature", "top_k", "learning_rate", "decay_steps",
+                "clip_low", "clip_high", "beta", "std_ddof", "micro_batch", "eval_every",
+            ),
+            positive=("max_grad_norm",),
+            finite=("top_p", "lora_alpha"),
+        )  # fmt: skip
+
 
 PRESETS = {
     "paper": {},
@@ -115,6 +127,8 @@ def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(TrainConfig, PRESETS)
     game, unseen, policy, params, learning = build(config)
+    # The one XLA program: random key in, new parameters out.
+    update = jax.jit(make_update(policy, game, learning), donate_argnums=0)
     run_dir = setup.take_run_dir(config, MAY_CHANGE)
 
     state = init_state(
@@ -139,8 +153,7 @@ def main(argv: list[str]) -> None:
 
     state = loop.train(
         run_dir,
-        # The one XLA program: random key in, new parameters out.
-        jax.jit(make_update(policy, game, learning), donate_argnums=0),
+        update,
         state,
         seed=config.seed,
         iterations=config.iterations,
@@ -168,7 +181,7 @@ def _stored(path: pathlib.Path, compute) -> dict[str, Any]:
     """The JSON at `path`, computed once: a resumed run does not evaluate the start again."""
     if not path.exists():
         write_atomically(path, json.dumps(compute()))
-    return json.loads(path.read_text())
+    return read_evaluation(path)
 
 
 def _line(summary: dict[str, float]) -> str:

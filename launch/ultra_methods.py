@@ -116,7 +116,11 @@ def _hooks(name: str, shared: Shared) -> Hooks:
 def train_mask(
     setting: Setting, base: PPOState, iterations: int, key: jax.Array
 ) -> tuple[Callable[[jax.Array], jax.Array], float]:
-    """The mask network of RICE and MASK-R: obs [..., D] -> importance [...], and the share of steps it blinded."""
+    """The mask network of RICE and MASK-R: obs [..., D] -> importance [...], and the share of steps it blinded.
+
+    Raises:
+      ValueError: an update is not finite.
+    """
     game, config = setting.game, setting.ppo
     masked = state_mask.MaskedEnv(game.env, game.params, config)
     params = state_mask.MaskParams(game.params, base.params, base.obs_moments)
@@ -127,6 +131,8 @@ def train_mask(
     metrics: dict[str, Any] = {}
     for i in range(iterations):
         mask, metrics = step(mask, jax.random.fold_in(key_train, i))
+        if not metrics["finite"]:
+            raise ValueError(f"update {i} of the mask network is not finite")
     agent = ppo.Agent(masked, params, mask_config)
     blinded = float(np.asarray(metrics.get("blinded", jnp.nan)))
     return functools.partial(state_mask.importance, agent, mask.params, mask.obs_moments), blinded

@@ -54,6 +54,14 @@ class WarmStartConfig:
     seed: int = option(0, "everything random follows from it")
     checkpoint_every: int = option(20, "steps between checkpoints")
 
+    def __post_init__(self):
+        config_flags.check(
+            self,
+            at_least_one=("iterations", "batch", "max_tokens", "checkpoint_every"),
+            not_negative=("learning_rate", "skilled_share"),
+            finite=("lora_alpha",),
+        )
+
 
 @flax.struct.dataclass
 class State:
@@ -85,11 +93,8 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     """Trains in a folder that is this run's. Returns the folder of the model; what is there already is not made again.
 
     Raises:
-      ValueError: a number that must be at least 1; otherwise see `setup.make_game`, `setup.load`, `setup.make_policy`.
+      ValueError: see `setup.make_game`, `setup.load`, `setup.make_policy`.
     """
-    for name in ("iterations", "batch", "checkpoint_every"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"--{name} is {getattr(config, name)}; it must be at least 1")
     model = run_dir / "model"
     if resume and (model / DONE).exists():
         return model

@@ -35,7 +35,7 @@ _AGGREGATE = f"""{_RULES}
 You annotate games of breakthrough by looking ahead. You are given a position and some variations that were played \
 from it, each with an evaluation of where it ends. Compare them and conclude what they say about the position at the
 start. {_CONCEPTS}"""
-_ADVANTAGE = re.compile(r"<(white|black)>", re.IGNORECASE)
+_MARK = re.compile("<(white|black)>")
 
 
 def roles(style: str = "paper") -> TDRoles:
@@ -60,9 +60,9 @@ def aggregate(view: View, variations: Sequence[Evaluated]) -> Chat:
 
 
 def read_advantage(text: str) -> str | None:
-    """The side marked after the last "Advantage"; None where none or both are."""
-    found = re.split("advantage", text, flags=re.IGNORECASE)
-    sides = set(_ADVANTAGE.findall(found[-1].lower())) if len(found) > 1 else set()
+    """The side marked after the last "Advantage" that a mark follows; None where none or both are."""
+    marked = [set(_MARK.findall(piece)) for piece in text.lower().split("advantage")[1:]]
+    sides = next((sides for sides in reversed(marked) if sides), set())
     return sides.pop() if len(sides) == 1 else None
 
 

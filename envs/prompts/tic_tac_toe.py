@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from envs.tic_tac_toe import ACTIONS, MAX_MOVES, PLAYERS, board_template
 from nlrl_jax.text.json_reply import read_json, read_number
+from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 from nlrl_jax.text.views import ActorCriticRoles, Evaluated, Line, Move, View
 from nlrl_jax.types import Chat
 
@@ -53,8 +55,7 @@ def roles(style: str = "paper") -> ActorCriticRoles:
     Raises:
       ValueError: an unknown style.
     """
-    if style not in STYLES:
-        raise ValueError(f"style is {style!r}; choose one of {', '.join(STYLES)}")
+    _check(style)
     paper = style == "paper"
     return ActorCriticRoles(
         policy=policy if paper else _compact_policy,
@@ -66,6 +67,21 @@ def roles(style: str = "paper") -> ActorCriticRoles:
         read_value=read_value,
         clean=clean,
     )
+
+
+def policy_template(style: str = "paper") -> tuple[Template, str]:
+    """What `roles(style).policy` says as data: (the user's message, reading `envs.tic_tac_toe.fields`; the system's).
+
+    For a policy that plays under `jax.jit`. Errors: see `roles`.
+    """
+    _check(style)
+    player = Choice("player", PLAYERS)
+    if style == "compact":
+        cells = [Choice("cells", (n, *(n + mark for mark in PLAYERS)), cell) for cell, n in enumerate(ACTIONS)]
+        return Template((player, Literal(":"), *(part for cell in cells for part in (Literal(" "), cell)))), ""
+    free = Repeat("num_legal", MAX_MOVES, (Choice("legal_move", ACTIONS),))
+    turn = Template((Literal("It is "), player, Literal("'s turn on this board:\n")))
+    return turn + board_template() + Template((Literal("\nFree squares: "), free, Literal("."))), _POLICY
 
 
 def policy(view: View) -> Chat:
@@ -125,6 +141,11 @@ def clean(reply: str) -> str:
     fields = read_json(reply).fields
     move = int(read_number(fields["best_move"]))
     return json.dumps({"thought": fields.get("thought", ""), "best_move": move}, ensure_ascii=False)
+
+
+def _check(style: str) -> None:
+    if style not in STYLES:
+        raise ValueError(f"style is {style!r}; choose one of {', '.join(STYLES)}")
 
 
 def _question(view: View, action: str) -> str:

@@ -5,6 +5,8 @@ Departures from the paper:
   again each time); every visit still counts as an example for the policy;
 - by default the lines for a (state, action) pair are those that the iteration's own games contain, in chunks of K, the
   last one with what is left (so does the authors' code); `fresh_lines` plays K new ones, as the algorithm is written;
+- the value model learns from all data of the last K_buffer iterations, of which one may have more than another (table
+  10 merges them by "equal sampling" and does not say how);
 - form of the TD estimate: see `language_estimates.py`.
 """
 

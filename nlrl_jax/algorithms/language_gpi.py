@@ -28,6 +28,7 @@ from nlrl_jax.types import Chat, LanguageModel
 State, Variation = Any, Any
 POLICY, VALUE, Q, AGGREGATOR, IMPROVER = "policy", "value", "q", "aggregator", "improver"
 RANDOM = "random"  # counted where an action was drawn because none could be read
+NEVER_ENDED = "never ended"  # counted where a reply was cut, readable or not
 
 
 class Roles(Protocol):
@@ -114,7 +115,7 @@ class Decisions(NamedTuple):
     drawn: bool [B], the action was drawn because none could be read.
     thinking: B records.
     problems: how often which role's answer had which problem, {"improver/illegal": 2, ...}; "improver/random" counts
-      the actions that were drawn instead.
+      the actions that were drawn instead, and "improver/never ended" the replies that were cut, readable or not.
     calls: {role: calls}.
     """
 
@@ -243,7 +244,10 @@ class _Desk:
     def _ask(self, role: str, chats: Sequence[Chat]) -> list[str]:
         model = self.models[role] if isinstance(self.models, Mapping) else self.models
         self.calls[role] += len(chats)
-        return [reply.text for reply in model.complete(chats, self.sampling, role, self.seed)] if chats else []
+        replies = model.complete(chats, self.sampling, role, self.seed) if chats else []
+        for reply in replies:
+            self._count(role, "" if reply.ended else NEVER_ENDED)
+        return [reply.text for reply in replies]
 
     def _count(self, role: str, problem: str) -> None:
         if problem:

@@ -10,7 +10,8 @@ token of the reply. That is one forward pass for all moves, so a word must be on
 others. The critic reads the hidden state that the reply is predicted from.
 
 Departures from the paper, and what it leaves open:
-- moves are the digits the tokenizer has, as in the authors' code, not added special tokens;
+- moves are the digits the tokenizer has, as in the authors' code, not added special tokens; the bare digit is scored,
+  whatever form of reply the prompt asks for;
 - all games of an iteration run in lockstep, not 8 at a time;
 - the critic's error does not reach the actor's weights (`critic_trains_actor` lets it);
 - the hidden layer is as wide as the model, and its output starts at zero;

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from nlrl_jax.algorithms.language_actor_critic import Learn, Pairs
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.text.views import Evaluated, Line, Step, TDRoles, View, Viewer
-from nlrl_jax.types import BoardGame, LanguageModel
+from nlrl_jax.types import BoardGame, Chat, LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +78,18 @@ def look_ahead(
     return found
 
 
+class Evaluator(NamedTuple):
+    """Who evaluates where the variations end: a model, what it is told (a view -> its chat), and its sampling."""
+
+    model: LanguageModel
+    prompt: Callable[[View], Chat]
+    sampling: Sampling
+
+
 def td_estimate(
     buffer: Sequence[LookAhead],
     roles: TDRoles,
-    value: LanguageModel,
+    value: Evaluator,
     aggregator: LanguageModel,
     config: LanguageTDConfig,
     seed: int,
@@ -89,7 +97,7 @@ def td_estimate(
 ) -> list[Target]:
     """Lines 9-15: G1({G2(d_n, V(s_{t+l}^n))}) of every state. An empty one is dropped and counted."""
     ends = list(dict.fromkeys(v.steps[-1].after for s in buffer for v in s.variations if not v.over))
-    replies = value.complete([roles.value(end) for end in ends], config.values, "value", seed)  # V(s_{t+l})
+    replies = value.model.complete([value.prompt(end) for end in ends], value.sampling, "value", seed)  # V(s_{t+l})
     words = {end: reply.text for end, reply in zip(ends, replies, strict=True)}
     counts["value/calls"] += len(ends)
     counts["value/undecided"] += sum(roles.read_advantage(text) is None for text in words.values())
@@ -117,16 +125,17 @@ def iterate(
     learn: Learn,
     config: LanguageTDConfig,
     seed: int,
-    evaluator: LanguageModel | None = None,
+    evaluator: Evaluator | None = None,
 ) -> tuple[LanguageModel, list[Target], dict[str, float]]:
     """Lines 9-17, one iteration: (the value model that learned, what it learned from, metrics).
 
     Args:
-      evaluator: evaluates where the variations end in place of `value`; for the first iteration, where the paper has
-        the large model do it.
+      evaluator: evaluates where the variations end in place of `value`, whose prompt and sampling are those of `roles`
+        and `config`; for the first iteration, where the paper has the large model do it.
     """
     counts: Counter[str] = Counter()
-    targets = td_estimate(buffer, roles, evaluator or value, aggregator, config, seed, counts)
+    evaluator = evaluator or Evaluator(value, roles.value, config.values)
+    targets = td_estimate(buffer, roles, evaluator, aggregator, config, seed, counts)
     D_V: Pairs = [(roles.value(target.view), target.text) for target in targets]
     value, learned = learn(value, D_V)  # line 17
     metrics = {f"sft/{name}": number for name, number in learned.items()}

@@ -1,6 +1,7 @@
 """A language model that plays by scoring the words of the legal moves: one forward pass a move, no text written.
 
-A move's score is the log-probability of its word as the first token of the reply, so a word must be one token.
+A move's score is the log-probability of its word as the first token of the reply, so a word must be one token. It is
+the bare word, also where the model was asked for a JSON object, or has learned to write one, that ends with the move.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.text.compile import CompiledTemplate, compile_template, sample_fields
 from nlrl_jax.text.prompts import chat_prompt
-from nlrl_jax.types import TextGame
+from nlrl_jax.text.template import Template
+from nlrl_jax.types import Chat, TextGame
+
+_USER = "\x00user\x00"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,8 +41,14 @@ class MovePolicy:
     words: np.ndarray
 
     @classmethod
-    def for_game(cls, game: TextGame, model: Transformer, tokenizer: Tokenizer) -> MovePolicy:
-        """Compiles the prompt: the game's rules and observation as the user's message, no reply format.
+    def for_game(
+        cls, game: TextGame, model: Transformer, tokenizer: Tokenizer, user: Template | None = None, system: str = ""
+    ) -> MovePolicy:
+        """Compiles the prompt.
+
+        Args:
+          user, system: the messages; `user` reads the game's fields. None: the game's rules and observation, no reply
+            format.
 
         Raises:
           ValueError: the game's fields do not say which actions are legal ("legal", [A]); a word is not one token of
@@ -48,7 +58,11 @@ class MovePolicy:
         legal = jax.eval_shape(start, jax.random.key(0)).get("legal")
         if legal is None or legal.shape != (len(game.actions),):
             raise ValueError(f"{game.name} has no field 'legal' of {len(game.actions)} values, one an action")
-        template = chat_prompt(game, tokenizer.render_chat, "compact", max_tokens=1)
+        if user is None:
+            template = chat_prompt(game, tokenizer.render_chat, "compact", max_tokens=1)
+        else:
+            before, _, after = tokenizer.render_chat(Chat.of(_USER, system).messages).partition(_USER)
+            template = before + user + after
         text = template.render(sample_fields(template, num_random=1)[-1])
         before, words = tokenizer.encode(text), []
         for word in game.actions:

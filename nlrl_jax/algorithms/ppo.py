@@ -386,7 +386,10 @@ def episode_metrics(steps: Transitions) -> dict[str, jax.Array]:
 
 
 def make_update(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
-    """A pure `update(state, key) -> (state, metrics)`. Metrics: the loss's, the episodes' and "finite"."""
+    """A pure `update(state, key) -> (state, metrics)`. Metrics: the loss's, the episodes' and "finite".
+
+    The state is new even where "finite" is 0; see `finite.keep_finite`.
+    """
     collect, learn = make_collect(env, env_params, config, hooks), make_learn(env, env_params, config)
 
     def update(state: PPOState, key: jax.Array) -> tuple[PPOState, dict[str, jax.Array]]:

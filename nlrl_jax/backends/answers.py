@@ -13,7 +13,8 @@ def read_replies(answer: dict, prompt_tokens: int, tokens: int, wanted: int) -> 
     """The usable choices of an answer, `wanted` at most, in the order of their indices.
 
     Raises:
-      Unusable: it has no list of choices, or none of use where one was wanted.
+      Unusable: it has no list of choices, or none of use where one was wanted. A message without a text (a model that
+        refuses) may be taken in the end as an empty reply that has not ended.
     """
     choices = answer.get("choices")
     if not isinstance(choices, list):
@@ -23,7 +24,9 @@ def read_replies(answer: dict, prompt_tokens: int, tokens: int, wanted: int) -> 
         choices.sort(key=lambda choice: choice["index"])
     found = [reply for reply in map(_read_choice, choices) if reply is not None]
     if wanted == 1 and not found:
-        raise Unusable(f"it has {len(choices)} choices and none with a text" if choices else "it has no choice")
+        silent = [Reply("", prompt_tokens, tokens, ended=False)] if any(map(_is_silent, choices)) else None
+        message = f"it has {len(choices)} choices and none with a text" if choices else "it has no choice"
+        raise Unusable(message, silent)
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in found), initial=0))
     ends = [round(tokens * length / lengths[-1]) for length in lengths] if found else []
     return [
@@ -38,10 +41,16 @@ def _read_choice(choice: dict) -> Reply | None:
     cut = reason in ("length", "content_filter")
     text = message.get("content") if isinstance(message, dict) else None
     if not isinstance(text, str):
-        return Reply("", ended=False) if isinstance(message, dict) and text is None and cut else None
+        return Reply("", ended=False) if _is_silent(choice) and cut else None
     # JSON can hold halves of surrogate pairs, which no file and no tokenizer takes.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return Reply(text, ended=not cut)
+
+
+def _is_silent(choice: dict) -> bool:
+    """Whether its message is well-formed but for the text, which is null or missing."""
+    message = choice.get("message")
+    return isinstance(message, dict) and message.get("content") is None
 
 
 def read_score(answer: dict, continuation: str) -> Score:

@@ -84,7 +84,7 @@ class Budget:
         spent = account.as_dict()
         tokens = spent["prompt_tokens"] + spent["tokens"]
         if self.max_tokens is not None and tokens >= self.max_tokens:
-            self._refuse(f"{tokens} tokens are spent and the limit is {self.max_tokens}", "max_tokens")
+            self._refuse(f"{tokens} tokens are spent and the limit is {self.max_tokens}", "--token_budget (max_tokens)")
         if self.max_cost is not None and spent["cost"] >= self.max_cost:
             self._refuse(f"{spent['cost']:.6g} is spent and the limit is {self.max_cost:.6g}", "max_cost")
 

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import logging
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ J = TypeVar("J")  # one request to make
 Messages = list[dict[str, str]]
 _NOT_EXTRA = ("model", "messages", "prompt", "n", "stream", "echo", "logprobs")
 _MOST_AT_ONCE = 1024
+_OPTIONAL = ("top_k",)  # fields of ours that not every server knows
+_log = logging.getLogger(__name__)
 _FORMAT = 1  # of the cache's entries; part of their keys
 
 
@@ -40,7 +43,8 @@ class EndpointModel:
 
     `complete` and `score` block until everything is there. What they got is written to the cache as it arrives, so an
     error, a spent budget or a kill loses nothing that was paid for. A text that the server sends back with the key in
-    it is returned and stored with the key blotted out.
+    it is returned and stored with the key blotted out. A message that has no text in the end is an empty reply that has
+    not ended. A server that refuses `top_k` by name is asked without it from then on.
 
     Attributes:
       base_url: e.g. "https://api.openai.com/v1" or "http://localhost:8000/v1".
@@ -83,6 +87,7 @@ class EndpointModel:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     scoring: str = "none"
     render: Callable[[Messages], str] | None = None
+    _refused: set[str] = dataclasses.field(default_factory=set, init=False, repr=False)  # of _OPTIONAL, by this server
 
     def __post_init__(self):
         object.__setattr__(self, "base_url", self.base_url.rstrip("/"))
@@ -125,7 +130,8 @@ class EndpointModel:
         def ask(transport: Transport, job: tuple[str, list[int]]) -> list[tuple[str, list[int]]]:
             """Gets replies to one chat; returns the jobs that are left."""
             chat, indices = job
-            body = {**request, "messages": json.loads(chat)}
+            fields = {name: value for name, value in request.items() if name not in self._refused}
+            body = {**fields, "messages": json.loads(chat)}
             if not greedy and "seed" not in self.extra:
                 body["seed"] = int(cache_key({"seed": int(seed), "chat": chat, "index": indices[0]})[:8], 16) >> 1
             if len(indices) > 1:
@@ -134,6 +140,8 @@ class EndpointModel:
             try:
                 arrived = transport.post("/chat/completions", body, read)
             except EndpointError as error:
+                if self._leaves_out(body, error):
+                    return [job]
                 if len(indices) == 1 or error.status not in (400, 422):
                     raise
                 arrived = []  # a server that does not know `n`
@@ -204,6 +212,15 @@ class EndpointModel:
         if sampling.top_k > 0:
             request["top_k"] = int(sampling.top_k)
         return _given({**request, **self.extra})
+
+    def _leaves_out(self, body: dict[str, Any], error: EndpointError) -> bool:
+        """Whether a request was refused for a field that it can do without; it is left out from now on."""
+        named = [name for name in _OPTIONAL if name in body and name in str(error)]
+        if error.status not in (400, 422) or not named:
+            return False
+        _log.warning("%s does not take %s; it is asked without", self.base_url, ", ".join(named))
+        self._refused.update(named)
+        return True
 
     def _key(self, path: str, request: dict[str, Any], seed: int | None, asked: str, which: int | str) -> str:
         parts = {"format": _FORMAT, "url": self.base_url + path, "request": request, "seed": seed}

@@ -41,7 +41,15 @@ class EndpointError(LanguageModelError):
 
 
 class Unusable(Exception):
-    """An answer that is not what was asked for; the request is sent again."""
+    """An answer that is not what was asked for; the request is sent again.
+
+    Attributes:
+      at_last: what is taken for it where the last attempt ends so; None is an error.
+    """
+
+    def __init__(self, message: str, at_last: Any = None):
+        super().__init__(message)
+        self.at_last = at_last
 
 
 class Stopped(Exception):
@@ -51,9 +59,9 @@ class Stopped(Exception):
 class _Failure(Exception):
     """An attempt that may go better next time."""
 
-    def __init__(self, message: str, status: int | None = None, wait: float | None = None):
+    def __init__(self, message: str, status: int | None = None, wait: float | None = None, at_last: Any = None):
         super().__init__(message)
-        self.status, self.wait = status, wait
+        self.status, self.wait, self.at_last = status, wait, at_last
 
 
 class ApiKey:
@@ -144,6 +152,8 @@ class Transport:
     def post(self, path: str, body: dict[str, Any], read: Callable[[dict, int, int], T]) -> T:
         """Sends a request until `read(answer, prompt tokens, tokens)` accepts the answer, and returns what it returns.
 
+        After `max_retries` + 1 attempts, what the last one's `Unusable` has at last, if anything.
+
         Raises:
           EndpointError: it was refused, or went wrong `max_retries` + 1 times.
           BudgetExceeded, Stopped: it must not be sent (again).
@@ -157,7 +167,9 @@ class Transport:
             try:
                 return self._attempt(path, body, read)
             except _Failure as failure:
-                message, status, asked = str(failure), failure.status, failure.wait
+                message, status, asked, at_last = str(failure), failure.status, failure.wait, failure.at_last
+            if attempt == self.patience.max_retries and at_last is not None:
+                return at_last
             if attempt == self.patience.max_retries:
                 raise EndpointError(
                     f"{self.base_url}{path} failed {attempt + 1} times, the last time so: {message}. What was answered "
@@ -195,7 +207,7 @@ class Transport:
         try:
             return read(answer, *tokens)
         except Unusable as error:
-            raise _Failure(f"an answer of no use ({error}): {excerpt}", status) from None
+            raise _Failure(f"an answer of no use ({error}): {excerpt}", status, at_last=error.at_last) from None
 
     def _exchange(self, path: str, sent: bytes) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and whole body without the key. The timeout is for all of it: httpx's is for each piece."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ from typing import Any
 
 CONFIG = "config.json"
 LOCK = ".lock"
+_MARK = "nlrl_jax_run"  # stands in our config.json and in no other program's, with a number that is the run's own
 _PROBE_BYTES = 1 << 20  # written once to find a full disk before it is an hour's work too late
 _ABSENT = "(absent)"
 
@@ -38,15 +40,15 @@ def open_run(
       resume: go on with the run in the folder. Without a run there, a new one starts.
       overwrite: delete the run in the folder first. Not with `resume`.
       may_change: fields of the config that may differ from the stored ones on resume. So may folders
-        (`*_dir`, `*_path`, or two paths with the same last name); what changed is printed.
+        (`*_dir`, `*_path`), and a path that leads to the same place or to where it was moved; what changed is printed.
 
     Returns:
       The folder as an absolute path.
 
     Raises:
-      ValueError: the folder cannot be made or written, another process writes to it, it holds a run already
-        (neither `resume` nor `overwrite`), it holds other things (`overwrite`), or the stored config
-        differs in other fields than those that may.
+      ValueError: the folder cannot be made or written, another process writes to it, it holds a run already that
+        has left something (neither `resume` nor `overwrite`), it holds things that are no run's, or the stored
+        config differs in other fields than those that may.
     """
     run_dir = pathlib.Path(run_dir).expanduser().absolute()
     _lock(run_dir)
@@ -55,13 +57,15 @@ def open_run(
         if overwrite and not resume:
             _empty(run_dir)
         config = json.loads(json.dumps(config))
-        if holds_run(run_dir):
-            if not resume:
-                raise ValueError(f"{run_dir} already holds a run; pass --resume to go on with it, or another --run_dir")
+        number = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+        if resume and (run_dir / CONFIG).exists():
             _compare(run_dir, read_config(run_dir), config, may_change)
-        elif resume:
-            print(f"{run_dir} holds no run yet: starting one")
-        write_atomically(run_dir / CONFIG, json.dumps(config, indent=2) + "\n")
+            number = _number(run_dir) or number
+        else:
+            _check_free(run_dir)
+            if resume:
+                print(f"{run_dir} holds no run yet: starting one")
+        write_atomically(run_dir / CONFIG, json.dumps({_MARK: number, **config}, indent=2) + "\n")
     except BaseException:
         close_run(run_dir)
         raise
@@ -76,22 +80,42 @@ def close_run(run_dir: str | os.PathLike) -> None:
 
 
 def holds_run(run_dir: str | os.PathLike) -> bool:
-    """Whether a run was started in this folder."""
-    return (pathlib.Path(run_dir) / CONFIG).exists()
+    """Whether `open_run` started a run in this folder. Other programs' config.json do not count."""
+    return bool(_number(run_dir))
+
+
+def part_of(folder: str | os.PathLike) -> str:
+    """Which part of which run a folder is, wherever the run lies: "number:path". "" outside of all runs.
+
+    The number follows from the config that the run was started with.
+    """
+    folder = pathlib.Path(folder).expanduser().absolute()
+    root = next((path for path in (folder, *folder.parents) if holds_run(path)), None)
+    return f"{_number(root)}:{folder.relative_to(root).as_posix()}" if root else ""
+
+
+def _number(run_dir: str | os.PathLike) -> str:
+    try:
+        return json.loads((pathlib.Path(run_dir) / CONFIG).read_text()).get(_MARK, "")
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
     """The config of a run.
 
     Raises:
-      ValueError: there is none, or it is not JSON.
+      ValueError: there is none, or it is not a JSON object.
     """
     path = pathlib.Path(run_dir) / CONFIG
     try:
-        return json.loads(path.read_text())
+        config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise ValueError("it is not a JSON object")
+        return {name: value for name, value in config.items() if name != _MARK}
     except FileNotFoundError:
         raise ValueError(f"{run_dir} holds no run: there is no {CONFIG} in it") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); start again in another --run_dir") from None
 
 
@@ -134,8 +158,12 @@ def _is_path(name: str, old: Any, new: Any) -> bool:
     """Whether the field says where something lies, not what is computed."""
     if not (isinstance(old, str) and isinstance(new, str)):
         return False
-    moved = os.sep in old and os.sep in new and pathlib.PurePath(old).name == pathlib.PurePath(new).name
-    return name.endswith(("_dir", "_path")) or moved
+    if name.endswith(("_dir", "_path")):
+        return True
+    if os.sep not in old or os.sep not in new or "://" in old + new:
+        return False
+    before, after = pathlib.Path(old).expanduser(), pathlib.Path(new).expanduser()
+    return before.resolve() == after.resolve() if before.exists() else before.name == after.name  # moved
 
 
 def _lock(run_dir: pathlib.Path) -> None:
@@ -168,12 +196,30 @@ def _check_writable(run_dir: pathlib.Path) -> None:
         raise ValueError(f"--run_dir {run_dir} cannot be written: {error.strerror}") from None
 
 
+def _found(run_dir: pathlib.Path) -> list[pathlib.Path]:
+    """What lies in a folder, without what `open_run` itself leaves before a run starts."""
+    return [path for path in run_dir.iterdir() if path.name not in (LOCK, f".{CONFIG}.tmp")]
+
+
+def _check_free(run_dir: pathlib.Path) -> None:
+    """Refuses to start a run where something lies that it could damage."""
+    found = _found(run_dir)
+    if holds_run(run_dir):
+        if len(found) > 1:  # a config alone is of a command that was refused or stopped before it did anything
+            raise ValueError(f"{run_dir} already holds a run; pass --resume to go on with it, or another --run_dir")
+    elif found:
+        there = found[0].name
+        raise ValueError(f"{run_dir} is not empty and holds no run ({there} lies there); choose another --run_dir")
+
+
 def _empty(run_dir: pathlib.Path) -> None:
     """Deletes what lies in a run's folder, and only in such a folder."""
-    found = [path for path in run_dir.iterdir() if path.name != LOCK]
+    found = _found(run_dir)
     if found and not holds_run(run_dir):
-        raise ValueError(f"--overwrite: {run_dir} is not empty and holds no run (no {CONFIG}); nothing was deleted")
-    for path in found:
+        raise ValueError(
+            f"--overwrite: {run_dir} is not empty and holds no run ({CONFIG} with {_MARK!r} in it); nothing was deleted"
+        )
+    for path in sorted(found, key=lambda path: path.name == CONFIG):  # what says that it is a run goes last
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -79,9 +79,7 @@ def _panel(axes, runs, name, color, smoothing) -> None:
     table = np.full((len(curves), len(x)), np.nan)
     for row, (at, y) in zip(table, curves, strict=True):
         row[np.searchsorted(x, at)] = running_mean(y, width)
-    count = np.maximum(np.sum(~np.isnan(table), axis=0), 1)
-    mean = np.nansum(table, axis=0) / count
-    std = np.sqrt(np.nansum((table - mean) ** 2, axis=0) / count)
+    mean, std = np.nanmean(table, axis=0), deviation(table)
     axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
     axes.plot(x, mean, color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
     axes.annotate(
@@ -93,6 +91,17 @@ def _curve(run, name) -> tuple[np.ndarray, np.ndarray]:
     """(iterations, values) where the metric is a finite number."""
     there = np.isfinite(run[name])
     return run["iteration"][there], run[name][there]
+
+
+def deviation(ys: Any) -> np.ndarray:
+    """Standard deviation over runs, which are a sample (n - 1): float [n, ...] -> [...], 0 where there is one run.
+
+    nan is a value that a run does not have.
+    """
+    ys = np.asarray(ys, float)
+    count = np.sum(~np.isnan(ys), axis=0)
+    squares = np.nansum((ys - np.nanmean(ys, axis=0)) ** 2, axis=0)
+    return np.sqrt(squares / np.maximum(count - 1, 1))
 
 
 def running_mean(y: np.ndarray, width: int) -> np.ndarray:
@@ -132,7 +141,7 @@ def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xla
             for series in panel:
                 ys = np.asarray(series.ys, float)
                 color = _COLORS[labels.index(series.label) % len(_COLORS)]
-                mean, std = np.nanmean(ys, axis=0), np.nanstd(ys, axis=0)
+                mean, std = np.nanmean(ys, axis=0), deviation(ys)
                 axes.plot(series.x, mean, color=color, linewidth=2, label=series.label)
                 if len(ys) > 1:
                     axes.fill_between(series.x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)

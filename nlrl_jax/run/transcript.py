@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,6 +85,25 @@ def _turn(policy, game, turns, t: int, i: int) -> dict[str, Any]:
         "reward": float(turns.reward[t, i]),
         "cut": not bool(said.ended),
     }
+
+
+def read_evaluation(path: pathlib.Path) -> dict[str, Any]:
+    """What a script stored of an evaluation: {"summary": {name: number}, "transcripts": records of `transcripts`}.
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    try:
+        stored = json.loads(path.read_text())
+        for value in stored["summary"].values():
+            float(value)
+        for episode in stored["transcripts"]:
+            outcome(episode), episode["final_board"]
+            for turn in episode["turns"]:
+                turn["board"], turn["prompt"], turn["reply"], turn["actions"], turn["reward"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r:.80}); delete it: the run's --resume makes it again") from None
+    return stored
 
 
 def outcome(episode: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ together with its judgement. Every pattern's repetitions are bounded or cannot o
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,7 +25,8 @@ _VALUE = r"(?:[\"'*?_\s]{0,4}[:=][\"'<*\s]{0,4}(?P<value>yes|true|1|no\b|none|no
 _JUDGED = re.compile(_CRITICAL + _VALUE, re.IGNORECASE)  # "critical: no" too
 _SOON = re.compile(r"[\s,:;|<\"'*(=-]{0,9}" + _CRITICAL, re.IGNORECASE)
 _BARE = re.compile(r"[\s,:;|<\"'*(=-]{0,9}(?P<value>yes|true|no|false)\s?(?=[,;>|}.\n\"'*)]|$)", re.IGNORECASE)
-_WHICH = rf"(?<![\d.])(?P<first>-?\d{{1,9}})(?![\d%])(?:\s?(?:-|~|to|through)\s?(?:{_SLOT}\s)?(?P<last>\d{{1,9}})\b)?"
+_WHOLE = r"(?<![\d.])(?P<first>-?\d{1,9})(?![\d%]|e[-+]?\d)"  # 1e400 is no timeslot
+_WHICH = rf"{_WHOLE}(?:\s?(?:-|~|to|through)\s?(?:{_SLOT}\s)?(?P<last>\d{{1,9}})\b)?"
 _HEAD = re.compile(
     r"(?P<start>^|[{(\[};])[\s,>*#\"'`|<-]{0,12}(?:\d{1,3}[.)]\s{1,2})?[*\"'`]{0,3}"
     rf"(?:(?P<name>{_NAME})[\s\"'`*:=#<]{{0,8}})?{_WHICH}(?!\.\d)",
@@ -39,7 +41,7 @@ _FIELD = re.compile(r"<([^<>]*)>")
 _LABEL = re.compile(r"\b(?:actions?|torques?)\b[^:=\n]{0,20}[:=]\s?|\bshould (?:have )?", re.IGNORECASE)
 _GAP = re.compile(r"(?:[\s,:;|>\"'*]|\.(?!\d)|-(?=\s+[A-Za-z]))*")
 _ACTION = re.compile(
-    rf"[(\[{{][^)\]}}]*[)\]}}]?|{NUMBER}(?:\s*[,;]?\s+{NUMBER}|,{NUMBER})*"
+    rf"[(\[{{][^)\]}}]*[)\]}}]?|{NUMBER}(?:(?:\s+|\s*[,;]\s+|,){NUMBER})*"
     rf"|(?:[\w ]{{1,20}}[:=]\s?{NUMBER}[,;\s]{{0,3}}){{2,}}|[^,;|.\n}}\"]*"
 )
 _NUMBERS = re.compile(rf"[(\[{{]|{NUMBER}|[\w ]{{1,20}}[:=]")
@@ -176,7 +178,8 @@ def _json_slots(value: Any) -> tuple[int, int] | None:
 def _json_entry(first: int, last: int, named: Mapping[str, Any]) -> Entry:
     pick = lambda *parts: next((value for name, value in named.items() if any(p in name for p in parts)), None)
     critical = pick("critic", "crucial")
-    judged = bool(critical) if isinstance(critical, int | float) else _judgement(_spell(critical))
+    is_number = isinstance(critical, int | float) and abs(critical) < math.inf  # Python's JSON has NaN
+    judged = bool(critical) if is_number else _judgement(_spell(critical))
     action, why = pick("action", "correct", "suggest", "torque"), pick("expl", "reason", "why", "rationale")
     return Entry(first, last, judged, _spell(action), _spell(why))
 

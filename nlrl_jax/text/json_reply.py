@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 PROBLEMS = ("empty", "prose", "cut", "repaired", "nothing")
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+"  # possessive: a long run is read once
 _DECODER = json.JSONDecoder(strict=False)  # line breaks inside strings are legal: models write boards into them
 
 
@@ -25,13 +25,16 @@ class JsonReply(NamedTuple):
 
 
 def read_json(text: str) -> JsonReply:
-    """The first JSON object of a reply. Never raises, whatever the text."""
-    stripped = _without_fence(text.strip())
+    """The first JSON object of a reply, behind its <think> block if it begins with one. Never raises.
+
+    Halves of surrogate pairs, which no file and no tokenizer takes, become replacement characters.
+    """
+    stripped = _without_fence(_without_thinking(_whole(text).strip()))
     if not stripped:
         return JsonReply({}, "empty")
     for start in (match.start() for match in re.finditer(r"\{", stripped)):
         try:
-            fields, end = _DECODER.raw_decode(stripped, start)
+            fields, end = _decode(stripped, start)
         except (ValueError, RecursionError):
             break  # a broken outer object: its inner ones are not the answer
         if fields:
@@ -60,10 +63,27 @@ def read_number(value: Any) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
+def _whole(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _decode(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
+    """(the object that begins at `start`, where it ends). JSON's escapes can make halves of surrogate pairs too."""
+    fields, end = _DECODER.raw_decode(text, start)
+    return json.loads(_whole(json.dumps(fields, ensure_ascii=False))), end
+
+
+def _without_thinking(text: str) -> str:
+    """What follows a block <think>...</think> at the beginning; nothing, if that never ends."""
+    return text.partition("</think>")[2].strip() if text.startswith("<think>") else text
+
+
 def _without_fence(text: str) -> str:
     """Markdown's code fence around everything is taken off."""
-    fenced = re.fullmatch(r"```(?:json|JSON)?\s*(.*?)\s*(?:```)?", text, re.DOTALL)
-    return fenced.group(1) if fenced else text
+    if not text.startswith("```"):
+        return text
+    text = text.removeprefix("```").removesuffix("```")
+    return text.removeprefix("json").removeprefix("JSON").strip()
 
 
 def _complete(text: str) -> dict[str, Any]:
@@ -88,7 +108,7 @@ def _complete(text: str) -> dict[str, Any]:
     closed = text + ('"' if inside else "") + "".join(reversed(stack))
     for candidate in [closed, *(text[:i] + tail for i, tail in reversed(ends[-50:]))]:
         try:
-            return _DECODER.decode(candidate)
+            return _decode(candidate)[0]
         except (ValueError, RecursionError):
             continue
     return {}
@@ -98,6 +118,6 @@ def _pairs(text: str) -> dict[str, Any]:
     """`"name": number` and `"name": "string"` wherever they stand; the first of a name counts."""
     found: dict[str, Any] = {}
     value = rf'({_NUMBER})(?=\s*[,}}\]\n]|\s*$)|"((?:[^"\\]|\\.)*)"'
-    for name, number, string in re.findall(rf'["\']?(\w+)["\']?\s*:\s*(?:{value})', text):
+    for name, number, string in re.findall(rf'(?<!\w)["\']?(\w{{1,64}}+)["\']?\s*+:\s*+(?:{value})', text):
         found.setdefault(name, float(number) if number else string)
     return found

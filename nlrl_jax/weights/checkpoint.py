@@ -71,13 +71,14 @@ class Checkpoints:
         items = ocp.args.Composite(tree=ocp.args.PyTreeSave(leaves), index=ocp.args.JsonSave(index))
         manager.save(int(step), args=items, force=True)
 
-    def restore(self, template: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
+    def restore(self, template: Any, step: int | None = None, of_run: str = "") -> tuple[int, Any, dict[str, Any]]:
         """The newest good checkpoint, or that of `step`.
 
         Without `step`, one that is damaged or does not fit is refused with a warning and the one before it is used.
 
         Args:
           template: a tree with the structure, shapes, dtypes and places wanted (arrays or `jax.ShapeDtypeStruct`s).
+          of_run: refuse a checkpoint whose metadata name another "run"; "" takes any.
 
         Returns:
           (step, tree, metadata).
@@ -86,7 +87,7 @@ class Checkpoints:
           FileNotFoundError: there is no checkpoint (of this step).
           ValueError: none is good; the message says for each what is wrong, with the first leaf that differs.
         """
-        return self._restore(template, step, "", whole=True)
+        return self._restore(template, step, "", whole=True, of_run=of_run)
 
     def restore_part(self, name: str, template: Any, step: int | None = None) -> tuple[int, Any]:
         """`restore` for the subtree `tree[name]` alone: (step, subtree)."""
@@ -124,7 +125,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         return self._manager
 
-    def _restore(self, template, step, name, whole):
+    def _restore(self, template, step, name, whole, of_run=""):
         self.wait()
         candidates = self.steps()[::-1] if step is None else [step]
         if not candidates or (step is not None and step not in self.steps()):
@@ -133,7 +134,7 @@ class Checkpoints:
         refused = []
         for candidate in candidates:
             try:
-                return (candidate, *_read(self.folder / str(candidate), template, name, whole))
+                return (candidate, *_read(self.folder / str(candidate), template, name, whole, of_run))
             except _Refused as error:
                 refused.append(f"checkpoint {self.folder / str(candidate)} is refused: {error}")
                 if candidate != candidates[-1]:
@@ -175,11 +176,11 @@ def _checksum(array: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _read(folder: pathlib.Path, template: Any, name: str, whole: bool) -> tuple[Any, dict[str, Any]]:
+def _read(folder: pathlib.Path, template: Any, name: str, whole: bool, of_run: str) -> tuple[Any, dict[str, Any]]:
     """(tree, metadata) of one checkpoint.
 
     Raises:
-      _Refused: it is damaged, or its leaves are not the template's.
+      _Refused: it is damaged, its leaves are not the template's, or it is of another run.
     """
     import orbax.checkpoint as ocp
 
@@ -192,6 +193,8 @@ def _read(folder: pathlib.Path, template: Any, name: str, whole: bool) -> tuple[
     except Exception as error:
         raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or not one of ours") from error
 
+    if of_run and metadata.get("run") and metadata["run"] != of_run:
+        raise _Refused("it was written by a run with another configuration, or in another part of this run")
     prefix = name and f"{name}."
     wanted = {name if name and not path else prefix + _name(path): leaf for path, leaf in _paths(template)}
     _check_same(stored, wanted, prefix, name, whole)

@@ -155,6 +155,16 @@ def test_broken_evaluations_go_on_as_text_and_are_counted():
     assert model.asked[1][1][0].context["values"] == ("(none)", "(none)")
 
 
+def test_replies_that_were_cut_are_counted_also_where_they_can_be_read():
+    class Cut(Model):
+        def complete(self, chats, sampling, role, seed=0):
+            replies = super().complete(chats, sampling, role, seed)
+            return [reply._replace(ended=role == "improver") for reply in replies]
+
+    decisions = gpi.language_gpi(Cut(numeric), Line(), [4], gpi.GPIConfig(1, 2, SAMPLING), seed=0)
+    assert decisions.problems == {"value/never ended": 6, "aggregator/never ended": 3}
+
+
 def test_each_role_may_have_a_model_of_its_own():
     models = {role: Model(numeric) for role in ("value", "aggregator", "improver")}
     gpi.language_gpi(models, Line(), [4, 5], gpi.GPIConfig(1, 2, SAMPLING), seed=0)

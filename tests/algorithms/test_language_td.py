@@ -14,6 +14,7 @@ from nlrl_jax.algorithms import language_td as td
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.text.views import Evaluated, Line, Viewer
+from nlrl_jax.types import Reply
 from tests.algorithms.table_model import TableModel, learn
 
 GAME = board_game()
@@ -63,6 +64,10 @@ def state_of(*lines):
     return td.look_ahead(GAME, VIEWER, start, actions, reached, len(lines))[0]
 
 
+def evaluator(model):
+    return td.Evaluator(model, roles("compact").value, CONFIG.values)
+
+
 def test_the_estimate_weighs_results_and_evaluations():
     ended = ["b4b3", "d2d3", "b3c2*", "d3e4", "c2b1*"]
     state = state_of(["c4c3", "d2d3"], ["c4c3", "b2b3"], ended)
@@ -72,12 +77,12 @@ def test_the_estimate_weighs_results_and_evaluations():
         TableModel(), [(r.value(ends[0]), evaluation("x", first)), (r.value(ends[1]), evaluation("x", second))]
     )[0]
     for first, second, ahead in (("white", "black", "black"), ("black", "black", "black")):
-        (target,) = td.td_estimate([state], r, says(first, second), SCRIPTED, CONFIG, 0, Counter())
+        (target,) = td.td_estimate([state], r, evaluator(says(first, second)), SCRIPTED, CONFIG, 0, Counter())
         assert r.read_advantage(target.text) == ahead
         assert "b4b3" in target.text  # the move that won is suggested to black
         assert target.evaluated[2].value == "" and target.evaluated[0].value == evaluation("x", first)
     counts = Counter()
-    td.td_estimate([state], r, TableModel(), SCRIPTED, CONFIG, 0, counts)
+    td.td_estimate([state], r, evaluator(TableModel()), SCRIPTED, CONFIG, 0, counts)
     assert counts["value/undecided"] == 2 and counts["value/calls"] == 2
 
 
@@ -101,12 +106,19 @@ def test_values_travel_back_along_the_chain_one_look_ahead_an_iteration():
     assert metrics["value/undecided"] == 0 and metrics["sft/examples"] == 3
 
 
-def test_the_first_evaluations_may_come_from_another_model():
-    state, r = state_of(["c4c3", "d2d3"]), roles("compact")
-    large = ScriptedModel({**SCRIPTS, "value": lambda context, rng: evaluation("x", "white")})
-    value, targets, _ = td.iterate([state], r, TableModel(), SCRIPTED, learn, CONFIG, 0, evaluator=large)
+def test_the_first_evaluations_may_come_from_another_model_with_prompt_and_sampling_of_its_own():
+    state, r, paper = state_of(["c4c3", "d2d3"]), roles("compact"), roles("paper")
+    end, sampling = state.variations[0].steps[-1].after, Sampling(300, 0.5)
+
+    class Large(TableModel):
+        def complete(self, chats, asked, role, seed=0):
+            assert asked == sampling and [chat.messages for chat in chats] == [paper.value(end).messages]
+            return [Reply(evaluation("x", "white"))]
+
+    large = td.Evaluator(Large(), paper.value, sampling)
+    value, targets, _ = td.iterate([state], r, TableModel(), SCRIPTED, learn, CONFIG, 0, large)
     assert r.read_advantage(targets[0].text) == "white"
-    assert value.table  # and `value` learned it
+    assert list(value.table) == list(learn(TableModel(), [(r.value(state.view), "")])[0].table)  # its own prompt
 
 
 def test_judging_counts_what_is_level_and_what_names_no_side():
@@ -135,9 +147,11 @@ def test_judging_counts_what_is_level_and_what_names_no_side():
         ("<white>", None),
         ("", None),
         ("Advantage: <black>. In sum the advantage is with <white>", "white"),
+        ("Advantage: <white> Overall, White has a slight advantage in this position.", "white"),
+        ("Advantage: <white> The advantage: <black> or <white>. A slight advantage", None),
     ],
 )
-def test_the_advantage_is_what_stands_after_the_last_heading(text, side):
+def test_the_advantage_is_what_is_marked_after_the_last_heading_with_a_mark(text, side):
     assert read_advantage(text) == side
 
 

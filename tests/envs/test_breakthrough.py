@@ -187,6 +187,8 @@ def test_boards_are_read_with_or_without_labels_and_blanks(text):
         ("..... ..... ..... .w... .....", "white", "white has won, so"),
         ("bbbbb bbbbb ..... wwwww wwwww", "white", "cannot be white's turn"),
         ("bbbbb bbb.b ..b.. wwwww wwwww", "black", "black has made 1 moves and white 0"),
+        ("bbbbb bbbb. ..... wwwww wwwww", "black", "white has made 0 moves at most, too few to have taken 1 pawns"),
+        ("bbbbb bbbb. wwwww ..... wwwww", "black", "black has made 0 to 2 moves and white 5, so it cannot be"),
     ],
 )
 def test_positions_that_cannot_occur_are_refused(rows, player, message):

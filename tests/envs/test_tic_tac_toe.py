@@ -11,13 +11,16 @@ import pytest
 
 import envs
 from envs import tic_tac_toe as ttt
-from envs.prompts.tic_tac_toe import squares
+from envs.prompts.tic_tac_toe import STYLES, policy_template, roles, squares
 from envs.scripted.tic_tac_toe import threats
 from launch.random_views import random_views
+from nlrl_jax.algorithms.move_policy import MovePolicy
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.text.views import Viewer
 from nlrl_jax.types import BoardGame
-from nlrl_jax.weights.load import load_tokenizer
+from nlrl_jax.weights.load import load_config, load_tokenizer
 from tests.tokenizers_from_wheels import small_tokenizer
 
 SPIEL = pyspiel.load_game("tic_tac_toe")
@@ -317,6 +320,20 @@ def test_the_device_text_equals_the_host_text_on_every_position(make, prompt):
         assert [*compiled.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(text)
         texts.add(text)
     assert len(texts) == 5478 and len(compiled.prefix) > 20
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_policy_under_jit_reads_the_very_tokens_of_the_policys_chat(style):
+    """What LLM-PPO is shown is what the actor-critic is asked."""
+    tokenizer, model = load_tokenizer("nano_board"), Transformer(load_config("nano_board"))
+    policy = MovePolicy.for_game(envs.make("tic_tac_toe"), model, tokenizer, *policy_template(style))
+    boards = np.array(list(reachable()), np.int8)
+    boards = boards[~np.asarray(ttt.over(boards))][::4]
+    fields = jax.jit(jax.vmap(ttt.fields))(boards)
+    tokens, lengths = jax.device_get(jax.jit(jax.vmap(policy.template))(fields))
+    for view, row, length in zip(Viewer(ttt.board_game()).views(boards), tokens, lengths, strict=True):
+        asked = tokenizer.encode(tokenizer.render_chat(roles(style).policy(view).messages))
+        assert [*policy.template.prefix, *row[:length]] == asked
 
 
 def test_each_game_is_made_by_name():

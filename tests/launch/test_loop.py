@@ -3,10 +3,12 @@
 import json
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import flax.struct
 import jax
@@ -15,7 +17,9 @@ import numpy as np
 import pytest
 
 from launch import loop
+from nlrl_jax.algorithms.finite import keep_finite
 from nlrl_jax.algorithms.seeds import over_seeds, stack
+from nlrl_jax.run.directory import open_run
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.weights.checkpoint import Checkpoints
 
@@ -110,6 +114,16 @@ def test_sigterm_saves_and_ends_with_status_0(tmp_path, whole):
     assert same(tmp_path, whole)
 
 
+def test_a_signal_in_the_last_iteration_ends_the_process_too(tmp_path, capsys):
+    """What a script does after this loop must not begin."""
+    evaluate = lambda done, state: signal.raise_signal(signal.SIGTERM) or {} if done == 6 else {}
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path, iterations=6, evaluate=evaluate)
+    assert stop.value.code == 0 and Checkpoints(tmp_path / "checkpoints").latest_step() == 6
+    assert "SIGTERM: saved after iteration 6 of 6" in capsys.readouterr().out
+    assert train(tmp_path, iterations=6).iteration == 6
+
+
 def test_a_truncated_checkpoint_is_refused_and_the_one_before_is_used(tmp_path, whole):
     train(tmp_path, iterations=20)
     for path in (tmp_path / "checkpoints" / "20").rglob("*"):
@@ -131,7 +145,56 @@ def test_a_run_that_is_not_finite_keeps_the_last_good_state(tmp_path):
         train(tmp_path, jax.jit(breaks))
     step, learned, metadata = Checkpoints(tmp_path / "checkpoints").restore(initial().learned())
     np.testing.assert_array_equal(learned["x"], train(tmp_path / "whole", iterations=7).x)
-    assert step == 7 and metadata == {"stopped": "non-finite"} and len(read_rows(tmp_path)) == 7
+    assert step == 7 and metadata["stopped"] == "non-finite" and len(read_rows(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_bad_state_never_replaces_a_good_checkpoint(tmp_path, kept):
+    """A stack of seeds of which one breaks, with an update that keeps what was good and with one that does not."""
+
+    def breaks(state, key):
+        new, metrics = update(state, key)
+        bad = (state.iteration == 7) & (key == jax.random.fold_in(jax.random.key(5), 8))
+        x = jnp.where(bad, jnp.nan, new.x)
+        return new.replace(x=x), {**metrics, "finite": jnp.isfinite(x).all()}
+
+    many = over_seeds(breaks, vectorize=True)
+    states = stack([initial(), initial()])
+    with pytest.raises(ValueError, match=rf"iteration 7 is not finite.*last good state is in .*/{7 if kept else 5}\."):
+        train(tmp_path, jax.jit(keep_finite(many) if kept else many), seed=[3, 5], state=states)
+    step, learned, _ = Checkpoints(tmp_path / "checkpoints").restore(states.learned())
+    assert step == (7 if kept else 5) and learned["iteration"].tolist() == [step, step]
+    assert np.isfinite(learned["x"]).all()
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_the_one_before_is_used(tmp_path):
+    for name, rate in (("ours", 1), ("theirs", 2)):
+        open_run(tmp_path / name, {"rate": rate})
+        train(tmp_path / name, iterations=10, seed=rate)
+    ours, theirs = (tmp_path / name / "checkpoints" for name in ("ours", "theirs"))
+    shutil.rmtree(ours / "10")
+    shutil.copytree(theirs / "10", ours / "10")
+    with pytest.warns(UserWarning, match="10 is refused: it was written by a run with another configuration"):
+        assert loop.restore(tmp_path / "ours", initial()).iteration == 5
+    shutil.move(tmp_path / "theirs", tmp_path / "moved")
+    assert loop.restore(tmp_path / "moved", initial()).iteration == 10
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_found_before_the_first_iteration(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop.shutil, "disk_usage", lambda path: SimpleNamespace(free=19))
+    with pytest.raises(ValueError, match="a checkpoint takes 0.0 MB and the disk of .* has 0.0 MB left"):
+        train(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lost_metrics_are_named(tmp_path):
+    train(tmp_path, iterations=10)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:7]))
+    with pytest.raises(ValueError, match=r"metrics.jsonl holds 7 of the 10 iterations that checkpoint .*/10 has"):
+        train(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "10")
+    train(tmp_path)
 
 
 @pytest.mark.parametrize("vectorize", [False, True])

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from launch import ablate_nlrl
+from launch import ablate_nlrl, language_models
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_metrics
 from tests.launch import scripts
@@ -74,6 +74,8 @@ def test_a_stopped_actor_critic_goes_on_to_the_same_bits(actor_critic, tmp_path)
     run("train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=1", f"--run_dir={tmp_path / 'run'}")
     part = tmp_path / "run" / "first_move" / "actor-critic"
     (part / "results.json").unlink()
+    calls = lambda: {row["role"]: row["calls"] for row in json.loads((tmp_path / "run" / "usage.json").read_text())}
+    first = calls()
     run(
         "train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=2", f"--run_dir={tmp_path / 'run'}",
         "--resume",
@@ -81,6 +83,16 @@ def test_a_stopped_actor_critic_goes_on_to_the_same_bits(actor_critic, tmp_path)
     whole = actor_critic / "first_move" / "actor-critic"
     for name in ("metrics.jsonl", "values/00000.jsonl", "values/00001.jsonl", "records/00001.json", "results.json"):
         assert filecmp.cmp(part / name, whole / name, shallow=False), name
+    assert all(calls()[role] > first[role] > 0 for role in ("policy", "value", "monte_carlo", "improver"))
+
+
+def test_both_opponents_spend_one_budget(tmp_path, monkeypatch):
+    """An endpoint's account and cache lie in the run's folder, not in that of an opponent."""
+    asked = []
+    monkeypatch.setattr(language_models, "large_model_of", lambda *args: asked.append(args[2]) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("train_language_actor_critic", f"--run_dir={tmp_path / 'run'}")
+    assert asked == [tmp_path / "run"]
 
 
 def test_language_td_leaves_data_metrics_and_a_page(language_td):
@@ -147,12 +159,31 @@ def test_the_plans_need_no_model(capsys):
         ("train_language_actor_critic", ["--estimate=dp"], "estimate is 'dp'; choose one of mc, td"),
         ("train_language_actor_critic", ["--aggregator=endpoint"], "--base_url"),
         ("train_language_td", ["--skills=2"], "--skills is '2'"),
-        ("train_language_td", ["--first_values=me"], "--first_values is 'me'"),
+        ("train_language_actor_critic", ["--games=0"], "--games is 0; it must be"),
+        ("train_language_actor_critic", ["--eval_games=0"], "--eval_games is 0; it must be"),
+        ("train_language_actor_critic", ["--checkpoint_every=0"], "--checkpoint_every is 0; it must be"),
+        ("train_language_actor_critic", ["--max_visits=-1"], "--max_visits is -1; it must be"),
+        ("train_language_actor_critic", ["--style=long"], "style is 'long'"),
+        ("train_language_actor_critic", ["--train=all"], "train is 'all'"),
+        ("train_language_actor_critic", ["--dtype=float8"], "--dtype is 'float8'"),
+        ("train_language_actor_critic", ["--model=/nowhere"], "no model at '/nowhere'"),
+        ("train_language_actor_critic", ["--row_tokens=40"], "--row_tokens is 40, but a prompt takes 19 tokens"),
+        ("train_language_td", ["--first_values=me"], "--first_values is 'me'; choose value or aggregator"),
+        ("train_language_td", ["--skills=0x1"], "--skills is '0x1'"),
+        ("train_language_td", ["--threshold=2"], "--threshold is 2.0; no win rate"),
+        ("train_language_td", ["--row_tokens=64"], "--row_tokens is 64, but a prompt takes 29 tokens"),
+        ("train_language_td", ["--aggregator=/nowhere"], "no model at '/nowhere'"),
+        *(
+            ("train_language_td", [f"--{name}={value}"], f"--{name} is {value}; it must be")
+            for name, value in (("states", -3), ("test_states", 0), ("variations", 0), ("look_ahead", 0))
+        ),
+        ("train_language_td", ["--judge_games=0"], "--judge_games is 0; it must be"),
         ("ablate_nlrl", ["--study=all"], "--study is 'all'; choose from look_ahead"),
     ],
 )
 def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
     assert message in refusal(name, *args, f"--run_dir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -88,11 +88,36 @@ def test_the_base_agent_of_another_run_is_refined(done, tmp_path, capsys):
         (["--game=hopper", "--methods=HLC"], "HLC needs a reward by hand"),
         (["--base=/nowhere"], "holds no base agent"),
         (["--analyst=endpoint"], "an endpoint needs an address"),
+        (["--eval_every=0"], "--eval_every is 0; it must be a finite number of at least 1"),
+        (["--seeds=0"], "--seeds is 0"),
+        (["--cell=0"], "--cell is 0"),
+        (["--radius=0"], "--radius is 0.0; it must be a finite number above 0"),
+        (["--mask_share=0"], "--mask_share is 0.0; it must be above 0 and at most 1"),
+        (["--floor=nan"], "--floor is nan"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_trained(tmp_path, args, says):
     assert says in refusal(tmp_path / "run", *args)
-    assert not (tmp_path / "run" / "base").exists()
+    left = {path.name for path in tmp_path.rglob("*")}
+    assert left <= {"run", ".lock", "config.json"}  # with which the corrected command starts
+
+
+@pytest.mark.parametrize("game", ["pong", "hopper", "ant"])
+@pytest.mark.parametrize("scale", ["", "quick", "paper"])
+def test_a_scale_means_for_each_game_what_fits_it(game, scale):
+    args = [f"--game={game}"] * (game != "pong") + [f"--scale={scale}"] * bool(scale)
+    with scripts.loaded("reproduce_ultra") as module:
+        scripts.flags.FLAGS(["prog", *args, "--hlc=0.3"])
+        config, told = module.parse_config(), scripts.flags.FLAGS["scale"].help
+        scripts.flags.FLAGS(["prog", *args, "--alpha=0.7"])
+        assert module.parse_config().alpha == 0.7
+    is_pong, is_paper = game == "pong", scale == "paper"
+    assert (config.alpha, config.floor) == ((0.5, 3.0) if is_pong else (0.1, -np.inf)) and config.hlc == 0.3
+    assert config.seeds == (5 if is_paper else 3)
+    assert config.base_iterations == (500 if is_paper else 60 if is_pong else 150)
+    assert config.episodes == (100 if is_paper else 3000 if is_pong else 60)
+    assert config.curve_episodes == (200 if is_pong else 20)
+    assert "Robots besides: quick: alpha=0.1" in told and "paper: seeds=5" in told
 
 
 def test_an_agent_of_another_game_is_refused(done, tmp_path):

@@ -165,8 +165,12 @@ def test_plan_of_the_paper_scale_sends_nothing(capsys):
         ("--starts=0", "--starts is 0"),
         ("--observation=none", "'none'"),
         ("--temperature=-1", "temperature is -1"),
+        ("--max_tokens=0", "--max_tokens is 0"),
+        ("--concurrency=0", "--concurrency is 0"),
+        ("--base_url=localhost --backend=endpoint", "base_url is 'localhost'"),
+        ("--model=/nowhere --backend=local", "no model at '/nowhere'"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(tmp_path, flag, message):
-    assert re.search(message, refusal("run_language_gpi", flag, f"--run_dir={tmp_path / 'new'}"))
+    assert re.search(message, refusal("run_language_gpi", *flag.split(), f"--run_dir={tmp_path / 'new'}"))
     assert not (tmp_path / "new").exists()

@@ -28,8 +28,8 @@ def test_table_1_by_hand():
     rows = reproduce_ms_grpo.table_1(results)
     assert [row["evaluated on"] for row in rows] == list(reproduce_ms_grpo.VARIANTS.values())
     assert rows[0] == {
-        "trained on": "Snake-Standard", "evaluated on": "Snake-Standard", "start": "-2.000", "final": "-0.500 (0.500)",
-        "change": "+1.500 (0.500)", "best run": "0.000",
+        "trained on": "Snake-Standard", "evaluated on": "Snake-Standard", "start": "-2.000", "final": "-0.500 (0.707)",
+        "change": "+1.500 (0.707)", "best run": "0.000",
     }  # fmt: skip
     assert report.markdown(rows).splitlines()[2].startswith("| Snake-Standard | Snake-Standard | -2.000 |")
 
@@ -97,3 +97,14 @@ def test_bad_input(tmp_path):
     assert "scale 'huge' is not known" in refusal("reproduce_ms_grpo", "--scale=huge", f"--run_dir={tmp_path}")
     assert "give its folder, --model PATH" in refusal("reproduce_ms_grpo", "--scale=paper", f"--run_dir={tmp_path}")
     assert "study 'x'" in refusal("ablate_ms_grpo", "--study=x", f"--run_dir={tmp_path}")
+    assert "--seeds is -1" in refusal("reproduce_ms_grpo", "--seeds=-1", f"--run_dir={tmp_path}")
+    assert "--iterations is -1" in refusal("ablate_ms_grpo", "--iterations=-1", f"--run_dir={tmp_path}")
+    for arg, says in (
+        ("--eval_every=0", "--eval_every is 0; it must be a finite number of at least 1"),
+        ("--checkpoint_every=0", "--checkpoint_every is 0"),
+        ("--learning_rate=nan", "--learning_rate is nan"),
+        ("--buffer_size=7", "buffer_size 7 is not a multiple of num_envs 20"),
+        ("--game=chess", "unknown game 'chess'"),
+    ):
+        assert says in refusal("train_dqn", arg, f"--run_dir={tmp_path}")
+    assert not any(tmp_path.iterdir())

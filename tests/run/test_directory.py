@@ -31,11 +31,45 @@ def test_new_run(run_dir):
 
 def test_second_run_is_refused_and_resume_goes_on(run_dir, capsys):
     open_run(run_dir, CONFIG)
+    (run_dir / "metrics.jsonl").write_text("")
     close_run(run_dir)
     with pytest.raises(ValueError, match="already holds a run; pass --resume .* another --run_dir"):
         open_run(run_dir, CONFIG)
     open_run(run_dir, CONFIG, resume=True)  # the refusal gave the lock back
     assert capsys.readouterr().out == ""
+
+
+def test_a_command_that_left_nothing_but_its_config_can_be_corrected(run_dir):
+    open_run(run_dir, CONFIG | {"rate": -1.0})
+    close_run(run_dir)
+    open_run(run_dir, CONFIG)
+    assert read_config(run_dir)["rate"] == 1e-4
+
+
+def test_a_run_without_the_mark_goes_on_and_is_never_deleted(run_dir):
+    """A run of an earlier version."""
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.json").write_text(json.dumps({"game": "snake"}))
+    (run_dir / "metrics.jsonl").write_text("old")
+    with pytest.raises(ValueError, match="nothing was deleted"):
+        open_run(run_dir, {"game": "snake"}, overwrite=True)
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        open_run(run_dir, {"game": "snake"})
+    open_run(run_dir, {"game": "snake"}, resume=True)
+    assert (run_dir / "metrics.jsonl").read_text() == "old" and directory.holds_run(run_dir)
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}])
+@pytest.mark.parametrize("name", ["config.json", "notes.txt"])
+def test_a_folder_that_is_no_run_is_left_alone(run_dir, name, options):
+    """Such as a Hugging Face model's."""
+    run_dir.mkdir(parents=True)
+    (run_dir / name).write_text('{"model_type": "qwen2"}')
+    (run_dir / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ValueError, match="holds no run|another configuration"):
+        open_run(run_dir, CONFIG, **options)
+    found = {path.name: path.read_text() for path in run_dir.iterdir() if path.name != ".lock"}
+    assert found == {name: '{"model_type": "qwen2"}', "model.safetensors": "weights"}
 
 
 def test_changed_config(run_dir, capsys):
@@ -65,6 +99,21 @@ def test_paths_may_change(run_dir, capsys):
     close_run(run_dir)
     with pytest.raises(ValueError, match='model: "/new/Qwen" -> "/new/Llama"'):
         open_run(run_dir, {"model": "/new/Llama", "data_dir": "/b"}, resume=True)
+
+
+def test_a_path_that_is_still_there_may_be_written_differently_only(run_dir, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    config = {"model": str(tmp_path / "a" / "model"), "base_url": "http://here/v1"}
+    open_run(run_dir, config)
+    close_run(run_dir)
+    for changed in ({"model": str(tmp_path / "b" / "model")}, {"base_url": "http://there/v1"}):
+        with pytest.raises(ValueError, match="another configuration"):
+            open_run(run_dir, config | changed, resume=True)
+    open_run(run_dir, config | {"model": f"{tmp_path}/b/../a/model"}, resume=True)
+    close_run(run_dir)
+    (tmp_path / "a" / "model").rmdir()
+    open_run(run_dir, config | {"model": str(tmp_path / "b" / "model")}, resume=True)
 
 
 def test_resume_before_the_first_config_starts(run_dir, capsys):
@@ -122,4 +171,4 @@ def test_two_processes(run_dir):
     other.send_signal(signal.SIGKILL)
     other.wait()
     open_run(run_dir, {"a": 1}, resume=True)
-    assert json.loads((run_dir / "config.json").read_text()) == {"a": 1}
+    assert read_config(run_dir) == {"a": 1}

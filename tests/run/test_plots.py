@@ -39,7 +39,13 @@ def test_band_is_mean_and_standard_deviation():
     plots._panel(axes, runs, "x", "#000", smoothing=0)
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [2, 2, 3])
     band = axes.collections[0].get_paths()[0].vertices
-    assert band[:, 1].min() == 1 and band[:, 1].max() == 3
+    np.testing.assert_allclose([band[:, 1].min(), band[:, 1].max()], [2 - 2**0.5, 2 + 2**0.5])
+
+
+def test_deviation_is_of_a_sample():
+    ys = np.array([[1.0, 1, np.nan], [3.0, np.nan, 7], [8.0, 3, np.nan]])
+    np.testing.assert_allclose(plots.deviation(ys), [ys[:, 0].std(ddof=1), 2**0.5, 0])
+    assert plots.deviation([0.5]) == 0
 
 
 def test_running_mean():

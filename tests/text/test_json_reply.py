@@ -1,6 +1,7 @@
 """What can be read out of replies that should have been JSON."""
 
 import json
+import time
 
 import hypothesis
 import hypothesis.strategies as st
@@ -36,6 +37,13 @@ from nlrl_jax.text.json_reply import PROBLEMS, read_json, read_number
         ('{"best_move": 7,}', {"best_move": 7}, "repaired"),
         ('{"best_move": seven}', {}, "nothing"),
         ('{"a": 1}]', {"a": 1}, "prose"),
+        ('<think>{"best_move": 1} no</think>\n{"best_move": 5}', {"best_move": 5}, ""),
+        ('<think>{"best_move": 1} or', {}, "empty"),
+        ('{"thought": "see <think>", "best_move": 5}', {"thought": "see <think>", "best_move": 5}, ""),
+        ('{"thought": "\\ud83d", "best_move": 5}', {"thought": "\ufffd", "best_move": 5}, ""),
+        ('{"a": ["\\ude00"], "\\ud83d": {"b": "\\ud83d\\ude00"}}', {"a": ["\ufffd"], "\ufffd": {"b": "😀"}}, ""),
+        ('{"thought": "\\ud83d', {"thought": "\ufffd"}, "cut"),
+        ('{thought: "\ud83d", best_move: 5}', {"thought": "\ufffd", "best_move": 5}, "repaired"),
     ],
 )
 def test_what_is_read(text, fields, problem):
@@ -46,6 +54,18 @@ def test_what_is_read(text, fields, problem):
 def test_any_text_is_read_without_an_error(text):
     fields, problem = read_json("{" + text)
     assert isinstance(fields, dict) and problem in ("", *PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"best_move": ' + "1" * 50_000 + "x", '{"best_move": ' + "a" * 50_000, "```" + " " * 50_000 + "x{}"]
+    + ['{"a" "b": ' + "1." * 25_000, "{" + '"a" : ' * 20_000, "{" + "a" + " " * 50_000],
+    ids=["digits", "letters", "fence", "points", "names", "blanks"],
+)
+def test_long_runs_are_read_in_no_time(text):
+    clock = time.monotonic()
+    read_json(text)
+    assert time.monotonic() - clock < 1  # a pattern that tries every length takes ten seconds and more
 
 
 nested = st.recursive(

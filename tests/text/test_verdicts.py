@@ -108,6 +108,10 @@ def test_other_forms_are_read_and_counted_as_such(text):
         ),
         ("{timeslot 12, <critical or not>, <corrected action>, <explanation>}", [], {"unclear": 1, "missing": 1}),
         ("{timeslot 12, <maybe>, <stay>, <x>}", [], {"unclear": 1, "missing": 1}),
+        ('{"timeslot": 12, "critical": 1' + "0" * 400 + "}", [(12, True, None)], {"form": 1, "missing": 1}),
+        ('{"timeslot": 12, "critical": NaN}', [], {"form": 1, "unclear": 1, "missing": 1}),
+        ('{"timeslot": 12e400, "critical": true}', [], {"form": 1, "nothing": 1, "missing": 2}),
+        ('{"timeslot": -Infinity, "critical": true}', [], {"form": 1, "nothing": 1, "missing": 2}),
         ("Timeslots 11-13: not critical.", [(12, False, None), (13, False, None)], {"form": 1, "outside": 1}),
     ],
 )
@@ -254,6 +258,7 @@ HOSTILE = {
     "json": '{"timeslot": 12, "critical": ' * 35_000,
     "nested": '{"timeslot": 12, "critical": true, "action": ' + "[" * 500 + "]" * 500 + "}",
     "ranges": "timeslot 0-999999999: critical\n" * 30_000,
+    "spaces": "{timeslot 12, critical, 1" + " " * 200_000 + "x}",
     "numbers": "timeslot 12: critical, " + "1, " * 330_000,
     "labels": "timeslot 12 critical" + " action" * 140_000,
     "digits": "a{1" * 300_000,

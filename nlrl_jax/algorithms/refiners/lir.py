@@ -150,7 +150,7 @@ def make_update(
     """A pure `update(state, key) -> (state, metrics)`; `state.aux` is a `LIRState`.
 
     Metrics: those of `ppo.make_update`, and "intrinsic_reward" (mean), "intrinsic_spread" (its deviation),
-    "extrinsic_loss", "reward_grad_norm" (of eta).
+    "extrinsic_loss", "reward_grad_norm" (of eta). The state is new even where "finite" is 0.
     """
     agent, collect = Agent(env, env_params, config), ppo.make_collect(env, env_params, config)
     tx = _reward_optimizer(config, lir_config)
