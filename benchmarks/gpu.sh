@@ -9,7 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-runs/gpu} PYTHON=${PYTHON:-.venv/bin/python} MINUTES=${MINUTES:-8}
-STEPS=(device iteration text_games language_model games mcts locomotion memory train)
+STEPS=(device iteration text_games language_model games mcts locomotion memory dqn train)
 mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1
 
@@ -27,6 +27,9 @@ games() { "$PYTHON" -m benchmarks.games; }
 mcts() { "$PYTHON" -m benchmarks.mcts; }
 locomotion() { "$PYTHON" -m benchmarks.locomotion; }
 memory() { "$PYTHON" -m benchmarks.memory --what update; }
+dqn() {  # the paper's 45 settings as one program, 2 million steps of each
+  "$PYTHON" -m launch.train_dqn --game snake --sweep --iterations 1000 --eval_every 50 --run_dir "$OUT/dqn_sweep" --overwrite
+}
 train() {  # SmolLM2 learns the reply format, then FrozenLake by MS-GRPO; run again, it goes on
   [ -d "$OUT/format/model" ] || "$PYTHON" -m launch.warm_start --model smollm2 --game frozen_lake --max_tokens 100 \
     --run_dir "$OUT/format" --overwrite || return
