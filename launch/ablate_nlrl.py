@@ -111,12 +111,12 @@ def main(argv: list[str]) -> None:
     config = config_flags.parse(AblationConfig)
     base, studies, resume = base_of(config), settings(config), flags.FLAGS.resume
     run_dir = setup.take_run_dir(config, may_change=("study",))
-    metric = "accuracy" if set(studies) <= set(TD) else "win"
+    algorithm, metric = ("language_td", "accuracy") if set(studies) <= set(TD) else ("actor_critic", "win")
     panels, rows, finished = {}, [], {}
     for study, runs in studies.items():
         panels[study] = []
         for label, run in runs.items():
-            folder = run_dir / folder_of(run, base)
+            folder = run_dir / algorithm / folder_of(run, base)
             if folder not in finished:
                 print(f"{study}, {label}", flush=True)
                 finished[folder] = train(run, folder, resume)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from launch.config_flags import option
+from launch.config_flags import check_dtype, option
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.language_actor_critic import Learn
 from nlrl_jax.algorithms.sft import SFTConfig
@@ -28,7 +28,6 @@ from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.types import Chat, LanguageModel
 from nlrl_jax.weights.load import load_model, load_tokenizer
 
-DTYPES = ("", "float32", "bfloat16")
 MAY_CHANGE = ("api_key_env", "concurrency", "token_budget")  # options of an endpoint that decide nothing
 
 
@@ -159,8 +158,7 @@ def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
       FileNotFoundError, ValueError: no such model, an endpoint without an address, or rows too short for what is
         learned.
     """
-    if config.dtype not in DTYPES:
-        raise ValueError(f"--dtype is {config.dtype!r}; it must be float32, bfloat16 or empty")
+    check_dtype(config.dtype)
     tokenizer = tokenizer_of(config.model)
     starts, lengths = zip(*((start, len(tokens)) for tokens, start in sft.tokenize(tokenizer, examples)))
     prompt = max(starts)

@@ -19,6 +19,7 @@ from absl import app, flags
 from jax.sharding import NamedSharding, PartitionSpec
 
 import envs
+from launch import config_flags
 from nlrl_jax import rollout
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState
 from nlrl_jax.lm.config import LoraConfig
@@ -114,8 +115,7 @@ def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.s
     Raises:
       ValueError: another dtype than float32 or bfloat16; otherwise see there.
     """
-    if dtype not in ("", "float32", "bfloat16"):
-        raise ValueError(f"--dtype is {dtype!r}; it must be float32 or bfloat16, or empty for the checkpoint's")
+    config_flags.check_dtype(dtype)
     overrides = {} if lora is None else {"lora": lora}
     return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
 

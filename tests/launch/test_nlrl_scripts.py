@@ -190,11 +190,11 @@ def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
 def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_path):
     small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move", f"--run_dir={tmp_path / 'run'}"]
     run("ablate_nlrl", "--study=mask", *small)
-    trained = (tmp_path / "run" / "base" / "metrics.jsonl").stat().st_mtime_ns
+    parts = tmp_path / "run" / "actor_critic"
+    trained = (parts / "base" / "metrics.jsonl").stat().st_mtime_ns
     run("ablate_nlrl", "--study=mask,buffer", "--resume", *small)
-    assert (tmp_path / "run" / "base" / "metrics.jsonl").stat().st_mtime_ns == trained
-    folders = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
-    assert folders == ["base", "buffer_1", "buffer_2", "mask_False"]
+    assert (parts / "base" / "metrics.jsonl").stat().st_mtime_ns == trained
+    assert sorted(path.name for path in parts.iterdir()) == ["base", "buffer_1", "buffer_2", "mask_False"]
     assert (tmp_path / "run" / "ablation.png").stat().st_size > 0
     table = (tmp_path / "run" / "table.md").read_text().splitlines()
     assert len(table) == 2 + 2 + 3 and table[2].split("|")[3:] == table[6].split("|")[3:]  # the base, in both
