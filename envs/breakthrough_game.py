@@ -109,6 +109,11 @@ class Breakthrough(environment.Environment[EnvState, EnvParams]):
         own = state.side + 1
         return jnp.stack([cells == own, cells == 3 - own], axis=-1).reshape(*self.shape, 2).astype(jnp.float32)
 
+    def fields(self, state: EnvState) -> dict[str, jax.Array]:
+        """Those of the rules (see `board_game`), and legal: int32 [A], 1 where the action is legal."""
+        legal = self.game.legal(state.position)[self.ids].astype(jnp.int32)
+        return {**self.game.fields(state.position), "legal": legal}
+
     def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
         return spaces.Discrete(self.num_actions)
 
@@ -157,7 +162,7 @@ def text_game(
         rules=rules,
         actions=env.words,
         observation=observation,
-        fields=lambda state: game.fields(state.position),
+        fields=env.fields,
         board=game.board,
         success=env.success,
         max_actions_per_turn=1,

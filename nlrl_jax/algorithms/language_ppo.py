@@ -5,9 +5,9 @@
     state = init_state(model, params, config, key)
     state, metrics = update(state, key)     # one XLA program: games, advantages, gradient steps
 
-The actor is softmax(score / T) over the legal moves, a move's score being the log-probability of its word as the first
-token of the reply. That is one forward pass for all moves, so a word must be one token; `MovePolicy.for_game` refuses
-others. The critic reads the hidden state that the reply is predicted from.
+The actor is softmax(score / T) over the legal moves, a move's score being the log-probability of its word as the
+beginning of the reply: one forward pass for all moves, see `move_policy.py`. The critic reads the hidden state that the
+reply is predicted from.
 
 Departures from the paper, and what it leaves open:
 - moves are the digits the tokenizer has, as in the authors' code, not added special tokens; the bare digit is scored,

@@ -164,6 +164,7 @@ class Transformer(nn.Module):
         prefix: KeyValues | None = None,
         collect: bool = False,
         segments: jax.Array | None = None,
+        sees: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | KeyValues | None]:
         """Hidden states after the final norm.
 
@@ -175,6 +176,7 @@ class Transformer(nn.Module):
           prefix: keys and values of a prefix that all rows share.
           collect: return the keys and values of these tokens (then `cache` must be None).
           segments: int [B, L], which sequence of its row a token belongs to, without a cache: none sees another.
+          sees: bool [B, L, L], which tokens each one attends to, without a cache, in place of all before it.
 
         Returns: (hidden [B, L, H], the advanced cache; or the collected KeyValues [layers, B, L, K, D]; or None).
         """
@@ -186,6 +188,7 @@ class Transformer(nn.Module):
         mask = jnp.broadcast_to(mask, (B, L, slots)) if valid is None else mask & valid[:, None, :]
         if segments is not None:
             mask &= segments[:, :, None] == segments[:, None, :]
+        mask = mask if sees is None else sees
         cos, sin = attention.rotary_tables(c, positions)
         x = jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens, axis=0).astype(c.dtype)
 

@@ -11,6 +11,7 @@ import pytest
 
 import envs
 from launch import loop
+from nlrl_jax import rollout
 from nlrl_jax.algorithms import language_ppo as ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, MovePolicy, init_state, make_update, play
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
@@ -19,6 +20,7 @@ from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.text.template import Choice, Literal, Template
+from nlrl_jax.text.word_trie import word_trie
 from nlrl_jax.types import TextGame
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -81,6 +83,30 @@ def test_scores_are_the_words_log_probabilities_as_the_reply(policy, params, pla
     assert np.ptp(np.asarray(scores), axis=1).min() > 0.1
 
 
+def test_words_of_several_tokens_take_one_pass(params):
+    """Breakthrough's 96 words on 4 x 4 as a trie against each word alone behind the prompt."""
+    game = envs.make("breakthrough", prompt="compact", rows=4, columns=4, pawn_rows=1)
+    policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
+    states = rollout.reset(game, KEY, 3)
+    prompts, lengths = jax.vmap(lambda state: policy.read(jax.tree.map(lambda x: x[None], game.fields(state))))(states)
+    prompts, lengths = prompts[:, 0], lengths[:, 0]
+    variables = {"params": params}
+    scores, hidden = jit(lambda v: policy.forward(v, policy.prefix(v), prompts, lengths))(variables)
+    words = [[*TOKENIZER.encode(word), TOKENIZER.eos_ids[0]] for word in game.actions]  # b4a3 begins b4a3*
+    longest = max(map(len, words))
+    assert longest > 2 and scores.shape == (3, len(words))
+    padded = np.array([word + [0] * (longest - len(word)) for word in words])
+
+    def alone(word):
+        return score(MODEL, variables, prompts, lengths, jnp.tile(word, (3, 1)), policy.prefix(variables))
+
+    log_probs = jit(lambda words: jax.lax.map(alone, words))(padded)  # [A, B, N]
+    real = np.arange(longest) < np.array([[len(word)] for word in words])
+    np.testing.assert_allclose(scores, np.sum(log_probs * real[:, None], axis=-1).T, atol=2e-4)
+    bare = dataclasses.replace(policy, words=word_trie([[1]]))
+    np.testing.assert_allclose(hidden, bare.forward(variables, bare.prefix(variables), prompts, lengths)[1], atol=1e-4)
+
+
 def test_tied_embeddings_are_read_too(params, played):
     tied = MODEL.clone(config=dataclasses.replace(MODEL.config, tie_embeddings=True))
     variables = {"params": {name: value for name, value in params.items() if name != "lm_head"}}
@@ -88,7 +114,9 @@ def test_tied_embeddings_are_read_too(params, played):
     forward = lambda v: policy.forward(v, policy.prefix(v), moves.prompts[1], moves.lengths[1])
     scores, hidden = jit(forward)(variables)
     logits = tied.apply(variables, hidden, method="unembed")
-    np.testing.assert_allclose(scores, logits[:, policy.words], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        scores, logits[:, [TOKENIZER.encode(word)[0] for word in GAME.actions]], rtol=1e-5, atol=1e-5
+    )
     assert np.ptp(scores, axis=1).min() > 0.1
 
 
@@ -219,26 +247,27 @@ class Signals:
         return None, state, reward, jnp.array(not self.endless), {}
 
 
-def signals(**options):
+def signals(words=("2", "5", "7"), **options):
     light = Template((Literal("Light: "), Choice("sign", ("green", "red"))))
     fields = lambda state: {"sign": state.sign, "legal": jnp.array([1, 1, 0])}
-    return TextGame("signals", Signals(**options), None, "Press.", ("2", "5", "7"), light, fields, light)
+    return TextGame("signals", Signals(**options), None, "Press.", words, light, fields, light)
 
 
 @functools.cache
-def toy(train):
+def toy(train, *words):
     """The game of signals: policy, config and the compiled update."""
-    policy = MovePolicy.for_game(signals(), MODEL, TOKENIZER)
+    game = signals(words) if words else signals()
+    policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
     config = LanguagePPOConfig(
         num_games=32, max_turns=1, batch_size=16, accumulation=1, train=train, actor_learning_rate=1e-2,
         critic_learning_rate=1e-2,
     )  # fmt: skip
-    return policy, config, jit(make_update(policy, signals(), config))
+    return policy, config, jit(make_update(policy, game, config))
 
 
-@pytest.mark.parametrize("train", ["params", "lora"])
-def test_the_rewarded_move_becomes_likely_and_the_critic_sees_it(params, train):
-    policy, config, update = toy(train)
+@pytest.mark.parametrize(("train", "words"), [("params", ()), ("lora", ()), ("params", ("go", "give", "stop"))])
+def test_the_rewarded_move_becomes_likely_and_the_critic_sees_it(params, train, words):
+    policy, config, update = toy(train, *words)
     state = init_state(MODEL, params, config, jax.random.key(0))
     returns, values = [], []
     for i in range(40):
@@ -308,12 +337,10 @@ def test_the_training_loop_drives_it_and_resumes_to_the_same_bits(params, tmp_pa
 def test_games_and_words_that_cannot_be_scored_are_refused():
     with pytest.raises(ValueError, match="frozen_lake has no field 'legal' of 4 values"):
         MovePolicy.for_game(envs.make("frozen_lake", prompt="compact"), MODEL, TOKENIZER)
-    long = dataclasses.replace(signals(), actions=("2", "seven", "9"))
-    with pytest.raises(ValueError, match=r"'seven' of signals as \['s', 'e'"):
-        MovePolicy.for_game(long, MODEL, TOKENIZER)
-    twice = dataclasses.replace(signals(), actions=("2", "5", "2"))
-    with pytest.raises(ValueError, match="'2' of signals as"):
-        MovePolicy.for_game(twice, MODEL, TOKENIZER)
+    with pytest.raises(ValueError, match="actions of signals .*beginning of another word"):
+        MovePolicy.for_game(dataclasses.replace(signals(), actions=("2", "5", "2")), MODEL, TOKENIZER)
+    with pytest.raises(ValueError, match="joins the action '' of signals with the end"):
+        MovePolicy.for_game(dataclasses.replace(signals(), actions=("2", "5", "")), MODEL, TOKENIZER)
     short = MODEL.clone(config=dataclasses.replace(MODEL.config, max_positions=20))
     with pytest.raises(ValueError, match="the model has 20"):
         MovePolicy.for_game(GAME, short, TOKENIZER)
