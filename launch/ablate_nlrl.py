@@ -56,7 +56,7 @@ class AblationConfig:
     states: int = option(1500, "positions that language TD learns from, unless they are what varies")
     test_states: int = option(400, "positions that language TD is judged on")
     games: int = option(128, "games an iteration of the actor-critic, unless they are what varies")
-    eval_games: int = option(200, "greedy games of an evaluation")
+    eval_games: int = option(1000, "greedy games of an evaluation of the actor-critic")
     seed: int = option(0, "everything random follows from it")
 
 

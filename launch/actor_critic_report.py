@@ -92,20 +92,26 @@ def curves(folder: pathlib.Path, before: Mapping[str, float]) -> tuple[list[int]
 
 
 def draw(run_dir: pathlib.Path, results: Mapping[tuple[str, str], Mapping[str, Any]], games: int) -> pathlib.Path:
-    """Win rates of all methods, and win, tie and loss of the actor-critic, a panel an opponent: curves.png."""
+    """Win rates of all methods, and win, tie and loss of the actor-critic, a panel an opponent: curves.png.
+
+    A method without metrics did not learn, and is a level line.
+    """
     panels: dict[str, list[Series]] = {}
     for opponent in dict.fromkeys(opponent for opponent, _ in results):
-        wins, shares = [], []
+        wins, shares, asked = [], [], {}
         for (other, method), result in results.items():
             if other != opponent:
+                continue
+            if not (run_dir / opponent / method / "metrics.jsonl").exists():
+                asked[method] = result["before"]["eval/win"]
                 continue
             x, found = curves(run_dir / opponent / method, result["before"])
             x = [games * n for n in x]
             wins.append(Series(method, x, found["win"][None]))
             if method == "actor-critic":
                 shares = [Series(name, x, found[name][None]) for name in RESULTS]
-        start = float(wins[0].ys[0, 0])
-        wins.append(Series("the model as prompted", wins[0].x, np.full((1, len(wins[0].x)), start)))
+        asked = {"the model as prompted": float(wins[0].ys[0, 0])} | asked
+        wins += [Series(name, wins[0].x, np.full((1, len(wins[0].x)), rate)) for name, rate in asked.items()]
         panels[f"{opponent}: win rate"] = wins
         panels[f"{opponent}: actor-critic"] = shares
     return compare(panels, run_dir / "curves.png", "games played", "share of greedy games")

@@ -168,10 +168,7 @@ def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
             f"--row_tokens is {config.row_tokens}, but a prompt takes {prompt} tokens of {config.model}, and with a "
             f"reply (--max_tokens is {config.max_tokens}) {needed}; it must be at least that"
         )
-    if config.aggregator == "endpoint":
-        endpoint_model(**config.address(config.endpoint_model))
-    elif config.aggregator != "scripted":
-        tokenizer_of(config.aggregator)
+    check_large_model(config)
     longest = prompt + config.large_max_tokens + 1
     if config.aggregator != "scripted" and longest > config.row_tokens:
         print(
@@ -180,6 +177,14 @@ def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
             f"--row_tokens {config.row_tokens} are not learned from and counted as too_long",
             flush=True,
         )
+
+
+def check_large_model(config: Any) -> None:
+    """Refuses a `config.aggregator` that cannot be asked. Errors: see `large_model` and `tokenizer_of`."""
+    if config.aggregator == "endpoint":
+        endpoint_model(**config.address(config.endpoint_model))
+    elif config.aggregator != "scripted":
+        tokenizer_of(config.aggregator)
 
 
 def trainable_model(config: Any) -> LocalModel:

@@ -5,13 +5,14 @@
 
 NLRL, algorithm 3, section 5.3. At nano scale the built-in model plays and values, rule-based scripts aggregate and
 improve (`envs/scripted/tic_tac_toe.py`); `--aggregator endpoint` asks a server instead. For each opponent the LLM-PPO
-baseline plays as many games from the same prompt (`--ppo`). The last lines read `win rate (OPPONENT): <before> ->
+baseline plays as many games from the same prompt (`--ppo`), and other models can be asked to play as they are
+(`--prompted smollm2,endpoint`), all in one plot. The last lines read `win rate (OPPONENT): <before> ->
 <after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
 learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights; moves are
-proposed at a higher temperature, each is evaluated several times, and a position counts a few times at most.
-docs/measurements.md says what each was needed for.
+proposed at a higher temperature, each is evaluated several times, a position counts a few times at most, and the policy
+that is judged is the mean of the last iterations' weights. docs/measurements.md says what each was needed for.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ class RunConfig(language_models.EndpointOptions):
     mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
     max_visits: int = option(4, "how often a position counts at most in the policy's data; 0: no limit (the paper)")
     buffer: int = option(3, "iterations of value data that are learned from [K_buffer]")
+    average: int = option(
+        3, "the policy that is judged: the mean of the last so many iterations' weights; the paper: 1"
+    )
     candidate_temperature: float = option(1.2, "of the moves it proposes; the paper's code: 0.7")
     value_temperature: float = option(0.5, "of the value model's evaluations; the paper's code: 0")
     max_tokens: int = option(32, "tokens a reply of the policy or value model at most")
@@ -89,8 +93,9 @@ class RunConfig(language_models.EndpointOptions):
     packed: bool = option(True, "put several examples into one row")
     train: str = option("params", "what SFT changes: params or lora")
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
-    eval_games: int = option(200, "greedy games of an evaluation, half of them from either side")
+    eval_games: int = option(1000, "greedy games of an evaluation, half of them from either side")
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
+    prompted: str = option("", "comma-separated: models that play as prompted, such as smollm2 or endpoint")
     ppo_learning_rate: float = option(3e-4, "LLM-PPO's learning rate")
     ppo_critic_learning_rate: float = option(1e-3, "LLM-PPO's learning rate of the value head")
     seed: int = option(0, "everything random follows from it")
@@ -101,12 +106,15 @@ class RunConfig(language_models.EndpointOptions):
         at_least_one = (
             "iterations", "games", "k", "num_samples", "top_m", "num_values", "buffer", "max_tokens",
             "large_max_tokens", "epochs", "batch_size", "row_tokens", "eval_games", "checkpoint_every", "concurrency",
+            "average",
         )  # fmt: skip
         not_negative = ("max_visits", "candidate_temperature", "value_temperature", "format_examples", "seed")
         rates = ("learning_rate", "policy_learning_rate", "ppo_learning_rate", "ppo_critic_learning_rate")
         config_flags.check(self, at_least_one, (*not_negative, "token_budget"), rates)
         if self.opponent not in ("both", *OPPONENTS):
             raise ValueError(f"--opponent is {self.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
+        if "scripted" in self.prompted.split(","):
+            raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
         self.algorithm()
         language_models.learner(self, self.learning_rate)
         prompts.roles(setup.prompt_for(self.model, self.style))
@@ -130,9 +138,9 @@ PRESETS = {
     "nano": {},
     "paper": {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
-        "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "num_values": 1, "max_visits": 0,
-        "max_tokens": 512, "candidate_temperature": 0.7, "value_temperature": 0.0, "epochs": 2,
-        "learning_rate": 1e-5, "policy_learning_rate": 1e-5,
+        "style": "paper", "format_examples": 0, "iterations": 31, "games": 512, "num_values": 1,
+        "max_visits": 0, "average": 1, "max_tokens": 512, "candidate_temperature": 0.7, "value_temperature": 0.0,
+        "epochs": 2, "learning_rate": 1e-5, "policy_learning_rate": 1e-5,
         "batch_size": 64, "row_tokens": 1024,
         "packed": False, "dtype": "bfloat16", "eval_games": 512,
         "ppo_learning_rate": 1e-5, "ppo_critic_learning_rate": 1e-5,
@@ -142,14 +150,23 @@ PRESETS = {
 
 @flax.struct.dataclass
 class Learned:
-    """What a checkpoint holds: the two models' trained collections."""
+    """What a checkpoint holds: the two models' trained collections.
+
+    recent: policies of the iterations before, the latest first; as many as the mean that is judged needs.
+    """
 
     policy: Any
     value: Any
     iteration: jax.Array
+    recent: tuple[Any, ...] = ()
 
     def learned(self) -> dict[str, Any]:
-        return {"policy": self.policy, "value": self.value, "iteration": self.iteration}
+        return {name: getattr(self, name) for name in ("policy", "value", "iteration", "recent")}
+
+    def judged(self) -> Any:
+        """The mean of the policies that iterations have made, as far as they are kept; at first the base."""
+        made = (self.policy, *self.recent)[: max(int(self.iteration), 1)]
+        return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *made)
 
 
 class Trainer:
@@ -182,7 +199,8 @@ class Trainer:
             model = self.learn(self.base, pairs)[0] if pairs else self.base
             return language_models.on_device(model.variables[config.train])
 
-        return Learned(taught(policy), taught(value), jnp.zeros((), jnp.int32))
+        policy = taught(policy)
+        return Learned(policy, taught(value), jnp.zeros((), jnp.int32), (policy,) * (config.average - 1))
 
     def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
         """The state as algorithm 3 knows it."""
@@ -200,16 +218,23 @@ class Trainer:
         write_pairs(self.values_file(i), after.buffer[-1])
         actor_critic_report.write_record(self.run_dir, i, record)
         learned = lambda model: model.model.variables[self.config.train]
-        return Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32)), record.metrics
+        recent = (state.policy, *state.recent)[: self.config.average - 1]
+        made = Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32), recent)
+        return made, record.metrics
 
     def values_file(self, iteration: int) -> pathlib.Path:
         return self.run_dir / "values" / f"{iteration:05d}.jsonl"
 
     def evaluate(self, state: Learned) -> dict[str, float]:
-        """Greedy play, as the paper judges it."""
+        """Greedy play, as the paper judges it, of the mean of the last policies."""
         greedy = Sampling(self.config.max_tokens, 0.0)
         shares, _ = nlac.evaluate(
-            self.models(state), self.setting, self.viewer, self.config.eval_games, greedy, self.config.seed + 1
+            self.models(state.replace(policy=state.judged())),
+            self.setting,
+            self.viewer,
+            self.config.eval_games,
+            greedy,
+            self.config.seed + 1,
         )
         return {f"eval/{name}": share for name, share in shares.items()}
 
@@ -269,6 +294,19 @@ def train_actor_critic(
     return {"before": before, "after": trainer.evaluate(state)}
 
 
+def play_prompted(config: RunConfig, name: str, opponent: str, paid: pathlib.Path, usage: Usage) -> dict:
+    """A model that does not learn plays greedily, asked as the paper asks. Returns what `train_ppo` does."""
+    asked = dataclasses.replace(config, aggregator=name)
+    model = language_models.large_model_of(asked, {}, paid, usage)
+    game = board_game()
+    style = prompts.roles(setup.prompt_for(name, config.style))
+    setting = Setting(game, OPPONENTS[opponent](game), style, model, model, None, None, config.algorithm())
+    greedy = Sampling(config.large_max_tokens, 0.0)
+    shares, _ = nlac.evaluate(State(model, model), setting, Viewer(game), config.eval_games, greedy, config.seed + 1)
+    found = {f"eval/{name}": share for name, share in shares.items()}
+    return {"before": found, "after": found}
+
+
 def ppo_policy(config: RunConfig, start: LocalModel) -> MovePolicy:
     """LLM-PPO's policy: a model that is asked what the actor-critic's policy is asked."""
     asked = prompts.policy_template(setup.prompt_for(config.model, config.style))
@@ -316,6 +354,13 @@ def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: b
     return {"before": before, "after": evaluate(state)}
 
 
+def as_prompted(config: RunConfig) -> dict[str, str]:
+    """What a model of `--prompted` is called in the plot -> its name."""
+    names = [name for name in config.prompted.split(",") if name]
+    shown = lambda name: config.endpoint_model if name == "endpoint" else pathlib.Path(name).name
+    return {f"{shown(name)} as prompted": name for name in names}
+
+
 def check(config: RunConfig) -> None:
     """Refuses before anything is made what its models cannot do; see `language_models.check_models`."""
     game, rng = board_game(), random.Random(0)
@@ -323,6 +368,8 @@ def check(config: RunConfig) -> None:
     context, roles = {"view": view, "action": "5"}, prompts.roles(setup.prompt_for(config.model, config.style))
     policy = roles.policy(view), scripts.blind_policy(context, rng)
     language_models.check_models(config, [policy, (roles.value(view, "5"), scripts.blind_value(context, rng))])
+    for name in as_prompted(config).values():
+        language_models.check_large_model(dataclasses.replace(config, aggregator=name))
 
 
 def main(argv: list[str]) -> None:
@@ -333,18 +380,24 @@ def main(argv: list[str]) -> None:
         print(actor_critic_report.plan(config, len(opponents)))
         return
     check(config)
-    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", *language_models.MAY_CHANGE))
+    run_dir = setup.take_run_dir(
+        config, may_change=("iterations", "prompted", "checkpoint_every", *language_models.MAY_CHANGE)
+    )
     usage, results, resume = language_models.KeptUsage(run_dir), {}, flags.FLAGS.resume
     for opponent in opponents:
-        for method in ("actor-critic", "LLM-PPO") if config.ppo else ("actor-critic",):
+        for method in ("actor-critic", *(["LLM-PPO"] if config.ppo else []), *as_prompted(config)):
             folder = run_dir / opponent / method
             done = folder / "results.json"
             if resume and done.exists():
                 results[opponent, method] = json.loads(done.read_text())
                 continue
-            print(f"{method} against {opponent}: {config.iterations} iterations of {config.games} games", flush=True)
+            trained = method in ("actor-critic", "LLM-PPO")
+            what = f"{config.iterations} iterations of {config.games}" if trained else f"{config.eval_games}"
+            print(f"{method} against {opponent}: {what} games", flush=True)
             folder.mkdir(parents=True, exist_ok=True)
-            if method == "actor-critic":
+            if not trained:
+                results[opponent, method] = play_prompted(config, as_prompted(config)[method], opponent, run_dir, usage)
+            elif method == "actor-critic":
                 results[opponent, method] = train_actor_critic(config, opponent, folder, resume, usage, run_dir)
             else:
                 results[opponent, method] = train_ppo(config, opponent, folder, resume)
@@ -353,6 +406,9 @@ def main(argv: list[str]) -> None:
     print(f"\nreport: {report}")
     for (opponent, method), result in sorted(results.items(), key=lambda item: item[0][1] != "LLM-PPO"):
         before, after = (result[when]["eval/win"] for when in ("before", "after"))
+        if "as prompted" in method:
+            print(f"{method}, win rate ({opponent}): {before:.3f}")
+            continue
         whose = "" if method == "actor-critic" else f"{method}'s "
         print(f"{whose}win rate ({opponent}): {before:.3f} -> {after:.3f}")
 

@@ -5,16 +5,18 @@ import filecmp
 import json
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from launch import ablate_nlrl, language_models
+from launch import ablate_nlrl, language_models, train_language_actor_critic
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_metrics
 from tests.launch import scripts
 
 ACTOR_CRITIC = [
     "--opponent=first_move", "--games=4", "--format_examples=8", "--eval_games=4", "--max_tokens=8", "--epochs=1",
-    "--batch_size=4", "--num_samples=2",
+    "--batch_size=4", "--num_samples=2", "--large_max_tokens=8",
 ]  # fmt: skip
 TD = [
     "--states=10", "--test_states=6", "--skills=2x1", "--simulations=2", "--rollouts=1", "--judge_games=2",
@@ -47,7 +49,7 @@ def _close(args):
 @pytest.fixture(scope="module")
 def actor_critic(tmp_path_factory):
     folder = tmp_path_factory.mktemp("actor_critic") / "run"
-    run("train_language_actor_critic", *ACTOR_CRITIC, "--iterations=2", f"--run_dir={folder}")
+    run("train_language_actor_critic", *ACTOR_CRITIC, "--iterations=2", "--prompted=nano", f"--run_dir={folder}")
     return folder
 
 
@@ -68,6 +70,9 @@ def test_the_actor_critic_leaves_metrics_values_and_a_page(actor_critic):
     results = json.loads((folder / "results.json").read_text())
     assert {"eval/win", "eval/tie", "eval/loss"} == set(results["before"])
     assert "eval/win" in read_metrics(actor_critic / "first_move" / "LLM-PPO")
+    asked = json.loads((actor_critic / "first_move" / "nano as prompted" / "results.json").read_text())
+    assert asked["before"] == asked["after"] and sum(asked["after"].values()) == pytest.approx(1)
+    assert "nano as prompted" in page
 
 
 def test_a_stopped_actor_critic_goes_on_to_the_same_bits(actor_critic, tmp_path):
@@ -155,6 +160,8 @@ def test_the_plans_need_no_model(capsys):
 @pytest.mark.parametrize(
     "name, args, message",
     [
+        ("train_language_actor_critic", ["--prompted=nano,endpoint"], "an endpoint needs an address"),
+        ("train_language_actor_critic", ["--prompted=scripted"], "--prompted names scripted, which cannot play"),
         ("train_language_actor_critic", ["--opponent=me"], "--opponent is 'me'; choose both or one of"),
         ("train_language_actor_critic", ["--estimate=dp"], "estimate is 'dp'; choose one of mc, td"),
         ("train_language_actor_critic", ["--aggregator=endpoint"], "--base_url"),
@@ -209,3 +216,12 @@ def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
     assert base.iterations == 3 and base.games == 128
     with pytest.raises(ValueError, match="'k,states'"):
         ablate_nlrl.settings(ablate_nlrl.AblationConfig(study="k,states"))
+
+
+def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
+    learned = lambda n: {"w": jnp.full((2,), float(n))}
+    state = lambda iteration: train_language_actor_critic.Learned(
+        learned(3), learned(9), jnp.int32(iteration), (learned(2), learned(7))
+    )
+    for iteration, want in ((0, 3.0), (1, 3.0), (2, 2.5), (3, 4.0), (8, 4.0)):
+        np.testing.assert_allclose(state(iteration).judged()["w"], want)
