@@ -47,7 +47,7 @@ from nlrl_jax.algorithms.finite import keep_finite
 from nlrl_jax.algorithms.ppo import PPOState
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.ultra import Findings
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Metered
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.run.plots import deviation
 from nlrl_jax.run.report import markdown
@@ -136,7 +136,7 @@ class Run:
     """A run's parts, each made once and kept in its folder."""
 
     def __init__(self, config: RunConfig, run_dir: pathlib.Path, resume: bool):
-        self.config, self.run_dir, self.resume, self.usage = config, run_dir, resume, Usage()
+        self.config, self.run_dir, self.resume = config, run_dir, resume
         self.setting: Setting = ultra_games.make(config.game, config.physics, config.cell, config.points)
         self.ppo = dataclasses.replace(self.setting.ppo, learning_rate=config.learning_rate, guided_floor=config.floor)
         self.methods = ultra_methods.known(config.methods, self.setting)
@@ -190,9 +190,8 @@ class Run:
         config = self.config
         address = {"base_url": config.base_url, "model": config.endpoint_model}
         name, scripts = config.analyst, self.setting.scripts
-        return Metered(
-            language_models.large_model(name, scripts, self.run_dir, config.token_budget, **address), self.usage
-        )
+        model = language_models.large_model(name, scripts, self.run_dir, config.token_budget, **address)
+        return Metered(model, language_models.KeptUsage(self.run_dir))
 
     def findings(self, name: str, episodes: list[Episode], verdicts=None) -> Findings:
         """What the analyst says of the episodes; kept in a file."""

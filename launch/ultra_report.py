@@ -70,7 +70,7 @@ def write(
             f"{run.config.seeds} seeds. Every agent plays alone, without the lookup table.",
             f"The analyst: {told}.",
             *hit_rates(run, scores),
-            *language_models.describe_usage(run.usage),
+            *language_models.describe_usage(language_models.KeptUsage(folder)),
         ],
         exchanges=exchanges,
     )

@@ -64,6 +64,7 @@ def test_going_on_does_again_only_what_is_not_there(done, capsys):
     run(done, "--methods=ULTRA-R", "--resume")
     after = json.loads((done / "results.json").read_text())["scores"]
     assert {name: after[name] for name in before} == before and "ULTRA-R" in after  # nothing is lost
+    assert "identify: " in (done / "report.html").read_text()  # what the analyst was asked before
     run(done, "--methods=PPO,ULTRA-RA,ULTRA-R", "--resume")
     out = capsys.readouterr().out
     assert "ULTRA-R: 2 seeds" in out and "PPO: 2 seeds" not in out and "base agent: 2 updates" not in out
