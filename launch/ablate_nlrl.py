@@ -9,7 +9,8 @@ as the paper's do. Everything else is as in train_language_td and train_language
 and the other sizes below make a study smaller. A setting that several studies share is run once.
 
 Departures from the paper: the sizes of the models and of the data; the values that are compared are the paper's, or
-a smaller range of the same kind where nano scale has no room for them.
+a smaller range of the same kind where nano scale has no room for them; the policy that is judged is the mean of the
+last three iterations' weights (`--average 1`: the last), which makes all curves of the actor-critic steadier.
 """
 
 from __future__ import annotations
@@ -57,7 +58,13 @@ class AblationConfig:
     test_states: int = option(400, "positions that language TD is judged on")
     games: int = option(128, "games an iteration of the actor-critic, unless they are what varies")
     eval_games: int = option(1000, "greedy games of an evaluation of the actor-critic")
+    average: int = option(3, "iterations whose policies' mean is judged; the paper: 1")
     seed: int = option(0, "everything random follows from it")
+
+    def __post_init__(self):
+        if self.opponent not in train_language_actor_critic.OPPONENTS:
+            known = ", ".join(train_language_actor_critic.OPPONENTS)
+            raise ValueError(f"--opponent is {self.opponent!r}; choose one of {known}")
 
 
 def base_of(config: AblationConfig) -> Any:
@@ -72,7 +79,11 @@ def base_of(config: AblationConfig) -> Any:
         return train_language_td.RunConfig(**common, states=config.states, test_states=config.test_states)
     if studies <= set(ACTOR_CRITIC):
         return train_language_actor_critic.RunConfig(
-            **common, games=config.games, eval_games=config.eval_games, opponent=config.opponent
+            **common,
+            games=config.games,
+            eval_games=config.eval_games,
+            opponent=config.opponent,
+            average=config.average,
         )
     raise ValueError(f"--study is {config.study!r}; choose from {', '.join(TD)}, or from {', '.join(ACTOR_CRITIC)}")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.prompts.tic_tac_toe import squares
+from launch import setup
 from launch.language_models import describe_usage
 from nlrl_jax.algorithms.language_actor_critic import Record
 from nlrl_jax.backends.usage import Usage
@@ -83,12 +84,17 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(cells[i : i + 3]) for i in (0, 3, 6))
 
 
-def curves(folder: pathlib.Path, before: Mapping[str, float]) -> tuple[list[int], dict[str, np.ndarray]]:
-    """(games played so far, {"win": ..., "tie": ..., "loss": ...}) from before the first iteration on."""
+def curves(folder: pathlib.Path, before: Mapping[str, float], games: int) -> tuple[list[float], dict[str, np.ndarray]]:
+    """(games played so far, {"win": ..., "tie": ..., "loss": ...}) from before the first iteration on.
+
+    Args:
+      games: played an iteration where the run did not count them.
+    """
     run = read_metrics(folder)
     there = np.isfinite(run["eval/win"])
-    iterations = [0, *(run["iteration"][there] + 1)]
-    return iterations, {name: np.array([before[f"eval/{name}"], *run[f"eval/{name}"][there]]) for name in RESULTS}
+    played = np.cumsum(run.get("games", np.full(len(there), games)))
+    shares = {name: np.array([before[f"eval/{name}"], *run[f"eval/{name}"][there]]) for name in RESULTS}
+    return [0, *played[there]], shares
 
 
 def draw(run_dir: pathlib.Path, results: Mapping[tuple[str, str], Mapping[str, Any]], games: int) -> pathlib.Path:
@@ -105,8 +111,7 @@ def draw(run_dir: pathlib.Path, results: Mapping[tuple[str, str], Mapping[str, A
             if not (run_dir / opponent / method / "metrics.jsonl").exists():
                 asked[method] = result["before"]["eval/win"]
                 continue
-            x, found = curves(run_dir / opponent / method, result["before"])
-            x = [games * n for n in x]
+            x, found = curves(run_dir / opponent / method, result["before"], games)
             wins.append(Series(method, x, found["win"][None]))
             if method == "actor-critic":
                 shares = [Series(name, x, found[name][None]) for name in RESULTS]
@@ -130,6 +135,7 @@ def write(
             "method": method,
             "win before": result["before"]["eval/win"],
             **{f"{name} after": result["after"][f"eval/{name}"] for name in RESULTS},
+            "by lot": result["after"].get("eval/random_moves", 0.0),
         }
         for (opponent, method), result in results.items()
     ]
@@ -141,7 +147,10 @@ def write(
         config=config,
         summary=rows,
         curves=[draw(run_dir, results, config["games"])],
-        notes=describe_usage(usage),
+        notes=[
+            "By lot: the share of moves that were drawn because a reply named no legal one.",
+            *describe_usage(usage),
+        ],
         exchanges=[e for opponent in learned for e in exchanges(run_dir / opponent / "actor-critic", opponent)],
     )
 
@@ -151,15 +160,27 @@ def plan(config: Any, opponents: int) -> str:
     own_turns = 4.5  # of nine squares, half are ours
     positions = round(config.games * own_turns)
     estimates = positions  # at most one pair a visit; chunks of k make it fewer
+    compared = min(config.top_m, 5) if config.mask else 5
+    new_lines = positions * config.k if config.fresh_lines else 0  # games of their own, of at most as many turns
     calls = {
-        "policy": positions,
+        "policy": positions + round(new_lines * own_turns),
         "candidates": positions * (config.num_samples if config.mask else 0),
-        "value": positions * (min(config.top_m, 5) if config.mask else 5),
+        "value": positions * compared * config.num_values,
+        "evaluation": round(config.eval_games * own_turns),
         "aggregator": estimates,
         "improver": positions,
     }
-    paper = config.style == "paper"
-    read = {"policy": 250, "candidates": 250, "value": 300, "aggregator": 350 + 130 * config.k, "improver": 1200}
+    if config.estimate == "td":
+        calls["value"] += estimates * config.k
+    paper = setup.prompt_for(config.model, config.style) == "paper"
+    read = {
+        "policy": 250,
+        "candidates": 250,
+        "value": 300,
+        "evaluation": 250,
+        "aggregator": 350 + 130 * config.k,
+        "improver": 1200,
+    }
     lines = [f"{'role':12}{'calls an iteration':>20}{'tokens written, at most':>26}{'tokens read, about':>22}"]
     total = 0
     for role, number in calls.items():

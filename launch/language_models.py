@@ -26,7 +26,7 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.types import Chat, LanguageModel
-from nlrl_jax.weights.load import load_model, load_tokenizer
+from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 MAY_CHANGE = ("api_key_env", "concurrency", "token_budget")  # options of an endpoint that decide nothing
 
@@ -179,12 +179,27 @@ def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
         )
 
 
-def check_large_model(config: Any) -> None:
-    """Refuses a `config.aggregator` that cannot be asked. Errors: see `large_model` and `tokenizer_of`."""
+def check_large_model(config: Any, chats: Sequence[Chat] = ()) -> None:
+    """Refuses a `config.aggregator` that cannot be asked.
+
+    Args:
+      chats: some that it will be asked, where they are known.
+
+    Raises:
+      FileNotFoundError, ValueError: no such model, an endpoint without an address, a local model without the room for
+        a reply.
+    """
     if config.aggregator == "endpoint":
         endpoint_model(**config.address(config.endpoint_model))
     elif config.aggregator != "scripted":
-        tokenizer_of(config.aggregator)
+        tokenizer = tokenizer_of(config.aggregator)
+        asked = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
+        room, needed = load_config(config.aggregator).max_positions, asked + config.large_max_tokens
+        if needed > room:
+            raise ValueError(
+                f"{config.aggregator} has {room} positions, but a prompt and --large_max_tokens "
+                f"{config.large_max_tokens} take {needed} or more; lower it"
+            )
 
 
 def trainable_model(config: Any) -> LocalModel:

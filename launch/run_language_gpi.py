@@ -222,13 +222,17 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool) -> Results:
         for n, (maze, row) in enumerate(jobs):
             if n >= done:
                 usage, begun = Usage(), time.perf_counter()
+                earlier = used.get(f"{maze}_{row.name}", {"seconds": 0.0, "roles": []})  # before it was interrupted
+                for amounts in earlier["roles"]:
+                    usage.add(**amounts)
                 try:
                     result = play(config, maze, row, Metered(model, usage))
                 except LanguageModelError as error:
                     raise ValueError(f"{error}\n{n} of {len(jobs)} rows are finished; --resume goes on") from error
-                seconds = time.perf_counter() - begun
-                used[f"{maze}_{row.name}"] = {"seconds": seconds, "roles": usage.rows()}
-                write_atomically(usage_path, json.dumps(used, indent=2) + "\n")
+                finally:
+                    seconds = earlier["seconds"] + time.perf_counter() - begun
+                    used[f"{maze}_{row.name}"] = {"seconds": seconds, "roles": usage.rows()}
+                    write_atomically(usage_path, json.dumps(used, indent=2) + "\n")
                 summary = summarize(result)
                 writer.write(n, summary, seconds)
                 write_atomically(path(maze, row), json.dumps(result) + "\n")

@@ -48,7 +48,8 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
         keep_freed_memory()
-        for name in ("absl", "jax"):  # Orbax tells every step of a save, jax every backend that is not there
+        # Orbax tells every step of a save, jax every backend that is not there, httpx every request
+        for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             main(argv)

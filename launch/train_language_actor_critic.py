@@ -70,7 +70,9 @@ class RunConfig(language_models.EndpointOptions):
     games: int = option(320, "games an iteration [N]")
     estimate: str = option("mc", "language value estimate: mc or td")
     k: int = option(5, "games, or transitions, that one estimate aggregates [K_MC, K_TD]")
-    fresh_lines: bool = option(False, "play k new games for every estimate; false: use those of the iteration")
+    fresh_lines: bool = option(
+        False, "play k new games for every estimate (more than LLM-PPO gets); false: use those of the iteration"
+    )
     num_samples: int = option(10, "moves the policy proposes for a position [N_sample]")
     top_m: int = option(10, "most frequent ones that are compared [m]")
     num_values: int = option(8, "evaluations drawn of each move that is compared; the paper: 1")
@@ -115,6 +117,8 @@ class RunConfig(language_models.EndpointOptions):
             raise ValueError(f"--opponent is {self.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
         if "scripted" in self.prompted.split(","):
             raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
+        if len(as_prompted(self)) < len([name for name in self.prompted.split(",") if name]):
+            raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
         self.algorithm()
         language_models.learner(self, self.learning_rate)
         prompts.roles(setup.prompt_for(self.model, self.style))
@@ -253,11 +257,13 @@ def read_pairs(path: pathlib.Path) -> Pairs:
       ValueError: it is not there, or damaged.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also cut at U+2028, which JSON allows
+        rows = [json.loads(line) for line in lines if line]
         return [(Chat(tuple(row["messages"])), row["reply"]) for row in rows]
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
-            f"{path} is needed to go on and cannot be read ({error}); start again with --overwrite"
+            f"{path} is needed to go on and cannot be read ({error}); start again in another --run_dir, and copy the "
+            "folder cache there, if this run has one: what was paid for is not asked again"
         ) from error
 
 
@@ -357,7 +363,7 @@ def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: b
 def as_prompted(config: RunConfig) -> dict[str, str]:
     """What a model of `--prompted` is called in the plot -> its name."""
     names = [name for name in config.prompted.split(",") if name]
-    shown = lambda name: config.endpoint_model if name == "endpoint" else pathlib.Path(name).name
+    shown = lambda name: pathlib.PurePath(config.endpoint_model if name == "endpoint" else name).name
     return {f"{shown(name)} as prompted": name for name in names}
 
 
@@ -369,7 +375,8 @@ def check(config: RunConfig) -> None:
     policy = roles.policy(view), scripts.blind_policy(context, rng)
     language_models.check_models(config, [policy, (roles.value(view, "5"), scripts.blind_value(context, rng))])
     for name in as_prompted(config).values():
-        language_models.check_large_model(dataclasses.replace(config, aggregator=name))
+        asked = prompts.roles(setup.prompt_for(name, config.style)).policy(view)
+        language_models.check_large_model(dataclasses.replace(config, aggregator=name), [asked])
 
 
 def main(argv: list[str]) -> None:
@@ -380,18 +387,19 @@ def main(argv: list[str]) -> None:
         print(actor_critic_report.plan(config, len(opponents)))
         return
     check(config)
-    run_dir = setup.take_run_dir(
-        config, may_change=("iterations", "prompted", "checkpoint_every", *language_models.MAY_CHANGE)
-    )
+    may_change = ("iterations", "prompted", "checkpoint_every", *language_models.MAY_CHANGE)
+    if config.aggregator != "endpoint":  # then only a prompted player needs one
+        may_change += ("base_url", "endpoint_model")
+    run_dir = setup.take_run_dir(config, may_change)
     usage, results, resume = language_models.KeptUsage(run_dir), {}, flags.FLAGS.resume
     for opponent in opponents:
         for method in ("actor-critic", *(["LLM-PPO"] if config.ppo else []), *as_prompted(config)):
             folder = run_dir / opponent / method
-            done = folder / "results.json"
-            if resume and done.exists():
-                results[opponent, method] = json.loads(done.read_text())
+            done, trained = folder / "results.json", method in ("actor-critic", "LLM-PPO")
+            earlier = json.loads(done.read_text()) if resume and done.exists() else None
+            if earlier and not (trained and earlier["iterations"] < config.iterations):
+                results[opponent, method] = earlier
                 continue
-            trained = method in ("actor-critic", "LLM-PPO")
             what = f"{config.iterations} iterations of {config.games}" if trained else f"{config.eval_games}"
             print(f"{method} against {opponent}: {what} games", flush=True)
             folder.mkdir(parents=True, exist_ok=True)
@@ -401,13 +409,15 @@ def main(argv: list[str]) -> None:
                 results[opponent, method] = train_actor_critic(config, opponent, folder, resume, usage, run_dir)
             else:
                 results[opponent, method] = train_ppo(config, opponent, folder, resume)
+            results[opponent, method]["iterations"] = config.iterations
             write_atomically(done, json.dumps(results[opponent, method]))
     report = actor_critic_report.write(run_dir, dataclasses.asdict(config), results, usage)
     print(f"\nreport: {report}")
     for (opponent, method), result in sorted(results.items(), key=lambda item: item[0][1] != "LLM-PPO"):
         before, after = (result[when]["eval/win"] for when in ("before", "after"))
         if "as prompted" in method:
-            print(f"{method}, win rate ({opponent}): {before:.3f}")
+            lot = result["before"]["eval/random_moves"]
+            print(f"{method}, win rate ({opponent}): {before:.3f} ({lot:.0%} of its moves were drawn by lot)")
             continue
         whose = "" if method == "actor-critic" else f"{method}'s "
         print(f"{whose}win rate ({opponent}): {before:.3f} -> {after:.3f}")

@@ -140,7 +140,9 @@ def clean(reply: str) -> str:
     """The reply's thought and move as one JSON object."""
     fields = read_json(reply).fields
     move = int(read_number(fields["best_move"]))
-    return json.dumps({"thought": fields.get("thought", ""), "best_move": move}, ensure_ascii=False)
+    thought = fields.get("thought", "")
+    thought = thought if isinstance(thought, str) else json.dumps(thought, ensure_ascii=False)  # NaN is no JSON
+    return json.dumps({"thought": thought, "best_move": move}, ensure_ascii=False)
 
 
 def _check(style: str) -> None:

@@ -161,7 +161,7 @@ def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[
 
     metrics = {f"rollout/{name}": share for name, share in rates(tau).items()}
     metrics["games"] = len(tau) + config.fresh_lines * sum(len(lines) for _, lines in chunks)
-    metrics["random_moves"] = counts["policy/random move"] / max(counts["policy/moves"], 1)
+    metrics["random_moves"] = 1.0 if at_random else random_share(counts)
     metrics |= {f"value_sft/{name}": number for name, number in value_metrics.items()}
     metrics |= {f"policy_sft/{name}": number for name, number in policy_metrics.items()}
     metrics |= {f"count/{name.replace(' ', '_')}": float(number) for name, number in sorted(counts.items())}
@@ -238,7 +238,13 @@ def propose(
 def evaluate(
     state: State, setting: Setting, viewer: Viewer, num: int, sampling: Sampling, seed: int
 ) -> tuple[dict[str, float], list[Played]]:
-    """Win, tie and loss of the policy as it is judged (the paper: temperature 0), and the games."""
-    act: Act = language_act(state.policy, setting.roles, sampling, Counter())
+    """Win, tie and loss of the policy as it is judged (the paper: temperature 0), "random_moves", and the games."""
+    counts: Counter[str] = Counter()
+    act: Act = language_act(state.policy, setting.roles, sampling, counts)
     games = play_games(setting.game, viewer, act, setting.opponent, num, seed)
-    return rates(games), games
+    return {**rates(games), "random_moves": random_share(counts)}, games
+
+
+def random_share(counts: Counter[str]) -> float:
+    """The share of the policy's moves that were drawn by lot because its reply named no legal one."""
+    return counts["policy/random move"] / max(counts["policy/moves"], 1)

@@ -18,7 +18,8 @@ class RoleUsage:
 
     Attributes:
       calls: replies and scores.
-      prompt_tokens, tokens: read and written. What came from a cache counts as none. A score has read its tokens.
+      prompt_tokens, tokens: read and written. What came from a cache counts as none. A score has read its tokens. Of a
+        call that raised, what the model's account says was paid for all the same.
       seconds: wall time inside the model, also of calls that raised.
       cache_hits: calls that came from a cache.
       cut: replies that did not end.
@@ -75,34 +76,47 @@ class Metered:
 
     def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
         """See `types.LanguageModel`."""
-        start = time.perf_counter()
-        replies: list[Reply] = []
+        start, paid = time.perf_counter(), self._paid()
         try:
             replies = self.model.complete(chats, sampling, role, seed)
-        finally:
-            fresh = [reply for reply in replies if not reply.cached]
-            self.usage.add(
-                role,
-                calls=len(replies),
-                prompt_tokens=sum(reply.prompt_tokens for reply in fresh),
-                tokens=sum(reply.tokens for reply in fresh),
-                seconds=time.perf_counter() - start,
-                cache_hits=len(replies) - len(fresh),
-                cut=sum(not reply.ended for reply in replies),
-            )
+        except BaseException:
+            self._add_failed(role, start, paid)
+            raise
+        fresh = [reply for reply in replies if not reply.cached]
+        self.usage.add(
+            role,
+            calls=len(replies),
+            prompt_tokens=sum(reply.prompt_tokens for reply in fresh),
+            tokens=sum(reply.tokens for reply in fresh),
+            seconds=time.perf_counter() - start,
+            cache_hits=len(replies) - len(fresh),
+            cut=sum(not reply.ended for reply in replies),
+        )
         return replies
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """See `types.LanguageModel`."""
-        start = time.perf_counter()
-        scores: list[list[Score]] = []
+        start, paid = time.perf_counter(), self._paid()
         try:
             scores = self.model.score(chats, continuations, role)
-        finally:
-            self.usage.add(
-                role,
-                calls=sum(map(len, scores)),
-                prompt_tokens=sum(score.tokens for row in scores for score in row),
-                seconds=time.perf_counter() - start,
-            )
+        except BaseException:
+            self._add_failed(role, start, paid)
+            raise
+        self.usage.add(
+            role,
+            calls=sum(map(len, scores)),
+            prompt_tokens=sum(score.tokens for row in scores for score in row),
+            seconds=time.perf_counter() - start,
+        )
         return scores
+
+    def _paid(self) -> dict[str, float]:
+        """What the model's account says so far; nothing where it has none."""
+        account = getattr(self.model, "account", None)
+        return {} if account is None else account.as_dict()
+
+    def _add_failed(self, role: str, start: float, before: dict[str, float]) -> None:
+        """Counts what a call that raised has cost: its answers are in the cache, where they will count as none."""
+        now = self._paid()
+        tokens = {name: now[name] - before[name] for name in ("prompt_tokens", "tokens") if name in now}
+        self.usage.add(role, seconds=time.perf_counter() - start, **tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
 import re
 from typing import Any, NamedTuple
@@ -88,7 +90,8 @@ def _without_fence(text: str) -> str:
 
 def _complete(text: str) -> dict[str, Any]:
     """The fields of an object that breaks off before its end; empty if that is not what is wrong with it."""
-    inside, escaped, stack, ends = False, False, [], []
+    inside, escaped, is_open = False, False, None  # what is open: (its closing bracket, what is open around it)
+    ends: collections.deque[tuple[int, Any]] = collections.deque(maxlen=50)
     for i, character in enumerate(text):
         if inside:
             inside = escaped or character != '"'
@@ -97,21 +100,30 @@ def _complete(text: str) -> dict[str, Any]:
         if character == '"':
             inside = True
         elif character in "{[":
-            stack.append("}" if character == "{" else "]")
+            is_open = ("}" if character == "{" else "]", is_open)
         elif character in "}]":
-            if not stack or stack.pop() != character:
+            if is_open is None or is_open[0] != character:
                 return {}
-            if not stack:
+            is_open = is_open[1]
+            if is_open is None:
                 return {}  # it has an end, so something else is wrong
         elif character == ",":
-            ends.append((i, "".join(reversed(stack))))
-    closed = text + ('"' if inside else "") + "".join(reversed(stack))
-    for candidate in [closed, *(text[:i] + tail for i, tail in reversed(ends[-50:]))]:
+            ends.append((i, is_open))
+    closed = text + ('"' if inside else "") + _brackets(is_open)
+    for candidate in itertools.chain([closed], (text[:i] + _brackets(around) for i, around in reversed(ends))):
         try:
             return _decode(candidate)[0]
         except (ValueError, RecursionError):
             continue
     return {}
+
+
+def _brackets(is_open: Any) -> str:
+    closing = []
+    while is_open is not None:
+        bracket, is_open = is_open
+        closing.append(bracket)
+    return "".join(closing)
 
 
 def _pairs(text: str) -> dict[str, Any]:

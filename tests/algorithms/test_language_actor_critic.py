@@ -208,6 +208,7 @@ def test_a_move_can_be_read_through_prose_and_half_a_json():
     r = roles()
     assert r.read_move('I think {"thought": "a", "best_move": "7"} is best', "789") == ("7", "prose")
     assert r.read_move('{"best_move": 7, "thought": "because', "789") == ("7", "cut")
+    assert json.loads(r.clean('{"thought": NaN, "best_move": 7}'))["thought"] == "NaN"
     assert json.loads(r.clean('So: {"thought": "a\nb", "best_move": "7"}!')) == {"thought": "a\nb", "best_move": 7}
 
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from nlrl_jax.backends.budget import Account
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import Sampling
@@ -61,6 +62,22 @@ def test_a_call_that_raises_still_costs_its_seconds():
         Metered(Fixed(), usage).complete([Chat.of("x")], Sampling(), "value")
     (row,) = usage.rows()
     assert row["calls"] == 0 and row["seconds"] >= 0.01
+
+
+def test_a_call_that_raises_costs_what_the_account_says():
+    @dataclasses.dataclass(frozen=True)
+    class Paid(Fixed):
+        account: Account = dataclasses.field(default_factory=lambda: Account(prompt_tokens=5))
+
+        def complete(self, chats, sampling, role, seed=0):
+            self.account.add(prompt_tokens=100, tokens=7)
+            return super().complete(chats, sampling, role, seed)
+
+    usage = Usage()
+    with pytest.raises(RuntimeError, match="gone"):
+        Metered(Paid(), usage).complete([Chat.of("x")], Sampling(), "value")
+    (row,) = usage.rows()
+    assert (row["prompt_tokens"], row["tokens"], row["calls"]) == (100, 7, 0)
 
 
 def test_a_scripted_model_is_metered_and_stays_what_it_is():

@@ -12,6 +12,7 @@ import pytest
 from launch import ablate_nlrl, language_models, train_language_actor_critic
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.types import Chat
 from tests.launch import scripts
 
 ACTOR_CRITIC = [
@@ -68,17 +69,18 @@ def test_the_actor_critic_leaves_metrics_values_and_a_page(actor_critic):
     page = (actor_critic / "report.html").read_text()
     assert "Improvement, iteration 1" in page and "language value of" in page and "Aggregation" in page
     results = json.loads((folder / "results.json").read_text())
-    assert {"eval/win", "eval/tie", "eval/loss"} == set(results["before"])
+    assert {"eval/win", "eval/tie", "eval/loss", "eval/random_moves"} == set(results["before"])
     assert "eval/win" in read_metrics(actor_critic / "first_move" / "LLM-PPO")
     asked = json.loads((actor_critic / "first_move" / "nano as prompted" / "results.json").read_text())
-    assert asked["before"] == asked["after"] and sum(asked["after"].values()) == pytest.approx(1)
-    assert "nano as prompted" in page
+    assert asked["before"] == asked["after"] and sum(asked["after"][f"eval/{x}"] for x in ("win", "tie", "loss")) == 1
+    assert asked["after"]["eval/random_moves"] == 1.0  # it knows nothing of this game, and the page says so
+    assert "nano as prompted" in page and "by lot" in page
 
 
 def test_a_stopped_actor_critic_goes_on_to_the_same_bits(actor_critic, tmp_path):
     run("train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=1", f"--run_dir={tmp_path / 'run'}")
     part = tmp_path / "run" / "first_move" / "actor-critic"
-    (part / "results.json").unlink()
+    assert json.loads((part / "results.json").read_text())["iterations"] == 1  # finished, but fewer than are wanted now
     calls = lambda: {row["role"]: row["calls"] for row in json.loads((tmp_path / "run" / "usage.json").read_text())}
     first = calls()
     run(
@@ -160,7 +162,9 @@ def test_the_plans_need_no_model(capsys):
 @pytest.mark.parametrize(
     "name, args, message",
     [
-        ("train_language_actor_critic", ["--prompted=nano,endpoint"], "an endpoint needs an address"),
+        ("train_language_actor_critic", ["--prompted=endpoint"], "an endpoint needs an address"),
+        ("train_language_actor_critic", ["--prompted=nano"], "nano has 1024 positions, but a prompt and --large_max"),
+        ("train_language_actor_critic", ["--prompted=/a/m,/b/m"], "two of these models would have one name"),
         ("train_language_actor_critic", ["--prompted=scripted"], "--prompted names scripted, which cannot play"),
         ("train_language_actor_critic", ["--opponent=me"], "--opponent is 'me'; choose both or one of"),
         ("train_language_actor_critic", ["--estimate=dp"], "estimate is 'dp'; choose one of mc, td"),
@@ -185,6 +189,7 @@ def test_the_plans_need_no_model(capsys):
             for name, value in (("states", -3), ("test_states", 0), ("variations", 0), ("look_ahead", 0))
         ),
         ("train_language_td", ["--judge_games=0"], "--judge_games is 0; it must be"),
+        ("ablate_nlrl", ["--opponent=both"], "--opponent is 'both'; choose one of first_move, random"),
         ("ablate_nlrl", ["--study=all"], "--study is 'all'; choose from look_ahead"),
     ],
 )
@@ -225,3 +230,15 @@ def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
     )
     for iteration, want in ((0, 3.0), (1, 3.0), (2, 2.5), (3, 4.0), (8, 4.0)):
         np.testing.assert_allclose(state(iteration).judged()["w"], want)
+
+
+def test_a_model_that_is_called_by_its_path_stays_in_the_runs_folder():
+    config = train_language_actor_critic.RunConfig(prompted="endpoint,/a/b", endpoint_model="/models/Llama")
+    assert train_language_actor_critic.as_prompted(config) == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
+
+
+def test_value_data_with_any_line_separator_are_read_back(tmp_path):
+    pairs = [(Chat.of("a\u2028b\u0085"), "c\u2029\nd")]
+    train_language_actor_critic.write_pairs(tmp_path / "values.jsonl", pairs)
+    ((chat, reply),) = train_language_actor_critic.read_pairs(tmp_path / "values.jsonl")
+    assert chat.messages == pairs[0][0].messages and reply == pairs[0][1]

@@ -125,15 +125,20 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
         "--backend=endpoint", f"--base_url={server}", "--model=m", "--mazes=double_t", "--rows=policy,2x1",
         "--starts=2", "--seeds=1", "--max_steps=2", f"--run_dir={tmp_path}", "--max_tokens=40", "--history=5",
     )  # fmt: skip
+    read = lambda name: json.loads((tmp_path / name).read_text())
+    tokens_paid = lambda: read("account.json")["tokens"]
+    tokens_by_role = lambda: sum(row["tokens"] for used in read("usage.json").values() for row in used["roles"])
     try:
         # 2 states x 2 steps: 4 calls for the policy, then 2 x 8 + 8 + 2 = 26 a step; the budget ends the first one.
         line = refusal("run_language_gpi", *args, "--token_budget=700", "--concurrency=1")
         assert "1 of 2 rows are finished; --resume goes on" in line
         paid = len(Nonsense.requests)
+        assert tokens_by_role() == tokens_paid()
         directory.close_run(tmp_path)
         run("run_language_gpi", *args, "--token_budget=0", "--concurrency=1", "--resume")
     finally:
         directory.close_run(tmp_path)
+    assert tokens_by_role() == tokens_paid()  # also what was paid for before the budget ended
     texts = [json.dumps([body["messages"], body.get("seed")]) for body in Nonsense.requests]
     assert len(set(texts)) == len(texts) > paid > 4  # nothing was paid for twice
     assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in Nonsense.requests)
