@@ -119,6 +119,11 @@ class RunConfig(language_models.EndpointOptions):
             raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
         if len(as_prompted(self)) < len([name for name in self.prompted.split(",") if name]):
             raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
+        if self.train == "lora" and self.average > 1:
+            raise ValueError(
+                f"--average is {self.average}, but the mean of adapters is not the mean of the weights they stand for; "
+                "with --train lora it must be 1"
+            )
         self.algorithm()
         language_models.learner(self, self.learning_rate)
         prompts.roles(setup.prompt_for(self.model, self.style))

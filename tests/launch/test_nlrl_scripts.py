@@ -175,6 +175,7 @@ def test_the_plans_need_no_model(capsys):
         ("train_language_actor_critic", ["--checkpoint_every=0"], "--checkpoint_every is 0; it must be"),
         ("train_language_actor_critic", ["--max_visits=-1"], "--max_visits is -1; it must be"),
         ("train_language_actor_critic", ["--style=long"], "style is 'long'"),
+        ("train_language_actor_critic", ["--train=lora"], "with --train lora it must be 1"),
         ("train_language_actor_critic", ["--train=all"], "train is 'all'"),
         ("train_language_actor_critic", ["--dtype=float8"], "--dtype is 'float8'"),
         ("train_language_actor_critic", ["--model=/nowhere"], "no model at '/nowhere'"),
