@@ -41,8 +41,8 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.control_play import evaluate
 
 NUM_STEPS = 128
-# Its value loss is half the squared error.
-LIKE_PUREJAXRL = {"normalize_obs": False, "normalize_reward": False, "value_coef": 0.25}
+# Its value loss is half the squared error; it clips values as it clips ratios.
+LIKE_PUREJAXRL = {"normalize_obs": False, "normalize_reward": False, "value_coef": 0.25, "value_clip": 0.2}
 SB3_SAME = {
     "n_steps": 128,
     "n_epochs": 4,

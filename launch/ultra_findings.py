@@ -21,6 +21,7 @@ def save(findings: Findings, path: pathlib.Path) -> None:
             "timeslot": state.verdict.timeslot,
             "suggested": state.verdict.action,
             "explanation": state.verdict.explanation,
+            "judged": state.verdict.judged,
             "observation": np.asarray(state.observation, np.float64).tolist(),
             "taken": state.taken,
             "rewards": list(state.rewards.items()),
@@ -42,7 +43,7 @@ def load(path: pathlib.Path) -> Findings:
         states = [
             CriticalState(
                 state["episode"],
-                Verdict(state["timeslot"], True, _action(state["suggested"]), state["explanation"]),
+                _verdict(state),
                 np.asarray(state["observation"], np.float32),
                 _action(state["taken"]),
                 {_action(action): reward for action, reward in state["rewards"]},
@@ -53,6 +54,12 @@ def load(path: pathlib.Path) -> Findings:
         return Findings(states, told["analyses"], told["counts"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not hold an analyst's findings ({error}); delete it to ask again") from error
+
+
+def _verdict(state: dict[str, Any]) -> Verdict:
+    """Of a state as it was written; files from before `Verdict.judged` do not have it."""
+    judged = state.get("judged", True)
+    return Verdict(state["timeslot"], True, _action(state["suggested"]), state["explanation"], judged)
 
 
 def _action(written: Any) -> Action | None:

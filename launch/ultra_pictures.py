@@ -101,9 +101,10 @@ def _caption(letter: str, state: CriticalState, words) -> str:
     lines = [f"{letter}  timeslot {state.verdict.timeslot}"]
     lines += textwrap.wrap(f"did: {words(state.taken)}{_rated(state, state.taken)}", 38)
     better = state.verdict.action
-    lines += (
-        ["better: the same"] if better is None else textwrap.wrap(f"better: {words(better)}{_rated(state, better)}", 38)
-    )
+    if better is not None:
+        lines += textwrap.wrap(f"better: {words(better)}{_rated(state, better)}", 38)
+    elif state.verdict.judged:
+        lines.append("better: the same")
     return "\n".join(lines)
 
 

@@ -31,10 +31,9 @@ def asked_of(run: Run, episodes: list[Episode], share: float) -> list[Asked]:
     Every critical timeslot gets two rewards, of the action taken and of one suggested in its place.
     """
     roles, samplings = run.setting.roles, AnalysisConfig()
-    every = max(1, round(1 / share))
     chats: dict[str, list] = {"identify": [], "analyse": [], "reward": []}
     for episode in episodes:
-        steps = range(0, len(episode), every)
+        steps = [t for t in range(len(episode)) if int((t + 1) * share) > int(t * share)]
         verdicts = [Verdict(t, True, None, "the ball decides here, and the action loses it") for t in steps]
         analysis = "x" * samplings.analysis.max_tokens * CHARACTERS
         starts = range(0, len(episode), roles.chunk)

@@ -5,6 +5,8 @@ Letters: B sequences, K reply tokens, J episodes, T turns.
 
 from __future__ import annotations
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -111,6 +113,8 @@ def ppo(
     clip: float = 0.2,
     value_coef: float = 0.5,
     entropy_coef: float = 0.01,
+    old_values: jax.Array | None = None,
+    value_clip: float = math.inf,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Clipped surrogate, squared error of the value and entropy (PPO, Schulman et al. 2017, equation 9), as a sum.
 
@@ -123,10 +127,18 @@ def ppo(
       values, targets: V_theta and what it should be.
       entropy: of the policy at each step.
       weights: 0 where a step does not count; whatever stands there is not read.
+      old_values: V under theta_old; only a finite `value_clip` needs them.
+      value_clip: the squared error is at least that of a value which has moved by so much at most (as in OpenAI's
+        baselines); inf: the plain squared error.
 
     Returns: (scalar, {"policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl"}: weighted sums;
       value_loss is the squared error before its coefficient, approx_kl estimates KL(theta_old || theta) by k3).
+
+    Raises:
+      ValueError: a finite `value_clip` without `old_values`.
     """
+    if math.isfinite(value_clip) and old_values is None:
+        raise ValueError(f"value_clip is {value_clip}, which needs old_values")
     chex.assert_equal_shape([log_probs, old_log_probs, advantages, values, targets, entropy, weights])
     counted = weights > 0
     # Replace what does not count before exp(): 0 * inf would poison the gradient.
@@ -139,7 +151,13 @@ def ppo(
     clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
     mean = lambda x: jnp.sum(weights * x)
     policy_loss = -mean(jnp.minimum(ratio * A, clipped * A))
-    value_loss = mean((values - targets) ** 2)
+    errors = (values - targets) ** 2
+    if math.isfinite(value_clip):
+        chex.assert_equal_shape([values, old_values])
+        old_values = jax.lax.stop_gradient(jnp.where(counted, old_values, 0.0))
+        near = old_values + jnp.clip(values - old_values, -value_clip, value_clip)
+        errors = jnp.maximum(errors, (near - targets) ** 2)
+    value_loss = mean(errors)
     metrics = {
         "policy_loss": policy_loss,
         "value_loss": value_loss,

@@ -162,3 +162,22 @@ def test_ppo_of_micro_batches_adds_up():
     np.testing.assert_allclose(whole, sum(loss for loss, _ in parts), rtol=1e-5)
     for name in metrics:
         np.testing.assert_allclose(metrics[name], sum(m[name] for _, m in parts), rtol=1e-4)
+
+
+def test_hand_worked_value_clipping():
+    # Old value 1, clip 0.2. A value of 2 counts as 1.2: errors 0.25 and 0.09 of target 1.5, 4 and 7.84 of target 4; one
+    # of 1.1 counts as itself. The last step does not count.
+    values, targets = jnp.array([2.0, 2.0, 1.1, 9.0]), jnp.array([1.5, 4.0, 1.5, 0.0])
+    zeros, weights = jnp.zeros(4), jnp.array([1.0, 1, 1, 0]) / 4
+    old = jnp.array([1.0, 1.0, 1.0, jnp.nan])
+
+    def value_loss(values, value_clip, **options):
+        options |= {"value_clip": value_clip}
+        return losses.ppo(zeros, zeros, zeros, values, targets, zeros, weights, **options)[1]["value_loss"]
+
+    np.testing.assert_allclose(value_loss(values, 0.2, old_values=old), (0.25 + 7.84 + 0.16) / 4, rtol=1e-6)
+    np.testing.assert_allclose(value_loss(values, np.inf, old_values=old), (0.25 + 4 + 0.16) / 4, rtol=1e-6)
+    grad = jax.grad(value_loss)(values, 0.2, old_values=old)
+    np.testing.assert_allclose(grad, [0.25, 0, -0.2, 0], rtol=1e-5)  # none where it has moved far enough
+    with pytest.raises(ValueError, match="needs old_values"):
+        value_loss(values, 0.2)

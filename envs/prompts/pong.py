@@ -42,7 +42,8 @@ An agent controls our racket. It should meet every ball that the opponent sends 
 
 # How to catch the ball
 The ball is caught if, when it passes column 69, its two rows are among the 8 rows of our racket. For example, a ball \
-that arrives as {{30, 31, 69, 69}} is caught by our racket anywhere from {{24, 31, 70, 71}} to {{30, 37, 70, 71}}.
+that arrives as {{30, 31, 69, 69}} is caught by our racket anywhere from {{24, 31, 70, 71}} to {{30, 37, 70, 71}}. To \
+touch it with one row is enough: {{23, 30, 70, 71}} and {{31, 38, 70, 71}} catch it too.
 
 """
 _IDENTIFY = """# Instructions

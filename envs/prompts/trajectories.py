@@ -71,10 +71,10 @@ class GameText:
         """The critical timeslots `found`, and how the episode went."""
         lines = [f"({left_out} earlier critical timeslots are not shown)"] if left_out else []
         lines += [] if found else ["No timeslot was found to be critical."]
-        for timeslot, _, action, why in found:
-            better = "proper" if action is None else f"better: {self.action(action)}"
+        for timeslot, _, action, why, judged in found:
+            better = f", better: {self.action(action)}" if action is not None else ", proper" if judged else ""
             seen, taken = self.state(episode.observations[timeslot]), self.action(episode.action(timeslot))
-            lines.append(f"timeslot {timeslot}: {seen}, action {taken}, {better}. {why}")
+            lines.append(f"timeslot {timeslot}: {seen}, action {taken}{better}. {why}")
         return "\n".join([*lines, *self.events(episode), self.ending(episode)])
 
 

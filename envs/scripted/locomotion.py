@@ -134,7 +134,7 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
     """What the verdicts say of the episode."""
     episode, found = context["episode"], context["verdicts"]
     wrong = [v for v in found if v.action is not None]
-    right = [v.timeslot for v in found if v.action is None]
+    right = [v.timeslot for v in found if v.action is None and v.judged]
     marks = ", ".join(f"{{timeslot {v.timeslot}, <critical>}}" for v in found[-12:])
     end = "it fell" if episode.terminated else "it did not fall"
     failures = successes = "None was found."

@@ -2,8 +2,8 @@
 
 It tells the ball's velocity from its positions in consecutive timeslots, reflects its way from the walls and compares
 where and when it will reach our column with where our racket is. A spot counts as reached if both rows of the ball meet
-the racket, as in the prompt's example. How our racket's spot changes the ball's way back, and what the opponent
-does, it leaves alone: an action of the agent that still catches the ball is never corrected.
+the racket: one is enough, but leaves no margin. How our racket's spot changes the ball's way back, and what the
+opponent does, it leaves alone: an action that keeps the racket where both rows meet it is never corrected.
 
 - identify: critical is a timeslot in which the ball comes and either the racket still has way to go with at most
   `SLACK` timeslots to spare, or the ball arrives within `NEAR`. An action is proper if it brings the racket nearer to
@@ -80,7 +80,7 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
         here = [verdict for verdict in found if since <= verdict.timeslot <= end]
         since = end + 1
         wrong = [v for v in here if v.action is not None]
-        right = [v for v in here if v.action is None]
+        right = [v for v in here if v.action is None and v.judged]
         if wrong:
             told = "; ".join(
                 f"timeslot {v.timeslot} ({ACTIONS[episode.action(v.timeslot)]} where {ACTIONS[v.action]} was right)"

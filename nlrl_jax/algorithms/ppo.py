@@ -9,7 +9,8 @@
 
 What differs from common implementations: observations are kept raw and normalised by statistics that change between
 updates only, so that the log-probabilities of an update are those of its rollout; a cut episode bootstraps from the
-state that it was cut in, not from the one that a reset put in its place; there is no clipping of values.
+state that it was cut in, not from the one that a reset put in its place; values are not clipped, unless `value_clip`
+is finite.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class PPOConfig:
       learning_rate: Adam's; falls linearly to 0 over `anneal` updates, or stays, if that is 0.
       discount, trace_decay: gamma and lambda.
       clip, value_coef, entropy_coef, max_grad_norm: of the loss (`losses.ppo`) and its gradient.
+      value_clip: how far a value may move in an update before its loss stops paying for it (`losses.ppo`); inf: any.
       normalize_obs, normalize_reward: by running statistics; rewards by the deviation of discounted returns.
       features: widths of the hidden layers of both networks.
       guided_floor: least normalised advantage of an action that a hook has replaced; see `ultra.py`.
@@ -56,6 +58,7 @@ class PPOConfig:
     value_coef: float = 0.5
     entropy_coef: float = 0.01
     max_grad_norm: float = 0.5
+    value_clip: float = math.inf
     normalize_obs: bool = True
     normalize_reward: bool = True
     features: tuple[int, ...] = (64, 64)
@@ -72,6 +75,8 @@ class PPOConfig:
             )
         if not 0 <= self.discount <= 1 or not 0 <= self.trace_decay <= 1:
             raise ValueError(f"discount {self.discount} and trace_decay {self.trace_decay} must lie in [0, 1]")
+        if not self.value_clip > 0:
+            raise ValueError(f"value_clip is {self.value_clip}; it must be positive, inf for none")
 
 
 @flax.struct.dataclass
@@ -303,7 +308,8 @@ def advantages_of(
 
 
 def surrogate(agent: Agent, params: Any, moments: Moments, batch: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
-    """`losses.ppo` of a minibatch: obs, action, old_log_probs, advantages, targets, guided, each [N].
+    """`losses.ppo` of a minibatch: obs, action, old_log_probs, advantages, targets, guided, each [N]; where
+    `value_clip` is finite, old_values too.
 
     Advantages are normalised; those of replaced actions are at least `guided_floor`.
     """
@@ -323,6 +329,8 @@ def surrogate(agent: Agent, params: Any, moments: Moments, batch: dict[str, jax.
         clip=config.clip,
         value_coef=config.value_coef,
         entropy_coef=config.entropy_coef,
+        old_values=batch.get("old_values"),
+        value_clip=config.value_clip,
     )
 
 
@@ -347,6 +355,8 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., An
             "targets": flat(targets),
             "guided": flat(steps.guided),
         }
+        if math.isfinite(config.value_clip):
+            data["old_values"] = agent.value(state.params, moments, obs)
 
         def minibatch(carry, batch):
             params, opt_state = carry

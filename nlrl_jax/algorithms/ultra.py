@@ -21,7 +21,8 @@ What the paper leaves open, and our choice:
   plays worse without its table than plain PPO (docs/measurements.md). So the normalised advantage of a replaced action
   is at least `PPOConfig.guided_floor`, a few deviations: a suggestion is also imitated. -inf is the letter.
 - The refined agent is evaluated alone, without the table.
-- An episode's verdicts on the same state as another's are merged: suggestions by vote, rewards by their mean.
+- An episode's verdicts on the same state as another's are merged: suggestions by vote, rewards by their mean. Where the
+  action taken was found proper, the vote is for it; a verdict that says nothing usable of the action has none.
 """
 
 from __future__ import annotations
@@ -218,10 +219,10 @@ def make_table(
     for row, (code, group) in enumerate(groups):
         codes[row] = code
         keys[row] = (group[0].observation.reshape(-1) - mean) / scale
-        better = Counter(state.verdict.action if state.verdict.action is not None else state.taken for state in group)
-        corrected = any(state.verdict.action is not None for state in group)
-        if corrected:
-            action[row], suggested[row] = better.most_common(1)[0][0], True
+        verdicts = [(state.verdict.action, state.taken) for state in group if state.verdict.judged]
+        if any(better is not None for better, _ in verdicts):
+            votes = Counter(taken if better is None else better for better, taken in verdicts)
+            action[row], suggested[row] = votes.most_common(1)[0][0], True
         for m, (taken, reward) in enumerate(_rewards(group).items()):
             judged[row, m], rewards[row, m], known[row, m] = taken, reward, True
     return LookupTable(*(jnp.asarray(x) for x in (codes, keys, mean, scale, action, suggested, judged, rewards, known)))

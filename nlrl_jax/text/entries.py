@@ -176,18 +176,18 @@ def _json_slots(value: Any) -> tuple[int, int] | None:
 
 
 def _json_entry(first: int, last: int, named: Mapping[str, Any]) -> Entry:
-    pick = lambda *parts: next((value for name, value in named.items() if any(p in name for p in parts)), None)
+    pick = lambda *parts: next((value for name, value in named.items() if any(p in name for p in parts)), "")
     critical = pick("critic", "crucial")
     is_number = isinstance(critical, int | float) and abs(critical) < math.inf  # Python's JSON has NaN
     judged = bool(critical) if is_number else _judgement(_spell(critical))
     action, why = pick("action", "correct", "suggest", "torque"), pick("expl", "reason", "why", "rationale")
-    return Entry(first, last, judged, _spell(action), _spell(why))
+    return Entry(first, last, judged, _spell(action), _spell(why or ""))
 
 
 def _spell(value: Any) -> str:
-    """A JSON value as text."""
-    if value is None or isinstance(value, str):
-        return value or ""
+    """A JSON value as text; "null" for none."""
+    if isinstance(value, str):
+        return value
     try:
         return json.dumps(value)
     except RecursionError:

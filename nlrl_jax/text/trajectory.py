@@ -46,14 +46,16 @@ class Verdict(NamedTuple):
     """What the analyst says of one timeslot.
 
     critical: whether the action there decides much of the reward to come.
-    action: a better one; None where the action taken stands.
+    action: a better one; None where the action taken stands, or nothing is known of a better one.
     explanation: why.
+    judged: False where it is critical, but nothing that can be used was said of the action taken.
     """
 
     timeslot: int
     critical: bool
     action: Action | None
     explanation: str
+    judged: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

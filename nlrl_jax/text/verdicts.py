@@ -84,8 +84,8 @@ def read_verdicts(text: str, begin: int, end: int, read_action: ReadAction) -> t
         if fresh and entry.critical is None:
             problems["unclear"] += 1
         elif fresh:
-            action, why = _checked(entry, read_action, problems)
-            found.update({slot: Verdict(slot, entry.critical, action, why) for slot in fresh})
+            action, why, judged = _checked(entry, read_action, problems)
+            found.update({slot: Verdict(slot, entry.critical, action, why, judged) for slot in fresh})
     problems["missing"] = size - len(named)
     return [found[slot] for slot in sorted(found)], +problems
 
@@ -140,20 +140,26 @@ def vector_reader(size: int, low: float = -1.0, high: float = 1.0) -> ReadAction
 
 
 def _plain(text: str) -> str:
-    """Without the thoughts that a reasoning model puts in front, and with plain quotes and minus signs."""
-    return text.rpartition("</think>")[2].translate(_PLAIN)
+    """Without the thoughts that a reasoning model puts in front, and with plain quotes and minus signs.
+
+    Nothing, if the thoughts never end: what they weigh is no answer.
+    """
+    _, ended, answer = text.rpartition("</think>")
+    return "" if not ended and text.lstrip().startswith("<think>") else answer.translate(_PLAIN)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return next(iter(collections.deque(pattern.finditer(text), maxlen=1)), None)
 
 
-def _checked(entry: Entry, read_action: ReadAction, problems: Counter[str]) -> tuple[Action | None, str]:
-    """The action and the explanation of an entry, with what is wrong with them counted."""
+def _checked(entry: Entry, read_action: ReadAction, problems: Counter[str]) -> tuple[Action | None, str, bool]:
+    """(action, explanation, judged) of an entry, see `Verdict`, with what is wrong with them counted."""
     action, written = None, " ".join(entry.action.strip(" \t\r\n<>\"'`*|").rstrip(".").split())
-    if written and not _NOTHING.fullmatch(written.lower()):
+    stands = bool(_NOTHING.fullmatch(written.lower()))
+    if written and not stands:
         action = read_action(written)
         problems["action"] += action is None
         problems["unasked"] += action is not None and not entry.critical
     problems["long"] += len(entry.explanation) > LONGEST
-    return action if entry.critical else None, " ".join(entry.explanation[:LONGEST].split())
+    judged = not entry.critical or stands or action is not None
+    return action if entry.critical else None, " ".join(entry.explanation[:LONGEST].split()), judged

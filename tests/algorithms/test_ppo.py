@@ -150,6 +150,19 @@ def test_hooks_change_actions_rewards_and_starts():
     assert metrics["mine"] == 7 and 0 < metrics["guided"] < 1
 
 
+def test_clipped_values_stop_moving(collected):
+    env, state, steps = collected
+
+    def moved(value_clip):
+        config = dataclasses.replace(SMALL, epochs=20, learning_rate=1e-2, value_clip=value_clip)
+        learn = jax.jit(ppo.make_learn(env, env.default_params, config))
+        after, _ = learn(state, steps, 5 + steps.reward, jax.random.key(2))
+        value = lambda params: ppo.Agent(env, env.default_params, config).value(params, state.obs_moments, steps.obs[0])
+        return np.abs(value(after.params) - value(state.params)).mean()
+
+    assert moved(0.02) < 0.3 < moved(np.inf)
+
+
 def test_seeds_at_once_equal_single_seeds():
     update = ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, SMALL)
     init = lambda key: ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, SMALL, key)
@@ -203,7 +216,10 @@ def test_a_record_holds_whole_episodes():
         np.testing.assert_allclose(obs, episode.observations[t + 1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("wrong, names", [({"num_minibatches": 3}, "3 minibatches"), ({"discount": 1.5}, "1.5")])
+@pytest.mark.parametrize(
+    "wrong, names",
+    [({"num_minibatches": 3}, "3 minibatches"), ({"discount": 1.5}, "1.5"), ({"value_clip": 0.0}, "value_clip is 0")],
+)
 def test_settings_that_make_no_sense_are_refused(wrong, names):
     with pytest.raises(ValueError, match=names):
         dataclasses.replace(SMALL, **wrong)

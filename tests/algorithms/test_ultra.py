@@ -36,8 +36,9 @@ class Spaces:
 ROBOT = ControlGame("robot", Spaces(), None)
 
 
-def critical(obs, taken, suggested=None, rewards=None):
-    return CriticalState(0, Verdict(0, True, suggested, ""), np.asarray(obs, np.float32), taken, rewards or {}, {})
+def critical(obs, taken, suggested=None, rewards=None, judged=True):
+    verdict = Verdict(0, True, suggested, "", judged)
+    return CriticalState(0, verdict, np.asarray(obs, np.float32), taken, rewards or {}, {})
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,15 @@ def test_equation_1_replaces_where_there_is_a_suggestion():
     assert hit.tolist() == [True, True, False]
     action, replaced = ultra.true_action(table, hit, row, jnp.array([2, 2, 2]))
     assert action.tolist() == [1, 2, 2] and replaced.tolist() == [True, False, False]
+
+
+def test_who_says_nothing_usable_of_an_action_has_no_vote():
+    obs = [36, 30, 20, 40, 1, 2]
+    unread = [critical(obs, 1, judged=False)] * 2
+    for others, suggestion in (([critical(obs, 1, 2)], 2), ([critical(obs, 1, 2), *[critical(obs, 1)] * 2], 1)):
+        table = ultra.make_table([*unread, *others], GAME)
+        assert table.suggested.tolist() == [True] and table.action.tolist() == [suggestion]
+    assert not ultra.make_table(unread, GAME).suggested.any()
 
 
 def test_equation_2_pays_for_judged_actions_only():

@@ -5,9 +5,11 @@ import re
 
 import hypothesis
 import hypothesis.strategies as st
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs.pong import fly as fly_in_game
 from envs.prompts.pong import ACTIONS, roles
 from envs.prompts.trajectories import LONGEST_ANALYSIS, Shown
 from envs.scripted.pong import NEAR, SCRIPTS, forecast
@@ -191,6 +193,28 @@ def test_the_case_analysis_names_the_failures_and_the_successes():
     text = complete("analyse", ROLES.analyse(kept, verdicts(kept)))
     assert "None was found" in text.split("Successes:")[0] and f"{len(kept) - 1}" in text.split("Successes:")[1]
     assert "No timeslot was found" in said(ROLES.analyse(kept, []))
+
+
+def test_a_verdict_that_says_nothing_of_the_action_is_neither_failure_nor_success():
+    played = episode((60, 40, 0, 2), 38, [RIGHT])
+    chat = ROLES.analyse(played, [Verdict(5, True, None, "seen", judged=False)])
+    line = next(line for line in said(chat).splitlines() if line.startswith("timeslot 5:"))
+    assert line.endswith("action move right. seen")
+    text = complete("analyse", chat)
+    assert "acted wrongly" not in text and "did well" not in text
+    judged = said(ROLES.analyse(played, [Verdict(5, True, None, "seen")]))
+    assert "action move right, proper. seen" in judged
+
+
+@pytest.mark.parametrize("top", range(20, 35))
+def test_the_prompt_tells_which_rackets_catch_a_ball(top):
+    """Its example is what the game does."""
+    text = said(ROLES.identify(episode((60, 40, 0, 2), 38, [RIGHT]), 0, 5))
+    tuples = lambda begin: [int(x) for x in re.findall(r"\{(\d+), \d+, 70, 71\}", text.split(begin)[1])[:2]]
+    lowest, highest = tuples("To touch it with one row is enough")
+    assert tuples("arrives as {30, 31, 69, 69}") == [lowest + 1, highest - 1]
+    hit = fly_in_game(jnp.array([30, 69]), jnp.array([0, 1]), jnp.int32(top), jnp.int32(0))[2]
+    assert bool(hit) == (lowest <= top <= highest)
 
 
 def test_the_prompts_stay_short_and_say_what_they_leave_out():

@@ -42,6 +42,37 @@ def test_the_papers_form_is_read_without_a_complaint():
     )
 
 
+@pytest.mark.parametrize(
+    "text, judged",
+    [
+        ("{timeslot 12, <critical>, <none>, <x>}", True),
+        ("{timeslot 12, <critical>, <move left>, <x>}", True),
+        ('[{"timeslot": 12, "critical": true, "corrected_action": null, "explanation": null}]', True),
+        ("{timeslot 12, <not critical>, <jump>, <x>}", True),
+        ("{timeslot 12, <critical>, <jump>, <x>}", False),
+        ("{timeslot 12, <critical>, <move left or right>, <x>}", False),
+        ("{timeslot 12, <critical>, <move ri", False),
+        ('[{"timeslot": 12, "critical": true}]', False),
+        ("Timeslot 12 is critical.", False),
+    ],
+)
+def test_an_action_of_which_nothing_usable_is_said_is_not_judged(text, judged):
+    (verdict,), _ = read_verdicts(text, 12, 13, PONG)
+    assert verdict.judged == judged and verdict.explanation in ("", "x")
+
+
+@pytest.mark.parametrize("text, judged", [("(0.1, 1.7, 0.3)", False), ("(NaN, 0, 0)", False), ("none", True)])
+def test_torques_outside_the_space_judge_nothing(text, judged):
+    (verdict,), _ = read_verdicts(f"{{timeslot 12, <critical>, <{text}>, <x>}}", 12, 13, TORQUES)
+    assert verdict == Verdict(12, True, None, "x", judged)
+
+
+def test_thoughts_that_never_end_are_no_answer():
+    text = "\n<think>{timeslot 12, <critical>, <move left>, <x>}, and reward = 0.2"
+    assert read(text) == ([], {"empty": 1, "missing": 2}) and read_reward(text) is None
+    assert read_reward("A <think> tag: reward = 0.2") == 0.2
+
+
 def test_thoughts_in_front_of_the_answer_are_left_out():
     answer = "{timeslot 12, <crucial>, <left>, <x>}, {timeslot 13, <uncritical>, <none>, <x>}"
     thoughts = "<think>{timeslot 12, <not critical>, <none>, <x>}, or reward = 0.2?</think>"

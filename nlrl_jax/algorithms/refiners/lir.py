@@ -24,6 +24,7 @@ Departures and choices:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -151,7 +152,12 @@ def make_update(
 
     Metrics: those of `ppo.make_update`, and "intrinsic_reward" (mean), "intrinsic_spread" (its deviation),
     "extrinsic_loss", "reward_grad_norm" (of eta). The state is new even where "finite" is 0.
+
+    Raises:
+      ValueError: `config` clips values, which LIR here does not.
     """
+    if math.isfinite(config.value_clip):
+        raise ValueError(f"value_clip is {config.value_clip}; LIR does not clip values, so it must be inf")
     agent, collect = Agent(env, env_params, config), ppo.make_collect(env, env_params, config)
     tx = _reward_optimizer(config, lir_config)
 

@@ -190,3 +190,9 @@ def test_two_seeds_at_once_are_two_seeds():
     )
     assert metrics["finite"].all() and (metrics["reward_grad_norm"] > 0).all()
     assert set(both.learned()) == set(each[0].learned()) >= {"params", "obs_moments", "aux", "iteration"}
+
+
+def test_clipping_of_values_is_refused():
+    env = GAMES["discrete"]
+    with pytest.raises(ValueError, match="LIR does not clip values"):
+        lir.make_update(env, env.default_params, dataclasses.replace(SMALL, value_clip=0.2), LIR)
