@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from launch.ultra_games import Setting
 from nlrl_jax.algorithms import ppo, ultra
@@ -25,6 +23,7 @@ from nlrl_jax.algorithms.ultra import GuidanceConfig, LookupTable
 TABLE_1 = ("PPO", "RICE", "LIR", "HLC", "ULTRA-A", "ULTRA-R", "ULTRA-RA")
 TABLE_2 = ("RICE", "MASK-R", "LLM-RND", "ULTRA-R")
 METHODS = tuple(dict.fromkeys(TABLE_1 + TABLE_2))
+BASELINES = ("PPO", "RICE", "LIR", "HLC")  # whose mean the paper compares ULTRA-RA with
 MASKED = ("RICE", "MASK-R")  # need the mask network
 
 
@@ -113,26 +112,34 @@ def _hooks(name: str, shared: Shared) -> Hooks:
     return makers[name]()
 
 
-def train_mask(
-    setting: Setting, base: PPOState, iterations: int, key: jax.Array
-) -> tuple[Callable[[jax.Array], jax.Array], float]:
-    """The mask network of RICE and MASK-R: obs [..., D] -> importance [...], and the share of steps it blinded.
+class MaskNetwork:
+    """The mask network of RICE and MASK-R for a base agent. Holds no parameters of its own."""
 
-    Raises:
-      ValueError: an update is not finite.
-    """
-    game, config = setting.game, setting.ppo
-    masked = state_mask.MaskedEnv(game.env, game.params, config)
-    params = state_mask.MaskParams(game.params, base.params, base.obs_moments)
-    mask_config = dataclasses.replace(config, entropy_coef=0.01)
-    key_init, key_train = jax.random.split(key)
-    mask = ppo.init_state(masked, params, mask_config, key_init)
-    step = jax.jit(ppo.make_update(masked, params, mask_config, state_mask.hooks()))
-    metrics: dict[str, Any] = {}
-    for i in range(iterations):
-        mask, metrics = step(mask, jax.random.fold_in(key_train, i))
-        if not metrics["finite"]:
-            raise ValueError(f"update {i} of the mask network is not finite")
-    agent = ppo.Agent(masked, params, mask_config)
-    blinded = float(np.asarray(metrics.get("blinded", jnp.nan)))
-    return functools.partial(state_mask.importance, agent, mask.params, mask.obs_moments), blinded
+    def __init__(self, setting: Setting, base: PPOState):
+        game = setting.game
+        self.config = dataclasses.replace(setting.ppo, entropy_coef=0.01)
+        self.env = state_mask.MaskedEnv(game.env, game.params, setting.ppo)
+        self.params = state_mask.MaskParams(game.params, base.params, base.obs_moments)
+
+    def init(self, key: jax.Array) -> PPOState:
+        """The network before its training."""
+        return ppo.init_state(self.env, self.params, self.config, key)
+
+    def train(self, mask: PPOState, iterations: int, key: jax.Array) -> tuple[PPOState, float]:
+        """(the network after so many updates, from `mask.iteration` on; the share of steps that the last one blinded).
+
+        Raises:
+          ValueError: an update is not finite.
+        """
+        step = jax.jit(ppo.make_update(self.env, self.params, self.config, state_mask.hooks()))
+        metrics = {"blinded": jnp.nan}
+        for i in range(int(mask.iteration), iterations):
+            mask, metrics = step(mask, jax.random.fold_in(key, i))
+            if not metrics["finite"]:
+                raise ValueError(f"update {i} of the mask network is not finite")
+        return mask, float(metrics["blinded"])
+
+    def importance(self, mask: PPOState, obs: jax.Array) -> jax.Array:
+        """How much the base agent's action matters: obs [..., D] -> float [...]."""
+        agent = ppo.Agent(self.env, self.params, self.config)
+        return state_mask.importance(agent, mask.params, mask.obs_moments, obs)

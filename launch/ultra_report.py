@@ -40,7 +40,12 @@ def write(
     start: float,
     tables: tuple[list[dict[str, str]], list[dict[str, str]]],
 ) -> pathlib.Path:
-    """Writes the page and its pictures into the run's folder."""
+    """Writes the page and its pictures into the run's folder.
+
+    Args:
+      final: the states of the methods of this call, of which the best is filmed.
+      scores: of all methods that ever ran in the folder. start: of the base agent.
+    """
     folder = run.run_dir
     pictures = [curves(run, scores, start, folder / "curves.png")]
     words = run.setting.roles.format_action
@@ -53,9 +58,8 @@ def write(
         exchanges.append(
             {"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [("analysis", analysis)]}
         )
-    best = max(scores, key=lambda name: scores[name].mean()) if scores else ""
-    if best:
-        pictures.append(film(run, base, best, final[best], int(scores[best].argmax())))
+    best = max(final, key=lambda name: scores[name].mean())
+    pictures.append(film(run, base, best, final[best], int(scores[best].argmax())))
     summary = [*tables[0], *({"method": f"{row['method']} (table 2)", "score": row["score"]} for row in tables[1])]
     told = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
     return write_report(

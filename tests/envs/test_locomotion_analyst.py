@@ -13,7 +13,7 @@ from envs.prompts.locomotion import ROBOTS, body, roles, state_text
 from envs.scripted.locomotion import ALARM, LIMITS, SCRIPTS, balance, danger, robot_of
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.trajectory import Episode
+from nlrl_jax.text.trajectory import Episode, Verdict
 
 ASSETS = pathlib.Path(importlib.util.find_spec("gymnasium").origin).parent / "envs/mujoco/assets"
 FILES = {"hopper": "hopper.xml", "walker2d": "walker2d_v5.xml", "ant": "ant.xml"}
@@ -213,6 +213,8 @@ def test_the_case_analysis_tells_falls_from_balance(name):
     assert "it did not fall" in text
     assert "was cut after timeslot 29" in said(asked.analyse(stood, []))
     assert "earned 30.0 in all" in said(asked.analyse(fell, []))
+    unjudged = asked.analyse(fell, [Verdict(3, True, None, "", judged=False)])
+    assert complete("analyse", unjudged).count("None was found.") == 2 and ", proper" not in said(unjudged)
 
 
 @pytest.mark.parametrize("name", NAMES)

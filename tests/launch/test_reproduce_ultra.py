@@ -1,36 +1,42 @@
 """ULTRA from the command line, as small as can be: its tables and pictures, going on, and what it refuses."""
 
+import functools
 import json
+import re
+import shutil
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from launch import ultra_findings, ultra_games
+from envs.scripted import pong as scripted
+from launch import language_models, ultra_findings, ultra_games, ultra_plan
 from nlrl_jax.algorithms.ultra import CriticalState, Findings
+from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.text.trajectory import Verdict
+from nlrl_jax.text.trajectory import Episode, Verdict
+from tests.backends.server import Server, says
 from tests.launch import scripts
 
 SMALL = [
     "--seeds=2", "--base_iterations=2", "--iterations=2", "--mask_iterations=1", "--episodes=4", "--episode_steps=60",
-    "--eval_episodes=8", "--curve_episodes=4", "--eval_every=1", "--cell=8",
+    "--eval_episodes=8", "--curve_episodes=4", "--eval_every=1",
 ]  # fmt: skip
 
 
-def run(folder, *args):
+def run(folder, *args, start=scripts.run):
+    is_pong = not any(arg.startswith("--game=") for arg in args)
     try:
-        scripts.run("reproduce_ultra", *SMALL, f"--run_dir={folder}", *args)
+        return start("reproduce_ultra", *SMALL, *["--cell=8"] * is_pong, f"--run_dir={folder}", *args)
     finally:
         directory.close_run(folder)  # the end of the process does it
 
 
 def refusal(folder, *args):
-    try:
-        return scripts.refusal("reproduce_ultra", *SMALL, f"--run_dir={folder}", *args)
-    finally:
-        directory.close_run(folder)
+    return run(folder, *args, start=scripts.refusal)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +70,10 @@ def test_going_on_does_again_only_what_is_not_there(done, capsys):
     run(done, "--methods=ULTRA-R", "--resume")
     after = json.loads((done / "results.json").read_text())["scores"]
     assert {name: after[name] for name in before} == before and "ULTRA-R" in after  # nothing is lost
-    assert "identify: " in (done / "report.html").read_text()  # what the analyst was asked before
+    page = (done / "report.html").read_text()
+    assert "identify: " in page  # what the analyst was asked before
+    for told in (page, (done / "tables.md").read_text()):  # also the methods that ran before
+        assert all(f"{name}<" in told or f"| {name} |" in told for name in ("PPO", "ULTRA-RA", "ULTRA-R"))
     run(done, "--methods=PPO,ULTRA-RA,ULTRA-R", "--resume")
     out = capsys.readouterr().out
     assert "ULTRA-R: 2 seeds" in out and "PPO: 2 seeds" not in out and "base agent: 2 updates" not in out
@@ -74,11 +83,97 @@ def test_going_on_does_again_only_what_is_not_there(done, capsys):
     assert out.strip().splitlines()[-1].startswith("ULTRA-RA over PPO: ")
 
 
-def test_the_base_agent_of_another_run_is_refined(done, tmp_path, capsys):
-    run(tmp_path / "run", "--methods=PPO", f"--base={done}")
-    start = json.loads((tmp_path / "run" / "results.json").read_text())["start"]
-    assert start == json.loads((done / "results.json").read_text())["start"]
+def copied(done, folder, **config):
+    """Another run with the base agent of `done`."""
+    shutil.copytree(done / "base", folder / "base")
+    told = json.loads((done / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, **config}))
+    return folder
+
+
+def test_the_base_agent_of_another_run_is_copied_once_and_refined(done, tmp_path, capsys):
+    other = copied(done, tmp_path / "other")
+    args = ("--methods=PPO", "--iterations=1", f"--base={other}")
+    run(tmp_path / "run", *args)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["start"] == json.loads((done / "results.json").read_text())["start"]
     assert "updates of PPO" not in capsys.readouterr().out
+    shutil.rmtree(other)  # or it goes on training
+    run(tmp_path / "run", *args, "--resume")
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
+
+
+def test_a_base_agent_that_is_not_finished_is_refused(done, tmp_path):
+    other = copied(done, tmp_path / "other", base_iterations=5)
+    line = refusal(tmp_path / "run", f"--base={other}")
+    assert "its base agent has 2 of 5 iterations; finish that run first" in line
+    assert not (tmp_path / "run").exists()
+
+
+def analyst(request):
+    """What an endpoint answers to each of the three roles."""
+    slots = [int(slot) for slot in re.findall(r"^timeslot (\d+):", request.asked, re.MULTILINE)]
+    if "Find the critical timeslots" in request.asked:
+        told = ", ".join(f"{{timeslot {t}, <{'not ' * bool(t % 9)}critical>, <none>, <x>}}" for t in slots)
+    else:
+        told = "{reward = 0.5, analysis: x}" if "Give a reward" in request.asked else "Failures: none"
+
+    def change(whole):
+        whole["choices"][0]["message"]["content"] = told
+
+    return says(change)
+
+
+def test_a_budget_that_ends_is_raised_and_nothing_is_asked_twice(done, tmp_path):
+    with Server(behaviour=analyst) as server:
+        args = ("--methods=PPO", "--iterations=1", f"--base={done}", "--analyst=endpoint", "--endpoint_model=m")
+        line = refusal(tmp_path, *args, f"--base_url={server.url}", "--token_budget=300", "--concurrency=1")
+        assert "raise --token_budget" in line
+        paid = len(server.requests)
+        run(tmp_path, *args, f"--base_url={server.url}/", "--token_budget=100000", "--concurrency=2", "--resume")
+    asked = list(server.asked())
+    assert len(set(asked)) == len(asked) > paid > 12  # it was at the rewards
+    counts = ultra_findings.load(tmp_path / "findings.json").counts
+    assert len(asked) == sum(counts[f"{role}/calls"] for role in ("identify", "analyse", "reward"))
+
+
+def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, monkeypatch, capsys):
+    answered, fails = Counter(), [True]
+
+    def local_model(name):
+        answered["loaded"] += 1
+
+        def counted(role, context, rng):
+            if role == "reward" and fails:
+                raise ValueError("killed")
+            answered[role] += 1
+            return scripted.SCRIPTS[role](context, rng)
+
+        return ScriptedModel({role: functools.partial(counted, role) for role in scripted.SCRIPTS})
+
+    monkeypatch.setattr(language_models, "local_model", local_model)
+    args = ("--methods=MASK-R", "--iterations=1", f"--base={done}", "--analyst=mine")
+    assert "killed" in refusal(tmp_path, *args)
+    before, _ = answered.copy(), fails.clear()
+    run(tmp_path, *args, "--resume")
+    assert answered["identify"] == before["identify"] > 0 and answered["loaded"] == 2
+    assert "mask network: 1 updates" in capsys.readouterr().out
+    after, results = answered.copy(), json.loads((tmp_path / "results.json").read_text())
+    (tmp_path / "mask_findings.json").unlink()
+    run(tmp_path, *args, "--resume")
+    assert "mask network" not in capsys.readouterr().out  # the same timeslots again
+    assert answered - after == Counter(loaded=1)
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+
+
+def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
+    hopper = {"PPO": 3572, "RICE": 3756, "LIR": 3779, "ULTRA-A": 3842, "ULTRA-R": 3891, "ULTRA-RA": 3987}  # the paper's
+    scores = {name: np.array([score - 1.0, score + 1.0]) for name, score in hopper.items()}
+    with scripts.loaded("reproduce_ultra") as module:
+        tables = lambda *names: module.tables({name: scores[name] for name in names}, 0.0)[0]
+        assert tables(*hopper)[-1] == {"method": "ULTRA-RA over the mean of PPO, RICE, LIR", "score": "+7.7 %"}
+        assert tables("RICE", "ULTRA-RA")[-1] == {"method": "ULTRA-RA over the mean of RICE", "score": "+6.2 %"}
+        assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +190,12 @@ def test_the_base_agent_of_another_run_is_refined(done, tmp_path, capsys):
         (["--radius=0"], "--radius is 0.0; it must be a finite number above 0"),
         (["--mask_share=0"], "--mask_share is 0.0; it must be above 0 and at most 1"),
         (["--floor=nan"], "--floor is nan"),
+        (["--concurrency=0"], "--concurrency is 0"),
+        (["--radius=0.5"], "--radius does nothing for pong, only for hopper, walker2d, ant"),
+        (["--physics=c"], "--physics does nothing for pong"),
+        (["--game=ant", "--cell=3"], "--cell does nothing for ant, only for pong"),
+        (["--game=hopper", "--points=21"], "--points does nothing for hopper"),
+        (["--game=walker2d", "--hlc=0.3"], "--hlc does nothing for walker2d, only for pong, ant"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_trained(tmp_path, args, says):
@@ -108,12 +209,12 @@ def test_wrong_arguments_are_refused_before_anything_is_trained(tmp_path, args, 
 def test_a_scale_means_for_each_game_what_fits_it(game, scale):
     args = [f"--game={game}"] * (game != "pong") + [f"--scale={scale}"] * bool(scale)
     with scripts.loaded("reproduce_ultra") as module:
-        scripts.flags.FLAGS(["prog", *args, "--hlc=0.3"])
+        scripts.flags.FLAGS(["prog", *args, "--mask_share=0.3"])
         config, told = module.parse_config(), scripts.flags.FLAGS["scale"].help
         scripts.flags.FLAGS(["prog", *args, "--alpha=0.7"])
         assert module.parse_config().alpha == 0.7
     is_pong, is_paper = game == "pong", scale == "paper"
-    assert (config.alpha, config.floor) == ((0.5, 3.0) if is_pong else (0.1, -np.inf)) and config.hlc == 0.3
+    assert (config.alpha, config.floor) == ((0.5, 3.0) if is_pong else (0.1, -np.inf)) and config.mask_share == 0.3
     assert config.seeds == (5 if is_paper else 3)
     assert config.base_iterations == (500 if is_paper else 60 if is_pong else 150)
     assert config.episodes == (100 if is_paper else 3000 if is_pong else 60)
@@ -162,16 +263,27 @@ def test_every_method_runs_on_the_ant(tmp_path):
     assert len(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]) == 9
 
 
-def test_findings_are_read_as_they_were_written(tmp_path):
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.7, 1.0])
+def test_a_plan_takes_the_share_of_the_timeslots_that_it_is_given(share):
+    played = Episode(0, np.full((21, 6), 30.0), np.zeros(20, int), np.zeros(20), False)
+    run = SimpleNamespace(setting=ultra_games.make("pong"), config=SimpleNamespace(episodes=3))
+    calls = {asked.role: asked.calls for asked in ultra_plan.asked_of(run, [played], share)}
+    assert calls == {"identify": 3, "analyse": 3, "reward": 3 * 2 * round(20 * share)}
+
+
+@pytest.mark.parametrize("verdict", [Verdict(7, True, (0.5, -1.0), "why"), Verdict(7, True, None, "", judged=False)])
+def test_findings_are_read_as_they_were_written(tmp_path, verdict):
     state = CriticalState(
-        3, Verdict(7, True, (0.5, -1.0), "why"), np.array([1.0, 2.0], np.float32), (1.0, 0.25),
-        {(1.0, 0.25): -0.5}, {(1.0, 0.25): "text"},
-    )  # fmt: skip
+        3, verdict, np.array([1.0, 2.0], np.float32), (1.0, 0.25), {(1.0, 0.25): -0.5}, {(1.0, 0.25): "text"}
+    )
     ultra_findings.save(Findings([state], ["analysis"], {"calls": 1}), tmp_path / "f.json")
     states, analyses, counts = ultra_findings.load(tmp_path / "f.json")
     assert states[0]._replace(observation=0) == state._replace(observation=0)
     np.testing.assert_array_equal(states[0].observation, state.observation)
     assert analyses == ["analysis"] and counts == {"calls": 1}
+    old = (tmp_path / "f.json").read_text().replace('"judged": false, ', "").replace('"judged": true, ', "")
+    (tmp_path / "old.json").write_text(old)  # from before there was the field
+    assert ultra_findings.load(tmp_path / "old.json").states[0].verdict == verdict._replace(judged=True)
 
 
 def test_a_file_that_holds_no_findings_is_named(tmp_path):
