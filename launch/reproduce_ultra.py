@@ -43,7 +43,6 @@ from launch import (
     ultra_report,
 )
 from launch.config_flags import option
-from launch.kept_replies import KeptReplies
 from launch.ultra_games import Setting
 from launch.ultra_methods import Shared
 from nlrl_jax.algorithms import control_play, ppo, ultra
@@ -52,6 +51,7 @@ from nlrl_jax.algorithms.ppo import PPOState
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.ultra import Findings
 from nlrl_jax.backends.cache import DiskCache
+from nlrl_jax.backends.kept import KeptReplies
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.run.directory import part_of, read_config, write_atomically
 from nlrl_jax.run.plots import deviation

@@ -40,7 +40,7 @@ import numpy as np
 from nlrl_jax.algorithms.ppo import Hooks
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.text.trajectory import Action, AnalystRoles, Episode, Verdict
-from nlrl_jax.text.verdicts import written_reward
+from nlrl_jax.text.verdicts import without_thoughts, written_reward
 from nlrl_jax.types import ControlGame, LanguageModel
 
 
@@ -164,7 +164,7 @@ def analyse(
     if verdicts is None:
         verdicts = identify(episodes, roles, model, config.verdicts, seed, counts)
     chats = [roles.analyse(episode, found) for episode, found in zip(episodes, verdicts, strict=True)]
-    analyses = [reply.text for reply in model.complete(chats, config.analysis, "analyse", seed)]
+    analyses = [without_thoughts(reply.text) for reply in model.complete(chats, config.analysis, "analyse", seed)]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
     states = assign_rewards(episodes, verdicts, analyses, roles, model, config.reward, seed, counts)

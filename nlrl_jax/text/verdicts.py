@@ -139,13 +139,15 @@ def vector_reader(size: int, low: float = -1.0, high: float = 1.0) -> ReadAction
     return read
 
 
-def _plain(text: str) -> str:
-    """Without the thoughts that a reasoning model puts in front, and with plain quotes and minus signs.
-
-    Nothing, if the thoughts never end: what they weigh is no answer.
-    """
+def without_thoughts(text: str) -> str:
+    """A reply without what a reasoning model thinks in front; "" where it thinks without end."""
     _, ended, answer = text.rpartition("</think>")
-    return "" if not ended and text.lstrip().startswith("<think>") else answer.translate(_PLAIN)
+    return "" if not ended and text.lstrip().startswith("<think>") else answer
+
+
+def _plain(text: str) -> str:
+    """The same with plain quotes and minus signs."""
+    return without_thoughts(text).translate(_PLAIN)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -257,6 +257,14 @@ def test_replies_that_break_off_or_repeat_are_counted(episodes):
     assert counts["analyse/empty"] == 2 and counts["reward/clipped"] == counts["reward/calls"] > 0
 
 
+def test_what_a_model_thinks_first_is_no_analysis(episodes):
+    think = lambda context, rng: "<think>\nlet me see\n</think>\nFailures: none."
+    model = ScriptedModel({"identify": lambda c, r: "", "analyse": think, "reward": lambda c, r: ""})
+    assert {text.strip() for text in ultra.analyse(episodes, prompts.roles(points=1), model).analyses} == {
+        "Failures: none."
+    }
+
+
 def test_verdicts_from_elsewhere_are_rewarded_too(episodes):
     verdicts = [[Verdict(3, True, None, "")] for _ in episodes]
     model = Counting(ScriptedModel(scripted.SCRIPTS))

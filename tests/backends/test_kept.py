@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from launch.kept_replies import KeptReplies
 from nlrl_jax.backends.cache import DiskCache
+from nlrl_jax.backends.kept import KeptReplies
 from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.types import Chat, Reply
 
