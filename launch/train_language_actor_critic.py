@@ -28,19 +28,16 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-import envs
 from envs.prompts import tic_tac_toe as prompts
 from envs.scripted import tic_tac_toe as scripts
 from envs.tic_tac_toe import board_game
+from launch import actor_critic_baselines as baselines
 from launch import actor_critic_report, config_flags, language_models, loop, setup
 from launch.config_flags import option
 from launch.random_views import random_views
-from nlrl_jax.algorithms import board_play, language_ppo
+from nlrl_jax.algorithms import board_play
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Pairs, Setting, State
-from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
-from nlrl_jax.algorithms.move_policy import MovePolicy
-from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import Sampling
@@ -48,7 +45,6 @@ from nlrl_jax.run.directory import write_atomically
 from nlrl_jax.text.views import Viewer
 from nlrl_jax.types import Chat, LanguageModel
 
-PPO_GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}
 OPPONENTS = {"first_move": board_play.first_move_opponent, "random": board_play.random_opponent}
 
 
@@ -117,7 +113,7 @@ class RunConfig(language_models.EndpointOptions):
             raise ValueError(f"--opponent is {self.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
         if "scripted" in self.prompted.split(","):
             raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
-        if len(as_prompted(self)) < len([name for name in self.prompted.split(",") if name]):
+        if len(baselines.as_prompted(self)) < len([name for name in self.prompted.split(",") if name]):
             raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
         if self.train == "lora" and self.average > 1:
             raise ValueError(
@@ -305,73 +301,6 @@ def train_actor_critic(
     return {"before": before, "after": trainer.evaluate(state)}
 
 
-def play_prompted(config: RunConfig, name: str, opponent: str, paid: pathlib.Path, usage: Usage) -> dict:
-    """A model that does not learn plays greedily, asked as the paper asks. Returns what `train_ppo` does."""
-    asked = dataclasses.replace(config, aggregator=name)
-    model = language_models.large_model_of(asked, {}, paid, usage)
-    game = board_game()
-    style = prompts.roles(setup.prompt_for(name, config.style))
-    setting = Setting(game, OPPONENTS[opponent](game), style, model, model, None, None, config.algorithm())
-    greedy = Sampling(config.large_max_tokens, 0.0)
-    shares, _ = nlac.evaluate(State(model, model), setting, Viewer(game), config.eval_games, greedy, config.seed + 1)
-    found = {f"eval/{name}": share for name, share in shares.items()}
-    return {"before": found, "after": found}
-
-
-def ppo_policy(config: RunConfig, start: LocalModel) -> MovePolicy:
-    """LLM-PPO's policy: a model that is asked what the actor-critic's policy is asked."""
-    asked = prompts.policy_template(setup.prompt_for(config.model, config.style))
-    return MovePolicy.for_game(envs.make("tic_tac_toe"), start.model, start.tokenizer, *asked)
-
-
-def ppo_state(start: LocalModel, learning: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
-    """LLM-PPO's first state: that model as it is, with its adapter if it has one."""
-    state = language_ppo.init_state(start.model, start.variables["params"], learning, key)
-    return state.replace(**{learning.train: start.variables[learning.train]})
-
-
-def train_ppo(config: RunConfig, opponent: str, run_dir: pathlib.Path, resume: bool) -> dict:
-    """The LLM-PPO baseline at as many games. Returns {"before", "after": win, tie and loss}."""
-    game = envs.make(PPO_GAMES[opponent])
-    trainer = Trainer(config, opponent, run_dir, Usage(), ScriptedModel({}))  # nobody is asked
-    start = trainer.models(trainer.init()).policy.model  # the policy that the actor-critic starts with
-    policy = ppo_policy(config, start)
-    learning = LanguagePPOConfig(
-        num_games=config.games, actor_learning_rate=config.ppo_learning_rate,
-        critic_learning_rate=config.ppo_critic_learning_rate, train=config.train,
-    )  # fmt: skip
-    key = jax.random.key(config.seed)
-    state = language_models.on_device(ppo_state(start, learning, key))
-    play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
-
-    def evaluate(state):
-        found = play(state, jax.random.fold_in(key, 0))
-        return {f"eval/{name}": float(found[f"{name}_rate"]) for name in ("win", "tie", "loss")}
-
-    before = evaluate(state)
-    if resume:
-        state = loop.restore(run_dir, state)
-    state = loop.train(
-        run_dir,
-        jax.jit(language_ppo.make_update(policy, game, learning), donate_argnums=0),
-        state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("eval/win", "win_rate"),
-        resume=resume,
-        evaluate=lambda done, state: evaluate(state),
-    )
-    return {"before": before, "after": evaluate(state)}
-
-
-def as_prompted(config: RunConfig) -> dict[str, str]:
-    """What a model of `--prompted` is called in the plot -> its name."""
-    names = [name for name in config.prompted.split(",") if name]
-    shown = lambda name: pathlib.PurePath(config.endpoint_model if name == "endpoint" else name).name
-    return {f"{shown(name)} as prompted": name for name in names}
-
-
 def check(config: RunConfig) -> None:
     """Refuses before anything is made what its models cannot do; see `language_models.check_models`."""
     game, rng = board_game(), random.Random(0)
@@ -379,7 +308,7 @@ def check(config: RunConfig) -> None:
     context, roles = {"view": view, "action": "5"}, prompts.roles(setup.prompt_for(config.model, config.style))
     policy = roles.policy(view), scripts.blind_policy(context, rng)
     language_models.check_models(config, [policy, (roles.value(view, "5"), scripts.blind_value(context, rng))])
-    for name in as_prompted(config).values():
+    for name in baselines.as_prompted(config).values():
         asked = prompts.roles(setup.prompt_for(name, config.style)).policy(view)
         language_models.check_large_model(dataclasses.replace(config, aggregator=name), [asked])
 
@@ -397,8 +326,9 @@ def main(argv: list[str]) -> None:
         may_change += ("base_url", "endpoint_model")
     run_dir = setup.take_run_dir(config, may_change)
     usage, results, resume = language_models.KeptUsage(run_dir), {}, flags.FLAGS.resume
+    prompted = baselines.as_prompted(config)
     for opponent in opponents:
-        for method in ("actor-critic", *(["LLM-PPO"] if config.ppo else []), *as_prompted(config)):
+        for method in ("actor-critic", *(["LLM-PPO"] if config.ppo else []), *prompted):
             folder = run_dir / opponent / method
             done, trained = folder / "results.json", method in ("actor-critic", "LLM-PPO")
             earlier = json.loads(done.read_text()) if resume and done.exists() else None
@@ -409,18 +339,21 @@ def main(argv: list[str]) -> None:
             print(f"{method} against {opponent}: {what} games", flush=True)
             folder.mkdir(parents=True, exist_ok=True)
             if not trained:
-                results[opponent, method] = play_prompted(config, as_prompted(config)[method], opponent, run_dir, usage)
+                other = OPPONENTS[opponent](board_game())
+                found = baselines.play_prompted(config, prompted[method], other, run_dir, usage)
             elif method == "actor-critic":
-                results[opponent, method] = train_actor_critic(config, opponent, folder, resume, usage, run_dir)
+                found = train_actor_critic(config, opponent, folder, resume, usage, run_dir)
             else:
-                results[opponent, method] = train_ppo(config, opponent, folder, resume)
-            results[opponent, method]["iterations"] = config.iterations
+                nobody = Trainer(config, opponent, folder, Usage(), ScriptedModel({}))
+                start = nobody.models(nobody.init()).policy.model
+                found = baselines.train_ppo(config, start, opponent, folder, resume)
+            results[opponent, method] = found | {"iterations": config.iterations}
             write_atomically(done, json.dumps(results[opponent, method]))
     report = actor_critic_report.write(run_dir, dataclasses.asdict(config), results, usage)
     print(f"\nreport: {report}")
     for (opponent, method), result in sorted(results.items(), key=lambda item: item[0][1] != "LLM-PPO"):
         before, after = (result[when]["eval/win"] for when in ("before", "after"))
-        if "as prompted" in method:
+        if method in prompted:
             lot = result["before"]["eval/random_moves"]
             print(f"{method}, win rate ({opponent}): {before:.3f} ({lot:.0%} of its moves were drawn by lot)")
             continue

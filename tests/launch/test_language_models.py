@@ -10,7 +10,7 @@ import pytest
 from envs.prompts import breakthrough as breakthrough_prompts
 from envs.prompts import tic_tac_toe as prompts
 from envs.tic_tac_toe import board_game, fields
-from launch import language_models, language_td_data, train_language_td
+from launch import actor_critic_baselines, language_models, language_td_data, train_language_td
 from launch import train_language_actor_critic as actor_critic
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.backends.local import LocalModel
@@ -88,12 +88,12 @@ def test_an_endpoint_has_the_account_the_budget_and_all_the_options(tmp_path):
 
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
     config, board = actor_critic.RunConfig(), board_game().initial()
-    policy = actor_critic.ppo_policy(config, tiny)
+    policy = actor_critic_baselines.ppo_policy(config, tiny)
     tokens, length = policy.template(fields(board.at[4].set(0)))
     view = View("1 | 2 | 3\n---------\n4 | O | 6\n---------\n7 | 8 | 9", "X", tuple("12346789"))
     asked = tiny.tokenizer.render_chat(prompts.roles("compact").policy(view).messages)
     assert [*policy.template.prefix, *np.asarray(tokens[:length])] == tiny.tokenizer.encode(asked)
-    state = actor_critic.ppo_state(tiny, LanguagePPOConfig(train="lora"), jax.random.key(9))
+    state = actor_critic_baselines.ppo_state(tiny, LanguagePPOConfig(train="lora"), jax.random.key(9))
     jax.tree.map(np.testing.assert_array_equal, state.variables, tiny.variables)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import ablate_nlrl, language_models, train_language_actor_critic
+from launch import ablate_nlrl, actor_critic_baselines, language_models, train_language_actor_critic
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.types import Chat
@@ -235,7 +235,7 @@ def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
 
 def test_a_model_that_is_called_by_its_path_stays_in_the_runs_folder():
     config = train_language_actor_critic.RunConfig(prompted="endpoint,/a/b", endpoint_model="/models/Llama")
-    assert train_language_actor_critic.as_prompted(config) == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
+    assert actor_critic_baselines.as_prompted(config) == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
 
 
 def test_value_data_with_any_line_separator_are_read_back(tmp_path):
