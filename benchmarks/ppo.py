@@ -6,7 +6,8 @@
 Every subject trains with 4 environments, 128 steps an update, 4 epochs of 4 minibatches, Adam at 2.5e-4 falling to 0,
 networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations and rewards normalised) and once
 more as close to PureJaxRL as it goes; stable-baselines3 with these hyperparameters and with its own (10 epochs, batches
-of 64). A training is one program of JAX, compiled beforehand; stable-baselines3 has one torch thread, `learn` counts.
+of 64, a constant 3e-4, no entropy bonus), and ours with the latter too. A training is one program of JAX, compiled
+beforehand; stable-baselines3 has one torch thread, `learn` counts.
 The subjects take turns within each seed. Steps a second: the median over seeds; ratios are those of medians.
 "last 10 %": mean return of the last tenth of a training's episodes, of the updates that hold them for the JAX programs.
 "greedy", "sampled": 100 episodes afterwards. All of them: mean and standard deviation over the seeds.
@@ -43,6 +44,8 @@ from nlrl_jax.algorithms.control_play import evaluate
 NUM_STEPS = 128
 # Its value loss is half the squared error; it clips values as it clips ratios.
 LIKE_PUREJAXRL = {"normalize_obs": False, "normalize_reward": False, "value_coef": 0.25, "value_clip": 0.2}
+LIKE_SB3 = {"normalize_obs": False, "normalize_reward": False, "anneal": 0, "learning_rate": 3e-4, "entropy_coef": 0.0}
+LIKE_SB3 |= {"epochs": 10, "num_minibatches": 8}
 SB3_SAME = {
     "n_steps": 128,
     "n_epochs": 4,
@@ -64,8 +67,13 @@ class Run:
     sampled: float = np.nan
 
 
+def updates_of(steps: int, num_envs: int) -> int:
+    return steps // (num_envs * NUM_STEPS)
+
+
 def config_of(steps: int, num_envs: int, **options) -> ppo.PPOConfig:
-    return ppo.PPOConfig(num_envs=num_envs, num_steps=NUM_STEPS, anneal=steps // (num_envs * NUM_STEPS), **options)
+    usual = {"num_envs": num_envs, "num_steps": NUM_STEPS, "anneal": updates_of(steps, num_envs)}
+    return ppo.PPOConfig(**usual | options)
 
 
 def train_ours(game: str, steps: int, num_envs: int = 4, **options) -> Callable[..., Any]:
@@ -77,7 +85,7 @@ def train_ours(game: str, steps: int, num_envs: int = 4, **options) -> Callable[
     def train(key):
         key, key_init = jax.random.split(key)
         state = ppo.init_state(env, params, config, key_init)
-        return jax.lax.scan(update, state, jax.random.split(key, config.anneal))
+        return jax.lax.scan(update, state, jax.random.split(key, updates_of(steps, num_envs)))
 
     return train
 
@@ -115,7 +123,7 @@ def our_subject(game: str, steps: int, **options):
         (state, metrics), seconds = timed(program, jax.random.key(seed))
         last = last_tenth(metrics["env_return"] * metrics["episodes"], metrics["episodes"])
         scores = after(game, config, state.params, state.obs_moments, 1000 + seed)
-        return Run(seconds, config.anneal * 4 * NUM_STEPS, last, **scores)
+        return Run(seconds, updates_of(steps, 4) * 4 * NUM_STEPS, last, **scores)
 
     return run, compiling
 
@@ -159,6 +167,8 @@ def learning(game: str, arguments) -> None:
     if arguments.purejaxrl:
         subjects["PureJaxRL"] = (*purejaxrl_subject(arguments.purejaxrl, game, arguments.steps), arguments.seeds)
     if arguments.sb3_python:
+        ours = our_subject(game, arguments.steps, **LIKE_SB3)
+        subjects["nlrl_jax, stable-baselines3's own hyperparameters"] = (*ours, arguments.seeds)
         for name, options in (("same", SB3_SAME), ("its own", {"n_steps": 128})):
             row = sb3_subject(arguments.sb3_python, game, arguments.sb3_steps, options)
             subjects[f"stable-baselines3, {name} hyperparameters"] = (*row, arguments.sb3_seeds)
@@ -185,7 +195,7 @@ def one_call_an_update(game: str, steps: int) -> Callable[..., Any]:
 
     def train(key):
         state = ppo.init_state(env, params, config, key)
-        for i in range(config.anneal):
+        for i in range(updates_of(steps, 4)):
             state, metrics = update(state, jax.random.fold_in(key, i))
         return state, metrics
 
