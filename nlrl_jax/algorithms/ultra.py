@@ -39,8 +39,9 @@ import numpy as np
 
 from nlrl_jax.algorithms.ppo import Hooks
 from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.text.json_reply import without_thoughts
 from nlrl_jax.text.trajectory import Action, AnalystRoles, Episode, Verdict
-from nlrl_jax.text.verdicts import without_thoughts, written_reward
+from nlrl_jax.text.verdicts import written_reward
 from nlrl_jax.types import ControlGame, LanguageModel
 
 

@@ -31,7 +31,7 @@ def read_json(text: str) -> JsonReply:
 
     Halves of surrogate pairs, which no file and no tokenizer takes, become replacement characters.
     """
-    stripped = _without_fence(_without_thinking(_whole(text).strip()))
+    stripped = _without_fence(without_thoughts(_whole(text)).strip())
     if not stripped:
         return JsonReply({}, "empty")
     for start in (match.start() for match in re.finditer(r"\{", stripped)):
@@ -75,9 +75,13 @@ def _decode(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
     return json.loads(_whole(json.dumps(fields, ensure_ascii=False))), end
 
 
-def _without_thinking(text: str) -> str:
-    """What follows a block <think>...</think> at the beginning; nothing, if that never ends."""
-    return text.partition("</think>")[2].strip() if text.startswith("<think>") else text
+def without_thoughts(text: str) -> str:
+    """A reply without what a reasoning model thinks in front; "" where it thinks without end.
+
+    Some servers leave out the opening tag.
+    """
+    _, ended, answer = text.rpartition("</think>")
+    return "" if not ended and text.lstrip().startswith("<think>") else answer
 
 
 def _without_fence(text: str) -> str:

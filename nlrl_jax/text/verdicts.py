@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from nlrl_jax.text.entries import NUMBER, Entry, find_entries
+from nlrl_jax.text.json_reply import without_thoughts
 from nlrl_jax.text.trajectory import Action, Verdict
 
 # What a field names -> the action; None where it is not one of the game's.
@@ -139,14 +140,8 @@ def vector_reader(size: int, low: float = -1.0, high: float = 1.0) -> ReadAction
     return read
 
 
-def without_thoughts(text: str) -> str:
-    """A reply without what a reasoning model thinks in front; "" where it thinks without end."""
-    _, ended, answer = text.rpartition("</think>")
-    return "" if not ended and text.lstrip().startswith("<think>") else answer
-
-
 def _plain(text: str) -> str:
-    """The same with plain quotes and minus signs."""
+    """Without thoughts, and with plain quotes and minus signs."""
     return without_thoughts(text).translate(_PLAIN)
 
 

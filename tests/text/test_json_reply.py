@@ -39,6 +39,7 @@ from nlrl_jax.text.json_reply import PROBLEMS, read_json, read_number
         ('{"a": 1}]', {"a": 1}, "prose"),
         ('<think>{"best_move": 1} no</think>\n{"best_move": 5}', {"best_move": 5}, ""),
         ('<think>{"best_move": 1} or', {}, "empty"),
+        ('perhaps {"best_move": 1}?</think>{"best_move": 5}', {"best_move": 5}, ""),
         ('{"a": [1, {"b": 2}, 3, {"c": 4, "d": ["e", ', {"a": [1, {"b": 2}, 3, {"c": 4, "d": ["e"]}]}, "cut"),
         ('{"thought": "see <think>", "best_move": 5}', {"thought": "see <think>", "best_move": 5}, ""),
         ('{"thought": "\\ud83d", "best_move": 5}', {"thought": "\ufffd", "best_move": 5}, ""),
