@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 import envs
-from envs import pong
+from envs.pong import env as pong
 
 
 def player(env, params, batch: int, steps: int, with_obs: bool):

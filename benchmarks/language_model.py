@@ -83,7 +83,8 @@ class Ours:
         return lambda: float(self.jax.block_until_ready(prefill(self.variables, tokens))[0])
 
     def _decode(self, batch):
-        from nlrl_jax.lm.generate import Sampling, generate
+        from nlrl_jax.lm.generate import generate
+        from nlrl_jax.types import Sampling
 
         jnp = self.jnp
         prompts, lengths = jnp.asarray(token_ids(batch, PROMPT)), jnp.full((batch,), PROMPT)

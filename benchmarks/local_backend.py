@@ -26,10 +26,13 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from nlrl_jax.backends.local import LocalModel  # noqa: E402
-from nlrl_jax.lm.generate import Sampling, generate  # noqa: E402
+from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.score import score  # noqa: E402
 from nlrl_jax.lm.transformer import Transformer  # noqa: E402
-from nlrl_jax.types import Chat  # noqa: E402
+from nlrl_jax.types import (
+    Chat,  # noqa: E402
+    Sampling,
+)
 from nlrl_jax.weights.load import load_model  # noqa: E402
 
 RULES = "You play a game on a board of three rows. X is you, O is the other player, a dot is a free cell. Name a cell."

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import locomotion
+from envs.locomotion import env as locomotion
 
 PEERS = {"hopper": "Hopper", "walker2d": "Walker2d", "ant": "Ant"}
 CHUNK = 16  # steps in one jitted call

@@ -20,7 +20,7 @@ import numpy as np
 
 from launch import ultra_games
 from nlrl_jax.algorithms import ppo
-from nlrl_jax.algorithms.control_play import evaluate
+from nlrl_jax.rollouts.control import evaluate
 from nlrl_jax.run.plots import Series, compare, deviation
 
 PHYSICS = ("c", "mjx")
@@ -45,7 +45,9 @@ def train(setting: ultra_games.Setting, updates: int, seeds: int, name: str) -> 
 def scores(setting: ultra_games.Setting, state: ppo.PPOState, episodes: int) -> np.ndarray:
     """Mean returns of the agents: [seeds]."""
     game, key = setting.game, jax.random.key(1)
-    play = lambda params, moments: evaluate(game.env, game.params, setting.ppo, params, moments, key, episodes)[0]
+    play = lambda params, moments: evaluate(
+        game.env, game.params, ppo.agent_of(game.env, game.params, setting.ppo), params, moments, key, episodes
+    )[0]
     return np.asarray(jax.jit(jax.vmap(play))(state.params, state.obs_moments)).mean(axis=1)
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyspiel
 
-from envs import breakthrough
+from envs.breakthrough import rules as breakthrough
 from nlrl_jax.algorithms.mcts import mcts_policy
 
 START = "bbbbbbbbbb.....wwwwwwwwww0"

@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 
 import envs
-from launch.plan import GIB, QWEN25_3B, compile_update
+from launch.reproduce_ms_grpo import QWEN25_3B
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.run.cost import GIB, compile_update
 from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import Sampling
 
 
 def report(name: str, compiled, seconds: float) -> None:

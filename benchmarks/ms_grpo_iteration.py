@@ -27,11 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.plan import matmul_rate
 from launch.train_ms_grpo import PRESETS, TrainConfig, build
-from nlrl_jax import rollout
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.run.cost import matmul_rate
 
 
 class Work(NamedTuple):
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     bytes: float
 
 
-def work_of(turns: rollout.Turns, prefix: int, config: ModelConfig, learning: MSGRPOConfig) -> Work:
+def work_of(turns: text_games.Turns, prefix: int, config: ModelConfig, learning: MSGRPOConfig) -> Work:
     """Counts the work of played turns; each array of `turns` is on the host.
 
     Args:
@@ -98,10 +98,10 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     @jax.jit
     def play(state, key):
         key_reset, key_play, _ = jax.random.split(key, 3)  # as `make_update` does: the same episodes
-        starts = rollout.reset(game, key_reset, learning.num_groups)
+        starts = text_games.reset(game, key_reset, learning.num_groups)
         starts = jax.tree.map(lambda x: jnp.repeat(x, G, axis=0), starts)
         variables = {"params": state.params, "lora": state.lora}
-        return rollout.play(policy, game, variables, key_play, starts, T, learning.max_steps).turns
+        return text_games.play(policy, game, variables, key_play, starts, T, learning.max_steps).turns
 
     keys = [jax.random.key(n) for n in range(repeats)]
     jax.block_until_ready((play(state, keys[0]), update(state, keys[0])))

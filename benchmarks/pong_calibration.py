@@ -1,4 +1,4 @@
-"""ALE's Pong beside ours, `envs/pong.py`: the same simple policies play both, and one table says how they compare.
+"""ALE's Pong beside ours, `envs/pong/env.py`: the same simple policies play both, and one table says how they compare.
 
     pip install "ale-py>=0.12"
     python -m benchmarks.pong_calibration [--opponent_speed 1 2] [--racket_speed 2] [--steps 1200]
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import pong
+from envs.pong import env as pong
 
 # (columns, red, rows) of our racket, the opponent's and the ball; nothing else on the board has their red.
 THINGS = ((slice(70, 72), 92, 8), (slice(8, 10), 213, 8), (slice(0, 80), 236, 2))

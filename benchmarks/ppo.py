@@ -39,7 +39,7 @@ import numpy as np
 
 from benchmarks import ppo_purejaxrl
 from nlrl_jax.algorithms import ppo
-from nlrl_jax.algorithms.control_play import evaluate
+from nlrl_jax.rollouts.control import evaluate
 
 NUM_STEPS = 128
 # Its value loss is half the squared error; it clips values as it clips ratios.
@@ -111,7 +111,9 @@ def last_tenth(sums, counts) -> float:
 def after(game: str, config: ppo.PPOConfig, params, moments, seed: int) -> dict[str, float]:
     """Mean returns of 100 episodes, greedy and sampled."""
     env, env_params = gymnax.make(game)
-    play = lambda greedy: evaluate(env, env_params, config, params, moments, jax.random.key(seed), 100, greedy)
+    play = lambda greedy: evaluate(
+        env, env_params, ppo.agent_of(env, env_params, config), params, moments, jax.random.key(seed), 100, greedy
+    )
     return {name: float(jnp.mean(play(name == "greedy")[0])) for name in ("greedy", "sampled")}
 
 

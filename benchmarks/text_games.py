@@ -27,13 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from launch import setup
 from launch.train_ms_grpo import PRESETS, TrainConfig, build
-from nlrl_jax import losses, rollout
+from nlrl_jax import losses
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import loss_and_grad, micro_batches
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.returns import group_advantage
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.run import players
 from nlrl_jax.text.parser import ReplyFormat, reference_parse
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.text.prompts import TAGS, chat_prompt
@@ -103,7 +104,7 @@ def host_iteration(loop: HostLoop, learning: MSGRPOConfig, config: TrainConfig):
     policy = dataclasses.replace(
         loop.policy, template=dataclasses.replace(loop.policy.template, prefix=np.zeros(0, np.int32))
     )
-    reset = jax.jit(lambda key: rollout.reset(loop.game, key, learning.num_groups))
+    reset = jax.jit(lambda key: text_games.reset(loop.game, key, learning.num_groups))
 
     @jax.jit
     def learn(state, turns, advantages):
@@ -136,7 +137,7 @@ def host_iteration(loop: HostLoop, learning: MSGRPOConfig, config: TrainConfig):
                 turn.prompts[t, j, S - len(prompt) :] = prompt
                 turn.replies[t, j, : len(reply)] = reply
                 turn.prompt_lengths[t, j], turn.reply_lengths[t, j], active[t, j] = len(prompt), len(reply), True
-        turns = rollout.Turns({}, turn, np.zeros((T, J), np.float32), np.zeros((T, J), np.int32), active)
+        turns = text_games.Turns({}, turn, np.zeros((T, J), np.float32), np.zeros((T, J), np.int32), active)
         return learn(state, turns, advantages.reshape(-1))
 
     return iterate
@@ -151,15 +152,15 @@ def timed(run) -> tuple[float, Any]:
 def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bool) -> list[list[str]]:
     """Rows (episodes, way, turns a second, ratio to the batched loop)."""
     game, _, policy, params, learning = build(config)
-    prompt = setup.prompt_for(config.model, config.prompt)
+    prompt = players.prompt_for(config.model, config.prompt)
     variables = {"params": params}
     rows = []
     for size in sizes:
-        states = rollout.reset(game, jax.random.key(size), size)
+        states = text_games.reset(game, jax.random.key(size), size)
         listed = [jax.tree.map(lambda x: x[i], states) for i in range(size)]
         device = jax.jit(
             lambda v, key, states: (
-                rollout.play(policy, game, v, key, states, learning.max_turns, learning.max_steps).turns.active
+                text_games.play(policy, game, v, key, states, learning.max_turns, learning.max_steps).turns.active
             )
         )
         loops = {"host, batched": HostLoop(policy, game, prompt, one_by_one=False)}
@@ -191,7 +192,7 @@ def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bo
 def iterations(config: TrainConfig, repeats: int) -> list[list[str]]:
     """Rows (episodes, way, seconds an iteration, speed relative to the batched loop)."""
     game, _, policy, params, learning = build(config)
-    prompt = setup.prompt_for(config.model, config.prompt)
+    prompt = players.prompt_for(config.model, config.prompt)
     state = init_state(policy.model, params, learning, jax.random.key(0))
     update = jax.jit(make_update(policy, game, learning))
     ways = {"one program": lambda key: update(state, key)}

@@ -12,13 +12,13 @@ _MAKERS = {
     "frozen_lake_slippery": ("envs.frozen_lake", {"slippery": True}),
     "snake": ("envs.snake", {"poison": False}),
     "snake_poison": ("envs.snake", {"poison": True}),
-    "maze_double_t": ("envs.maze", {"layout": "double_t"}),
-    "maze_medium": ("envs.maze", {"layout": "medium"}),
-    "tic_tac_toe": ("envs.tic_tac_toe", {}),
-    "tic_tac_toe_first_move": ("envs.tic_tac_toe", {"opponent": "first_move"}),
-    "tic_tac_toe_minimax": ("envs.tic_tac_toe", {"opponent": "minimax"}),
-    "breakthrough": ("envs.breakthrough_game", {}),
-    "breakthrough_first_move": ("envs.breakthrough_game", {"opponent": "first_move"}),
+    "maze_double_t": ("envs.maze.env", {"layout": "double_t"}),
+    "maze_medium": ("envs.maze.env", {"layout": "medium"}),
+    "tic_tac_toe": ("envs.tic_tac_toe.env", {}),
+    "tic_tac_toe_first_move": ("envs.tic_tac_toe.env", {"opponent": "first_move"}),
+    "tic_tac_toe_minimax": ("envs.tic_tac_toe.env", {"opponent": "minimax"}),
+    "breakthrough": ("envs.breakthrough.env", {}),
+    "breakthrough_first_move": ("envs.breakthrough.env", {"opponent": "first_move"}),
 }
 
 GAMES = tuple(_MAKERS)
@@ -45,10 +45,10 @@ def make(name: str, prompt: str = "paper", **options):
 
 
 _CONTROL_MAKERS = {
-    "pong": ("envs.pong", ()),
-    "hopper": ("envs.locomotion", ("hopper",)),
-    "walker2d": ("envs.locomotion", ("walker2d",)),
-    "ant": ("envs.locomotion", ("ant",)),
+    "pong": ("envs.pong.env", ()),
+    "hopper": ("envs.locomotion.env", ("hopper",)),
+    "walker2d": ("envs.locomotion.env", ("walker2d",)),
+    "ant": ("envs.locomotion.env", ("ant",)),
 }
 
 CONTROL_GAMES = tuple(_CONTROL_MAKERS)

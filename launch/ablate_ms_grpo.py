@@ -21,12 +21,13 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import config_flags, loop, setup, train_ms_grpo
-from launch.agents import train_agents
-from launch.config_flags import option
+from launch import train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
-from launch.train_ms_grpo import TrainConfig
-from nlrl_jax.run.directory import write_atomically
+from launch.train_ms_grpo import TrainConfig, train_agents
+from nlrl_jax.config import check, option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.run import app, loop
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
 from nlrl_jax.run.plots import Series, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
@@ -70,7 +71,7 @@ class AblationConfig:
     eval_episodes: int = option(100, "greedy episodes of an evaluation, always from the same initial states")
 
     def __post_init__(self):
-        config_flags.check(self, at_least_one=("eval_episodes",), not_negative=("seeds", "iterations"))
+        check(self, at_least_one=("eval_episodes",), not_negative=("seeds", "iterations"))
 
 
 def settings(config: AblationConfig) -> dict[str, dict[str, TrainConfig]]:
@@ -118,7 +119,7 @@ def main(argv: list[str]) -> None:
     config = config_flags.parse(AblationConfig)
     panels, seeds = settings(config), config.seeds or SEEDS.get(config.study, 1)
     vectorize = config.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
-    run_dir, resume = setup.take_run_dir(config), flags.FLAGS.resume
+    run_dir, resume = app.take_run_dir(config), flags.FLAGS.resume
     drawn, rows, finished = {}, [], {}
     for panel, labels in panels.items():
         drawn[panel] = []
@@ -162,9 +163,9 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     config_flags.define(AblationConfig)
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

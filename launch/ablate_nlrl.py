@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from launch import config_flags, setup, train_language_actor_critic, train_language_td
-from launch.config_flags import option
+from launch import train_language_actor_critic, train_language_td
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.config import option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.run import app
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import markdown, write_report
@@ -123,7 +125,7 @@ def main(argv: list[str]) -> None:
     base, studies, resume = base_of(config), settings(config), flags.FLAGS.resume
     script = train_language_td if isinstance(base, train_language_td.RunConfig) else train_language_actor_critic
     script.check(base)
-    run_dir = setup.take_run_dir(config, may_change=("study",))
+    run_dir = app.take_run_dir(config, may_change=("study",))
     algorithm, metric = ("language_td", "accuracy") if set(studies) <= set(TD) else ("actor_critic", "win")
     panels, rows, finished = {}, [], {}
     for study, runs in studies.items():
@@ -156,9 +158,9 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     config_flags.define(AblationConfig)
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

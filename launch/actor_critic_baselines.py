@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import jax
 
 import envs
-from envs.prompts import tic_tac_toe as prompts
-from envs.tic_tac_toe import board_game
-from launch import language_models, loop, setup
+from envs.tic_tac_toe import prompts as prompts
+from envs.tic_tac_toe.rules import board_game
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms import language_ppo
-from nlrl_jax.algorithms.board_play import Opponent
 from nlrl_jax.algorithms.language_actor_critic import Setting, State
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
-from nlrl_jax.algorithms.move_policy import MovePolicy
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.views import Viewer
+from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.rollouts.board_games import Opponent
+from nlrl_jax.run import loop, models, players
+from nlrl_jax.text.word_policy import MovePolicy
+from nlrl_jax.types import Sampling
 
 if TYPE_CHECKING:
     from launch.train_language_actor_critic import RunConfig
@@ -39,9 +39,9 @@ def as_prompted(config: RunConfig) -> dict[str, str]:
 def play_prompted(config: RunConfig, name: str, opponent: Opponent, paid: pathlib.Path, usage: Usage) -> dict:
     """A model that does not learn plays greedily, asked as the paper asks. Returns what `train_ppo` does."""
     asked = dataclasses.replace(config, aggregator=name)
-    model = language_models.large_model_of(asked, {}, paid, usage)
+    model = models.large_model_of(asked, {}, paid, usage)
     game = board_game()
-    style = prompts.roles(setup.prompt_for(name, config.style))
+    style = prompts.roles(players.prompt_for(name, config.style))
     setting = Setting(game, opponent, style, model, model, None, None, config.algorithm())
     greedy = Sampling(config.large_max_tokens, 0.0)
     shares, _ = nlac.evaluate(State(model, model), setting, Viewer(game), config.eval_games, greedy, config.seed + 1)
@@ -51,7 +51,7 @@ def play_prompted(config: RunConfig, name: str, opponent: Opponent, paid: pathli
 
 def ppo_policy(config: RunConfig, start: LocalModel) -> MovePolicy:
     """LLM-PPO's policy: a model that is asked what the actor-critic's policy is asked."""
-    asked = prompts.policy_template(setup.prompt_for(config.model, config.style))
+    asked = prompts.policy_template(players.prompt_for(config.model, config.style))
     return MovePolicy.for_game(envs.make("tic_tac_toe"), start.model, start.tokenizer, *asked)
 
 
@@ -74,7 +74,7 @@ def train_ppo(config: RunConfig, start: LocalModel, opponent: str, run_dir: path
         critic_learning_rate=config.ppo_critic_learning_rate, train=config.train,
     )  # fmt: skip
     key = jax.random.key(config.seed)
-    state = language_models.on_device(ppo_state(start, learning, key))
+    state = models.on_device(ppo_state(start, learning, key))
     play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
 
     def evaluate(state):

@@ -20,18 +20,18 @@ import jax
 from absl import flags
 
 import envs.maze
-from envs import breakthrough, tic_tac_toe
-from envs.prompts import breakthrough as breakthrough_prompts
-from envs.prompts import maze as maze_prompts
-from envs.prompts import tic_tac_toe as tic_tac_toe_prompts
-from envs.scripted import breakthrough as breakthrough_scripts
-from envs.scripted import maze as maze_scripts
-from launch import language_models, setup
+from envs.breakthrough import prompts as breakthrough_prompts
+from envs.breakthrough import rule_based as breakthrough_scripts
+from envs.breakthrough import rules as breakthrough
+from envs.maze import prompts as maze_prompts
+from envs.maze import rule_based as maze_scripts
+from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
+from envs.tic_tac_toe import rules
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.roles.board_games import View, Viewer
+from nlrl_jax.run import app, models, players
 from nlrl_jax.run.transcript import printable
-from nlrl_jax.text.views import View, Viewer
-from nlrl_jax.types import BoardGame, LanguageModel
+from nlrl_jax.types import BoardGame, LanguageModel, Sampling
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 GAMES = ("breakthrough", "tic_tac_toe", "maze_double_t", "maze_medium")
@@ -69,7 +69,7 @@ def annotate_tic_tac_toe(annotator: Annotator, text: str, player: str) -> str:
     Raises:
       ValueError: a position that cannot occur.
     """
-    view = _view(tic_tac_toe.board_game(), " ".join(text.replace("/", "").replace(" ", "")), player)
+    view = _view(rules.board_game(), " ".join(text.replace("/", "").replace(" ", "")), player)
     if not view.legal:
         return f"{view.board}\n\nThe game is over."
     roles = tic_tac_toe_prompts.roles(annotator.style)
@@ -125,13 +125,13 @@ def trained(run_dir: pathlib.Path) -> tuple[str, Annotator]:
         folder = run_dir / opponent / "actor-critic"
     else:
         raise ValueError(f"{run_dir} is a run of another script; give one of train_language_td or _actor_critic")
-    base = language_models.trainable_model(types.SimpleNamespace(**run))
+    base = models.trainable_model(types.SimpleNamespace(**run))
     checkpoints = Checkpoints(folder / "checkpoints")
     if checkpoints.latest_step() is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet")
     step, value = checkpoints.restore_part("value", base.variables[run["train"]])
     model = base.with_variables({**base.variables, run["train"]: value})
-    style = setup.prompt_for(run["model"], run["style"])
+    style = players.prompt_for(run["model"], run["style"])
     return game, Annotator(f"{run_dir} at iteration {step}", model, style, run["max_tokens"])
 
 
@@ -151,8 +151,8 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
         folder = pathlib.Path("runs/annotate")  # an endpoint's replies
         endpoint = {"base_url": given.base_url, "model": given.endpoint_model, "api_key_env": given.api_key_env}
-        model = language_models.large_model(given.model, scripts, folder, **endpoint)
-        style = "paper" if isinstance(model, ScriptedModel) else setup.prompt_for(given.model, "auto")
+        model = models.large_model(given.model, scripts, folder, **endpoint)
+        style = "paper" if isinstance(model, ScriptedModel) else players.prompt_for(given.model, "auto")
         annotator = Annotator(given.model, model, style, given.max_tokens)
     if not given.position:
         raise ValueError("say which position: --position, rows from the top with / between them")
@@ -178,4 +178,4 @@ def define_flags() -> None:
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

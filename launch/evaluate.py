@@ -2,6 +2,7 @@
 
     python -m launch.evaluate --run_dir runs/demo --game frozen_lake_slippery --episodes 500
     python -m launch.evaluate --model smollm2 --game snake --episodes 8 --max_tokens 100
+    python -m launch.evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
 
 With --run_dir the model, the prompt form and the latest checkpoint are those of the run; else --model
 and perhaps --adapter. The same --seed always gives the same initial states.
@@ -10,30 +11,103 @@ and perhaps --adapter. The same --seed always gives the same initial states.
 from __future__ import annotations
 
 import json
+import pathlib
+from typing import Any, NamedTuple
 
 import jax
 from absl import flags
 
-from launch import setup
+import envs
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.transformer import Transformer, init_lora
+from nlrl_jax.run import app
+from nlrl_jax.run.players import NANO_TOKENS, evaluator, load, make_policy, prompt_for, summarize
+from nlrl_jax.run.transcript import print_transcript, transcripts
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import Sampling, TextGame
+from nlrl_jax.weights import peft
+from nlrl_jax.weights.checkpoint import Checkpoints
+from nlrl_jax.weights.load import BUILT_IN
 
-FLAGS = flags.FLAGS
-setup.define_player_flags()
-flags.DEFINE_integer("episodes", 50, "episodes; their initial states depend on --seed alone")
-flags.DEFINE_boolean("json", False, "print one line of JSON")
+
+class Player(NamedTuple):
+    """A policy with its parameters and the game it plays."""
+
+    name: str
+    game: TextGame
+    policy: LanguageAgentPolicy
+    variables: Any
+
+
+def player() -> Player:
+    """The player that the flags name.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no such run or model, or no such game.
+    """
+    given = flags.FLAGS
+    if given.run_dir:
+        return _trained_player(pathlib.Path(given.run_dir))
+    prompt = prompt_for(given.model, given.prompt)
+    game = envs.make(given.game or "frozen_lake", prompt)
+    loaded = load(given.model)
+    config, variables = loaded.config, {"params": loaded.params}
+    if given.adapter:
+        config, variables["lora"] = peft.load(given.adapter, config)
+    sampling = Sampling(given.max_tokens or (NANO_TOKENS if given.model in BUILT_IN else 200), temperature=0.0)
+    return Player(given.model, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables)
+
+
+def _trained_player(run_dir: pathlib.Path) -> Player:
+    given, path = flags.FLAGS, run_dir / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{run_dir} holds no run (no config.json)")
+    run = json.loads(path.read_text())
+    prompt = prompt_for(run["model"], run["prompt"])
+    game = envs.make(given.game or run["game"], prompt)
+    loaded = load(run["model"], run["dtype"], LoraConfig(run["lora_rank"], run["lora_alpha"]))
+    checkpoints = Checkpoints(run_dir / "checkpoints")
+    if checkpoints.latest_step() is None:
+        raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
+    fresh = init_lora(Transformer(loaded.config), jax.random.key(0))
+    step, lora = checkpoints.restore_part("lora", fresh)
+    sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
+    policy = make_policy(game, loaded, sampling, prompt)
+    return Player(f"{run_dir} at iteration {step}", game, policy, {"params": loaded.params, "lora": lora})
 
 
 def main(argv: list[str]) -> None:
     del argv
-    player = setup.player()
-    evaluate = setup.evaluator(player.policy, player.game, FLAGS.episodes, FLAGS.max_turns, FLAGS.max_turns, FLAGS.seed)
-    summary = setup.summarize(jax.device_get(evaluate(player.variables)), player.game)
-    if FLAGS.json:
-        print(json.dumps({"game": player.game.name, **summary}))
-    else:
-        print(f"{player.name} on {player.game.name}, greedy, seed {FLAGS.seed}:")
-        for name, value in summary.items():
-            print(f"  {name:16} {value:.4g}")
+    given, who = flags.FLAGS, player()
+    num = 1 if given.watch else given.episodes
+    evaluate = evaluator(who.policy, who.game, num, given.max_turns, given.max_turns, given.seed)
+    episodes = jax.device_get(evaluate(who.variables))
+    if given.watch:
+        print_transcript(transcripts(who.policy, who.game, episodes, [0])[0])
+        return
+    summary = summarize(episodes, who.game)
+    if given.json:
+        print(json.dumps({"game": who.game.name, **summary}))
+        return
+    print(f"{who.name} on {who.game.name}, greedy, seed {given.seed}:")
+    for name, value in summary.items():
+        print(f"  {name:16} {value:.4g}")
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint plays")
+    flags.DEFINE_string("model", "nano", "without --run_dir: nano, nano_snake, smollm2, a local folder or .gguf file")
+    flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
+    flags.DEFINE_string("game", "", "game to play; the run's own, or frozen_lake")
+    flags.DEFINE_string("prompt", "auto", "paper, compact, or auto: compact for nano, else paper")
+    flags.DEFINE_integer("max_tokens", 0, f"maximum tokens per reply; 0: the run's own, {NANO_TOKENS} for nano, or 200")
+    flags.DEFINE_integer("max_turns", 20, "maximum replies, and environment steps, per episode", lower_bound=1)
+    flags.DEFINE_integer("episodes", 50, "episodes; their initial states depend on --seed alone", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "which initial states")
+    flags.DEFINE_boolean("watch", False, "show one episode in the terminal: the board, the reply, what it did")
+    flags.DEFINE_boolean("json", False, "print one line of JSON")
 
 
 if __name__ == "__main__":
-    setup.run(main)
+    define_flags()
+    app.run(main)

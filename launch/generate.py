@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch import setup
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling, generate, left_pad
+from nlrl_jax.lm.generate import generate, left_pad
 from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.run import app
+from nlrl_jax.types import Sampling
 from nlrl_jax.weights import peft
 from nlrl_jax.weights.load import load_eos_ids, load_tokenizer, load_weights
 
@@ -108,4 +109,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    setup.run(main)
+    app.run(main)

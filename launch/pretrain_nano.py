@@ -2,7 +2,7 @@
 
     python -m launch.pretrain_nano --out nlrl_jax/assets/nano
 
-The model is pretrained on demonstrations of mixed quality (see `launch/demonstrations.py`): it has the
+The model is pretrained on demonstrations of mixed quality (see `envs/walkers.py`): it has the
 reply format, and plays far from optimally. Every batch is new: games are reset, walked and rendered
 inside the training step. The result is an ordinary Hugging Face folder (Llama architecture).
 """
@@ -20,17 +20,18 @@ import optax
 from absl import flags
 
 import envs
-from launch import demonstrations, setup
+from envs import walkers as demonstrations
+from envs.walkers import reply_template
 from launch.nano_tokenizer import train_tokenizer
-from launch.replies import demonstration_loss, reply_template
-from nlrl_jax import rollout
-from nlrl_jax.algorithms.sft import make_sft_step
+from nlrl_jax.algorithms.sft import demonstration_loss, make_sft_step
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.run import app
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.template import Choice
+from nlrl_jax.types import Sampling
 from nlrl_jax.weights import huggingface
 
 FLAGS = flags.FLAGS
@@ -75,7 +76,7 @@ def corpus(key: jax.Array) -> list[str]:
         game = envs.make(name, prompt=prompt)
         symbols = {option for part in game.board.parts if isinstance(part, Choice) for option in part.options}
         texts += [f"{one} {other}\n" for one, other in itertools.product(sorted(symbols), repeat=2)] * 40
-        states = rollout.reset(game, key, 200)
+        states = text_games.reset(game, key, 200)
         fields = jax.tree.map(np.asarray, jax.vmap(game.fields)(states))
         for i in range(200):
             texts.append(f"{game.rules}\n{game.observation.render({k: v[i] for k, v in fields.items()})}")
@@ -91,7 +92,7 @@ def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransf
     """One pretraining step: new games, their demonstrations as text, SFT on the replies."""
     habit = FLAGS.snake_habit if game.name == "snake" else FLAGS.habit
     shown = lambda key: demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, habit)
-    loss_of = demonstration_loss(policy, game, "compact", shown)
+    loss_of = demonstration_loss(policy, reply_template(game, "compact"), shown)
 
     return jax.jit(make_sft_step(loss_of, optimizer, "params"), donate_argnums=(0, 1))
 
@@ -117,8 +118,8 @@ def main(argv):
     steps = {name: make_step(policies[name], games[name], optimizer) for name in GAMES}
     evaluate = {
         name: jax.jit(
-            lambda variables, key, name=name: rollout.play(
-                policies[name], games[name], variables, key, rollout.reset(games[name], key, 200), 20, 20
+            lambda variables, key, name=name: text_games.play(
+                policies[name], games[name], variables, key, text_games.reset(games[name], key, 200), 20, 20
             )
         )
         for name in GAMES
@@ -141,4 +142,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    setup.run(main)
+    app.run(main)

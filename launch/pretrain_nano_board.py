@@ -19,19 +19,19 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from envs.breakthrough import board_game as breakthrough
-from envs.prompts import breakthrough as breakthrough_prompts
-from envs.prompts import tic_tac_toe as tic_tac_toe_prompts
-from envs.scripted import breakthrough as breakthrough_scripts
-from envs.scripted import tic_tac_toe as tic_tac_toe_scripts
-from envs.tic_tac_toe import board_game as tic_tac_toe
-from launch import setup
+from envs.breakthrough import prompts as breakthrough_prompts
+from envs.breakthrough import rule_based as breakthrough_scripts
+from envs.breakthrough.rules import board_game as breakthrough
+from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
+from envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
+from envs.tic_tac_toe.rules import board_game as tic_tac_toe
 from launch.nano_tokenizer import train_tokenizer
-from launch.random_views import random_views
 from nlrl_jax.algorithms.sft import SFTConfig, fit, tokenize
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.rollouts.board_games import random_views
+from nlrl_jax.run import app
 from nlrl_jax.types import Chat
 from nlrl_jax.weights import huggingface
 
@@ -133,4 +133,4 @@ def define_flags() -> None:
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

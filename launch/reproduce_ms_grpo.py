@@ -16,20 +16,28 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import time
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import flags
 
-from launch import config_flags, loop, plan, setup, train_dqn, train_ms_grpo, warm_start
-from launch.agents import train_agents
-from launch.config_flags import option
-from launch.train_ms_grpo import TrainConfig
-from nlrl_jax.run.directory import write_atomically
+from launch import reproduce_ms_grpo, train_dqn, train_ms_grpo, warm_start
+from launch.train_ms_grpo import TrainConfig, make_game, train_agents
+from nlrl_jax.config import check, option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.run import app, loop, players
+from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.cost import GIB, compile_update, matmul_rate, work_of
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import Sampling
+from nlrl_jax.weights.load import load_config, load_tokenizer
 
 TRAINED_ON = ("snake", "frozen_lake")
 VARIANTS = {  # in the order of Table 1
@@ -92,7 +100,7 @@ class MatrixConfig:
     )
 
     def __post_init__(self):
-        config_flags.check(self, not_negative=("seeds", "iterations", "dqn_iterations"))
+        check(self, not_negative=("seeds", "iterations", "dqn_iterations"))
 
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
@@ -157,7 +165,7 @@ def configs_of(
     if config.scale == "paper" and not (config.model or dry_run):
         raise ValueError("the scale paper trains Qwen2.5-3B-Instruct: give its folder, --model PATH, or --dry_run")
     given = {"model": config.model} if config.model else {}
-    given |= {"model": plan.PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
+    given |= {"model": reproduce_ms_grpo.PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
     given |= {"iterations": config.iterations} if config.iterations else {}
     if config.iterations and "decay_steps" in scale.common:
         given["decay_steps"] = config.iterations * 5 // 4
@@ -228,16 +236,16 @@ def main(argv: list[str]) -> None:
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
     if flags.FLAGS.dry_run:
-        plan.show(configs, seeds, vectorize, flags.FLAGS.device_tflops)
+        reproduce_ms_grpo.show(configs, seeds, vectorize, flags.FLAGS.device_tflops)
         return
-    run_dir, resume = setup.take_run_dir(config), flags.FLAGS.resume
+    run_dir, resume = app.take_run_dir(config), flags.FLAGS.resume
     lines = reproduce(configs, dqn_config, seeds, vectorize, SCALES[config.scale].warm_start, run_dir, resume)
     print("\n".join(lines))
 
 
 def define_flags() -> None:
     config_flags.define(MatrixConfig)
-    setup.define_run_flags()
+    app.define_run_flags()
     flags.DEFINE_boolean("dry_run", False, "print what would be run, its memory and its work, and stop")
     flags.DEFINE_float(
         "device_tflops", 0.0, "with --dry_run: reckon with a device of this rate, not the one at hand", 0.0
@@ -246,4 +254,65 @@ def define_flags() -> None:
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)
+
+
+PLANNED_MODEL = "Qwen2.5-3B (sizes only, prompts in the built-in tokenizer's tokens)"
+
+
+QWEN25_3B = ModelConfig(
+    vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=2,
+    head_dim=128, max_positions=32768, architecture="Qwen2ForCausalLM", rope_theta=1e6, tie_embeddings=True,
+    qkv_bias=True, dtype="bfloat16", param_dtype="bfloat16",
+)  # fmt: skip
+
+
+def show(configs: dict[str, train_ms_grpo.TrainConfig], seeds: int, vectorize: bool, tflops: float = 0.0) -> None:
+    """Prints the plan of several runs under `seeds` seeds each.
+
+    Args:
+      tflops: rate of the device in mind, in 1e12 floating-point operations a second; 0: measured on the one at hand.
+    """
+    rate = tflops * 1e12 or matmul_rate()
+    device = "a device" if tflops else f"the device at hand, {jax.devices()[0].device_kind}, measured"
+    print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
+    total = 0.0
+    for name, config in configs.items():
+        policy, game, learning = _policy_of(config)
+        work = work_of(policy, learning)
+        clock = time.monotonic()
+        memory = compile_update(policy, game, learning, seeds if vectorize else 1).memory_analysis()
+        peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        peak += memory.output_size_in_bytes - memory.alias_size_in_bytes
+        hours = work.flop * config.iterations * seeds / rate / 3600
+        total += hours
+        print(
+            f"\n{name}: {config.model}, {policy.model.config.num_params / 1e9:.3g}e9 weights, "
+            f"{config.iterations} iterations, {seeds} seeds {'at once' if vectorize else 'one after the other'}\n"
+            f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
+            f"reply {config.max_tokens}, G={config.group_size}, G'={config.group_sample}, groups {config.num_groups}\n"
+            f"  memory a device {peak / GIB:.2f} GiB: arguments {memory.argument_size_in_bytes / GIB:.2f}, temporaries "
+            f"{memory.temp_size_in_bytes / GIB:.2f} (compiled in {time.monotonic() - clock:.0f} s)\n"
+            f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
+            f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
+            f"  all of it: {hours:.3g} hours of a device at the rate above"
+        )
+    print(
+        f"\nin all {total:.3g} device hours at the rate of a plain matrix product. Writing replies is bound by memory "
+        "and slower than that; episodes end early and replies are short, which is faster."
+    )
+
+
+def _policy_of(config: train_ms_grpo.TrainConfig):
+    """(policy, game, learning) of a config, without the weights; without a model, Qwen2.5-3B with our tokenizer."""
+    learning = train_ms_grpo.learning_of(config)
+    prompt = players.prompt_for(config.model, config.prompt)
+    game = make_game(config.game, prompt)
+    overrides = {"dtype": config.dtype, "param_dtype": config.dtype} if config.dtype else {}
+    lora = LoraConfig(config.lora_rank, config.lora_alpha)
+    known = config.model != PLANNED_MODEL
+    shape = load_config(config.model) if known else QWEN25_3B
+    model = Transformer(dataclasses.replace(shape, lora=lora, **overrides))
+    sampling = Sampling(config.max_tokens, config.temperature, config.top_k, config.top_p)
+    tokenizer = load_tokenizer(config.model if known else "nano")
+    return LanguageAgentPolicy.for_game(game, model, tokenizer, sampling, prompt), game, learning

@@ -11,7 +11,7 @@ same number of environment steps, several seeds as one program, and is evaluated
 Whatever is there already is not done again with `--resume`, which may name other methods; tables and report are of all
 that ever ran there. The last line reads `ULTRA-RA over PPO: <PPO> -> <ULTRA-RA>`.
 
-Departures from the paper: see `nlrl_jax/algorithms/ultra.py` and `envs/pong.py`. RICE and MASK-R also use
+Departures from the paper: see `nlrl_jax/algorithms/ultra.py` and `envs/pong/env.py`. RICE and MASK-R also use
 environment steps to train the mask network (`--mask_iterations`), which is not counted in their budget.
 """
 
@@ -31,33 +31,29 @@ import numpy as np
 from absl import flags
 
 import envs
-from launch import (
-    config_flags,
-    language_models,
-    loop,
-    setup,
-    ultra_findings,
-    ultra_games,
-    ultra_methods,
-    ultra_plan,
-    ultra_report,
-)
-from launch.config_flags import option
+from launch import ultra_games, ultra_plan
 from launch.ultra_games import Setting
-from launch.ultra_methods import Shared
-from nlrl_jax.algorithms import control_play, ppo, ultra
-from nlrl_jax.algorithms.finite import keep_finite
+from nlrl_jax.algorithms import ppo, ultra
+from nlrl_jax.algorithms.analyst import Findings, analyse, load, save
 from nlrl_jax.algorithms.ppo import PPOState
+from nlrl_jax.algorithms.refiners import methods as ultra_methods
 from nlrl_jax.algorithms.refiners import state_mask
-from nlrl_jax.algorithms.ultra import Findings
+from nlrl_jax.algorithms.refiners.methods import Shared
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.kept import KeptReplies
-from nlrl_jax.backends.usage import Metered
-from nlrl_jax.run.directory import part_of, read_config, write_atomically
+from nlrl_jax.backends.cached import KeptReplies
+from nlrl_jax.backends.usage import KeptUsage, Metered
+from nlrl_jax.config import check, option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.rollouts import control
+from nlrl_jax.run import app, loop, models
+from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.directory import part_of, read_config
 from nlrl_jax.run.plots import deviation
 from nlrl_jax.run.report import markdown
-from nlrl_jax.text.trajectory import Episode, Verdict
+from nlrl_jax.run.reports import ultra as ultra_report
 from nlrl_jax.types import LanguageModel
+from nlrl_jax.updates import keep_finite
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 ROBOT_NAMES = ("hopper", "walker2d", "ant")
@@ -72,7 +68,7 @@ ONLY_FOR = {
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(language_models.EndpointOptions):
+class RunConfig(models.EndpointOptions):
     """Everything that decides what a run computes. The defaults are those of Pong at scale quick.
 
     Raises:
@@ -106,7 +102,7 @@ class RunConfig(language_models.EndpointOptions):
     endpoint_model: str = option("", "an endpoint's name for its model")
 
     def __post_init__(self):
-        config_flags.check(
+        check(
             self,
             at_least_one=(
                 "seeds", "iterations", "episodes", "episode_steps", "cell", "points", "eval_episodes",
@@ -158,7 +154,8 @@ class Run:
         self.ppo = dataclasses.replace(self.setting.ppo, learning_rate=config.learning_rate, guided_floor=config.floor)
         self.methods = ultra_methods.known(config.methods, self.setting)
         game = self.setting.game
-        play = functools.partial(control_play.evaluate, game.env, game.params, self.ppo)
+        self.agent = ppo.agent_of(game.env, game.params, self.ppo)
+        play = functools.partial(control.evaluate, game.env, game.params, self.agent)
         by_seed = lambda episodes: jax.jit(
             jax.vmap(lambda params, moments, key: play(params, moments, key, episodes)[0], in_axes=(0, 0, None))
         )
@@ -173,7 +170,7 @@ class Run:
     def fresh_agent(self) -> PPOState:
         """The base agent before its training."""
         game = self.setting.game
-        return language_models.on_device(ppo.init_state(game.env, game.params, self.setting.ppo, self.key(0)))
+        return models.on_device(ppo.init_state(game.env, game.params, self.setting.ppo, self.key(0)))
 
     def base(self) -> PPOState:
         """The sub-optimal agent: trained, or copied from another run once.
@@ -201,10 +198,10 @@ class Run:
         _save(folder, state)
         return state
 
-    def record(self, base: PPOState) -> control_play.Record:
+    def record(self, base: PPOState) -> control.Record:
         """Episodes of the base agent."""
         config, game = self.config, self.setting.game
-        record = functools.partial(control_play.record, game.env, game.params, self.ppo)
+        record = functools.partial(control.record, game.env, game.params, self.agent)
         played = jax.jit(lambda s, k: record(s.params, s.obs_moments, k, config.episodes, config.episode_steps))
         return played(base, self.key(2))
 
@@ -212,22 +209,22 @@ class Run:
         """The language model of ULTRA's roles, its replies kept on disk and its calls counted."""
         config = self.config
         name, scripts, address = config.analyst, self.setting.scripts, config.address(config.endpoint_model)
-        model = language_models.large_model(name, scripts, self.run_dir, config.token_budget, **address)
+        model = models.large_model(name, scripts, self.run_dir, config.token_budget, **address)
         if name not in ("scripted", "endpoint"):  # rules cost nothing, and an endpoint has its cache
             model = KeptReplies(model, DiskCache(self.run_dir / "cache"))
-        return Metered(model, language_models.KeptUsage(self.run_dir))
+        return Metered(model, KeptUsage(self.run_dir))
 
     def findings(self, name: str, episodes: list[Episode], analyst: LanguageModel, verdicts=None) -> Findings:
         """What the analyst says of the episodes; kept in a file."""
         path = self.run_dir / f"{name}.json"
         if path.exists():
-            return ultra_findings.load(path)
-        findings = ultra.analyse(episodes, self.setting.roles, analyst, self.config.seed, verdicts=verdicts)
-        ultra_findings.save(findings, path)
+            return load(path)
+        findings = analyse(episodes, self.setting.roles, analyst, self.config.seed, verdicts=verdicts)
+        save(findings, path)
         return findings
 
     def shared(
-        self, base: PPOState, record: control_play.Record, episodes: list[Episode], analyst: LanguageModel
+        self, base: PPOState, record: control.Record, episodes: list[Episode], analyst: LanguageModel
     ) -> tuple[Shared, Findings]:
         """Everything that the methods have in common."""
         config, setting = self.config, self.setting
@@ -282,7 +279,7 @@ class Run:
         folder.mkdir(exist_ok=True)
         keys = jax.random.split(self.key(4), config.seeds)
         states = jax.vmap(lambda key: ultra_methods.start(name, shared, base, key))(keys)
-        states = language_models.on_device(states)
+        states = models.on_device(states)
         update = jax.jit(keep_finite(jax.vmap(ultra_methods.update(name, shared))))
         states = loop.restore(folder, states) if self.resume else states
         if int(states.iteration[0]) < config.iterations:
@@ -357,8 +354,8 @@ def main(argv: list[str]) -> None:
         return
     if config.base and not flags.FLAGS.resume:  # going on, a copy is there
         _base_of(config)
-    may_change = ("methods", "checkpoint_every", "base_url", *language_models.MAY_CHANGE)
-    run_dir = setup.take_run_dir(config, may_change)
+    may_change = ("methods", "checkpoint_every", "base_url", *models.MAY_CHANGE)
+    run_dir = app.take_run_dir(config, may_change)
     run = Run(config, run_dir, flags.FLAGS.resume)
     analyst = run.analyst()  # a wrong address or model shows before anything is trained
     base = run.base()
@@ -366,7 +363,7 @@ def main(argv: list[str]) -> None:
     start = float(run.scores(base.replace(params=one[0], obs_moments=one[1]))[0])
     print(f"base agent: {run.setting.score} {start:.3f}", flush=True)
     record = run.record(base)
-    episodes = control_play.episodes_of(record)
+    episodes = control.episodes_of(record)
     shared, findings = run.shared(base, record, episodes, analyst)
     final, path = {}, run_dir / "results.json"
     earlier = json.loads(path.read_text())["scores"] if path.exists() else {}  # of methods not asked for this time
@@ -389,9 +386,9 @@ def define_flags() -> None:
     config_flags.define(RunConfig, PRESETS, "scale", f". Robots besides: {config_flags.listed(ROBOTS)}")
     flags.DEFINE_boolean("dry_run", False, "print what the run would ask of the analyst and the machine, and stop")
     flags.DEFINE_float("critical_share", 0.2, "dry run: share of the timeslots taken for critical", 1e-3, 1.0)
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

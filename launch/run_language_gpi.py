@@ -35,18 +35,18 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from envs import maze as mazes
-from envs.prompts.maze import MazeRoles
-from envs.scripted.maze import SCRIPTS
-from launch import config_flags, language_models, setup
-from launch.config_flags import option
-from launch.language_gpi_report import PAPER, Results, Row, markdown, plan, summarize, table, write_results
+from envs.maze import env as mazes
+from envs.maze.prompts import MazeRoles
+from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.config import check, option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.run import app, models
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.metrics import MetricsWriter
-from nlrl_jax.types import LanguageModel, LanguageModelError
+from nlrl_jax.run.reports.language_gpi import PAPER, Results, Row, markdown, plan, summarize, table, write_results
+from nlrl_jax.types import LanguageModel, LanguageModelError, Sampling
 
 BACKENDS = ("scripted", "local", "endpoint")
 SHOWN = {"double_t": (1, 5), "medium": (6, 2)}  # the start that the report shows: near the goal, but behind a wall
@@ -57,7 +57,7 @@ SCALES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GPIRunConfig(language_models.EndpointOptions):
+class GPIRunConfig(models.EndpointOptions):
     """Everything that decides what a run computes."""
 
     scale: str = option("nano", f"sets backend, model and history where they are not given: {', '.join(SCALES)}")
@@ -97,13 +97,13 @@ class GPIRunConfig(language_models.EndpointOptions):
         if config.observation not in mazes.OBSERVATIONS:
             raise ValueError(f"--observation is {config.observation!r}; choose one of full, partial")
         at_least_one = ("starts", "seeds", "max_steps", "max_tokens", "concurrency")
-        config_flags.check(config, at_least_one, ("history", "temperature", "token_budget", "seed"))
+        check(config, at_least_one, ("history", "temperature", "token_budget", "seed"))
         for name in config.mazes.split(","):
             mazes.maze(name)
         for name in config.rows.split(","):
             Row.of(name)
         if config.backend == "endpoint":
-            language_models.endpoint_model(**config.address(config.model))
+            models.endpoint_model(**config.address(config.model))
         return config
 
 
@@ -201,7 +201,7 @@ def _turn(board: str, decisions: gpi.Decisions, k: int, reward: float) -> dict[s
 def make_model(config: GPIRunConfig, run_dir: pathlib.Path) -> LanguageModel:
     """The language model that plays all roles."""
     name = config.model if config.backend == "local" else config.backend
-    return language_models.large_model(name, SCRIPTS, run_dir, config.token_budget, **config.address(config.model))
+    return models.large_model(name, SCRIPTS, run_dir, config.token_budget, **config.address(config.model))
 
 
 def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool) -> Results:
@@ -249,8 +249,8 @@ def main(argv: list[str]) -> None:
         print(plan(config))
         return
     if config.backend == "local":
-        language_models.tokenizer_of(config.model)  # a name that is wrong is refused before anything is made
-    run_dir = setup.take_run_dir(config, may_change=language_models.MAY_CHANGE)
+        models.tokenizer_of(config.model)  # a name that is wrong is refused before anything is made
+    run_dir = app.take_run_dir(config, may_change=models.MAY_CHANGE)
     results = run(config, run_dir, flags.FLAGS.resume)
     line = write_results(config, run_dir, results)
     print(markdown(table(results)), end="")
@@ -260,10 +260,10 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     config_flags.define(GPIRunConfig)
-    setup.define_run_flags()
+    app.define_run_flags()
     flags.DEFINE_boolean("dry_run", False, "print calls and estimated tokens, and do nothing")
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

@@ -20,13 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch import config_flags, loop, setup
-from launch.config_flags import option
-from nlrl_jax import rollout
+from launch.train_ms_grpo import make_game
 from nlrl_jax.algorithms.dqn import DQNConfig, evaluate, init_state, make_train
-from nlrl_jax.algorithms.finite import keep_finite
-from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.config import check, option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.run import app, loop
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.plots import learning_curve
+from nlrl_jax.updates import keep_finite
 
 SWEEP = {  # the appendix's search space
     "learning_rate": (1e-5, 1e-4, 1e-3),
@@ -62,7 +64,7 @@ class DQNRunConfig:
     checkpoint_every: int = option(20, "iterations between checkpoints")
 
     def __post_init__(self):
-        config_flags.check(
+        check(
             self,
             at_least_one=(
                 "iterations", "steps_per_iteration", "num_envs", "buffer_size", "batch_size", "target_every",
@@ -92,7 +94,7 @@ class Trainer:
 
     def __init__(self, config: DQNRunConfig):
         self.dqn = config.learning()
-        self.config, self.game = config, setup.make_game(config.game, "compact")
+        self.config, self.game = config, make_game(config.game, "compact")
         env, env_params = self.game.env, self.game.params
         self.names = [_name(*values) for values in itertools.product(*SWEEP.values())] if config.sweep else []
         train = make_train(env, env_params, self.dqn)
@@ -100,7 +102,7 @@ class Trainer:
         # One program either way; `vmap` over the stack of a sweep.
         self._chunk = jax.jit(keep_finite(jax.vmap(chunk) if config.sweep else chunk), donate_argnums=0)
         key = jax.random.key(config.eval_seed)
-        states = rollout.reset(self.game, key, config.eval_episodes)
+        states = text_games.reset(self.game, key, config.eval_episodes)
         play = lambda params: evaluate(
             env, env_params, params, jax.random.fold_in(key, config.eval_episodes), states, config.eval_steps
         )
@@ -171,7 +173,7 @@ def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(DQNRunConfig, PRESETS)
     trainer = Trainer(config)
-    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every"))
+    run_dir = app.take_run_dir(config, may_change=("iterations", "checkpoint_every"))
     before, after = train(trainer, run_dir, flags.FLAGS.resume)
     ranked = sorted((name for name in after if "=" in name), key=after.get, reverse=True)
     for name in ranked:
@@ -182,9 +184,9 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     config_flags.define(DQNRunConfig, PRESETS)
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

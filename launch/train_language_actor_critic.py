@@ -4,7 +4,7 @@
     python -m launch.train_language_actor_critic --scale paper --dry_run
 
 NLRL, algorithm 3, section 5.3. At nano scale the built-in model plays and values, rule-based scripts aggregate and
-improve (`envs/scripted/tic_tac_toe.py`); `--aggregator endpoint` asks a server instead. For each opponent the LLM-PPO
+improve (`envs/tic_tac_toe/rule_based.py`); `--aggregator endpoint` asks a server instead. For each opponent the LLM-PPO
 baseline plays as many games from the same prompt (`--ppo`), and other models can be asked to play as they are
 (`--prompted smollm2,endpoint`), all in one plot. The last lines read `win rate (OPPONENT): <before> ->
 <after>`.
@@ -28,28 +28,30 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from envs.prompts import tic_tac_toe as prompts
-from envs.scripted import tic_tac_toe as scripts
-from envs.tic_tac_toe import board_game
+from envs.tic_tac_toe import prompts as prompts
+from envs.tic_tac_toe import rule_based as scripts
+from envs.tic_tac_toe.rules import board_game
 from launch import actor_critic_baselines as baselines
-from launch import actor_critic_report, config_flags, language_models, loop, setup
-from launch.config_flags import option
-from launch.random_views import random_views
-from nlrl_jax.algorithms import board_play
+from nlrl_jax import config as bounds
 from nlrl_jax.algorithms import language_actor_critic as nlac
-from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Pairs, Setting, State
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Setting, State
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.run.directory import write_atomically
-from nlrl_jax.text.views import Viewer
-from nlrl_jax.types import Chat, LanguageModel
+from nlrl_jax.backends.usage import KeptUsage, Metered, Usage
+from nlrl_jax.config import option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.rollouts import board_games
+from nlrl_jax.rollouts.board_games import random_views
+from nlrl_jax.run import app, loop, models, players
+from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.reports import actor_critic as actor_critic_report
+from nlrl_jax.types import Chat, LanguageModel, Pairs, Sampling
 
-OPPONENTS = {"first_move": board_play.first_move_opponent, "random": board_play.random_opponent}
+OPPONENTS = {"first_move": board_games.first_move_opponent, "random": board_games.random_opponent}
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(language_models.EndpointOptions):
+class RunConfig(models.EndpointOptions):
     """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's.
 
     Raises:
@@ -108,7 +110,7 @@ class RunConfig(language_models.EndpointOptions):
         )  # fmt: skip
         not_negative = ("max_visits", "candidate_temperature", "value_temperature", "format_examples", "seed")
         rates = ("learning_rate", "policy_learning_rate", "ppo_learning_rate", "ppo_critic_learning_rate")
-        config_flags.check(self, at_least_one, (*not_negative, "token_budget"), rates)
+        bounds.check(self, at_least_one, (*not_negative, "token_budget"), rates)
         if self.opponent not in ("both", *OPPONENTS):
             raise ValueError(f"--opponent is {self.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
         if "scripted" in self.prompted.split(","):
@@ -121,8 +123,8 @@ class RunConfig(language_models.EndpointOptions):
                 "with --train lora it must be 1"
             )
         self.algorithm()
-        language_models.learner(self, self.learning_rate)
-        prompts.roles(setup.prompt_for(self.model, self.style))
+        models.learner(self, self.learning_rate)
+        prompts.roles(players.prompt_for(self.model, self.style))
 
     def algorithm(self) -> ActorCriticConfig:
         """What algorithm 3 is told. Raises ValueError for settings that do not go together."""
@@ -178,15 +180,15 @@ class Trainer:
     """The actor-critic against one opponent, with its models; what changes is in the state."""
 
     def __init__(self, config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel):
-        learn_value = language_models.learner(config, config.learning_rate)
-        learn_policy = language_models.learner(config, config.policy_learning_rate)
-        roles, game = prompts.roles(setup.prompt_for(config.model, config.style)), board_game()
+        learn_value = models.learner(config, config.learning_rate)
+        learn_policy = models.learner(config, config.policy_learning_rate)
+        roles, game = prompts.roles(players.prompt_for(config.model, config.style)), board_game()
         self.config, self.run_dir, self.usage = config, run_dir, usage
         self.viewer = Viewer(game)
         self.setting = Setting(
             game, OPPONENTS[opponent](game), roles, large, large, learn_policy, learn_value, config.algorithm()
         )
-        self.base, self.learn = language_models.trainable_model(config), learn_value
+        self.base, self.learn = models.trainable_model(config), learn_value
 
     def init(self) -> Learned:
         """The base model, as policy and as value model each after the form of its replies was learned."""
@@ -202,7 +204,7 @@ class Trainer:
 
         def taught(pairs):
             model = self.learn(self.base, pairs)[0] if pairs else self.base
-            return language_models.on_device(model.variables[config.train])
+            return models.on_device(model.variables[config.train])
 
         policy = taught(policy)
         return Learned(policy, taught(value), jnp.zeros((), jnp.int32), (policy,) * (config.average - 1))
@@ -281,7 +283,7 @@ def train_actor_critic(
     Args:
       paid: where an endpoint's account and replies are kept; the run's folder by default.
     """
-    large = language_models.large_model_of(config, scripts.SCRIPTS, paid or run_dir, usage)
+    large = models.large_model_of(config, scripts.SCRIPTS, paid or run_dir, usage)
     trainer = Trainer(config, opponent, run_dir, usage, large)
     state = trainer.init()
     before = trainer.evaluate(state)
@@ -304,13 +306,13 @@ def train_actor_critic(
 def check(config: RunConfig) -> None:
     """Refuses before anything is made what its models cannot do; see `language_models.check_models`."""
     game, rng = board_game(), random.Random(0)
-    view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.initial()))[0]
-    context, roles = {"view": view, "action": "5"}, prompts.roles(setup.prompt_for(config.model, config.style))
+    view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
+    context, roles = {"view": view, "action": "5"}, prompts.roles(players.prompt_for(config.model, config.style))
     policy = roles.policy(view), scripts.blind_policy(context, rng)
-    language_models.check_models(config, [policy, (roles.value(view, "5"), scripts.blind_value(context, rng))])
+    models.check_models(config, [policy, (roles.value(view, "5"), scripts.blind_value(context, rng))])
     for name in baselines.as_prompted(config).values():
-        asked = prompts.roles(setup.prompt_for(name, config.style)).policy(view)
-        language_models.check_large_model(dataclasses.replace(config, aggregator=name), [asked])
+        asked = prompts.roles(players.prompt_for(name, config.style)).policy(view)
+        models.check_large_model(dataclasses.replace(config, aggregator=name), [asked])
 
 
 def main(argv: list[str]) -> None:
@@ -321,11 +323,11 @@ def main(argv: list[str]) -> None:
         print(actor_critic_report.plan(config, len(opponents)))
         return
     check(config)
-    may_change = ("iterations", "prompted", "checkpoint_every", *language_models.MAY_CHANGE)
+    may_change = ("iterations", "prompted", "checkpoint_every", *models.MAY_CHANGE)
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("base_url", "endpoint_model")
-    run_dir = setup.take_run_dir(config, may_change)
-    usage, results, resume = language_models.KeptUsage(run_dir), {}, flags.FLAGS.resume
+    run_dir = app.take_run_dir(config, may_change)
+    usage, results, resume = KeptUsage(run_dir), {}, flags.FLAGS.resume
     prompted = baselines.as_prompted(config)
     for opponent in opponents:
         for method in ("actor-critic", *(["LLM-PPO"] if config.ppo else []), *prompted):
@@ -364,9 +366,9 @@ def main(argv: list[str]) -> None:
 def define_flags() -> None:
     config_flags.define(RunConfig, PRESETS, "scale")
     flags.DEFINE_boolean("dry_run", False, "print what the run would ask of the models, and stop")
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

@@ -27,24 +27,27 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from envs.breakthrough import board_game
-from envs.prompts import breakthrough as prompts
-from envs.scripted import breakthrough as scripts
-from launch import config_flags, language_models, language_td_data, language_td_report, loop, setup
-from launch.config_flags import option
-from nlrl_jax.algorithms import language_td
+from envs.breakthrough import prompts as prompts
+from envs.breakthrough import rule_based as scripts
+from envs.breakthrough.rules import board_game
+from nlrl_jax import config as bounds
+from nlrl_jax.algorithms import language_td, language_td_data
 from nlrl_jax.algorithms.language_td import LanguageTDConfig
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.run.directory import write_atomically
-from nlrl_jax.text.views import Viewer
+from nlrl_jax.backends.usage import KeptUsage, Metered, Usage
+from nlrl_jax.config import option
+from nlrl_jax.files import write_atomically
+from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.run import app, loop, models, players
+from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.reports import language_td as language_td_report
+from nlrl_jax.types import Sampling
 
 FIRST_VALUES = ("value", "aggregator")
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(language_models.EndpointOptions):
+class RunConfig(models.EndpointOptions):
     """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's.
 
     Raises:
@@ -88,14 +91,14 @@ class RunConfig(language_models.EndpointOptions):
             "max_tokens", "large_max_tokens", "epochs", "batch_size", "row_tokens", "checkpoint_every", "concurrency",
         )  # fmt: skip
         not_negative = ("threshold", "format_examples", "temperature", "warmup", "seed", "token_budget")
-        config_flags.check(self, at_least_one, not_negative, ("learning_rate",))
+        bounds.check(self, at_least_one, not_negative, ("learning_rate",))
         if self.threshold > 1:
             raise ValueError(f"--threshold is {self.threshold}; no win rate is further from 0 than 1")
         if self.first_values not in FIRST_VALUES:
             raise ValueError(f"--first_values is {self.first_values!r}; choose {' or '.join(FIRST_VALUES)}")
         language_td_data.parse_skills(self.skills)
-        language_models.learner(self, self.learning_rate, self.warmup)
-        prompts.roles(setup.prompt_for(self.model, self.style))
+        models.learner(self, self.learning_rate, self.warmup)
+        prompts.roles(players.prompt_for(self.model, self.style))
 
 
 PRESETS = {
@@ -127,18 +130,18 @@ class Trainer:
 
     def __init__(self, config: RunConfig, run_dir: pathlib.Path, usage: Usage):
         self.config, self.run_dir, self.usage = config, run_dir, usage
-        self.roles = prompts.roles(setup.prompt_for(config.model, config.style))
+        self.roles = prompts.roles(players.prompt_for(config.model, config.style))
         warm = config.temperature > 0
         self.sampling = Sampling(config.max_tokens, config.temperature, 50 if warm else 0, 0.95 if warm else 1.0)
         large = Sampling(config.large_max_tokens, 1.0, 50, 0.95)
         self.algorithm = LanguageTDConfig(self.sampling, large)
-        self.learn = language_models.learner(config, config.learning_rate, config.warmup)
-        self.large = language_models.large_model_of(config, scripts.SCRIPTS, run_dir, usage)
+        self.learn = models.learner(config, config.learning_rate, config.warmup)
+        self.large = models.large_model_of(config, scripts.SCRIPTS, run_dir, usage)
         # A large model needs to be told what it evaluates; rules know.
         scripted = config.aggregator == "scripted"
         first = (self.roles.value, self.sampling) if scripted else (prompts.roles("paper").value, large)
         self.first = language_td.Evaluator(self.large, *first) if config.first_values == "aggregator" else None
-        self.base = language_models.trainable_model(config)
+        self.base = models.trainable_model(config)
         self.start = self.base
         self.data = language_td_data.load_or_make(config, run_dir / "data")  # last: it takes minutes
 
@@ -151,7 +154,7 @@ class Trainer:
             taught = [(chat, reply.text) for chat, reply in zip(chats, blind, strict=True)]
             self.start, _ = self.learn(self.base, taught)
         learned = self.start.variables[config.train]
-        return Learned(language_models.on_device(learned), jnp.zeros((), jnp.int32))
+        return Learned(models.on_device(learned), jnp.zeros((), jnp.int32))
 
     def model(self, state: Learned):
         """The value model of a state, its calls counted."""
@@ -187,7 +190,7 @@ class Trainer:
 
 def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Trains in an opened run folder. Returns {"before", "after": {"accuracy", "answered", ...}}; writes the report."""
-    usage = language_models.KeptUsage(run_dir)
+    usage = KeptUsage(run_dir)
     trainer = Trainer(config, run_dir, usage)
     data, state = trainer.data, trainer.init()
     before, words_before = trainer.judge(state)
@@ -218,9 +221,9 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, A
 def check(config: RunConfig) -> None:
     """Refuses before anything is made what its models cannot do; see `language_models.check_models`."""
     game = board_game()
-    view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.initial()))[0]  # has all pawns: the longest
-    roles = prompts.roles(setup.prompt_for(config.model, config.style))
-    language_models.check_models(config, [(roles.value(view), scripts.blind({"view": view}, random.Random(0)))])
+    view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]  # has all pawns: the longest
+    roles = prompts.roles(players.prompt_for(config.model, config.style))
+    models.check_models(config, [(roles.value(view), scripts.blind({"view": view}, random.Random(0)))])
 
 
 def main(argv: list[str]) -> None:
@@ -230,7 +233,7 @@ def main(argv: list[str]) -> None:
         print(language_td_report.plan(config))
         return
     check(config)
-    run_dir = setup.take_run_dir(config, may_change=("iterations", "checkpoint_every", *language_models.MAY_CHANGE))
+    run_dir = app.take_run_dir(config, may_change=("iterations", "checkpoint_every", *models.MAY_CHANGE))
     results = train(config, run_dir, flags.FLAGS.resume)
     before, after = results["before"], results["after"]
     print(f"report: {run_dir / 'report.html'}")
@@ -241,9 +244,9 @@ def main(argv: list[str]) -> None:
 def define_flags() -> None:
     config_flags.define(RunConfig, PRESETS, "scale")
     flags.DEFINE_boolean("dry_run", False, "print what the run would ask of the models, and stop")
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

@@ -14,20 +14,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 
-from launch import config_flags, loop, setup
-from launch.config_flags import option
+import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
+from nlrl_jax.config import check, option
+from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.run import app, loop, players
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
 from nlrl_jax.run.transcript import read_evaluation, transcripts
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import Sampling, TextGame
+from nlrl_jax.updates import keep_finite, over_seeds, stack
 from nlrl_jax.weights import peft
 
 
@@ -74,7 +81,7 @@ class TrainConfig:
     checkpoint_every: int = option(25, "iterations between checkpoints")
 
     def __post_init__(self):
-        config_flags.check(
+        check(
             self,
             at_least_one=("iterations", "num_templates", "eval_episodes", "eval_turns", "checkpoint_every"),
             not_negative=(
@@ -114,12 +121,12 @@ def build(config: TrainConfig):
     """Game, held-out game, policy, base weights and update of a config. Bad settings raise ValueError here."""
     learning = learning_of(config)
     sampling = Sampling(config.max_tokens, config.temperature, config.top_k, config.top_p)
-    prompt = setup.prompt_for(config.model, config.prompt)
-    mesh = setup.parse_mesh(config.mesh)
-    game = setup.make_game(config.game, prompt, **setup.map_split(config.game, "train"))
-    unseen = setup.make_game(config.game, prompt, **setup.map_split(config.game, "held_out"))
-    loaded = setup.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha), mesh)
-    policy = setup.make_policy(game, loaded, sampling, prompt, mesh, config.num_templates)
+    prompt = players.prompt_for(config.model, config.prompt)
+    mesh = players.parse_mesh(config.mesh)
+    game = make_game(config.game, prompt, **map_split(config.game, "train"))
+    unseen = make_game(config.game, prompt, **map_split(config.game, "held_out"))
+    loaded = players.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha), mesh)
+    policy = players.make_policy(game, loaded, sampling, prompt, mesh, config.num_templates)
     return game, unseen, policy, loaded.params, learning
 
 
@@ -129,17 +136,17 @@ def main(argv: list[str]) -> None:
     game, unseen, policy, params, learning = build(config)
     # The one XLA program: random key in, new parameters out.
     update = jax.jit(make_update(policy, game, learning), donate_argnums=0)
-    run_dir = setup.take_run_dir(config, MAY_CHANGE)
+    run_dir = app.take_run_dir(config, MAY_CHANGE)
 
     state = init_state(
         policy.model, params, learning, jax.random.fold_in(jax.random.key(config.seed), 0), config.temperature
     )
-    state = setup.place(state, policy.model, optimizer(learning))
+    state = players.place(state, policy.model, optimizer(learning))
     if flags.FLAGS.resume:
         state = loop.restore(run_dir, state)
 
     player = policy.for_evaluation()
-    evaluate = setup.evaluator(
+    evaluate = players.evaluator(
         player, unseen, config.eval_episodes, config.eval_turns, config.eval_turns, seed=2**31 - 1
     )
     before = _stored(run_dir / "before.json", lambda: _evaluate(evaluate, player, unseen, {"params": state.params}))
@@ -148,7 +155,7 @@ def main(argv: list[str]) -> None:
     def evaluate_now_and_then(done, state):
         if not config.eval_every or done % config.eval_every:
             return {}
-        summary = setup.summarize(evaluate({"params": state.params, "lora": state.lora}), unseen)
+        summary = players.summarize(evaluate({"params": state.params, "lora": state.lora}), unseen)
         return {f"eval/{name}": value for name, value in summary.items()}
 
     state = loop.train(
@@ -174,7 +181,7 @@ def main(argv: list[str]) -> None:
 def _evaluate(evaluate, policy, game, variables) -> dict[str, Any]:
     episodes = jax.device_get(evaluate(variables))
     rows = list(range(min(6, len(episodes.terminated))))
-    return {"summary": setup.summarize(episodes, game), "transcripts": transcripts(policy, game, episodes, rows)}
+    return {"summary": players.summarize(episodes, game), "transcripts": transcripts(policy, game, episodes, rows)}
 
 
 def _stored(path: pathlib.Path, compute) -> dict[str, Any]:
@@ -205,11 +212,126 @@ def _write_results(run_dir, config, policy, before, after, state) -> None:
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}")
 
 
+def make_game(name: str, prompt: str, **options: Any) -> TextGame:
+    """See `envs.make`."""
+    return envs.make(name, prompt=prompt, **options)
+
+
+def map_split(game: str, split: str) -> dict[str, str]:
+    """The option that keeps a game's held-out maps apart, for games that have such."""
+    return {"maps": split} if game.startswith("frozen_lake") else {}
+
+
+class Agents:
+    """The agents of all seeds, with what is needed to train them and to evaluate them on the games `names`."""
+
+    def __init__(self, config: TrainConfig, seeds: int, names: Iterable[str], eval_seed: int, vectorize: bool):
+        self.config, self.seeds = config, list(range(seeds))
+        game, _, self.policy, params, self.learning = build(config)
+        keys = [jax.random.fold_in(jax.random.key(seed), 0) for seed in self.seeds]
+        place = lambda state: players.place(state, self.policy.model, optimizer(self.learning))
+        self.state = stack(
+            [place(init_state(self.policy.model, params, self.learning, key, config.temperature)) for key in keys]
+        )
+        update = over_seeds(make_update(self.policy, game, self.learning), vectorize)
+        self.update = jax.jit(keep_finite(update), donate_argnums=0)
+        prompt = players.prompt_for(config.model, config.prompt)
+        self.games = {name: make_game(name, prompt) for name in names}
+        sampling, model, tokenizer = self.policy.for_evaluation().sampling, self.policy.model, self.policy.tokenizer
+        self.policies = {
+            name: LanguageAgentPolicy.for_game(g, model, tokenizer, sampling, prompt) for name, g in self.games.items()
+        }
+        turns = config.eval_turns
+        self.players = {
+            name: players.evaluator(self.policies[name], g, config.eval_episodes, turns, turns, eval_seed)
+            for name, g in self.games.items()
+        }
+
+    def variables(self, state, seed: int) -> dict[str, Any]:
+        return {"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)}
+
+    def evaluate(self, state) -> dict[str, np.ndarray]:
+        """Mean environment reward on every variant: {"eval/NAME": [seeds]}."""
+        return {
+            f"eval/{name}": np.array(
+                [players.summarize(play(self.variables(state, n)), self.games[name])["env_reward"] for n in self.seeds]
+            )
+            for name, play in self.players.items()
+        }
+
+    def untrained(self, state) -> dict[str, float]:
+        """The same of the base model, which all seeds share."""
+        return {
+            name: players.summarize(play({"params": state.params}), self.games[name])["env_reward"]
+            for name, play in self.players.items()
+        }
+
+    def show(self, state, seed: int | None, name: str, rows: range) -> list[dict[str, Any]]:
+        variables = {"params": state.params} if seed is None else self.variables(state, seed)
+        return transcripts(self.policies[name], self.games[name], self.players[name](variables), rows)
+
+
+def train_agents(
+    config: TrainConfig,
+    seeds: int,
+    names: Sequence[str],
+    eval_seed: int,
+    vectorize: bool,
+    run_dir: pathlib.Path,
+    resume: bool,
+) -> dict[str, Any]:
+    """Trains agents in a folder and evaluates them greedily as they learn; finished ones are read from their folder.
+
+    Args:
+      names: games to evaluate on, `config.game` among them.
+      eval_seed: which initial states.
+
+    Returns:
+      "seconds" of training; environment reward "initial" {game: number} and "final" {game: [seeds]}; episodes on
+      `config.game`, "before" and "after" with the best seed.
+    """
+    done = run_dir / "results.json"
+    if resume and done.exists():
+        return json.loads(done.read_text())
+    agents = Agents(config, seeds, names, eval_seed, vectorize)
+    initial = agents.untrained(agents.state)
+    state = loop.restore(run_dir, agents.state) if resume else agents.state
+
+    def evaluate(iteration, state):
+        now = (config.eval_every and iteration % config.eval_every == 0) or iteration == config.iterations
+        return agents.evaluate(state) if now else {}
+
+    clock = time.monotonic()
+    state = loop.train(
+        run_dir,
+        agents.update,
+        state,
+        seed=agents.seeds,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("return", f"eval/{config.game}", "kl", "reply_tokens"),
+        resume=resume,
+        evaluate=evaluate,
+    )
+    final = agents.evaluate(state)
+    best = int(np.argmax(final[f"eval/{config.game}"]))
+    shown = range(min(3, config.eval_episodes))
+    results = {
+        "seconds": time.monotonic() - clock,
+        "initial": initial,
+        "final": {name: final[f"eval/{name}"].tolist() for name in names},
+        "before": agents.show(state, None, config.game, shown),
+        "after": agents.show(state, best, config.game, shown),
+    }
+    write_atomically(done, json.dumps(results))
+    return results
+
+
 def define_flags() -> None:
     config_flags.define(TrainConfig, PRESETS)
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

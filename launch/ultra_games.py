@@ -12,7 +12,7 @@ import numpy as np
 import envs
 from nlrl_jax.algorithms.ppo import PPOConfig, Transitions
 from nlrl_jax.backends.scripted import Script
-from nlrl_jax.text.trajectory import AnalystRoles
+from nlrl_jax.roles.trajectories import AnalystRoles
 from nlrl_jax.types import ControlGame
 
 
@@ -52,9 +52,9 @@ def make(name: str, physics: str = "auto", cell: int = 1, points: int = 1) -> Se
 
 
 def _pong(cell: int, points: int) -> Setting:
-    from envs.human_rewards import pong_return
-    from envs.prompts import pong as prompts
-    from envs.scripted import pong as scripted
+    from envs.pong import prompts as prompts
+    from envs.pong import rule_based as scripted
+    from envs.pong.env import pong_return
 
     return Setting(
         game=envs.make_control("pong", points=points, cell=cell),
@@ -70,7 +70,7 @@ def _pong(cell: int, points: int) -> Setting:
 
 
 def _pong_frames(states: Any) -> np.ndarray:
-    from envs.pong import draw
+    from envs.pong.env import draw
 
     frames = np.asarray(jax.vmap(draw)(states.racket, states.opponent, states.ball))
     grey = (255 * (1 - frames)).astype(np.uint8)
@@ -78,10 +78,10 @@ def _pong_frames(states: Any) -> np.ndarray:
 
 
 def _robot(name: str, physics: str) -> Setting:
-    from envs.human_rewards import stretches
-    from envs.locomotion_frames import frames
-    from envs.prompts import locomotion as prompts
-    from envs.scripted import locomotion as scripted
+    from envs.locomotion import prompts as prompts
+    from envs.locomotion import rule_based as scripted
+    from envs.locomotion.env import stretches
+    from envs.locomotion.frames import frames
 
     return Setting(
         game=envs.make_control(name, physics=physics),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from launch import ultra_methods
-from nlrl_jax.algorithms import control_play
-from nlrl_jax.algorithms.ultra import AnalysisConfig
-from nlrl_jax.text.trajectory import Episode, Verdict
+from nlrl_jax.algorithms.analyst import AnalysisConfig
+from nlrl_jax.algorithms.refiners import methods as ultra_methods
+from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.rollouts import control
 
 if TYPE_CHECKING:
     from launch.reproduce_ultra import Run
@@ -59,13 +59,13 @@ def plan(run: Run, share: float) -> str:
     """
     config = run.config
     base = run.fresh_agent()
-    record = control_play.record(
-        run.setting.game.env, run.setting.game.params, run.ppo, base.params, base.obs_moments, run.key(2), SHOWN,
+    record = control.record(
+        run.setting.game.env, run.setting.game.params, run.agent, base.params, base.obs_moments, run.key(2), SHOWN,
         config.episode_steps,
     )  # fmt: skip
-    asked = asked_of(run, control_play.episodes_of(record), share)
+    asked = asked_of(run, control.episodes_of(record), share)
     if "MASK-R" in run.methods:  # its analyses and rewards are of the mask's timeslots
-        again = asked_of(run, control_play.episodes_of(record), config.mask_share)[1:]
+        again = asked_of(run, control.episodes_of(record), config.mask_share)[1:]
         asked += [entry._replace(role=f"{entry.role} (MASK-R)") for entry in again]
     lines = [f"{'role':18}{'calls':>10}{'tokens read, about':>22}{'written, at most':>20}"]
     lines += [f"{role:18}{calls:>10,}{read:>22,}{written:>20,}" for role, calls, read, written in asked]

@@ -22,15 +22,16 @@ import jax.numpy as jnp
 import optax
 from absl import flags
 
-from launch import config_flags, loop, setup
-from launch.config_flags import option
-from launch.demonstrations import demonstrate
-from launch.replies import demonstration_loss
-from nlrl_jax.algorithms.sft import make_sft_step
+from envs.walkers import demonstrate, reply_template
+from launch.train_ms_grpo import make_game, map_split
+from nlrl_jax.algorithms.sft import demonstration_loss, make_sft_step
+from nlrl_jax.config import check, option
+from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.transformer import init_lora
-from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.run import app, loop, players
+from nlrl_jax.run import flags as config_flags
+from nlrl_jax.types import Sampling
 from nlrl_jax.weights import huggingface
 
 DONE = "warm_start.json"  # written last, beside the weights
@@ -55,7 +56,7 @@ class WarmStartConfig:
     checkpoint_every: int = option(20, "steps between checkpoints")
 
     def __post_init__(self):
-        config_flags.check(
+        check(
             self,
             at_least_one=("iterations", "batch", "max_tokens", "checkpoint_every"),
             not_negative=("learning_rate", "skilled_share"),
@@ -98,10 +99,10 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     model = run_dir / "model"
     if resume and (model / DONE).exists():
         return model
-    prompt = setup.prompt_for(config.model, config.prompt)
-    game = setup.make_game(config.game, prompt, **setup.map_split(config.game, "train"))
-    loaded = setup.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha))
-    policy = setup.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt)
+    prompt = players.prompt_for(config.model, config.prompt)
+    game = make_game(config.game, prompt, **map_split(config.game, "train"))
+    loaded = players.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha))
+    policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt)
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
@@ -112,7 +113,7 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
         state = loop.restore(run_dir, state)
 
     shown = lambda key: demonstrate(game, key, config.batch, config.skilled_share, habit=False)
-    update = make_update(demonstration_loss(policy, game, prompt, shown), optimizer)
+    update = make_update(demonstration_loss(policy, reply_template(game, prompt), shown), optimizer)
     state = loop.train(
         run_dir,
         jax.jit(update, donate_argnums=0),
@@ -131,15 +132,15 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
 def main(argv: list[str]) -> None:
     del argv
     config = config_flags.parse(WarmStartConfig)
-    run_dir = setup.take_run_dir(config, may_change=("checkpoint_every",))
+    run_dir = app.take_run_dir(config, may_change=("checkpoint_every",))
     print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume)}")
 
 
 def define_flags() -> None:
     config_flags.define(WarmStartConfig)
-    setup.define_run_flags()
+    app.define_run_flags()
 
 
 if __name__ == "__main__":
     define_flags()
-    setup.run(main)
+    app.run(main)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
-from nlrl_jax.text.template import Template
-
 if TYPE_CHECKING:
-    from nlrl_jax.lm.generate import Sampling
+    from nlrl_jax.text.template import Template
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,12 +56,12 @@ class BoardGame:
       players: their names in the text; the position is the player's id, and player 0 moves first.
       actions: action words; the position is the action id. A = len(actions).
       max_moves: no game is longer.
-      initial: () -> position.
-      legal: position -> bool [A]; all False once the game is over.
-      play: (position, int action) -> position. The action must be legal.
-      to_move: position -> int32 [], 0 or 1.
-      over: position -> bool [].
-      outcome: position -> float32 [], 1 if player 0 has won, -1 if player 1 has, else 0 (a draw, or not over).
+      init: () -> position.
+      legal_action_mask: position -> bool [A]; all False once the game is over.
+      step: (position, int action) -> position. The action must be legal.
+      current_player: position -> int32 [], 0 or 1.
+      is_terminal: position -> bool [].
+      returns: position -> float32 [], 1 if player 0 has won, -1 if player 1 has, else 0 (a draw, or not over).
       rules: the rules as text.
       board: template of the board as a person would draw it.
       fields: position -> the int arrays that `board` reads.
@@ -74,12 +72,12 @@ class BoardGame:
     players: tuple[str, str]
     actions: tuple[str, ...]
     max_moves: int
-    initial: Callable[[], Any]
-    legal: Callable[[Any], jax.Array]
-    play: Callable[[Any, jax.Array], Any]
-    to_move: Callable[[Any], jax.Array]
-    over: Callable[[Any], jax.Array]
-    outcome: Callable[[Any], jax.Array]
+    init: Callable[[], Any]
+    legal_action_mask: Callable[[Any], jax.Array]
+    step: Callable[[Any, jax.Array], Any]
+    current_player: Callable[[Any], jax.Array]
+    is_terminal: Callable[[Any], jax.Array]
+    returns: Callable[[Any], jax.Array]
     rules: str
     board: Template
     fields: Callable[[Any], dict[str, jax.Array]]
@@ -107,6 +105,33 @@ class ControlGame:
     params: Any
     actions: tuple[str, ...] = ()
     state_code: Callable[[jax.Array], jax.Array] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """The generation configuration G of a language agent policy (MS-GRPO, section "LAP").
+
+    Attributes:
+      max_tokens: new tokens at most, the end-of-reply token included.
+      temperature: divides the logits; 0 is greedy.
+      top_k: only the k most likely tokens; 0 is no limit.
+      top_p: only the smallest set of tokens with this much probability (after top-k); 1 is no limit.
+    """
+
+    max_tokens: int = 200
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or above")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be 0 (no limit) or above")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,3 +207,9 @@ class LanguageModel(Protocol):
         Raises:
           NotImplementedError: `can_score` is False.
         """
+
+
+# Chats with the replies they should get.
+Pairs = Sequence[tuple[Chat, str]]
+# (model, chats with the replies they should get) -> (the model that learned them, metrics)
+Learn = Callable[[LanguageModel, Pairs], tuple[LanguageModel, dict[str, float]]]

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
-from nlrl_jax.lm.tokenizer_gguf import LLAMA3, QWEN2, split_pattern, tokenizer_from_gguf
+from nlrl_jax.weights.gguf_tokenizer import LLAMA3, QWEN2, split_pattern, tokenizer_from_gguf
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

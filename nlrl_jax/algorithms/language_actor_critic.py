@@ -14,23 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from nlrl_jax.algorithms import language_estimates as estimates
-from nlrl_jax.algorithms.board_play import Act, Opponent, Played, language_act, play_games, random_act, rates
 from nlrl_jax.algorithms.language_estimates import ValueTarget
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.views import ActorCriticRoles, View, Viewer
-from nlrl_jax.types import BoardGame, Chat, LanguageModel
+from nlrl_jax.roles.board_games import ActorCriticRoles, View, Viewer
+from nlrl_jax.rollouts.board_games import Act, Opponent, Played, language_act, play_games, random_act, rates
+from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
 
 ESTIMATES = ("mc", "td")
-
-Pairs = Sequence[tuple[Chat, str]]
-# (model, chats with the replies they should get) -> (the model that learned them, metrics)
-Learn = Callable[[LanguageModel, Pairs], tuple[LanguageModel, dict[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True)

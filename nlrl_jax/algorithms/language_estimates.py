@@ -13,10 +13,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from nlrl_jax.algorithms.board_play import Act, Opponent, Played, play_on
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.views import ActorCriticRoles, Evaluated, Line, View, Viewer
-from nlrl_jax.types import BoardGame, Chat, LanguageModel
+from nlrl_jax.roles.board_games import ActorCriticRoles, Evaluated, Line, View, Viewer
+from nlrl_jax.rollouts.board_games import Act, Opponent, Played, play_on
+from nlrl_jax.types import BoardGame, Chat, LanguageModel, Sampling
 
 Pair = tuple[View, str]  # a position and a move
 

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat, LanguageModel
+from nlrl_jax.types import Chat, LanguageModel, Sampling
 
 State, Variation = Any, Any
 POLICY, VALUE, Q, AGGREGATOR, IMPROVER = "policy", "value", "q", "aggregator", "improver"

@@ -32,9 +32,10 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax import losses
-from nlrl_jax.algorithms.move_policy import MovePolicy, Moves, move_log_probs, play_games, results
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import gae
+from nlrl_jax.rollouts.scored_words import Moves, play_games, results
+from nlrl_jax.text.word_policy import MovePolicy, move_log_probs
 from nlrl_jax.types import TextGame
 
 

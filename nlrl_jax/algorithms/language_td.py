@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from nlrl_jax.algorithms.language_actor_critic import Learn, Pairs
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.views import Evaluated, Line, Step, TDRoles, View, Viewer
-from nlrl_jax.types import BoardGame, Chat, LanguageModel
+from nlrl_jax.roles.board_games import Evaluated, Line, Step, TDRoles, View, Viewer
+from nlrl_jax.types import BoardGame, Chat, LanguageModel, Learn, Pairs, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +57,8 @@ def look_ahead(
     at = lambda step: jax.tree.map(lambda leaf: leaf[step], reached)
     after = [viewer.views(at(step)) for step in range(1, len(actions) + 1)]
     last = at(-1)
-    outcome = np.asarray(jax.vmap(game.outcome)(last))
-    over = np.asarray(jax.vmap(game.over)(last))
+    outcome = np.asarray(jax.vmap(game.returns)(last))
+    over = np.asarray(jax.vmap(game.is_terminal)(last))
     winner = {1.0: game.players[0], -1.0: game.players[1], 0.0: None}
     found = []
     for n, view in enumerate(starts):

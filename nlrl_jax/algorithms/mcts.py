@@ -29,8 +29,8 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
 
     def step(word: jax.Array, position: Any) -> Any:
         k = _multiply_high(word, moves.count(position).astype(jnp.uint32))
-        after = game.play(position, moves.nth(position, k.astype(jnp.int32)))
-        return where(game.over(position), position, after)
+        after = game.step(position, moves.nth(position, k.astype(jnp.int32)))
+        return where(game.is_terminal(position), position, after)
 
     def body(carry):
         key, positions = carry
@@ -38,8 +38,8 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
         words = jax.random.bits(use, batch_of(positions), jnp.uint32)
         return key, jax.vmap(step)(words, positions)
 
-    going = lambda carry: ~jax.vmap(game.over)(carry[1]).all()
-    return jax.vmap(game.outcome)(jax.lax.while_loop(going, body, (key, positions))[1])
+    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
+    return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
 
 
 def rollout_evaluator(game: BoardGame, rollouts: int) -> Evaluator:
@@ -120,9 +120,9 @@ def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, g
         return key, _move(game, policy, use, positions)[0]
 
     many = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)
-    going = lambda carry: ~jax.vmap(game.over)(carry[1]).all()
+    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
     _, ended = jax.lax.while_loop(going, body, (key, many))
-    return jax.vmap(game.outcome)(ended).reshape(-1, games).mean(axis=1)
+    return jax.vmap(game.returns)(ended).reshape(-1, games).mean(axis=1)
 
 
 def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, games_per_pair: int) -> Any:
@@ -138,8 +138,8 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     """
     steps = [jax.jit(functools.partial(_move, game, policy)) for policy in policies]
     shape = (len(policies), len(policies), games_per_pair)
-    mover, over = (jax.jit(_over_axes(function, 3)) for function in (game.to_move, game.over))
-    positions = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *jnp.shape(x))).copy(), game.initial())
+    mover, over = (jax.jit(_over_axes(function, 3)) for function in (game.current_player, game.is_terminal))
+    positions = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *jnp.shape(x))).copy(), game.init())
     met = []
     for turn in range(game.max_moves):
         going = ~np.asarray(over(positions))
@@ -177,7 +177,7 @@ def _over_axes(function: Callable, axes: int) -> Callable:
 def _move(game: BoardGame, policy: Policy, key: jax.Array, positions: Any) -> tuple[Any, jax.Array]:
     """One move of B games: (positions, actions), -1 and as before where the game is over."""
     action = policy(key, positions)[0]
-    after = jax.vmap(game.play)(positions, jnp.maximum(action, 0))
+    after = jax.vmap(game.step)(positions, jnp.maximum(action, 0))
     return jax.vmap(where)(action < 0, positions, after), action
 
 

@@ -30,11 +30,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nlrl_jax import losses, rollout
+from nlrl_jax import losses
 from nlrl_jax.algorithms.exploration import Stagnation, adapt, init_stagnation
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
+from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 
@@ -178,11 +179,11 @@ def make_update(
             constants = {"template": drawn}
 
         # Lines 4-5: one initial state s_0 a group, the same for its G episodes.
-        states = rollout.reset(game, key_reset, n)
+        states = text_games.reset(game, key_reset, n)
         states = jax.tree.map(lambda x: jnp.repeat(x, G, axis=0), states)
 
         # Lines 6-16: every episode j and step t at once.
-        episodes = rollout.play(
+        episodes = text_games.play(
             policy, game, variables, key_play, states, config.max_turns, config.max_steps,
             temperature=temperature, constants=constants,
         )  # fmt: skip
@@ -242,14 +243,14 @@ def make_update(
     return update
 
 
-def composite_rewards(turns: rollout.Turns, config: MSGRPOConfig) -> jax.Array:
+def composite_rewards(turns: text_games.Turns, config: MSGRPOConfig) -> jax.Array:
     """r + Phi of each turn: environment reward, invalid actions and format penalties. float32 [T, B]."""
     parsed = turns.turn.parsed
     invalid = config.invalid_action_reward * parsed.num_invalid
     return turns.reward + jnp.where(turns.active, invalid + parsed.format_penalty, 0.0)
 
 
-def episode_metrics(episodes: rollout.Episodes, returns: jax.Array) -> dict[str, jax.Array]:
+def episode_metrics(episodes: text_games.Episodes, returns: jax.Array) -> dict[str, jax.Array]:
     """Means over the iteration's episodes (or over the turns played); `returns` is [n, G]."""
     turns = episodes.turns
     said, active = turns.turn, turns.active

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.score import score
 from nlrl_jax.losses import episode_token_weights
-from nlrl_jax.rollout import Turns
+from nlrl_jax.rollouts.text_games import Turns
 from nlrl_jax.text.policy import LanguageAgentPolicy
 
 # (log_probs, old_log_probs, ref_log_probs, advantages, weights) -> (loss, metrics), all sums over replies

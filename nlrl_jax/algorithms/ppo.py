@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nlrl_jax import losses, returns
-from nlrl_jax.algorithms import control_policy
-from nlrl_jax.algorithms.control_policy import Actor, Critic, Moments
+from nlrl_jax import losses, networks, returns
+from nlrl_jax.networks import Agent, Moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,40 +142,9 @@ class Hooks:
     reset: Callable[[Any, jax.Array, jax.Array, Any], tuple[jax.Array, Any]] | None = None
 
 
-class Agent:
-    """The networks of an environment and how they are called. Holds no parameters."""
-
-    def __init__(self, env: Any, env_params: Any, config: PPOConfig):
-        space = env.action_space(env_params)
-        self.continuous = not hasattr(space, "n")
-        outputs = int(space.shape[0]) if self.continuous else int(space.n)
-        self.actor = Actor(outputs, self.continuous, config.features)
-        self.critic = Critic(config.features)
-        self.bounds = (space.low, space.high) if self.continuous else None
-        self.config = config
-
-    def init(self, key: jax.Array, obs: jax.Array) -> dict[str, Any]:
-        """obs: [B, ...], of which only the shape matters."""
-        key_actor, key_critic = jax.random.split(key)
-        return {
-            "actor": self.actor.init(key_actor, obs)["params"],
-            "critic": self.critic.init(key_critic, obs)["params"],
-        }
-
-    def policy(self, params: Any, moments: Moments, obs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """The distribution of actions at raw observations [B, ...]; see `control_policy`."""
-        return self.actor.apply({"params": params["actor"]}, self._seen(moments, obs))
-
-    def value(self, params: Any, moments: Moments, obs: jax.Array) -> jax.Array:
-        """V at raw observations [B, ...]: [B]."""
-        return self.critic.apply({"params": params["critic"]}, self._seen(moments, obs))
-
-    def to_env(self, action: jax.Array) -> jax.Array:
-        """A continuous action within the environment's bounds."""
-        return jnp.clip(action, *self.bounds) if self.continuous else action
-
-    def _seen(self, moments, obs):
-        return moments.normalize(obs) if self.config.normalize_obs else obs
+def agent_of(env: Any, env_params: Any, config: PPOConfig) -> Agent:
+    """The networks that `config` describes for an environment."""
+    return Agent(env, env_params, config.features, config.normalize_obs)
 
 
 def optimizer(config: PPOConfig) -> optax.GradientTransformation:
@@ -191,7 +159,7 @@ def init_state(env: Any, env_params: Any, config: PPOConfig, key: jax.Array, aux
     """Fresh networks and `num_envs` new games."""
     key_net, key_env = jax.random.split(key)
     obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_env, config.num_envs), env_params)
-    params = Agent(env, env_params, config).init(key_net, obs)
+    params = agent_of(env, env_params, config).init(key_net, obs)
     zeros = jnp.zeros(config.num_envs)
     return PPOState(
         params=params,
@@ -229,7 +197,7 @@ def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, ke
 
 def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
     """A pure `collect(state, key) -> (state, Transitions)`: `num_steps` steps in each environment."""
-    agent, n = Agent(env, env_params, config), config.num_envs
+    agent, n = agent_of(env, env_params, config), config.num_envs
     reset_env = jax.vmap(env.reset_env, in_axes=(0, None))
     step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
     is_truncated = jax.vmap(env.is_truncated, in_axes=(0, None))
@@ -238,7 +206,7 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
         def step(carry, key):
             env_state, obs, total, steps = carry
             key_act, key_step, key_reset, key_start = jax.random.split(key, 4)
-            action = control_policy.sample(key_act, *agent.policy(state.params, state.obs_moments, obs))
+            action = networks.sample(key_act, *agent.policy(state.params, state.obs_moments, obs))
             guided = jnp.zeros(n, bool)
             if hooks.act:
                 action, guided = hooks.act(state.aux, obs, action)
@@ -296,35 +264,36 @@ def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount
 
 
 def advantages_of(
-    agent: Agent, params: Any, moments: Moments, steps: Transitions, rewards: jax.Array
+    agent: Agent, config: PPOConfig, params: Any, moments: Moments, steps: Transitions, rewards: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """GAE over steps [T, B]: (advantages, value targets). Cut episodes bootstrap from the state they were cut in."""
     T, B = rewards.shape
     flat = lambda obs: obs.reshape(T * B, *obs.shape[2:])
     values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
     next_values = agent.value(params, moments, flat(steps.next_obs)).reshape(T, B)
-    discounts = jnp.where(steps.terminated, 0.0, agent.config.discount)
-    return returns.gae(rewards, discounts, values, next_values, agent.config.trace_decay, steps.done)
+    discounts = jnp.where(steps.terminated, 0.0, config.discount)
+    return returns.gae(rewards, discounts, values, next_values, config.trace_decay, steps.done)
 
 
-def surrogate(agent: Agent, params: Any, moments: Moments, batch: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+def surrogate(
+    agent: Agent, config: PPOConfig, params: Any, moments: Moments, batch: dict[str, jax.Array]
+) -> tuple[jax.Array, Any]:
     """`losses.ppo` of a minibatch: obs, action, old_log_probs, advantages, targets, guided, each [N]; where
     `value_clip` is finite, old_values too.
 
     Advantages are normalised; those of replaced actions are at least `guided_floor`.
     """
-    config = agent.config
     out = agent.policy(params, moments, batch["obs"])
     A = batch["advantages"]
     A = (A - jnp.mean(A)) / (jnp.std(A) + 1e-8)
     A = jnp.where(batch["guided"], jnp.maximum(A, config.guided_floor), A)
     return losses.ppo(
-        control_policy.log_prob(*out, batch["action"]),
+        networks.log_prob(*out, batch["action"]),
         batch["old_log_probs"],
         A,
         agent.value(params, moments, batch["obs"]),
         batch["targets"],
-        control_policy.entropy(*out),
+        networks.entropy(*out),
         jnp.full(A.shape, 1.0 / A.size),
         clip=config.clip,
         value_coef=config.value_coef,
@@ -336,17 +305,17 @@ def surrogate(agent: Agent, params: Any, moments: Moments, batch: dict[str, jax.
 
 def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., Any]:
     """A pure `learn(state, transitions, rewards [T, B], key) -> (state, metrics)`: the gradient steps of an update."""
-    agent, tx = Agent(env, env_params, config), optimizer(config)
+    agent, tx = agent_of(env, env_params, config), optimizer(config)
 
     def learn(state: PPOState, steps: Transitions, rewards: jax.Array, key: jax.Array):
         moments = state.obs_moments
         if config.normalize_reward:
             state, rewards = scale_rewards(state, rewards, steps.done, config.discount)
-        advantages, targets = advantages_of(agent, state.params, moments, steps, rewards)
+        advantages, targets = advantages_of(agent, config, state.params, moments, steps, rewards)
         N = rewards.size
         flat = lambda x: x.reshape(N, *x.shape[2:])
         obs, action = flat(steps.obs), flat(steps.action)
-        old_log_probs = control_policy.log_prob(*agent.policy(state.params, moments, obs), action)
+        old_log_probs = networks.log_prob(*agent.policy(state.params, moments, obs), action)
         data = {
             "obs": obs,
             "action": action,
@@ -360,9 +329,9 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., An
 
         def minibatch(carry, batch):
             params, opt_state = carry
-            (_, metrics), grads = jax.value_and_grad(lambda p: surrogate(agent, p, moments, batch), has_aux=True)(
-                params
-            )
+            (_, metrics), grads = jax.value_and_grad(
+                lambda p: surrogate(agent, config, p, moments, batch), has_aux=True
+            )(params)
             updates, opt_state = tx.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), metrics
 

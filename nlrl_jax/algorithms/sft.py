@@ -20,9 +20,13 @@ import numpy as np
 import optax
 
 from nlrl_jax import losses
-from nlrl_jax.lm.score import token_log_probs
+from nlrl_jax.lm.generate import left_pad
+from nlrl_jax.lm.score import score, token_log_probs
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.text.compile import compile_template
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.text.template import Template
 from nlrl_jax.types import Chat
 
 SCHEDULES = ("constant", "cosine")
@@ -274,3 +278,38 @@ def _schedule(config: SFTConfig, steps: int) -> Callable[[int], float]:
 def _check_collection(train: str) -> None:
     if train not in ("lora", "params"):
         raise ValueError(f"train is {train!r}; choose 'lora' or 'params'")
+
+
+# Demonstrations of a batch: key -> (fields, each [B, ...]; actions int32 [B, A], -1 behind the last one).
+Demonstrate = Callable[[jax.Array], tuple[dict[str, jax.Array], jax.Array]]
+
+
+def demonstration_loss(policy: LanguageAgentPolicy, reply: Template, demonstrate: Demonstrate):
+    """SFT on new demonstrations: a pure (variables, key) -> (loss, metrics); prompts masked, the end learned."""
+    assemble = compile_reply(reply, policy.tokenizer)
+
+    def loss_of(variables, key):
+        fields, actions = demonstrate(key)
+        prompts, lengths = jax.vmap(policy.template)(fields)
+        replies, reply_lengths = jax.vmap(assemble)(fields, actions)
+        log_probs = score(
+            policy.model, variables, left_pad(prompts, lengths), lengths, replies, policy.prefix(variables)
+        )
+        return losses.sft(log_probs, jnp.arange(replies.shape[1]) < reply_lengths[:, None])
+
+    return loss_of
+
+
+def compile_reply(reply: Template, tokenizer: Tokenizer):
+    """(fields, actions int32 [A]) -> (tokens int32 [K], length with the end token), for one state under jit."""
+    compiled = compile_template(reply, tokenizer)
+    first, end = len(compiled.prefix), tokenizer.eos_ids[0]
+
+    def assemble(fields, actions):
+        shown = {"shown": jnp.maximum(actions, 0), "num_shown": jnp.sum(actions >= 0, dtype=jnp.int32)}
+        tokens, length = compiled({**fields, **shown})
+        tokens = jnp.concatenate([jnp.asarray(compiled.prefix), tokens, jnp.zeros(1, tokens.dtype)])
+        length = first + length
+        return tokens.at[length].set(end), length + 1
+
+    return assemble

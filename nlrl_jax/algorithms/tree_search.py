@@ -15,7 +15,7 @@ cores it was 6 times slower at 1024 positions of 5x5 breakthrough x 100 simulati
 
 A tree's edges are numbered by the rank of a move among the legal ones, not by action id: a game with many ids and few
 legal moves costs no more than it must. A game may offer `max_legal`, `num_legal` and `nth_legal` (see
-`envs/breakthrough.py`); from any other they are made of its `legal`.
+`envs/breakthrough/rules.py`); from any other they are made of its `legal`.
 
 Letters: B positions, N nodes, K edges of a node, A actions, T moves. All values are from player 0's view.
 """
@@ -71,8 +71,8 @@ class LegalMoves(NamedTuple):
     def of(cls, game: BoardGame) -> LegalMoves:
         if hasattr(game, "nth_legal"):
             return cls(game.max_legal, game.num_legal, game.nth_legal)
-        count = lambda position: game.legal(position).sum(dtype=jnp.int32)
-        nth = lambda position, k: jnp.argmax(jnp.cumsum(game.legal(position)) > k).astype(jnp.int32)
+        count = lambda position: game.legal_action_mask(position).sum(dtype=jnp.int32)
+        nth = lambda position, k: jnp.argmax(jnp.cumsum(game.legal_action_mask(position)) > k).astype(jnp.int32)
         return cls(game.num_actions, count, nth)
 
 
@@ -105,19 +105,19 @@ def search(
     def simulate(node: jax.Array, carry: tuple[Tree, jax.Array, jax.Array]) -> tuple[Tree, jax.Array, jax.Array]:
         """One simulation of every tree; a tree that meets the end of a game leaves row `node` unused."""
         tree, total, count = carry
-        closed = jax.vmap(game.over)(positions) | (solve & proven_at(tree, rows * 0)[0])
+        closed = jax.vmap(game.is_terminal)(positions) | (solve & proven_at(tree, rows * 0)[0])
         parent, edge = descend(tree, seeds, uct_c)
         met = tree.child[parent, rows, edge]
         before = jax.tree.map(lambda x: x[parent, rows], tree.positions)
-        played = jax.vmap(game.play)(before, jax.vmap(moves.nth)(before, edge))
+        played = jax.vmap(game.step)(before, jax.vmap(moves.nth)(before, edge))
         stays = closed | (node == ROOT)
         now = jax.vmap(where)(stays, positions, played)
-        over = jax.vmap(game.over)(now)
-        value = jnp.where(over, jax.vmap(game.outcome)(now), evaluate(jax.random.fold_in(key_values, node), now))
+        over = jax.vmap(game.is_terminal)(now)
+        value = jnp.where(over, jax.vmap(game.returns)(now), evaluate(jax.random.fold_in(key_values, node), now))
         link = jnp.where(stays | (met != _NONE), met, jnp.where(over, -1 - node, node))
         tree = tree._replace(
             positions=jax.tree.map(lambda x, y: x.at[node].set(y), tree.positions, now),
-            mover=tree.mover.at[node].set(jnp.where(jax.vmap(game.to_move)(now) == 0, 1.0, -1.0)),
+            mover=tree.mover.at[node].set(jnp.where(jax.vmap(game.current_player)(now) == 0, 1.0, -1.0)),
             degree=tree.degree.at[node].set(jax.vmap(moves.count)(now)),
             parent=tree.parent.at[node].set(jnp.where(stays, _NONE, parent)),
             edge=tree.edge.at[node].set(jnp.where(stays, _NONE, edge)),

@@ -16,8 +16,7 @@ from nlrl_jax.backends.answers import read_replies, read_score
 from nlrl_jax.backends.budget import Account, Budget, BudgetExceeded
 from nlrl_jax.backends.cache import DiskCache, cache_key
 from nlrl_jax.backends.transport import ApiKey, EndpointError, Patience, Stopped, Transport
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat, Reply, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 __all__ = ["Account", "Budget", "BudgetExceeded", "EndpointError", "EndpointModel"]
 

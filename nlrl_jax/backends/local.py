@@ -17,10 +17,10 @@ import numpy as np
 
 from nlrl_jax.backends import batching
 from nlrl_jax.lm import decode as steps
-from nlrl_jax.lm.generate import Sampling, compute_prefix
+from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.types import Chat, Reply, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
 _prefix = jax.jit(compute_prefix, static_argnums=0)

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat, Reply, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 # (context of the chat, randomness) -> what is written. At temperature 0 the same context must give the same text.
 Script = Callable[[Mapping[str, Any], random.Random], str]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat, LanguageModel, Reply, Score
+from nlrl_jax.backends.budget import Account
+from nlrl_jax.files import write_atomically
+from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling, Score
 
 
 @dataclasses.dataclass
@@ -120,3 +123,42 @@ class Metered:
         now = self._paid()
         tokens = {name: now[name] - before[name] for name in ("prompt_tokens", "tokens") if name in now}
         self.usage.add(role, seconds=time.perf_counter() - start, **tokens)
+
+
+class KeptAccount(Account):
+    """An account that is on disk after every answer, so that a budget holds across restarts and kills."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__(**(json.loads(path.read_text()) if path.exists() else {}))
+        self._path, self._writing = path, threading.Lock()
+
+    def add(self, **amounts: float) -> None:
+        """See `Account`."""
+        super().add(**amounts)
+        with self._writing:
+            write_atomically(self._path, json.dumps(self.as_dict(), indent=2) + "\n")
+
+
+class KeptUsage(Usage):
+    """What the models of a run were used for, in usage.json after every call: a resumed run counts on."""
+
+    def __init__(self, run_dir: pathlib.Path):
+        super().__init__()
+        self._path, self._writing = run_dir / "usage.json", threading.Lock()
+        for row in json.loads(self._path.read_text()) if self._path.exists() else []:
+            super().add(**row)
+
+    def add(self, role: str, **amounts: float) -> None:
+        """See `Usage`."""
+        super().add(role, **amounts)
+        with self._writing:
+            write_atomically(self._path, json.dumps(self.rows(), indent=2) + "\n")
+
+
+def describe_usage(usage: Usage) -> list[str]:
+    """A sentence a role, for a report."""
+    return [
+        f"{row['role']}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
+        f"{row['seconds']:.0f} s, {row['cache_hits']} from the cache, {row['cut']} cut"
+        for row in usage.rows()
+    ]

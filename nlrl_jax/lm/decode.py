@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.lm.generate import Sampling, prefix_length, sample_token
+from nlrl_jax.lm.generate import prefix_length, sample_token
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache
+from nlrl_jax.types import Sampling
 
 
 class Prefilled(NamedTuple):

@@ -5,40 +5,13 @@ Letters: B batch, S prompt bucket, N new tokens at most, P prefix tokens, V voca
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """The generation configuration G of a language agent policy (MS-GRPO, section "LAP").
-
-    Attributes:
-      max_tokens: new tokens at most, the end-of-reply token included.
-      temperature: divides the logits; 0 is greedy.
-      top_k: only the k most likely tokens; 0 is no limit.
-      top_p: only the smallest set of tokens with this much probability (after top-k); 1 is no limit.
-    """
-
-    max_tokens: int = 200
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self):
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or above")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be 0 (no limit) or above")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+from nlrl_jax.types import Sampling
 
 
 class Completion(NamedTuple):

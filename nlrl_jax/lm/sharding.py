@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -47,16 +46,6 @@ def constrain(x: jax.Array, mesh: Mesh | None, axes: tuple[str | None, ...]) -> 
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes)))
-
-
-def param_specs(model: nn.Module) -> dict[str, Any]:
-    """PartitionSpecs of the model's collections "params" and "lora", read off its declarations."""
-    from nlrl_jax.lm.transformer import abstract_variables
-
-    boxed = abstract_variables(model)
-    return jax.tree.map(
-        lambda leaf: spec(leaf.names), boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
-    )
 
 
 def shard(tree: Any, specs: Any, mesh: Mesh) -> Any:

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from nlrl_jax.lm import attention
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.sharding import constrain
+from nlrl_jax.lm.sharding import constrain, spec
 
 
 class KeyValues(NamedTuple):
@@ -236,3 +236,13 @@ def abstract_variables(model: Transformer) -> Any:
 def _init(model: Transformer, key: jax.Array) -> Any:
     dummy = jnp.zeros((1, 1), jnp.int32)
     return model.init(key, dummy, dummy)
+
+
+def param_specs(model: nn.Module) -> dict[str, Any]:
+    """PartitionSpecs of the model's collections "params" and "lora", read off its declarations."""
+    from nlrl_jax.lm.transformer import abstract_variables
+
+    boxed = abstract_variables(model)
+    return jax.tree.map(
+        lambda leaf: spec(leaf.names), boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+    )

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Collection
 from typing import Any
 
+from nlrl_jax.files import write_atomically
+
 CONFIG = "config.json"
 LOCK = ".lock"
 _MARK = "nlrl_jax_run"  # stands in our config.json and in no other program's, with a number that is the run's own
@@ -117,16 +119,6 @@ def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
         raise ValueError(f"{run_dir} holds no run: there is no {CONFIG} in it") from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); start again in another --run_dir") from None
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is there whole or not at all, also if the process is killed meanwhile."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def differences(stored: dict[str, Any], config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

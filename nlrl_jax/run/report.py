@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.run.directory import write_atomically
+from nlrl_jax.files import write_atomically
 from nlrl_jax.run.transcript import flaws, outcome, printable
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"

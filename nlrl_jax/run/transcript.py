@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.rollout import Episodes
+from nlrl_jax.rollouts.text_games import Episodes
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.lm.generate import Sampling, compute_prefix, generate, left_pad
+from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.text.compile import CompiledTemplate, TemplateSet, compile_template
 from nlrl_jax.text.parser import ParsedReply, ReplyFormat, compile_parser
 from nlrl_jax.text.prompts import TAGS, chat_prompt
-from nlrl_jax.types import TextGame
+from nlrl_jax.types import Sampling, TextGame
 
 
 class Turn(NamedTuple):

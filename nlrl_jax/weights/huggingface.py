@@ -25,7 +25,6 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.lora import merged_kernel
 from nlrl_jax.weights import layout
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -312,7 +311,7 @@ def _host(config: ModelConfig, flat: dict, lora: Any, path: layout.Path, layer: 
         adapter = flatten_dict(lora)
         a, b = adapter.get((*path[:-1], "a")), adapter.get((*path[:-1], "b"))
         if a is not None:
-            tensor = merged_kernel(config, tensor, a[layer], b[layer])
+            tensor = layout.merged_kernel(config, tensor, a[layer], b[layer])
     tensor = np.asarray(tensor)
     return np.ascontiguousarray(tensor.T if transposed(path) else tensor)
 

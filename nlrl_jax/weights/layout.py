@@ -11,11 +11,12 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from nlrl_jax.lm import sharding
+from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, abstract_variables
 
@@ -88,4 +89,34 @@ def _shardings(config: ModelConfig, collection: str, mesh: Mesh | None) -> dict[
     tree = nn.meta.unbox(abstract_variables(model))[collection]
     if mesh is None:
         return {path: SingleDeviceSharding(jax.local_devices()[0]) for path in flatten_dict(tree)}
-    return flatten_dict(sharding.shardings(tree, sharding.param_specs(model)[collection], mesh))
+    return flatten_dict(sharding.shardings(tree, transformer.param_specs(model)[collection], mesh))
+
+
+def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """kernel + alpha / rank * a @ b, summed in float32 and returned in kernel's dtype.
+
+    Args:
+      kernel: [..., in, out].
+      a: [..., in, rank].
+      b: [..., rank, out].
+    """
+    update = jnp.matmul(a, b, preferred_element_type=jnp.float32) * (config.lora.alpha / config.lora.rank)
+    return (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
+
+
+def merge_lora(config: ModelConfig, params: Any, lora: Any) -> Any:
+    """The "params" collection whose kernels hold the adapter `lora`; the model then runs without it.
+
+    Modules without an adapter keep their arrays.
+
+    Raises:
+      ValueError: an adapter for a module that `params` does not have.
+    """
+    kernels, adapters = flatten_dict(params), flatten_dict(lora)
+    merged = dict(kernels)
+    for path in {path[:-1] for path in adapters}:
+        if (*path, "kernel") not in kernels:
+            raise ValueError(f"the adapter has a module {'.'.join(path)}, which the weights have not")
+        kernel = kernels[(*path, "kernel")]
+        merged[(*path, "kernel")] = merged_kernel(config, kernel, adapters[(*path, "a")], adapters[(*path, "b")])
+    return unflatten_dict(merged)

@@ -84,7 +84,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a model, without its weights. Arguments and errors: see `load_model`."""
     path = _path(name)
     if path.suffix == ".gguf":
-        from nlrl_jax.lm.tokenizer_gguf import tokenizer_from_gguf
+        from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 
         return tokenizer_from_gguf(path)
     return Tokenizer.from_pretrained(path)

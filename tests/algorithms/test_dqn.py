@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import envs
-from nlrl_jax import rollout
 from nlrl_jax.algorithms import dqn
 from nlrl_jax.algorithms.dqn import Conv3x3, DQNConfig, QNetwork, evaluate, init_state, make_train
+from nlrl_jax.rollouts import text_games
 
 GAME = envs.make("frozen_lake", prompt="compact", size=2, hole_probability=0.0)
 CONFIG = DQNConfig(
@@ -99,7 +99,7 @@ def test_learns_and_pieces_equal_the_whole(train, state):
     whole, _ = train(state, 120)
     half, _ = train(train(state, 60)[0], 60)
     jax.tree.map(np.testing.assert_array_equal, half.params, whole.params)
-    states = rollout.reset(GAME, jax.random.key(1), 5)
+    states = text_games.reset(GAME, jax.random.key(1), 5)
     returns = evaluate(GAME.env, GAME.params, whole.params, jax.random.key(2), states, 3)
     np.testing.assert_array_equal(returns, np.ones(5))
     q = QNetwork(4).apply(

@@ -6,12 +6,15 @@ from collections import Counter
 
 import pytest
 
-from envs.prompts.tic_tac_toe import roles, squares
-from envs.scripted.tic_tac_toe import SCRIPTS
-from envs.tic_tac_toe import board_game
+from envs.tic_tac_toe.prompts import roles, squares
+from envs.tic_tac_toe.rule_based import SCRIPTS
+from envs.tic_tac_toe.rules import board_game
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms import language_estimates as estimates
-from nlrl_jax.algorithms.board_play import (
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Setting, State
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.roles.board_games import Line, Step, View, Viewer
+from nlrl_jax.rollouts.board_games import (
     Played,
     first_move_opponent,
     language_act,
@@ -19,10 +22,7 @@ from nlrl_jax.algorithms.board_play import (
     random_act,
     random_opponent,
 )
-from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Setting, State
-from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.views import Line, Step, View, Viewer
+from nlrl_jax.types import Sampling
 from tests.algorithms.table_model import TableModel, learn
 
 GAME = board_game()
@@ -92,14 +92,14 @@ def line_of(moves):
     """Moves from the empty board, with their views; "over" and the winner as the game says."""
     import jax
 
-    position, steps = GAME.initial(), []
+    position, steps = GAME.init(), []
     one = lambda p: VIEWER.views(jax.tree.map(lambda leaf: leaf[None], p))[0]
     for move in moves:
-        after = GAME.play(position, int(move) - 1)
+        after = GAME.step(position, int(move) - 1)
         steps.append(Step(one(position), move, one(after)))
         position = after
-    winner = {1.0: "O", -1.0: "X", 0.0: None}[float(GAME.outcome(position))]
-    return Line(tuple(steps), bool(GAME.over(position)), winner)
+    winner = {1.0: "O", -1.0: "X", 0.0: None}[float(GAME.returns(position))]
+    return Line(tuple(steps), bool(GAME.is_terminal(position)), winner)
 
 
 def test_lines_are_grouped_by_position_and_move_in_chunks_with_the_rest_kept():

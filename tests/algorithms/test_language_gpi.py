@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax.algorithms import language_gpi as gpi
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat, Reply
+from nlrl_jax.types import Chat, Reply, Sampling
 
 SAMPLING = Sampling(max_tokens=64, temperature=0.7)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import envs
-from launch import loop
-from nlrl_jax import rollout
 from nlrl_jax.algorithms import language_ppo as ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, MovePolicy, init_state, make_update, play
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.run import loop
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.text.template import Choice, Literal, Template
@@ -87,7 +87,7 @@ def test_words_of_several_tokens_take_one_pass(params):
     """Breakthrough's 96 words on 4 x 4 as a trie against each word alone behind the prompt."""
     game = envs.make("breakthrough", prompt="compact", rows=4, columns=4, pawn_rows=1)
     policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
-    states = rollout.reset(game, KEY, 3)
+    states = text_games.reset(game, KEY, 3)
     prompts, lengths = jax.vmap(lambda state: policy.read(jax.tree.map(lambda x: x[None], game.fields(state))))(states)
     prompts, lengths = prompts[:, 0], lengths[:, 0]
     variables = {"params": params}

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.breakthrough import board_game
-from envs.prompts.breakthrough import read_advantage, roles, squares
-from envs.scripted.breakthrough import SCRIPTS, evaluation
+from envs.breakthrough.prompts import read_advantage, roles, squares
+from envs.breakthrough.rule_based import SCRIPTS, evaluation
+from envs.breakthrough.rules import board_game
 from nlrl_jax.algorithms import language_td as td
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.views import Evaluated, Line, Viewer
-from nlrl_jax.types import Reply
+from nlrl_jax.roles.board_games import Evaluated, Line, Viewer
+from nlrl_jax.types import Reply, Sampling
 from tests.algorithms.table_model import TableModel, learn
 
 GAME = board_game()
@@ -32,16 +31,16 @@ def played(words, copies=1):
     actions = np.full((longest, len(rows)), -1, np.int32)
     columns = []
     for n, line in enumerate(rows):
-        position, seen = GAME.initial(), []
+        position, seen = GAME.init(), []
         seen.append(position)
         for t in range(longest):
             if t < len(line):
                 actions[t, n] = GAME.actions.index(line[t])
-                position = GAME.play(position, actions[t, n])
+                position = GAME.step(position, actions[t, n])
             seen.append(position)
         columns.append(jax.tree.map(lambda *x: jnp.stack(x), *seen))
     reached = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *columns)
-    start = jax.tree.map(lambda leaf: leaf[None], GAME.initial())
+    start = jax.tree.map(lambda leaf: leaf[None], GAME.init())
     return start, actions, reached
 
 
@@ -122,10 +121,10 @@ def test_the_first_evaluations_may_come_from_another_model_with_prompt_and_sampl
 
 
 def test_judging_counts_what_is_level_and_what_names_no_side():
-    views, r = [VIEWER.views(jax.tree.map(lambda leaf: leaf[None], GAME.initial()))[0]], roles("compact")
-    position = GAME.initial()
+    views, r = [VIEWER.views(jax.tree.map(lambda leaf: leaf[None], GAME.init()))[0]], roles("compact")
+    position = GAME.init()
     for word in ("c4c3", "d2d3", "c3d2*"):
-        position = GAME.play(position, GAME.actions.index(word))
+        position = GAME.step(position, GAME.actions.index(word))
         views.append(VIEWER.views(jax.tree.map(lambda leaf: leaf[None], position))[0])
     said = ["black", "white", "both", "white"]
     text = lambda side: "*Advantage*: <white> or <black>" if side == "both" else evaluation("x", side)

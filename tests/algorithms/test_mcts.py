@@ -11,7 +11,8 @@ import pyspiel
 import pytest
 from open_spiel.python.algorithms import mcts as peer_mcts
 
-from envs import breakthrough, tic_tac_toe
+from envs.breakthrough import rules as breakthrough
+from envs.tic_tac_toe import rules
 from nlrl_jax.algorithms import mcts, tree_search
 from nlrl_jax.types import BoardGame
 
@@ -85,7 +86,7 @@ def test_a_threat_is_met(rows, player, words):
 def test_every_win_in_one_of_random_positions_is_taken():
     positions = positions_met()
     action, _, _ = policy_of()(jax.random.key(2), positions)
-    wins_by = lambda position, a: GAME.legal(position)[a] & GAME.over(GAME.play(position, a))
+    wins_by = lambda position, a: GAME.legal_action_mask(position)[a] & GAME.is_terminal(GAME.step(position, a))
     wins = jax.vmap(jax.vmap(wins_by, (None, 0)), (0, None))(positions, jnp.arange(GAME.num_actions))
     can_win = np.asarray(wins.any(axis=1))
     assert can_win.sum() > 20
@@ -95,7 +96,7 @@ def test_every_win_in_one_of_random_positions_is_taken():
 def test_visits_are_legal_and_add_up_and_values_are_bounded():
     positions = positions_met()
     action, value, visits = jax.tree.map(np.asarray, policy_of(solve=False)(jax.random.key(3), positions))
-    legal = np.asarray(jax.vmap(GAME.legal)(positions))
+    legal = np.asarray(jax.vmap(GAME.legal_action_mask)(positions))
     assert (visits.sum(axis=1) == 59).all()
     assert (visits[~legal] == 0).all()
     assert (visits[legal] > 0).all()  # there are fewer moves than simulations
@@ -104,7 +105,7 @@ def test_visits_are_legal_and_add_up_and_values_are_bounded():
 
 
 def test_the_same_key_gives_the_same_search_and_another_key_another():
-    positions = copies(GAME.initial(), 32)
+    positions = copies(GAME.init(), 32)
     first, again, other = (policy_of()(jax.random.key(i), positions) for i in (4, 4, 5))
     assert jax.tree.all(jax.tree.map(np.array_equal, first, again))
     assert not np.array_equal(first[2], other[2])
@@ -112,7 +113,7 @@ def test_the_same_key_gives_the_same_search_and_another_key_another():
 
 def test_a_finished_position_has_its_outcome_and_no_move():
     ended = board("..... ..... ..... .w... ..b..", "white")
-    action, value, visits = policy_of()(jax.random.key(0), stack([ended, GAME.initial()] * 16))
+    action, value, visits = policy_of()(jax.random.key(0), stack([ended, GAME.init()] * 16))
     assert action[0] == -1 and value[0] == 1 and not visits[0].any()
     assert action[1] >= 0 and visits[1].sum() == 59
 
@@ -130,7 +131,7 @@ def test_trees_grow_as_those_of_mctx():
     prior = lambda at: jnp.where(jnp.arange(K) < jax.vmap(GAME.num_legal)(at)[:, None], 0.0, -jnp.inf)
 
     def step(_, key, edge, at):
-        after = jax.vmap(GAME.play)(at, jax.vmap(GAME.nth_legal)(at, edge))
+        after = jax.vmap(GAME.step)(at, jax.vmap(GAME.nth_legal)(at, edge))
         constant = jnp.zeros(len(edge))
         value = evaluate(key, after) * mover(after)
         return mctx.RecurrentFnOutput(
@@ -184,29 +185,29 @@ def test_random_rollouts_have_openspiel_s_mean(game):
 
 def test_any_board_game_can_be_searched():
     """Tic-tac-toe, O first: O takes the win, X blocks, and full play is a draw."""
-    game = tic_tac_toe.board_game()
-    cells = lambda marks: stack([functools.reduce(game.play, [jnp.int32(c) for c in marks], game.initial())])
+    game = rules.board_game()
+    cells = lambda marks: stack([functools.reduce(game.step, [jnp.int32(c) for c in marks], game.init())])
     policy = policy_of(600, 1, game)
     assert policy(jax.random.key(0), cells([0, 3, 1, 4]))[0] == 2  # O O . / X X .
     assert policy(jax.random.key(0), cells([0, 3, 1]))[0] == 2
     best = policy_of(2000, 1, game)
-    outcomes = mcts.win_rates(game, best, jax.random.key(1), stack([game.initial()]), 8)
+    outcomes = mcts.win_rates(game, best, jax.random.key(1), stack([game.init()]), 8)
     assert outcomes == 0
 
 
 def test_variations_are_legal_and_a_finished_game_stays():
-    start = stack([GAME.initial(), board(*WINS[0][:2]), board("..... ..... ..... .w... ..b..", "white")])
+    start = stack([GAME.init(), board(*WINS[0][:2]), board("..... ..... ..... .w... ..b..", "white")])
     actions, positions = mcts.play_moves(GAME, policy_of(), jax.random.key(8), start, 4)
     assert actions.shape == (4, 3) and jax.tree.leaves(positions)[0].shape == (5, 3)
     for b in range(3):
         for t in range(4):
             now, after = (jax.tree.map(lambda x: x[i, b], positions) for i in (t, t + 1))  # noqa: B023
-            if GAME.over(now):
+            if GAME.is_terminal(now):
                 assert actions[t, b] == -1
                 expected = now
             else:
-                assert GAME.legal(now)[actions[t, b]]
-                expected = GAME.play(now, actions[t, b])
+                assert GAME.legal_action_mask(now)[actions[t, b]]
+                expected = GAME.step(now, actions[t, b])
             assert jax.tree.all(jax.tree.map(np.array_equal, after, expected))
     assert actions[:, 1].tolist()[1:] == [-1] * 3 and GAME.actions[actions[0, 1]] in WINS[0][2]
 
@@ -214,7 +215,7 @@ def test_variations_are_legal_and_a_finished_game_stays():
 def test_win_rates_are_the_outcomes_of_games_from_black_s_view():
     start = stack([board(*WINS[0][:2]), board(*WINS[2][:2]), board("w.... ..... ..... ..... .....", "black")])
     assert mcts.win_rates(GAME, policy_of(), jax.random.key(9), start, 4).tolist() == [1, -1, -1]
-    even = mcts.win_rates(GAME, policy_of(2), jax.random.key(9), copies(GAME.initial(), 1), 400)
+    even = mcts.win_rates(GAME, policy_of(2), jax.random.key(9), copies(GAME.init(), 1), 400)
     theirs = peer_rollouts(PEER.deserialize_state(PEER_START), 2000)
     assert abs(even[0] - theirs) < 0.2  # two simulations play at random
 
@@ -226,10 +227,10 @@ def test_states_come_from_all_pairs_without_repeats():
     assert jax.tree.all(jax.tree.map(np.array_equal, positions, again))
     count = len(positions.player)
     assert 16 * 8 < count < 16 * GAME.max_moves
-    assert not jax.vmap(GAME.over)(positions).any()
+    assert not jax.vmap(GAME.is_terminal)(positions).any()
     texts = {GAME.board.render(GAME.fields(jax.tree.map(lambda x: x[i], positions))) for i in range(count)}  # noqa: B023
     assert len(texts) >= 0.99 * count  # the same board may occur with either player to move
-    assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x[0], y), positions, GAME.initial()))
+    assert jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(x[0], y), positions, GAME.init()))
 
 
 def test_in_a_mixed_pair_each_policy_plays_its_own_side():
@@ -248,7 +249,7 @@ def test_in_a_mixed_pair_each_policy_plays_its_own_side():
     rows = lambda positions: set(zip(*(np.asarray(x).tolist() for x in jax.tree.leaves(positions))))
     expected = set()
     for pair in ((False, False), (False, True), (True, False), (True, True)):
-        _, played = mcts.play_moves(GAME, pick(*pair), jax.random.key(0), stack([GAME.initial()]), GAME.max_moves)
+        _, played = mcts.play_moves(GAME, pick(*pair), jax.random.key(0), stack([GAME.init()]), GAME.max_moves)
         unfinished = np.asarray(played.winner[:, 0]) < 0
         expected |= rows(jax.tree.map(lambda x: x[unfinished, 0], played))  # noqa: B023
     met = mcts.state_dataset(GAME, [pick(False, False), pick(True, True)], jax.random.key(0), 1)
@@ -266,13 +267,13 @@ def test_what_is_proven_is_true():
     game = breakthrough.board_game(4, 3, 1)
     weak = mcts.mcts_policy(game, 2, 1)
     positions = mcts.state_dataset(game, [weak], jax.random.key(0), 16)
-    play, over, legal = jax.jit(game.play), jax.jit(game.over), jax.jit(game.legal)
+    play, over, legal = jax.jit(game.step), jax.jit(game.is_terminal), jax.jit(game.legal_action_mask)
 
     @functools.cache
     def result(leaves):
-        position = jax.tree.unflatten(jax.tree.structure(game.initial()), [np.asarray(x) for x in leaves])
+        position = jax.tree.unflatten(jax.tree.structure(game.init()), [np.asarray(x) for x in leaves])
         if over(position):
-            return float(game.outcome(position))
+            return float(game.returns(position))
         sign = 1 if position.player == 0 else -1
         after = (play(position, action) for action in np.flatnonzero(legal(position)))
         return sign * max(sign * result(as_leaves(position)) for position in after)
@@ -295,9 +296,9 @@ def score_against_openspiel(game, start, simulations, rollouts, games, solve):
     evaluator = pyspiel.RandomRolloutEvaluator(rollouts, 1)
     bot = pyspiel.MCTSBot(peer_game, evaluator, 1.0, simulations, 1000, solve, 2, False)
     policy = jax.jit(mcts.mcts_policy(game, simulations, rollouts, solve=solve))
-    play = jax.jit(jax.vmap(game.play))
+    play = jax.jit(jax.vmap(game.step))
     ours = np.arange(games) % 2  # the colour we play in each game
-    positions = copies(game.initial(), games)
+    positions = copies(game.init(), games)
     for turn in range(game.max_moves):
         mine = np.asarray(policy(jax.random.fold_in(jax.random.key(0), turn), positions)[0])
         action = np.zeros(games, np.int32)

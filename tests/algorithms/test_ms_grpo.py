@@ -14,19 +14,20 @@ import optax
 import pytest
 
 import envs
-from nlrl_jax import losses, rollout
+from nlrl_jax import losses
 from nlrl_jax.algorithms import ms_grpo
 from nlrl_jax.algorithms.exploration import init_stagnation
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_rewards, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
-from nlrl_jax.lm import sharding
+from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.generate import Sampling
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.returns import aaw_sample, group_advantage
+from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.parser import ParsedReply
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.types import Sampling
 from tests.tokenizers_from_wheels import small_tokenizer
 
 H, EOS = 32, "<|im_end|>"
@@ -102,10 +103,10 @@ def updated(update, state):
 def played_by(policy, state, key=KEY, config=CONFIG):
     """The episodes of `update(state, key)`, all of them."""
     key_reset, key_play, _ = jax.random.split(key, 3)
-    states = rollout.reset(GAME, key_reset, config.num_groups)
+    states = text_games.reset(GAME, key_reset, config.num_groups)
     states = jax.tree.map(lambda x: jnp.repeat(x, config.group_size, axis=0), states)
     variables = {"params": state.params, "lora": state.lora}
-    play = lambda v: rollout.play(policy, GAME, v, key_play, states, config.max_turns, config.max_steps)
+    play = lambda v: text_games.play(policy, GAME, v, key_play, states, config.max_turns, config.max_steps)
     return jit(play)(variables)
 
 
@@ -402,10 +403,10 @@ def test_templates_are_drawn_for_each_episode(policy, state):
     )
     _, metrics = jit(make_update(several, GAME, CONFIG))(state, KEY)
     assert metrics["finite"] and metrics["grad_norm"] > 0
-    states = rollout.reset(GAME, KEY, 3)
+    states = text_games.reset(GAME, KEY, 3)
     constants = {"template": jnp.array([0, 2, 1])}
     variables = {"params": state.params}
-    turns = jit(lambda: rollout.play(several, GAME, variables, KEY, states, 2, 4, constants=constants))().turns
+    turns = jit(lambda: text_games.play(several, GAME, variables, KEY, states, 2, 4, constants=constants))().turns
     for i, wording in enumerate((0, 2, 1)):
         template = chat_prompt(GAME, policy.tokenizer.render_chat, "compact", 10, wording)
         fields = {name: np.asarray(value[0, i]) for name, value in turns.fields.items()}
@@ -429,7 +430,7 @@ def test_update_on_a_mesh_equals_one_device(params, state, updated):
         pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
     policy = make_policy(mesh=mesh)
-    specs = sharding.param_specs(policy.model)
+    specs = transformer.param_specs(policy.model)
     lora = sharding.shard(state.lora, specs["lora"], mesh)
     placed = TrainState(
         sharding.shard(params, specs["params"], mesh), lora, optimizer(CONFIG).init(lora), jnp.zeros((), jnp.int32)
@@ -466,7 +467,7 @@ def hand_made_turns():
         ended=jnp.array([[True, True, False], [True, False, True]]),
         parsed=parsed,
     )
-    return rollout.Turns({}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), active)
+    return text_games.Turns({}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), active)
 
 
 def test_composite_returns():
@@ -479,7 +480,7 @@ def test_composite_returns():
 
 def test_episode_metrics():
     turns = hand_made_turns()
-    ends = rollout.Episodes(turns, jnp.array([True, True, False]), jnp.array([False, True, False]), {})
+    ends = text_games.Episodes(turns, jnp.array([True, True, False]), jnp.array([False, True, False]), {})
     got = ms_grpo.episode_metrics(ends, jnp.array([[1.0, 1.0], [1.0, 2.0]]))
     want = {
         "return": 1.25, "env_return": -0.5, "success": 1 / 3, "terminated": 2 / 3, "format_penalty": -1.75 / 5,

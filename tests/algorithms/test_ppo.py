@@ -10,9 +10,11 @@ import pytest
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from nlrl_jax.algorithms import control_play, control_policy, ppo
-from nlrl_jax.algorithms.control_policy import Moments
+from nlrl_jax import networks
+from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Hooks, PPOConfig
+from nlrl_jax.networks import Moments
+from nlrl_jax.rollouts import control
 
 CARTPOLE, CARTPOLE_PARAMS = gymnax.make("CartPole-v1")
 SMALL = PPOConfig(num_envs=4, num_steps=8, epochs=2, num_minibatches=2, features=(8,))
@@ -73,14 +75,14 @@ def test_log_prob_and_entropy_equal_scipys():
     mean, log_std = jnp.array([[0.3, -1.0], [2.0, 0.0]]), jnp.array([-0.5, 0.2])
     action = jnp.array([[0.0, 0.5], [1.0, -1.0]])
     theirs = jax.scipy.stats.norm.logpdf(action, mean, jnp.exp(log_std)).sum(-1)
-    np.testing.assert_allclose(control_policy.log_prob(mean, log_std, action), theirs, rtol=1e-6)
-    drawn = control_policy.sample(jax.random.key(0), jnp.repeat(mean[:1], 20_000, 0), log_std)
-    entropy = -control_policy.log_prob(mean[:1], log_std, drawn).mean()
-    np.testing.assert_allclose(control_policy.entropy(mean, log_std), entropy, atol=0.03)
+    np.testing.assert_allclose(networks.log_prob(mean, log_std, action), theirs, rtol=1e-6)
+    drawn = networks.sample(jax.random.key(0), jnp.repeat(mean[:1], 20_000, 0), log_std)
+    entropy = -networks.log_prob(mean[:1], log_std, drawn).mean()
+    np.testing.assert_allclose(networks.entropy(mean, log_std), entropy, atol=0.03)
     logits = jnp.array([[0.0, jnp.log(3.0)]])
-    np.testing.assert_allclose(control_policy.log_prob(logits, None, jnp.array([1])), np.log(0.75), rtol=1e-6)
+    np.testing.assert_allclose(networks.log_prob(logits, None, jnp.array([1])), np.log(0.75), rtol=1e-6)
     by_hand = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
-    np.testing.assert_allclose(control_policy.entropy(logits, None), by_hand, rtol=1e-6)
+    np.testing.assert_allclose(networks.entropy(logits, None), by_hand, rtol=1e-6)
 
 
 def test_a_rollout_keeps_the_observation_that_an_episode_was_cut_in(collected):
@@ -104,9 +106,9 @@ def test_finished_returns_are_the_sums_of_rewards(collected):
 def test_a_cut_bootstraps_and_an_end_does_not(collected):
     """Against the recursion written out, in plain numpy."""
     env, state, steps = collected
-    agent = ppo.Agent(env, env.default_params, SMALL)
+    agent = ppo.agent_of(env, env.default_params, SMALL)
     steps = dataclasses.replace(steps, terminated=steps.terminated.at[4, 0].set(True))
-    advantages, targets = ppo.advantages_of(agent, state.params, state.obs_moments, steps, steps.reward)
+    advantages, targets = ppo.advantages_of(agent, SMALL, state.params, state.obs_moments, steps, steps.reward)
     V = lambda obs: np.asarray(agent.value(state.params, state.obs_moments, obs))
     T, B = steps.reward.shape
     expected = np.zeros((T, B))
@@ -157,7 +159,9 @@ def test_clipped_values_stop_moving(collected):
         config = dataclasses.replace(SMALL, epochs=20, learning_rate=1e-2, value_clip=value_clip)
         learn = jax.jit(ppo.make_learn(env, env.default_params, config))
         after, _ = learn(state, steps, 5 + steps.reward, jax.random.key(2))
-        value = lambda params: ppo.Agent(env, env.default_params, config).value(params, state.obs_moments, steps.obs[0])
+        value = lambda params: ppo.agent_of(env, env.default_params, config).value(
+            params, state.obs_moments, steps.obs[0]
+        )
         return np.abs(value(after.params) - value(state.params)).mean()
 
     assert moved(0.02) < 0.3 < moved(np.inf)
@@ -181,8 +185,15 @@ def test_continuous_actions_are_learned():
     train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(env, env.default_params, config), s, k))
     state, metrics = train(state, jax.random.split(jax.random.key(1), 60))
     assert metrics["finite"].all()
-    returns, steps = control_play.evaluate(
-        env, env.default_params, config, state.params, state.obs_moments, jax.random.key(2), 50, deterministic=True
+    returns, steps = control.evaluate(
+        env,
+        env.default_params,
+        ppo.agent_of(env, env.default_params, config),
+        state.params,
+        state.obs_moments,
+        jax.random.key(2),
+        50,
+        deterministic=True,
     )
     assert (steps == 3).all() and returns.mean() > 2.9  # 3 is the most; drawing at random earns 1
 
@@ -192,8 +203,15 @@ def test_cartpole_is_learned():
     state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, config, jax.random.key(0))
     train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, config), s, k))
     state, _ = train(state, jax.random.split(jax.random.key(1), 100))
-    returns, _ = control_play.evaluate(
-        CARTPOLE, CARTPOLE_PARAMS, config, state.params, state.obs_moments, jax.random.key(2), 20, deterministic=True
+    returns, _ = control.evaluate(
+        CARTPOLE,
+        CARTPOLE_PARAMS,
+        ppo.agent_of(CARTPOLE, CARTPOLE_PARAMS, config),
+        state.params,
+        state.obs_moments,
+        jax.random.key(2),
+        20,
+        deterministic=True,
     )
     assert returns.mean() > 400  # at random: about 20
 
@@ -202,9 +220,18 @@ def test_a_record_holds_whole_episodes():
     config = dataclasses.replace(SMALL, normalize_obs=False)
     state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, config, jax.random.key(0))
     record = jax.jit(
-        lambda s, k: control_play.record(CARTPOLE, CARTPOLE_PARAMS, config, s.params, s.obs_moments, k, 6, 60)
+        lambda s, k: control.record(
+            CARTPOLE,
+            CARTPOLE_PARAMS,
+            ppo.agent_of(CARTPOLE, CARTPOLE_PARAMS, config),
+            s.params,
+            s.obs_moments,
+            k,
+            6,
+            60,
+        )
     )(state, jax.random.key(1))
-    for n, episode in enumerate(control_play.episodes_of(record)):
+    for n, episode in enumerate(control.episodes_of(record)):
         assert episode.number == n and len(episode) == record.steps[n] <= 60
         assert len(episode.observations) == len(episode) + 1 and episode.rewards.sum() == len(episode)
         x, angle = episode.observations[-1][[0, 2]]

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from gymnax.environments import spaces
 
-from envs import pong
-from envs.prompts import pong as prompts
-from envs.scripted import pong as scripted
-from nlrl_jax.algorithms import control_play, ppo, ultra
+from envs.pong import env as pong
+from envs.pong import prompts as prompts
+from envs.pong import rule_based as scripted
+from nlrl_jax.algorithms import ppo, ultra
+from nlrl_jax.algorithms.analyst import CriticalState, analyse
 from nlrl_jax.algorithms.ppo import PPOConfig
-from nlrl_jax.algorithms.ultra import CriticalState, GuidanceConfig
+from nlrl_jax.algorithms.ultra import GuidanceConfig
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.text.trajectory import Episode, Verdict
+from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.rollouts import control
 from nlrl_jax.types import ControlGame
 
 GAME = pong.control_game(points=1)
@@ -45,14 +47,16 @@ def critical(obs, taken, suggested=None, rewards=None, judged=True):
 def episodes():
     state = ppo.init_state(GAME.env, GAME.params, CONFIG, jax.random.key(0))
     record = jax.jit(
-        lambda s, k: control_play.record(GAME.env, GAME.params, CONFIG, s.params, s.obs_moments, k, 12, 100)
+        lambda s, k: control.record(
+            GAME.env, GAME.params, ppo.agent_of(GAME.env, GAME.params, CONFIG), s.params, s.obs_moments, k, 12, 100
+        )
     )
-    return control_play.episodes_of(record(state, jax.random.key(1)))
+    return control.episodes_of(record(state, jax.random.key(1)))
 
 
 @pytest.fixture(scope="module")
 def findings(episodes):
-    return ultra.analyse(episodes, prompts.roles(points=1), ScriptedModel(scripted.SCRIPTS))
+    return analyse(episodes, prompts.roles(points=1), ScriptedModel(scripted.SCRIPTS))
 
 
 class Counting:
@@ -70,7 +74,7 @@ class Counting:
 
 def test_three_calls_for_all_episodes(episodes):
     model = Counting(ScriptedModel(scripted.SCRIPTS))
-    found = ultra.analyse(episodes, prompts.roles(points=1), model)
+    found = analyse(episodes, prompts.roles(points=1), model)
     assert [role for role, _ in model.calls] == ["identify", "analyse", "reward"]
     assert dict(model.calls)["analyse"] == len(episodes)
     assert found.counts["identify/timeslots"] == sum(len(episode) for episode in episodes)
@@ -219,12 +223,16 @@ def test_a_replaced_action_has_at_least_the_floors_advantage(plain):
     }
     floored = dataclasses.replace(CONFIG, guided_floor=2.0)
     loss = lambda config, batch: ppo.surrogate(
-        ppo.Agent(GAME.env, GAME.params, config), state.params, state.obs_moments, jax.tree.map(jnp.asarray, batch)
+        ppo.agent_of(GAME.env, GAME.params, config),
+        config,
+        state.params,
+        state.obs_moments,
+        jax.tree.map(jnp.asarray, batch),
     )[1]["policy_loss"]
     A = (batch["advantages"] - batch["advantages"].mean()) / batch["advantages"].std()
     raised = np.array([max(a, 2.0) if guided else a for a, guided in zip(A, batch["guided"])])
     log_prob = jax.nn.log_softmax(
-        ppo.Agent(GAME.env, GAME.params, CONFIG).policy(state.params, state.obs_moments, obs)[0]
+        ppo.agent_of(GAME.env, GAME.params, CONFIG).policy(state.params, state.obs_moments, obs)[0]
     )[:, 0]
     ratio = np.exp(np.asarray(log_prob) + 1.0)
     expected = lambda A: -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
@@ -238,7 +246,7 @@ NONSENSE = ("", "I do not know.", "{timeslot 0, <critical>, <jump>, <>}", "rewar
 @pytest.mark.parametrize("text", NONSENSE)
 def test_an_analyst_that_says_nothing_useful_leaves_plain_ppo(episodes, plain, guided, text):
     model = ScriptedModel(dict.fromkeys(("identify", "analyse", "reward"), lambda context, rng: text))
-    found = ultra.analyse(episodes, prompts.roles(points=1), model)
+    found = analyse(episodes, prompts.roles(points=1), model)
     assert all(state.verdict.action is None and not state.rewards for state in found.states)
     ours, metrics = guided(plain[0].replace(aux=ultra.make_table(found.states, GAME)), jax.random.key(1))
     assert metrics["finite"] and metrics["guided"] == metrics["told"] == 0
@@ -252,7 +260,7 @@ def test_replies_that_break_off_or_repeat_are_counted(episodes):
         )
 
     model = ScriptedModel({"identify": identify, "analyse": lambda c, r: "", "reward": lambda c, r: "{reward = 7}"})
-    counts = ultra.analyse(episodes[:2], prompts.roles(points=1), model).counts
+    counts = analyse(episodes[:2], prompts.roles(points=1), model).counts
     assert counts["identify/repeated"] >= 1 and counts["identify/cut"] >= 1 and counts["identify/missing"] > 0
     assert counts["analyse/empty"] == 2 and counts["reward/clipped"] == counts["reward/calls"] > 0
 
@@ -260,15 +268,13 @@ def test_replies_that_break_off_or_repeat_are_counted(episodes):
 def test_what_a_model_thinks_first_is_no_analysis(episodes):
     think = lambda context, rng: "<think>\nlet me see\n</think>\nFailures: none."
     model = ScriptedModel({"identify": lambda c, r: "", "analyse": think, "reward": lambda c, r: ""})
-    assert {text.strip() for text in ultra.analyse(episodes, prompts.roles(points=1), model).analyses} == {
-        "Failures: none."
-    }
+    assert {text.strip() for text in analyse(episodes, prompts.roles(points=1), model).analyses} == {"Failures: none."}
 
 
 def test_verdicts_from_elsewhere_are_rewarded_too(episodes):
     verdicts = [[Verdict(3, True, None, "")] for _ in episodes]
     model = Counting(ScriptedModel(scripted.SCRIPTS))
-    found = ultra.analyse(episodes, prompts.roles(points=1), model, verdicts=verdicts)
+    found = analyse(episodes, prompts.roles(points=1), model, verdicts=verdicts)
     assert [role for role, _ in model.calls] == ["analyse", "reward"] and len(found.states) == len(episodes)
 
 

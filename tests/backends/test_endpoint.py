@@ -12,8 +12,7 @@ import pytest
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import Account, Budget, BudgetExceeded, EndpointError, EndpointModel
 from nlrl_jax.backends.transport import Patience, retry_after
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat, Reply
+from nlrl_jax.types import Chat, Reply, Sampling
 from tests.backends import server as s
 from tests.backends.server import Server
 

@@ -11,9 +11,9 @@ import pytest
 from nlrl_jax.backends import local
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling, generate
+from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.types import Chat, Reply
+from nlrl_jax.types import Chat, Reply, Sampling
 from nlrl_jax.weights.load import load_model, load_tokenizer
 
 CONFIG = ModelConfig(512, 16, 24, 2, 4, 2, 8, 192, qk_norm=True)

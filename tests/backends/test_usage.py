@@ -8,8 +8,7 @@ import pytest
 from nlrl_jax.backends.budget import Account
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat, Reply, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 
 @dataclasses.dataclass(frozen=True)

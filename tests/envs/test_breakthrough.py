@@ -8,7 +8,7 @@ import numpy as np
 import pyspiel
 import pytest
 
-from envs import breakthrough
+from envs.breakthrough import rules as breakthrough
 
 SIZES = [(8, 8, 2), (6, 5, 2), (5, 5, 1), (5, 5, 2)]
 GAMES = {size: breakthrough.board_game(*size) for size in SIZES}
@@ -27,14 +27,14 @@ def random_games(size, games):
     game = GAMES[size]
 
     def step(position, key):
-        mask = game.legal(position)
+        mask = game.legal_action_mask(position)
         action = jnp.where(mask.any(), jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf)), -1)
-        after = jax.tree.map(lambda x, y: jnp.where(action < 0, x, y), position, game.play(position, action))
+        after = jax.tree.map(lambda x, y: jnp.where(action < 0, x, y), position, game.step(position, action))
         return after, {"position": position, "legal": mask, "action": action} | dict(
-            over=game.over(position), outcome=game.outcome(position), **game.fields(position)
+            over=game.is_terminal(position), outcome=game.returns(position), **game.fields(position)
         )
 
-    one = lambda key: jax.lax.scan(step, game.initial(), jax.random.split(key, game.max_moves + 1))[1]
+    one = lambda key: jax.lax.scan(step, game.init(), jax.random.split(key, game.max_moves + 1))[1]
     return jax.jit(lambda key: jax.vmap(one, out_axes=1)(jax.random.split(key, games)))
 
 
@@ -103,22 +103,22 @@ def test_the_list_of_legal_moves_is_the_mask(size):
 def test_taking_the_last_pawn_wins():
     game = GAMES[5, 5, 2]
     position = game.parse(".....\n..b..\n...w.\n.....\n.....", "black")
-    after = game.play(position, game.actions.index("c4d3*"))
-    assert bool(game.over(after)) and game.outcome(after) == 1
-    assert not game.legal(after).any() and game.num_legal(after) == 0
+    after = game.step(position, game.actions.index("c4d3*"))
+    assert bool(game.is_terminal(after)) and game.returns(after) == 1
+    assert not game.legal_action_mask(after).any() and game.num_legal(after) == 0
     assert game.describe(after) == "Black has won.\nBlack has 1 pawn: d3.\nWhite has no pawns."
 
 
 def test_play_changes_nothing_outside_and_compiles_once():
     game = GAMES[8, 8, 2]
-    play, traces = game.play, []
+    play, traces = game.step, []
 
     @jax.jit
     def step(position, action):
         traces.append(1)
         return play(position, action)
 
-    start = game.initial()
+    start = game.init()
     before = jax.tree.map(np.array, start)
     after = step(start, game.actions.index("a7b6"))
     step(after, game.actions.index("h2g3"))
@@ -136,13 +136,13 @@ def test_a_board_read_back_is_the_same_position(size):
         text = game.board.render(game.fields(position))
         read = game.parse(text, game.players[int(position.player)])
         assert jax.tree.all(jax.tree.map(np.array_equal, read, position))
-        assert jax.tree.map(jnp.shape, read) == jax.tree.map(jnp.shape, game.initial())
-        assert jax.tree.map(lambda x: x.dtype, read) == jax.tree.map(lambda x: x.dtype, game.initial())
+        assert jax.tree.map(jnp.shape, read) == jax.tree.map(jnp.shape, game.init())
+        assert jax.tree.map(lambda x: x.dtype, read) == jax.tree.map(lambda x: x.dtype, game.init())
 
 
 def test_text_of_the_first_position():
     game = breakthrough.board_game()
-    start = game.initial()
+    start = game.init()
     assert game.board.render(game.fields(start)) == "5bbbbb\n4bbbbb\n3.....\n2wwwww\n1wwwww\n abcde"
     assert game.describe(start) == (
         "It is black's turn.\n"
@@ -167,7 +167,7 @@ def test_text_of_the_first_position():
 )
 def test_boards_are_read_with_or_without_labels_and_blanks(text):
     game = GAMES[5, 5, 2]
-    expected = game.play(game.initial(), game.actions.index("d4c3"))
+    expected = game.step(game.init(), game.actions.index("d4c3"))
     assert jax.tree.all(jax.tree.map(np.array_equal, game.parse(text, " White "), expected))
 
 
@@ -203,7 +203,11 @@ def test_positions_that_cannot_occur_are_refused(rows, player, message):
 def test_finished_positions_are_read_as_over(rows, player, outcome):
     game = GAMES[5, 5, 2]
     position = game.parse(rows.replace(" ", "\n"), player)
-    assert bool(game.over(position)) and game.outcome(position) == outcome and not game.legal(position).any()
+    assert (
+        bool(game.is_terminal(position))
+        and game.returns(position) == outcome
+        and not game.legal_action_mask(position).any()
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,17 +229,17 @@ def test_other_sizes_play_to_the_end_within_max_moves(size):
     game = breakthrough.board_game(*size)
 
     def step(position, key):
-        mask = game.legal(position)
+        mask = game.legal_action_mask(position)
         k = jax.random.randint(key, (), 0, jnp.maximum(game.num_legal(position), 1))
         action = game.nth_legal(position, k)
-        after = game.play(position, action)
+        after = game.step(position, action)
         ok = mask[action] & (mask.sum() == game.num_legal(position))
-        over = game.over(position)
+        over = game.is_terminal(position)
         return jax.tree.map(lambda x, y: jnp.where(over, x, y), position, after), ok | over
 
-    play = lambda key: jax.lax.scan(step, game.initial(), jax.random.split(key, game.max_moves))
+    play = lambda key: jax.lax.scan(step, game.init(), jax.random.split(key, game.max_moves))
     ended, ok = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 64))
-    assert ok.all() and jax.vmap(game.over)(ended).all()
+    assert ok.all() and jax.vmap(game.is_terminal)(ended).all()
     last = jax.tree.map(lambda x: x[0], ended)
     text = game.board.render(game.fields(last))
     assert jax.tree.all(

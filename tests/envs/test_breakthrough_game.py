@@ -7,13 +7,13 @@ import pyspiel
 import pytest
 
 import envs
-from envs.breakthrough_game import Breakthrough, EnvParams
-from nlrl_jax import rollout
-from nlrl_jax.lm.generate import Sampling
+from envs.breakthrough.env import Breakthrough, EnvParams
 from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.types import Sampling
 from nlrl_jax.weights.load import load_model, load_tokenizer
 
 SPIEL = pyspiel.load_game("breakthrough(rows=5,columns=5)")  # one row of pawns a side
@@ -71,8 +71,8 @@ def test_a_language_model_plays_it():
     reply = tokenizer.encode("<action>a5a4</action>")
     parsed = policy.parse(jnp.array(reply), jnp.int32(len(reply)))
     assert game.actions[int(parsed.actions[0])] == "a5a4"
-    states = rollout.reset(game, jax.random.key(0), 2)
-    turns = rollout.play(policy, game, {"params": params}, jax.random.key(1), states, 1, 1).turns
+    states = text_games.reset(game, jax.random.key(0), 2)
+    turns = text_games.play(policy, game, {"params": params}, jax.random.key(1), states, 1, 1).turns
     read = tokenizer.decode(np.concatenate([policy.template.prefix, turns.turn.prompts[0, 0]]).tolist())
     fields = {name: np.asarray(value[0, 0]) for name, value in turns.fields.items()}
     assert game.observation.render(fields) in read and "black to move" in read

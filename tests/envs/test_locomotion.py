@@ -19,7 +19,7 @@ gymnasium = pytest.importorskip("gymnasium")
 if "imageio" not in sys.modules and importlib.util.find_spec("imageio") is None:
     sys.modules["imageio"] = types.ModuleType("imageio")  # only Gymnasium's viewer uses it
 
-from envs import locomotion  # noqa: E402
+from envs.locomotion import env as locomotion  # noqa: E402
 
 NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "ant": "Ant"}
 GAMES = [(name, version) for name in NAMES for version in locomotion.VERSIONS]
@@ -120,7 +120,7 @@ def test_ten_steps_on_mjx_are_gymnasiums_within_float32(name, version):
 
 @pytest.mark.slow
 def test_ant_without_the_corrected_collider_is_off():
-    from envs import mjx_physics
+    from envs.locomotion import physics_mjx as mjx_physics
 
     with jax.enable_x64(True):
         env = locomotion.make_env("ant", "v4", "mjx")
@@ -132,7 +132,7 @@ def test_ant_without_the_corrected_collider_is_off():
 def test_the_corrected_collider_stays_with_our_step():
     from mujoco.mjx._src import collision_driver
 
-    from envs import mjx_physics
+    from envs.locomotion import physics_mjx as mjx_physics
 
     table = collision_driver._COLLISION_FUNC
     before = dict(table)
@@ -158,7 +158,7 @@ def test_a_contacts_frame_lies_along_the_capsule_as_in_c(axis, upright):
     import mujoco
     from mujoco import mjx
 
-    from envs import mjx_physics
+    from envs.locomotion import physics_mjx as mjx_physics
 
     xml = f"""<mujoco><worldbody><geom type="plane" size="5 5 1"/><body pos="0 0 {0.3 * axis[2] + 0.05}"><freejoint/>
       <geom type="capsule" size="0.1 0.3" zaxis="{axis[0]} {axis[1]} {axis[2]}"/></body></worldbody></mujoco>"""
@@ -258,7 +258,7 @@ def test_a_stored_state_has_the_same_future():
 
 
 def test_a_row_depends_on_neither_batch_nor_threads():
-    from envs import c_physics
+    from envs.locomotion import physics_c as c_physics
 
     env = locomotion.make_env("walker2d", "v4", "c")
     actions = jax.random.uniform(jax.random.key(1), (30, 7, 6), minval=-1)
@@ -353,7 +353,7 @@ def test_a_game_made_before_x64_says_so():
 
 def test_simulators_are_imported_only_when_a_game_is_made():
     code = (
-        "import sys; from envs import locomotion; assert 'mujoco' not in sys.modules; "
+        "import sys; from envs.locomotion import env as locomotion; assert 'mujoco' not in sys.modules; "
         "locomotion.make_env('hopper', physics='c'); assert 'mujoco' in sys.modules; "
         "assert 'mujoco.mjx' not in sys.modules and 'gymnasium.envs.mujoco' not in sys.modules"
     )

@@ -9,11 +9,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from envs.prompts.locomotion import ROBOTS, body, roles, state_text
-from envs.scripted.locomotion import ALARM, LIMITS, SCRIPTS, balance, danger, robot_of
+from envs.locomotion.prompts import ROBOTS, body, roles, state_text
+from envs.locomotion.rule_based import ALARM, LIMITS, SCRIPTS, balance, danger, robot_of
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.trajectory import Episode, Verdict
+from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.types import Sampling
 
 ASSETS = pathlib.Path(importlib.util.find_spec("gymnasium").origin).parent / "envs/mujoco/assets"
 FILES = {"hopper": "hopper.xml", "walker2d": "walker2d_v5.xml", "ant": "ant.xml"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import envs
-from envs import maze as mazes
+from envs.maze import env as mazes
 from nlrl_jax.text.compile import compile_template
 from tests.tokenizers_from_wheels import small_tokenizer
 

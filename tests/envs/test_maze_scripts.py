@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from envs import maze as mazes
-from envs.prompts.maze import NO_EVALUATION, MazeRoles
-from envs.scripted import maze as scripts
+from envs.maze import env as mazes
+from envs.maze import rule_based as scripts
+from envs.maze.prompts import NO_EVALUATION, MazeRoles
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.lm.generate import Sampling
+from nlrl_jax.types import Sampling
 from tests.envs.test_maze import NAMES, distances, neighbour
 
 DOUBLE_T = mazes.maze("double_t")

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import pong
-from envs.pong import LEFT, RIGHT, STAY, EnvState
+from envs.pong import env as pong
+from envs.pong.env import LEFT, RIGHT, STAY, EnvState
 
 GAME = pong.control_game(points=1)
 STEP = jax.jit(GAME.env.step_env)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.pong import fly as fly_in_game
-from envs.prompts.pong import ACTIONS, roles
-from envs.prompts.trajectories import LONGEST_ANALYSIS, Shown
-from envs.scripted.pong import NEAR, SCRIPTS, forecast
+from envs.pong.env import fly as fly_in_game
+from envs.pong.prompts import ACTIONS, roles
+from envs.pong.rule_based import NEAR, SCRIPTS, forecast
+from envs.trajectory_prompts import LONGEST_ANALYSIS, Shown
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.text.trajectory import Episode, Verdict
+from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.types import Sampling
 
 STAY, RIGHT, LEFT = range(3)
 ROLES = roles(chunk=20, points=1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envs import pong
+from envs.pong import env as pong
 
 pytest.importorskip("ale_py")
 

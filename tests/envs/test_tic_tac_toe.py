@@ -10,15 +10,16 @@ import pyspiel
 import pytest
 
 import envs
-from envs import tic_tac_toe as ttt
-from envs.prompts.tic_tac_toe import STYLES, policy_template, roles, squares
-from envs.scripted.tic_tac_toe import threats
-from launch.random_views import random_views
-from nlrl_jax.algorithms.move_policy import MovePolicy
+from envs.tic_tac_toe import env as tic_tac_toe
+from envs.tic_tac_toe import rules
+from envs.tic_tac_toe.prompts import STYLES, policy_template, roles, squares
+from envs.tic_tac_toe.rule_based import threats
 from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.prompts import chat_prompt
-from nlrl_jax.text.views import Viewer
+from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import BoardGame
 from nlrl_jax.weights.load import load_config, load_tokenizer
 from tests.tokenizers_from_wheels import small_tokenizer
@@ -36,17 +37,20 @@ def random_games(num: int, seed: int) -> dict[str, np.ndarray]:
     """Boards before each of nine moves and after the last, [10, num, 9], moves [9, num] and what the rules say."""
 
     def step(board, key):
-        mask = jax.vmap(ttt.legal)(board)
+        mask = jax.vmap(rules.legal_action_mask)(board)
         action = jnp.argmax(jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0), -1)
-        after = jnp.where(ttt.over(board)[:, None], board, jax.vmap(ttt.play)(board, action))
+        after = jnp.where(rules.is_terminal(board)[:, None], board, jax.vmap(rules.step)(board, action))
         return after, (board, action)
 
     @jax.jit
     def games(key):
-        last, (boards, actions) = jax.lax.scan(step, jnp.tile(ttt.initial(), (num, 1)), jax.random.split(key, 9))
+        last, (boards, actions) = jax.lax.scan(step, jnp.tile(rules.init(), (num, 1)), jax.random.split(key, 9))
         boards = jnp.concatenate([boards, last[None]])
         of_all = lambda f: jax.vmap(jax.vmap(f))(boards)
-        told = {f.__name__: of_all(f) for f in (ttt.legal, ttt.to_move, ttt.over, ttt.outcome)}
+        told = {
+            f.__name__: of_all(f)
+            for f in (rules.legal_action_mask, rules.current_player, rules.is_terminal, rules.returns)
+        }
         return {"boards": boards, "actions": actions, **told}
 
     return jax.device_get(games(jax.random.key(seed)))
@@ -58,20 +62,20 @@ def test_ten_thousand_random_games_equal_open_spiels():
     for n in range(10_000):
         state = SPIEL.new_initial_state()
         for t in range(10):
-            legal = np.flatnonzero(games["legal"][t, n]).tolist()
+            legal = np.flatnonzero(games["legal_action_mask"][t, n]).tolist()
             assert legal == state.legal_actions()
             drawn = "".join(AS_SPIEL[games["boards"][t, n] + 1])
             assert drawn == str(state).replace("\n", "")
-            assert games["over"][t, n] == state.is_terminal()
-            assert games["outcome"][t, n] == state.player_return(0) == -state.player_return(1)
+            assert games["is_terminal"][t, n] == state.is_terminal()
+            assert games["returns"][t, n] == state.player_return(0) == -state.player_return(1)
             if state.is_terminal():
                 break
-            assert games["to_move"][t, n] == state.current_player()
+            assert games["current_player"][t, n] == state.current_player()
             action = games["actions"][t, n]
-            assert ttt.ACTIONS[action] == str(action + 1) and legal.count(action)
+            assert rules.ACTIONS[action] == str(action + 1) and legal.count(action)
             state.apply_action(int(action))
         assert state.is_terminal()
-        seen[float(games["outcome"][t, n])] += 1
+        seen[float(games["returns"][t, n])] += 1
     assert min(seen.values()) > 1000
 
 
@@ -96,22 +100,22 @@ def reachable() -> dict[tuple[int, ...], tuple[int, frozenset[int]]]:
 
 
 def test_perfect_play_equals_a_plain_recursion_over_open_spiel():
-    values, optimal = ttt.minimax()
+    values, optimal = rules.minimax()
     positions = reachable()
     assert len(positions) == 5478
     for board, (value, moves) in positions.items():
-        code = ttt.code(np.array(board, np.int8))
+        code = rules.code(np.array(board, np.int8))
         assert values[code] == value and set(np.flatnonzero(optimal[code])) == moves, board
 
 
 def test_positions_that_can_occur_are_those_that_open_spiel_reaches():
     boards = (np.arange(3**9)[:, None] // 3 ** np.arange(9) % 3 - 1).astype(np.int8)
-    np.testing.assert_array_equal(ttt.code(boards), np.arange(3**9))
-    possible = {tuple(board.tolist()) for board in boards if ttt.impossible(board) is None}
+    np.testing.assert_array_equal(rules.code(boards), np.arange(3**9))
+    possible = {tuple(board.tolist()) for board in boards if rules.impossible(board) is None}
     assert possible == set(reachable())
 
 
-def play_out(env: ttt.TicTacToe, policy, num: int, seed: int = 0):
+def play_out(env: tic_tac_toe.TicTacToe, policy, num: int, seed: int = 0):
     """Returns [num] and sides of finished games; `policy(key, board) -> action`."""
     params = env.default_params
 
@@ -135,25 +139,25 @@ def play_out(env: ttt.TicTacToe, policy, num: int, seed: int = 0):
     )
     assert ended.all() and not illegal.any()
     for player in (0, 1):  # the reward of the side the agent had
-        won = jax.device_get(ttt.outcome(boards[side == player])) * (1 - 2 * player)
+        won = jax.device_get(rules.returns(boards[side == player])) * (1 - 2 * player)
         np.testing.assert_array_equal(total[side == player], won)
     return total, side
 
 
 def uniform(key, board):
-    return jnp.argmax(jnp.where(ttt.legal(board), jax.random.uniform(key, (9,)), -1.0))
+    return jnp.argmax(jnp.where(rules.legal_action_mask(board), jax.random.uniform(key, (9,)), -1.0))
 
 
 def first(key, board):
-    return jnp.argmax(ttt.legal(board))
+    return jnp.argmax(rules.legal_action_mask(board))
 
 
 def perfect(key, board):
-    return jnp.argmax(jnp.asarray(ttt.minimax()[1])[ttt.code(board)] * jax.random.uniform(key, (9,)))
+    return jnp.argmax(jnp.asarray(rules.minimax()[1])[rules.code(board)] * jax.random.uniform(key, (9,)))
 
 
 def test_minimax_never_loses_and_ties_with_itself():
-    env = ttt.TicTacToe("minimax")
+    env = tic_tac_toe.TicTacToe("minimax")
     total, side = play_out(env, uniform, 4000)
     for player in (0, 1):
         assert (side == player).sum() > 1800
@@ -176,14 +180,14 @@ def test_random_against_random_has_the_exact_odds():
         return chance[board]
 
     want = odds(SPIEL.new_initial_state())
-    total, side = play_out(ttt.TicTacToe("random"), uniform, 20_000, seed=3)
+    total, side = play_out(tic_tac_toe.TicTacToe("random"), uniform, 20_000, seed=3)
     for player, sign in ((0, 1), (1, -1)):
         got = [(total[side == player] == sign * value).mean() for value in (1, 0, -1)]
         np.testing.assert_allclose(got, want, atol=0.015)
 
 
 def test_first_move_takes_the_lowest_free_cell():
-    env = ttt.TicTacToe("first_move", side="X")
+    env = tic_tac_toe.TicTacToe("first_move", side="X")
     _, state = env.reset_env(jax.random.key(0), env.default_params)
     np.testing.assert_array_equal(state.board, board_of("O.. ... ..."))
     _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 4, env.default_params)
@@ -192,14 +196,14 @@ def test_first_move_takes_the_lowest_free_cell():
     _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 8, env.default_params)
     np.testing.assert_array_equal(state.board, board_of("OOO .X. ..X"))
     assert reward == -1 and ended and not env.success(state)
-    total, _ = play_out(ttt.TicTacToe("first_move", side="O"), first, 10)
+    total, _ = play_out(tic_tac_toe.TicTacToe("first_move", side="O"), first, 10)
     assert (total == 1).all()  # 1, 3, 5, 7 against 2, 4, 6: the diagonal from 7 to 3
 
 
 def test_a_taken_cell_changes_nothing_and_is_counted():
-    env = ttt.TicTacToe("random", side="O")
+    env = tic_tac_toe.TicTacToe("random", side="O")
     params = env.default_params
-    state = ttt.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
+    state = tic_tac_toe.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
     for action in (0, 4):
         _, after, reward, ended, info = env.step_env(jax.random.key(0), state, action, params)
         np.testing.assert_array_equal(after.board, state.board)
@@ -211,7 +215,7 @@ def test_a_taken_cell_changes_nothing_and_is_counted():
 
 
 def test_the_side_is_drawn_at_reset_and_the_opponent_begins_if_it_is_x():
-    env = ttt.TicTacToe("random")
+    env = tic_tac_toe.TicTacToe("random")
     obs, state = jax.vmap(env.reset_env, (0, None))(jax.random.split(jax.random.key(0), 4000), env.default_params)
     assert 0.45 < state.side.mean() < 0.55
     boards, side = np.asarray(state.board), np.asarray(state.side)
@@ -250,38 +254,38 @@ You play O and it is your turn. Available positions: [3, 4, 6, 7, 9]"""
 
 
 def test_text():
-    state = ttt.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("OX. .O. .X.")), side=jnp.int32(0))
+    state = tic_tac_toe.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("OX. .O. .X.")), side=jnp.int32(0))
     game, compact = envs.make("tic_tac_toe"), envs.make("tic_tac_toe", prompt="compact")
     assert game.observation.render(game.fields(state)) == PAPER_TEXT
     assert game.board.render(game.fields(state)) == DRAWN
     assert compact.observation.render(game.fields(state)) == f"{DRAWN}\nO to move"
     assert "\n" not in compact.rules and "O moves first" in game.rules and game.max_actions_per_turn == 1
     for board, winner in (("OX. .O. .XO", "O"), ("OO. XXX O..", "X"), ("OXO OXX XOO", "nobody"), ("...", "nobody yet")):
-        told = ttt.fields(jnp.asarray(board_of(board.ljust(9, "."))))
-        assert ttt.WINNERS[told["winner"]] == winner
+        told = rules.fields(jnp.asarray(board_of(board.ljust(9, "."))))
+        assert rules.WINNERS[told["winner"]] == winner
         assert (told["num_legal"] == 0) == (winner != "nobody yet") == (not told["legal"].any())
     assert "positions: [none]" in game.observation.render(told | {"num_legal": 0})
 
 
 def test_the_board_game_offers_the_rules():
-    game = ttt.board_game()
+    game = rules.board_game()
     assert isinstance(game, BoardGame) and game.players == ("O", "X") and game.num_actions == game.max_moves == 9
-    board = game.initial()
+    board = game.init()
     for action in (4, 0, 2):
-        board = game.play(board, action)
-    assert board.dtype == jnp.int8 and game.to_move(board) == 1
+        board = game.step(board, action)
+    assert board.dtype == jnp.int8 and game.current_player(board) == 1
     text = game.board.render(game.fields(board))
     assert text == "X | 2 | O\n---------\n4 | O | 6\n---------\n7 | 8 | 9"
     np.testing.assert_array_equal(game.parse(text, "X"), board)
 
 
 def test_every_position_is_read_back_as_it_was_drawn():
-    template = ttt.board_template()
+    template = rules.board_template()
     boards = np.array(list(reachable()), np.int8)
-    fields = jax.device_get(jax.jit(jax.vmap(ttt.fields))(boards))
+    fields = jax.device_get(jax.jit(jax.vmap(rules.fields))(boards))
     for i in range(0, len(boards), 7):
         text = template.render({name: value[i] for name, value in fields.items()})
-        np.testing.assert_array_equal(ttt.parse(text, ttt.PLAYERS[fields["player"][i]]), boards[i])
+        np.testing.assert_array_equal(rules.parse(text, rules.PLAYERS[fields["player"][i]]), boards[i])
 
 
 @pytest.mark.parametrize(
@@ -301,7 +305,7 @@ def test_every_position_is_read_back_as_it_was_drawn():
 )
 def test_positions_that_cannot_occur_are_refused(board, player, message):
     with pytest.raises(ValueError, match=message):
-        ttt.parse(board, player)
+        rules.parse(board, player)
 
 
 @pytest.mark.parametrize("prompt", ["paper", "compact"])
@@ -311,7 +315,7 @@ def test_the_device_text_equals_the_host_text_on_every_position(make, prompt):
     template = chat_prompt(game, tokenizer.render_chat, prompt, 20)
     compiled = compile_template(template, tokenizer)
     boards = np.array(list(reachable()), np.int8)
-    fields = jax.jit(jax.vmap(ttt.fields))(boards)
+    fields = jax.jit(jax.vmap(rules.fields))(boards)
     tokens, lengths = jax.device_get(jax.jit(jax.vmap(compiled))(fields))
     fields = jax.device_get(fields)
     texts = set()
@@ -328,16 +332,16 @@ def test_a_policy_under_jit_reads_the_very_tokens_of_the_policys_chat(style):
     tokenizer, model = load_tokenizer("nano_board"), Transformer(load_config("nano_board"))
     policy = MovePolicy.for_game(envs.make("tic_tac_toe"), model, tokenizer, *policy_template(style))
     boards = np.array(list(reachable()), np.int8)
-    boards = boards[~np.asarray(ttt.over(boards))][::4]
-    fields = jax.jit(jax.vmap(ttt.fields))(boards)
+    boards = boards[~np.asarray(rules.is_terminal(boards))][::4]
+    fields = jax.jit(jax.vmap(rules.fields))(boards)
     tokens, lengths = jax.device_get(jax.jit(jax.vmap(policy.template))(fields))
-    for view, row, length in zip(Viewer(ttt.board_game()).views(boards), tokens, lengths, strict=True):
+    for view, row, length in zip(Viewer(rules.board_game()).views(boards), tokens, lengths, strict=True):
         asked = tokenizer.encode(tokenizer.render_chat(roles(style).policy(view).messages))
         assert [*policy.template.prefix, *row[:length]] == asked
 
 
 def test_each_game_is_made_by_name():
-    for opponent in ttt.OPPONENTS:
+    for opponent in tic_tac_toe.OPPONENTS:
         name = "tic_tac_toe" if opponent == "random" else f"tic_tac_toe_{opponent}"
         game = envs.make(name, side="O", prompt="compact")
         assert game.name == name and game.env.opponent == opponent and game.env.side == "O"
@@ -374,7 +378,7 @@ def told_by_magic(cells: str) -> str:
 
 
 def test_the_scripts_read_threats_off_the_board():
-    for view in random_views(ttt.board_game(), 300, 0):
+    for view in random_views(rules.board_game(), 300, 0):
         cells = squares(view.board)
         assert threats(view) == told_by_magic(cells)
         for action in view.legal:

@@ -10,7 +10,7 @@ import jax
 import pytest
 from absl import flags
 
-from launch import setup
+from nlrl_jax.run import app
 
 # Programs run a few times only here: compiling them in half the time is worth more than their speed.
 QUICK_TO_COMPILE = functools.partial(
@@ -38,12 +38,12 @@ def run(name, *args):
     with loaded(name) as module:
         rest = flags.FLAGS([name, *map(str, args)])
         with (
-            mock.patch.object(setup.app, "run", lambda main: main(rest)),
-            mock.patch.object(setup, "use_compilation_cache"),  # the tests have their own
+            mock.patch.object(app.absl_app, "run", lambda main: main(rest)),
+            mock.patch.object(app, "use_compilation_cache"),  # the tests have their own
             mock.patch.object(jax, "jit", QUICK_TO_COMPILE),
-            mock.patch.object(setup, "keep_freed_memory"),  # for the whole process, and for good
+            mock.patch.object(app, "keep_freed_memory"),  # for the whole process, and for good
         ):
-            setup.run(module.main, takes_names=name == "report")
+            app.run(module.main, takes_names=name == "compare")
 
 
 def refusal(name, *args):

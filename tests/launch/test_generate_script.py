@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling, generate, left_pad
+from nlrl_jax.lm.generate import generate, left_pad
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.types import Sampling
 from nlrl_jax.weights import huggingface
 from tests.launch.scripts import refusal, run
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import ablate_nlrl, actor_critic_baselines, language_models, train_language_actor_critic
-from nlrl_jax.run import directory
+from launch import ablate_nlrl, actor_critic_baselines, train_language_actor_critic
+from nlrl_jax.run import directory, models
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.types import Chat
 from tests.launch import scripts
@@ -96,7 +96,7 @@ def test_a_stopped_actor_critic_goes_on_to_the_same_bits(actor_critic, tmp_path)
 def test_both_opponents_spend_one_budget(tmp_path, monkeypatch):
     """An endpoint's account and cache lie in the run's folder, not in that of an opponent."""
     asked = []
-    monkeypatch.setattr(language_models, "large_model_of", lambda *args: asked.append(args[2]) or 1 / 0)
+    monkeypatch.setattr(models, "large_model_of", lambda *args: asked.append(args[2]) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("train_language_actor_critic", f"--run_dir={tmp_path / 'run'}")
     assert asked == [tmp_path / "run"]

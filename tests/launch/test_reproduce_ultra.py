@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from envs.scripted import pong as scripted
-from launch import language_models, ultra_findings, ultra_games, ultra_plan
-from nlrl_jax.algorithms.ultra import CriticalState, Findings
+from envs.pong import rule_based as scripted
+from launch import ultra_games, ultra_plan
+from nlrl_jax.algorithms.analyst import CriticalState, Findings, load, save
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.run import directory
+from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.run import directory, models
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.text.trajectory import Episode, Verdict
 from tests.backends.server import Server, says
 from tests.launch import scripts
 
@@ -133,7 +133,7 @@ def test_a_budget_that_ends_is_raised_and_nothing_is_asked_twice(done, tmp_path)
         run(tmp_path, *args, f"--base_url={server.url}/", "--token_budget=100000", "--concurrency=2", "--resume")
     asked = list(server.asked())
     assert len(set(asked)) == len(asked) > paid > 12  # it was at the rewards
-    counts = ultra_findings.load(tmp_path / "findings.json").counts
+    counts = load(tmp_path / "findings.json").counts
     assert len(asked) == sum(counts[f"{role}/calls"] for role in ("identify", "analyse", "reward"))
 
 
@@ -151,7 +151,7 @@ def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, 
 
         return ScriptedModel({role: functools.partial(counted, role) for role in scripted.SCRIPTS})
 
-    monkeypatch.setattr(language_models, "local_model", local_model)
+    monkeypatch.setattr(models, "local_model", local_model)
     args = ("--methods=MASK-R", "--iterations=1", f"--base={done}", "--analyst=mine")
     assert "killed" in refusal(tmp_path, *args)
     before, _ = answered.copy(), fails.clear()
@@ -276,20 +276,20 @@ def test_findings_are_read_as_they_were_written(tmp_path, verdict):
     state = CriticalState(
         3, verdict, np.array([1.0, 2.0], np.float32), (1.0, 0.25), {(1.0, 0.25): -0.5}, {(1.0, 0.25): "text"}
     )
-    ultra_findings.save(Findings([state], ["analysis"], {"calls": 1}), tmp_path / "f.json")
-    states, analyses, counts = ultra_findings.load(tmp_path / "f.json")
+    save(Findings([state], ["analysis"], {"calls": 1}), tmp_path / "f.json")
+    states, analyses, counts = load(tmp_path / "f.json")
     assert states[0]._replace(observation=0) == state._replace(observation=0)
     np.testing.assert_array_equal(states[0].observation, state.observation)
     assert analyses == ["analysis"] and counts == {"calls": 1}
     old = (tmp_path / "f.json").read_text().replace('"judged": false, ', "").replace('"judged": true, ', "")
     (tmp_path / "old.json").write_text(old)  # from before there was the field
-    assert ultra_findings.load(tmp_path / "old.json").states[0].verdict == verdict._replace(judged=True)
+    assert load(tmp_path / "old.json").states[0].verdict == verdict._replace(judged=True)
 
 
 def test_a_file_that_holds_no_findings_is_named(tmp_path):
     (tmp_path / "f.json").write_text('{"states": [{}]}')
     with pytest.raises(ValueError, match="does not hold an analyst's findings"):
-        ultra_findings.load(tmp_path / "f.json")
+        load(tmp_path / "f.json")
 
 
 def test_statistics_are_of_the_steps_that_count():

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from launch import run_language_gpi as script
-from launch.language_gpi_report import Row, summarize
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.run.reports.language_gpi import Row, summarize
 from tests.launch.scripts import refusal, run
 
 SMALL = ("--starts=3", "--seeds=2", "--rows=policy,1x1,2x1", "--mazes=medium", "--max_steps=30")

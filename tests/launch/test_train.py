@@ -146,7 +146,7 @@ def test_non_finite_stops_and_keeps_the_last_good_state(tmp_path):
 def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
     other = tmp_path / "other"
     train(other, "--iterations=2", "--beta=0.3")
-    run("report", whole, other, f"--out={tmp_path / 'page.html'}")
+    run("compare", whole, other, f"--out={tmp_path / 'page.html'}")
     page = (tmp_path / "page.html").read_text()
     for text in (
         "2 runs compared",
@@ -159,7 +159,7 @@ def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
     ):
         assert text in page, text
     assert "<action>" not in page and "group_size</th>" not in page  # equal settings are no column
-    run("report", whole)
+    run("compare", whole)
     assert "before and after" in (whole / "comparison.html").read_text()
-    assert "holds no run" in refusal("report", tmp_path / "nowhere")
-    assert "say which runs" in refusal("report")
+    assert "holds no run" in refusal("compare", tmp_path / "nowhere")
+    assert "say which runs" in refusal("compare")

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import envs
-from launch import replies
-from launch.demonstrations import WALKS, demonstrate
+from envs.walkers import WALKS, demonstrate, reply_template
+from nlrl_jax.algorithms.sft import compile_reply
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.text.parser import ReplyFormat, reference_parse
@@ -21,8 +21,8 @@ from tests.tokenizers_from_wheels import small_tokenizer
 def test_device_replies_equal_host_replies_and_are_well_formed(name, prompt):
     game, tokenizer = envs.make(name, prompt=prompt), small_tokenizer()
     fields, actions = jax.jit(lambda key: demonstrate(game, key, 40, 0.5, False))(jax.random.key(0))
-    tokens, lengths = jax.jit(jax.vmap(replies.compile_reply(game, prompt, tokenizer)))(fields, actions)
-    template = replies.reply_template(game, prompt)
+    tokens, lengths = jax.jit(jax.vmap(compile_reply(reply_template(game, prompt), tokenizer)))(fields, actions)
+    template = reply_template(game, prompt)
     form = ReplyFormat(tags=TAGS[prompt], actions=game.actions, max_actions=3)
     for i in range(40):
         shown = [int(a) for a in actions[i] if a >= 0]

@@ -9,9 +9,10 @@ import pytest
 
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling, compute_prefix, generate, left_pad
+from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.types import Sampling
 
 CONFIG = ModelConfig(40, 16, 24, 2, 4, 2, 8, 64, qk_norm=True)
 MODEL = Transformer(CONFIG)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.lm import sharding
+from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Sampling, compute_prefix, generate, left_pad, prefix_length, sample_token
+from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, prefix_length, sample_token
 from nlrl_jax.lm.score import score as score_
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.types import Sampling
 
 CONFIG = ModelConfig(40, 16, 24, 2, 4, 2, 8, 64, qk_norm=True)
 MODEL = Transformer(CONFIG)
@@ -238,7 +239,7 @@ def test_greedy_tokens_on_eight_devices_equal_one(variables, prompts, free):
     if jax.device_count() != 8:
         pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    params = sharding.shard(variables["params"], sharding.param_specs(MODEL)["params"], mesh)
+    params = sharding.shard(variables["params"], transformer.param_specs(MODEL)["params"], mesh)
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     padded, lengths = jax.device_put((left_pad(prompts, LENGTHS), LENGTHS), rows)
     model = MODEL.clone(mesh=mesh)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.lm import sharding
+from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
@@ -50,7 +50,7 @@ def test_logits_loss_and_adapter_gradients_equal_one_device(mesh, variables):
         return logits, *jax.value_and_grad(loss)(variables["lora"])
 
     one = jax.jit(run, static_argnums=0)(model, variables, prompts, lengths, replies)
-    placed = sharding.shard(variables, sharding.param_specs(model), mesh)
+    placed = sharding.shard(variables, transformer.param_specs(model), mesh)
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     batch = [jax.device_put(x, rows) for x in (prompts, lengths, replies)]
     many = jax.jit(run, static_argnums=0)(model.copy(mesh=mesh), placed, *batch)
@@ -59,7 +59,7 @@ def test_logits_loss_and_adapter_gradients_equal_one_device(mesh, variables):
 
 
 def test_parameters_are_split_as_declared(mesh, variables):
-    placed = sharding.shard(variables, sharding.param_specs(Transformer(CONFIG)), mesh)
+    placed = sharding.shard(variables, transformer.param_specs(Transformer(CONFIG)), mesh)
     gate = placed["params"]["blocks"]["gate"]["kernel"]
     assert gate.shape == (2, 32, 40)
     assert gate.addressable_shards[0].data.shape == (2, 16, 20)

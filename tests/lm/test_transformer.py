@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.lora import merge_lora
 from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, init_lora, init_params
 from nlrl_jax.weights import gguf, huggingface, peft
+from nlrl_jax.weights.layout import merge_lora
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import envs
-from nlrl_jax.rollout import Episodes, Turns
+from nlrl_jax.rollouts.text_games import Episodes, Turns
 from nlrl_jax.run.transcript import flaws, outcome, print_transcript, printable, transcripts
 from nlrl_jax.text.parser import ParsedReply
 from nlrl_jax.text.policy import Turn

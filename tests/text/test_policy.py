@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import envs
-from nlrl_jax import rollout
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Completion, Sampling, left_pad
+from nlrl_jax.lm.generate import Completion, left_pad
 from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.rollouts import text_games
 from nlrl_jax.text import policy as policy_module
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.types import Sampling
 from tests.tokenizers_from_wheels import small_tokenizer
 
 MODEL = Transformer(ModelConfig(700, 16, 24, 1, 2, 1, 8, 4096))  # more ids than the tokenizer has tokens
@@ -83,7 +84,7 @@ def test_act_reads_writes_and_parses(policy):
     """What `act` returns hangs together: texts, lengths, log-probabilities, actions."""
     game = envs.make("frozen_lake", prompt="compact")
     variables = {"params": init_params(MODEL, jax.random.key(0))}
-    fields = jax.vmap(game.fields)(rollout.reset(game, jax.random.key(0), 3))
+    fields = jax.vmap(game.fields)(text_games.reset(game, jax.random.key(0), 3))
     active = jnp.array([True, False, True])
 
     def act(variables, fields, active):
@@ -114,7 +115,7 @@ def test_ids_beyond_the_tokenizer_spell_nothing(policy, monkeypatch):
 
     monkeypatch.setattr(policy_module, "generate", fake)
     game = envs.make("frozen_lake", prompt="compact")
-    fields = jax.vmap(game.fields)(rollout.reset(game, jax.random.key(0), 2))
+    fields = jax.vmap(game.fields)(text_games.reset(game, jax.random.key(0), 2))
     turn = jax.jit(lambda: policy.act({}, None, jax.random.key(0), fields, jnp.ones(2, bool)))()
     np.testing.assert_array_equal(turn.parsed.actions, [[0, -1, -1], [2, 1, -1]])
     np.testing.assert_array_equal(turn.parsed.format_penalty, [0, 0])

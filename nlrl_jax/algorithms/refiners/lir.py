@@ -33,8 +33,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nlrl_jax.algorithms import control_policy, ppo
-from nlrl_jax.algorithms.ppo import Agent, PPOConfig, PPOState
+from nlrl_jax import networks
+from nlrl_jax.algorithms import ppo
+from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
+from nlrl_jax.networks import Agent
 
 _B1, _B2, _EPS = 0.9, 0.999, 1e-5  # of Adam in `ppo.optimizer`
 
@@ -60,8 +62,8 @@ def init(
     key: jax.Array, env: Any, env_params: Any, config: PPOConfig, state: PPOState, lir_config: LIRConfig = LIRConfig()
 ) -> LIRState:
     """What `PPOState.aux` must be: a fresh eta, and a copy of the agent's critic."""
-    agent = Agent(env, env_params, config)
-    action = control_policy.mode(*agent.policy(state.params, state.obs_moments, state.obs))
+    agent = ppo.agent_of(env, env_params, config)
+    action = networks.mode(*agent.policy(state.params, state.obs_moments, state.obs))
     x = reward_input(agent, state.obs_moments, state.obs, action)
     params = {"reward": reward_network(lir_config).init(key, x)["params"], "critic": state.params["critic"]}
     return LIRState(params, _reward_optimizer(config, lir_config).init(params))
@@ -69,12 +71,12 @@ def init(
 
 def reward_network(lir_config: LIRConfig) -> Any:
     """rows [N, ...] -> [N, 1], before the last tanh."""
-    return control_policy.tower(lir_config.features, 1, 1.0, "reward")
+    return networks.tower(lir_config.features, 1, 1.0, "reward")
 
 
 def reward_input(agent: Agent, moments: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
     """Normalised observations [N, ...] and actions [N] (one-hot) or [N, A] (raw), as rows."""
-    seen = moments.normalize(obs) if agent.config.normalize_obs else obs
+    seen = moments.normalize(obs) if agent.normalize_obs else obs
     action = action if agent.continuous else jax.nn.one_hot(action, agent.actor.num_outputs)
     return jnp.concatenate([seen.reshape(obs.shape[0], -1), action], axis=-1)
 
@@ -117,6 +119,7 @@ def adam_step(config: PPOConfig, params: Any, opt_state: Any, grads: Any) -> tup
 
 def meta_loss(
     agent: Agent,
+    config: PPOConfig,
     lir_params: Any,
     params: Any,
     opt_state: Any,
@@ -137,12 +140,12 @@ def meta_loss(
     """
     more = added(lir_params["reward"])
     mixed = {**batch, "advantages": batch["base"] + more, "targets": batch["base_targets"] + more}
-    grads, metrics = jax.grad(lambda p: mixed_loss(agent, p, moments, mixed), has_aux=True)(params)
-    after = adam_step(agent.config, params, opt_state, grads)
-    policy_loss = _policy_loss(agent, after[0], moments, batch, batch["extrinsic"])[0]
+    grads, metrics = jax.grad(lambda p: mixed_loss(agent, config, p, moments, mixed), has_aux=True)(params)
+    after = adam_step(config, params, opt_state, grads)
+    policy_loss = _policy_loss(agent, config.clip, after[0], moments, batch, batch["extrinsic"])[0]
     values = agent.value({"critic": lir_params["critic"]}, moments, batch["obs"])
     value_loss = jnp.mean((values - batch["extrinsic_targets"]) ** 2)
-    return policy_loss + agent.config.value_coef * value_loss, jax.lax.stop_gradient((after, metrics))
+    return policy_loss + config.value_coef * value_loss, jax.lax.stop_gradient((after, metrics))
 
 
 def make_update(
@@ -158,7 +161,7 @@ def make_update(
     """
     if math.isfinite(config.value_clip):
         raise ValueError(f"value_clip is {config.value_clip}; LIR does not clip values, so it must be inf")
-    agent, collect = Agent(env, env_params, config), ppo.make_collect(env, env_params, config)
+    agent, collect = ppo.agent_of(env, env_params, config), ppo.make_collect(env, env_params, config)
     tx = _reward_optimizer(config, lir_config)
 
     def update(state: PPOState, key: jax.Array) -> tuple[PPOState, dict[str, jax.Array]]:
@@ -170,15 +173,15 @@ def make_update(
         N = rewards.size
         flat = lambda x: x.reshape(N, *x.shape[2:])
         # With r_in = 0 the advantages of the mixed critic; r_in comes in where it can be differentiated.
-        base, base_targets = ppo.advantages_of(agent, state.params, moments, steps, rewards)
+        base, base_targets = ppo.advantages_of(agent, config, state.params, moments, steps, rewards)
         own = {**state.params, "critic": state.aux.params["critic"]}
-        extrinsic, extrinsic_targets = ppo.advantages_of(agent, own, moments, steps, rewards)
+        extrinsic, extrinsic_targets = ppo.advantages_of(agent, config, own, moments, steps, rewards)
         obs, action = flat(steps.obs), flat(steps.action)
         x = reward_input(agent, moments, obs, action)
         data = {
             "obs": obs,
             "action": action,
-            "old_log_probs": control_policy.log_prob(*agent.policy(state.params, moments, obs), action),
+            "old_log_probs": networks.log_prob(*agent.policy(state.params, moments, obs), action),
             "base": flat(base),
             "base_targets": flat(base_targets),
             "extrinsic": flat(extrinsic),
@@ -195,7 +198,7 @@ def make_update(
             batch = jax.tree.map(lambda leaf: leaf[index], data)
 
             (loss, ((params, opt_state), metrics)), grads = jax.value_and_grad(
-                lambda p: meta_loss(agent, p, params, opt_state, moments, batch, lambda eta: added(eta)[index]),
+                lambda p: meta_loss(agent, config, p, params, opt_state, moments, batch, lambda eta: added(eta)[index]),
                 has_aux=True,
             )(lir.params)
             updates, lir_opt_state = tx.update(grads, lir.opt_state, lir.params)
@@ -220,10 +223,11 @@ def make_update(
     return update
 
 
-def mixed_loss(agent: Agent, params: Any, moments: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+def mixed_loss(
+    agent: Agent, config: PPOConfig, params: Any, moments: Any, batch: dict[str, jax.Array]
+) -> tuple[jax.Array, Any]:
     """`ppo.surrogate`, but gradients also flow through advantages and targets: (loss, metrics)."""
-    config = agent.config
-    policy_loss, entropy, ratio = _policy_loss(agent, params, moments, batch, batch["advantages"])
+    policy_loss, entropy, ratio = _policy_loss(agent, config.clip, params, moments, batch, batch["advantages"])
     value_loss = jnp.mean((agent.value(params, moments, batch["obs"]) - batch["targets"]) ** 2)
     metrics = {
         "policy_loss": policy_loss,
@@ -235,17 +239,17 @@ def mixed_loss(agent: Agent, params: Any, moments: Any, batch: dict[str, jax.Arr
     return policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy, metrics
 
 
-def _policy_loss(agent, params, moments, batch, advantages):
+def _policy_loss(agent, clip, params, moments, batch, advantages):
     """(PPO's clipped loss [], entropy [], ratio [N]) with advantages normalised within the minibatch."""
     out = agent.policy(params, moments, batch["obs"])
-    ratio = jnp.exp(control_policy.log_prob(*out, batch["action"]) - batch["old_log_probs"])
+    ratio = jnp.exp(networks.log_prob(*out, batch["action"]) - batch["old_log_probs"])
     centred = advantages - jnp.mean(advantages)
     variance = jnp.mean(centred**2)
     # The root has no derivative at 0, where all advantages are equal.
     std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
     A = centred / (std + 1e-8)
-    clipped = jnp.clip(ratio, 1.0 - agent.config.clip, 1.0 + agent.config.clip)
-    return -jnp.mean(jnp.minimum(ratio * A, clipped * A)), jnp.mean(control_policy.entropy(*out)), ratio
+    clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
+    return -jnp.mean(jnp.minimum(ratio * A, clipped * A)), jnp.mean(networks.entropy(*out)), ratio
 
 
 def _rate(config, count):

@@ -24,10 +24,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.algorithms.control_play import Record
 from nlrl_jax.algorithms.ppo import Hooks
 from nlrl_jax.algorithms.refiners import rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig, RNDState
+from nlrl_jax.rollouts.control import Record
 
 _RND = RNDConfig()
 

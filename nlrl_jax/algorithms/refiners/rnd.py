@@ -33,8 +33,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nlrl_jax.algorithms.control_policy import Moments
 from nlrl_jax.algorithms.ppo import Hooks, Transitions
+from nlrl_jax.networks import Moments
 
 _LIMIT = 5.0  # of normalised observations
 

@@ -4,7 +4,7 @@
     params = MaskParams(env_params, base.params, base.obs_moments)
     mask = ppo.init_state(masked, params, mask_config, key)
     mask, _ = ppo.make_update(masked, params, mask_config, hooks())(mask, key)   # again and again
-    weight = importance(ppo.Agent(masked, params, mask_config), mask.params, mask.obs_moments, record.obs)
+    weight = importance(ppo.agent_of(masked, params, mask_config), mask.params, mask.obs_moments, record.obs)
 
 A second agent decides in each state whether the base agent acts, or chance does, and is paid for chance. It learns to
 blind where nothing is lost by it; its probability of *not* blinding is the importance of a state.
@@ -29,9 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import environment, spaces
 
-from nlrl_jax.algorithms import control_policy
-from nlrl_jax.algorithms.control_policy import Moments
-from nlrl_jax.algorithms.ppo import Agent, Hooks, PPOConfig
+from nlrl_jax import networks
+from nlrl_jax.algorithms import ppo
+from nlrl_jax.algorithms.ppo import Hooks, PPOConfig
+from nlrl_jax.networks import Agent, Moments
 
 BLIND, KEEP = 0, 1
 
@@ -65,7 +66,7 @@ class MaskedEnv(environment.Environment):
 
     def __init__(self, env: Any, env_params: Any, config: PPOConfig):
         super().__init__()
-        self.env, self.agent = env, Agent(env, env_params, config)
+        self.env, self.agent = env, ppo.agent_of(env, env_params, config)
         if self.agent.continuous and not np.isfinite(self.agent.bounds).all():
             raise ValueError(f"actions lie in {self.agent.bounds}; a random one needs finite bounds")
 
@@ -76,7 +77,7 @@ class MaskedEnv(environment.Environment):
     def step_env(self, key, state, action, params):
         key_chance, key_base, key_step = jax.random.split(key, 3)
         out = self.agent.policy(params.policy, params.moments, state.obs[None])
-        base = self.agent.to_env(control_policy.sample(key_base, *out)[0])
+        base = self.agent.to_env(networks.sample(key_base, *out)[0])
         chance = self.env.action_space(params.inner).sample(key_chance).astype(base.dtype)
         executed = jnp.where(action == BLIND, chance, base)
         obs, inner, reward, terminated, info = self.env.step_env(key_step, state.inner, executed, params.inner)
@@ -114,7 +115,7 @@ def importance(agent: Agent, params: Any, moments: Moments, obs: jax.Array) -> j
     """The probability of not blinding at raw observations: [..., *shape] -> [...] in [0, 1].
 
     Args:
-      agent, params, moments: the mask agent's: `ppo.Agent(masked, mask_params, mask_config)` and of its `PPOState`.
+      agent, params, moments: the mask agent's: `ppo.agent_of(masked, mask_params, mask_config)` and of its `PPOState`.
     """
     shape = moments.mean.shape
     leading = obs.shape[: obs.ndim - len(shape)]

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import human_rewards, pong
+from envs.locomotion.env import stretches
+from envs.pong import env as pong
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Transitions
 from nlrl_jax.algorithms.refiners import human_designed
@@ -33,7 +34,7 @@ def test_pong_pays_exactly_the_returns_of_our_racket():
     obs, next_obs, reward, hit = jax.jit(jax.vmap(play, out_axes=1))(jax.random.split(jax.random.key(0), 16))
     none = jnp.zeros(reward.shape, bool)
     steps = Transitions(obs, none, reward, next_obs, none, none, none, {}, reward, reward)
-    paid = human_rewards.pong_return(steps)
+    paid = pong.pong_return(steps)
     assert paid.dtype == jnp.float32 and paid.shape == (300, 16)
     np.testing.assert_array_equal(paid, np.asarray(hit, np.float32))
     assert paid.sum() > 20 and (reward == -1).sum() > 20 and (reward == 1).sum() > 5
@@ -43,7 +44,7 @@ def test_pong_in_pixels_is_refused():
     frames = jnp.zeros((2, 1, 80, 80, 2))
     none = jnp.zeros((2, 1), bool)
     with pytest.raises(ValueError, match="Pong's numbers"):
-        human_rewards.pong_return(Transitions(frames, none, none, frames, none, none, none, {}, none, none))
+        pong.pong_return(Transitions(frames, none, none, frames, none, none, none, {}, none, none))
 
 
 def walk(*places, dt=0.05):
@@ -55,15 +56,15 @@ def walk(*places, dt=0.05):
 
 
 def test_a_robot_is_paid_for_each_further_stretch():
-    paid = human_rewards.stretches(walk(-0.1, 0.2, 0.9, 1.1, 0.8, 1.3, 3.2, 3.4, 2.9))[:, 0]
+    paid = stretches(walk(-0.1, 0.2, 0.9, 1.1, 0.8, 1.3, 3.2, 3.4, 2.9))[:, 0]
     np.testing.assert_array_equal(paid, [0, 0, 1, -1, 1, 2, 0, -1])
     assert float(paid.sum()) == 2  # it ends two metres out
-    np.testing.assert_array_equal(human_rewards.stretches(walk(0.0, 0.4, 0.6, 1.1), length=0.5)[:, 0], [0, 1, 1])
-    np.testing.assert_array_equal(human_rewards.stretches(walk(-0.9, -0.1, 0.1, -3.0))[:, 0], 0)  # nothing behind x = 0
-    np.testing.assert_array_equal(human_rewards.stretches(walk(0.2, 1.4, dt=0.008), dt=0.008)[:, 0], 1)
+    np.testing.assert_array_equal(stretches(walk(0.0, 0.4, 0.6, 1.1), length=0.5)[:, 0], [0, 1, 1])
+    np.testing.assert_array_equal(stretches(walk(-0.9, -0.1, 0.1, -3.0))[:, 0], 0)  # nothing behind x = 0
+    np.testing.assert_array_equal(stretches(walk(0.2, 1.4, dt=0.008), dt=0.008)[:, 0], 1)
     exploded = walk(5.0, 5.0)
     exploded = exploded.replace(info={"x_position": jnp.zeros((1, 1)), "reward_forward": jnp.zeros((1, 1))})
-    np.testing.assert_array_equal(human_rewards.stretches(exploded), 0)
+    np.testing.assert_array_equal(stretches(exploded), 0)
 
 
 def test_the_hook_weighs_the_reward_and_adds_it_to_the_environments():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax import returns
+from nlrl_jax import networks, returns
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import lir
 from nlrl_jax.algorithms.refiners.lir import LIRConfig
@@ -34,7 +34,7 @@ def test_what_rewards_add_is_the_difference_of_two_gae():
 
 def test_the_reward_network_sees_normalised_observations_and_one_hot_actions():
     env = GAMES["discrete"]
-    agent = ppo.Agent(env, env.default_params, SMALL)
+    agent = ppo.agent_of(env, env.default_params, SMALL)
     moments = ppo.Moments.of((CELLS,)).update(jnp.eye(CELLS))
     x = lir.reward_input(agent, moments, jnp.eye(CELLS)[:2], jnp.array([3, 0]))
     np.testing.assert_allclose(x[:, :CELLS], (np.eye(CELLS)[:2] - 0.2) / 0.4, rtol=1e-4)
@@ -51,7 +51,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
     with jax.enable_x64(True):
         env, rng = GAMES[game], np.random.default_rng(1)
         config = dataclasses.replace(SMALL, features=(4,), learning_rate=0.03, max_grad_norm=0.2, anneal=10)
-        agent = ppo.Agent(env, env.default_params, config)
+        agent = ppo.agent_of(env, env.default_params, config)
         N, D = 12, env.observation_space(env.default_params).shape[0]
         obs = jnp.asarray(rng.normal(size=(N, D)))
         action = jnp.asarray(rng.integers(0, 4, N) if game == "discrete" else rng.normal(size=(N, 2)))
@@ -64,7 +64,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
         for _ in range(2):
             past = jax.tree.map(lambda x: jnp.asarray(0.1 * rng.normal(size=x.shape)), params)
             opt_state = ppo.optimizer(config).update(past, opt_state, params)[1]
-        log_probs = lir.control_policy.log_prob(*agent.policy(params, moments, obs), action)
+        log_probs = lir.networks.log_prob(*agent.policy(params, moments, obs), action)
         batch = {
             "obs": obs,
             "action": action,
@@ -76,7 +76,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
         eta, critic = jnp.asarray(rng.normal(size=3)), params["critic"]
         meta = jax.jit(
             lambda eta: lir.meta_loss(
-                agent, {"reward": eta, "critic": critic}, params, opt_state, moments, batch, added
+                agent, config, {"reward": eta, "critic": critic}, params, opt_state, moments, batch, added
             )
         )
         (loss, ((after, _), _)), grad = jax.value_and_grad(meta, has_aux=True)(eta)
@@ -88,7 +88,9 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
                     "advantages": batch["base"] + added(eta),
                     "targets": batch["base_targets"] + added(eta),
                 }
-                return ppo.surrogate(agent, p, moments, {**mixed, "guided": jnp.zeros(len(mixed["targets"]), bool)})[0]
+                return ppo.surrogate(
+                    agent, config, p, moments, {**mixed, "guided": jnp.zeros(len(mixed["targets"]), bool)}
+                )[0]
 
             grads = jax.grad(loss)(params)
             norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))
@@ -106,7 +108,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
         def objective(eta):
             new = stepped(eta)
             out = agent.policy(new, moments, obs)
-            ratio = np.exp(lir.control_policy.log_prob(*out, action) - batch["old_log_probs"])
+            ratio = np.exp(lir.networks.log_prob(*out, action) - batch["old_log_probs"])
             A = np.asarray(batch["extrinsic"])
             A = (A - A.mean()) / A.std()
             return -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
@@ -143,7 +145,7 @@ def test_without_intrinsic_reward_it_is_ppo(game):
 
 def test_equal_advantages_give_finite_gradients():
     env = GAMES["discrete"]
-    agent = ppo.Agent(env, env.default_params, SMALL)
+    agent = ppo.agent_of(env, env.default_params, SMALL)
     obs = jnp.eye(CELLS)
     params = jax.jit(agent.init)(jax.random.key(0), obs)
     zeros = jnp.zeros(CELLS)
@@ -152,7 +154,7 @@ def test_equal_advantages_give_finite_gradients():
     lir_params = {"reward": jnp.zeros(()), "critic": params["critic"]}
     opt_state = ppo.optimizer(SMALL).init(params)
     loss = lambda p: lir.meta_loss(
-        agent, p, params, opt_state, ppo.Moments.of((CELLS,)), batch, lambda eta: eta + zeros
+        agent, SMALL, p, params, opt_state, networks.Moments.of((CELLS,)), batch, lambda eta: eta + zeros
     )
     grads = jax.jit(jax.grad(loss, has_aux=True))(lir_params)[0]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
@@ -164,7 +166,7 @@ def test_the_learned_reward_pays_for_the_door():
     config = dataclasses.replace(SMALL, num_envs=16, num_steps=20, learning_rate=1e-3, entropy_coef=0.05)
     lir_config = dataclasses.replace(LIR, coefficient=0.1, learning_rate=1e-2)
     state = jax.jit(lambda key: start("discrete", key, config, lir_config))(jax.random.key(3))
-    agent = ppo.Agent(env, env.default_params, config)
+    agent = ppo.agent_of(env, env.default_params, config)
     update = lir.make_update(env, env.default_params, config, lir_config)
     train = jax.jit(lambda state, keys: jax.lax.scan(update, state, keys))
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from gymnax.environments import spaces
 
-from nlrl_jax.algorithms import control_play, ppo
+from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.refiners.state_mask import BLIND, KEEP, MaskedEnv, MaskParams
+from nlrl_jax.rollouts import control
 from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL, Pull, assert_seeds_alike, seeds
 
 N = 4000
@@ -53,7 +54,7 @@ def test_keeping_lets_the_base_policy_act_with_its_own_noise():
     env = GAMES["continuous"]
     masked = MaskedEnv(env, env.default_params, SMALL)
     obs, _ = masked.reset_env(jax.random.key(1), params)
-    mean, log_std = ppo.Agent(env, env.default_params, SMALL).policy(state.params, state.obs_moments, obs[None])
+    mean, log_std = ppo.agent_of(env, env.default_params, SMALL).policy(state.params, state.obs_moments, obs[None])
     kept = executed(masked, params, KEEP)
     expected = np.clip(np.asarray(mean) + np.exp(log_std) * np.random.default_rng(0).normal(size=(N, 2)), -1, 1)
     np.testing.assert_allclose(kept.mean(0), expected.mean(0), atol=0.08)
@@ -95,12 +96,21 @@ def test_importance_shows_the_one_state_that_matters():
     update = ppo.make_update(masked, params, config, state_mask.hooks())
     train = jax.jit(lambda state, keys: jax.lax.scan(update, state, keys))
     state, metrics = train(state, jax.random.split(jax.random.key(2), 100))
-    agent = ppo.Agent(masked, params, config)
+    agent = ppo.agent_of(masked, params, config)
     weight = state_mask.importance(agent, state.params, state.obs_moments, jnp.eye(CELLS))
     assert weight[DOOR] > 0.95 and np.delete(np.asarray(weight), DOOR).max() < 0.5, weight
     assert float(metrics["env_return"][-1]) > 0.9 and float(metrics["blinded"][-1]) > 0.5
 
-    record = control_play.record(env, env.default_params, SMALL, base.params, base.obs_moments, jax.random.key(3), 3, 7)
+    record = control.record(
+        env,
+        env.default_params,
+        ppo.agent_of(env, env.default_params, SMALL),
+        base.params,
+        base.obs_moments,
+        jax.random.key(3),
+        3,
+        7,
+    )
     weight = state_mask.importance(agent, state.params, state.obs_moments, record.obs)
     assert weight.shape == (7, 3)
     np.testing.assert_array_equal(state_mask.critical_steps(weight, record.steps), DOOR)

@@ -1,0 +1,1 @@
+"""Breakthrough: rules, environment, prompts and rule-based players."""

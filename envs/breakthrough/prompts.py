@@ -1,0 +1,104 @@
+"""What the roles of language TD are told about breakthrough (NLRL, appendix C.2).
+
+The wording is ours; the four concepts of an evaluation and the marks <white> and <black> are the paper's. Style
+"compact",
+for very small models, is an addition: the side to move, the pawns, and the last two concepts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from nlrl_jax.roles.board_games import Evaluated, Line, TDRoles, View
+from nlrl_jax.types import Chat
+
+STYLES = ("paper", "compact")
+NAMES = {"w": "White", "b": "Black"}
+
+_RULES = """\
+Breakthrough is played by black and white with pawns on a board of squares; each side starts with its pawns on the \
+rows nearest to it, white at the bottom. Black begins. A move takes one pawn one square forward, straight or \
+diagonally, onto an empty square; diagonally forward it may also capture an enemy pawn. The first to bring a pawn to \
+the far row, or to capture every enemy pawn, wins.
+In the drawing b is a black pawn, w a white one and . an empty square. Numbers name the rows, letters the columns."""
+_CONCEPTS = """\
+Write four short parts under these headings:
+1. *Tactical Considerations*: threats, tactics and weak spots of this moment.
+2. *Positional Evaluation*: pawn structure, active pawns, key squares, safety of the own home row.
+3. *Suggested Moves*: one or two good moves for the side to move, and why.
+4. *Advantage*: which side is ahead, as <white> or <black>, following from the parts before.
+Be concise."""
+_VALUE = f"{_RULES}\n\nYou annotate games of breakthrough. You are given a position and evaluate it.\n{_CONCEPTS}"
+_AGGREGATE = f"""{_RULES}
+
+You annotate games of breakthrough by looking ahead. You are given a position and some variations that were played \
+from it, each with an evaluation of where it ends. Compare them and conclude what they say about the position at the
+start. {_CONCEPTS}"""
+_MARK = re.compile("<(white|black)>")
+
+
+def roles(style: str = "paper") -> TDRoles:
+    """The prompts in one style.
+
+    Raises:
+      ValueError: an unknown style.
+    """
+    if style not in STYLES:
+        raise ValueError(f"style is {style!r}; choose one of {', '.join(STYLES)}")
+    return TDRoles(value if style == "paper" else _compact_value, aggregate, read_advantage)
+
+
+def value(view: View) -> Chat:
+    return Chat.of(f"The position:\n{described(view)}", _VALUE, view=view)
+
+
+def aggregate(view: View, variations: Sequence[Evaluated]) -> Chat:
+    parts = "\n\n".join(f"*Variation {n}:*\n{_told(line, text)}" for n, (line, text) in enumerate(variations, 1))
+    user = f"The position:\n{described(view)}\n\n{parts}\n\nEvaluate the position at the start."
+    return Chat.of(user, _AGGREGATE, view=view, variations=tuple(variations))
+
+
+def read_advantage(text: str) -> str | None:
+    """The side marked after the last "Advantage" that a mark follows; None where none or both are."""
+    marked = [set(_MARK.findall(piece)) for piece in text.lower().split("advantage")[1:]]
+    sides = next((sides for sides in reversed(marked) if sides), set())
+    return sides.pop() if len(sides) == 1 else None
+
+
+def described(view: View) -> str:
+    """The board, whose turn it is, and where the pawns are."""
+    lists = [f"{NAMES[piece]} pawns: {', '.join(squares(view.board, piece)) or 'none'}." for piece in "wb"]
+    return "\n".join([view.board, f"It is {view.player}'s turn.", *lists])
+
+
+def squares(board: str, piece: str) -> list[str]:
+    """Names of the squares with a piece, row by row from the top: ["a5", "b5"]."""
+    *rows, letters = board.splitlines()
+    letters = letters.strip()
+    found = []
+    for row in rows:
+        label = row[: len(row) - len(letters)]
+        found += [letters[i] + label.strip() for i, cell in enumerate(row[len(label) :]) if cell == piece]
+    return found
+
+
+def _told(line: Line, evaluation: str) -> str:
+    moves = "\n".join(f"{step.before.player} moves {_move(step.action)}." for step in line.steps)
+    listed = ",".join(step.action for step in line.steps)
+    end = line.steps[-1].after
+    if line.over:
+        return f"Moves: {listed}\n{moves}\nIt ends the game:\n{end.board}\n{line.winner} has won."
+    return f"Moves: {listed}\n{moves}\nIt leads to:\n{described(end)}\nEvaluation of that position:\n{evaluation}"
+
+
+def _move(word: str) -> str:
+    captures = " and captures" if word.endswith("*") else ""
+    start, end = re.fullmatch(r"([a-z]\d+)([a-z]\d+)\*?", word).groups()
+    return f"from {start} to {end}{captures}"
+
+
+def _compact_value(view: View) -> Chat:
+    """The side to move and every pawn with its square, a word each: "a5b" is a black pawn on a5."""
+    pawns = [square + piece for piece in "bw" for square in squares(view.board, piece)]
+    return Chat.of(" ".join([f"{view.player}:", *pawns]), view=view)

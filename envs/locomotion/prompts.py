@@ -1,0 +1,273 @@
+"""What is said to a language model about Hopper, Walker2d and Ant, and how its answers are read (ULTRA, appendix B).
+
+The same three prompts as for Pong (`envs.pong.prompts`, and its departures); the sentences are ours. Further:
+
+- The paper's state of the hopper names the horizontal position and leaves out two joint velocities. A state here is
+  what the agent observes in Gymnasium: no horizontal position, all joint velocities. Of Ant v5 the contact forces are
+  left out.
+- The limits of pitch and height are Gymnasium's, which end the episode (0.2 rad for the hopper; the paper tells 0.628).
+- The ant's orientation is told as angles, not as a quaternion. Its legs are named by where they are when it looks along
+  x; two of Gymnasium's own names have the sides mixed up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.trajectory_prompts import GameText, analyst_roles
+from nlrl_jax.roles.analyst_replies import vector_reader
+from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode
+
+VERSIONS = ("v4", "v5")
+_LEGS = ("front left", "back left", "back right", "front right")  # legs 1 to 4 of the ant
+
+
+@dataclasses.dataclass(frozen=True)
+class Robot:
+    """One robot in words.
+
+    Attributes:
+      joints: in the order of the observation; motors: in that of the action, indices into the joints.
+      background, termination: sentences.
+      cost: weight of the squared torques in the reward.
+      chunk: timeslots of one identification prompt.
+      step: seconds of one timeslot.
+    """
+
+    joints: tuple[str, ...]
+    motors: tuple[int, ...]
+    background: str
+    termination: str
+    cost: float
+    chunk: int
+    step: float
+
+    @property
+    def is_planar(self) -> bool:
+        return len(self.joints) < 8
+
+
+ROBOTS = {
+    "hopper": Robot(
+        joints=("hip", "knee", "ankle"),
+        motors=(0, 1, 2),
+        background="The hopper is a robot with one leg (torso, thigh, leg, foot) that moves in a vertical plane. It "
+        "should hop forward, along x, as fast as it can without falling.",
+        termination="the torso's height is 0.7 m or less, its pitch is 0.2 rad or more to either side, or another "
+        "number of the state reaches 100",
+        cost=0.001,
+        chunk=40,
+        step=0.008,
+    ),
+    "walker2d": Robot(
+        joints=("right hip", "right knee", "right ankle", "left hip", "left knee", "left ankle"),
+        motors=(0, 1, 2, 3, 4, 5),
+        background="The walker is a robot with two legs (each of thigh, leg and foot) that moves in a vertical plane. "
+        "It should walk forward, along x, as fast as it can without falling.",
+        termination="the torso's height is not between 0.8 m and 2 m, or its pitch is 1 rad or more to either side",
+        cost=0.001,
+        chunk=25,
+        step=0.008,
+    ),
+    "ant": Robot(
+        joints=tuple(f"{leg} {joint}" for leg in _LEGS for joint in ("hip", "ankle")),
+        motors=(6, 7, 0, 1, 2, 3, 4, 5),
+        background="The ant is a robot with four legs (each with a hip and an ankle) around a round torso. It should "
+        "walk forward, along x, as fast as it can, without falling over and without needless movement.",
+        termination="the torso's height is not between 0.2 m and 1 m, or a number of the state is not finite",
+        cost=0.5,
+        chunk=15,
+        step=0.05,
+    ),
+}
+
+
+class Body(NamedTuple):
+    """A robot's state, named. Angles in rad, positive where it leans forward or to the left; lengths in m.
+
+    roll, roll_velocity, side_velocity are 0 for robots in a plane. joints, joint_velocities: as observed.
+    """
+
+    height: float
+    pitch: float
+    roll: float
+    forward_velocity: float
+    side_velocity: float
+    vertical_velocity: float
+    pitch_velocity: float
+    roll_velocity: float
+    joints: np.ndarray
+    joint_velocities: np.ndarray
+
+
+def body(robot: Robot, seen: np.ndarray) -> Body:
+    """Names the numbers of an observation of Gymnasium's v4 or v5: float [11], [17] or [27 or more]."""
+    seen = np.asarray(seen, float)
+    n = len(robot.joints)
+    if robot.is_planar:
+        height, pitch, joints, (x, z, turn), speeds = (
+            seen[0],
+            seen[1],
+            seen[2 : 2 + n],
+            seen[2 + n : 5 + n],
+            seen[5 + n :],
+        )
+        return Body(height, pitch, 0.0, x, 0.0, z, turn, 0.0, joints, speeds)
+    w, i, j, k = seen[1:5]
+    # The world's up direction along the torso's own axes: its front is down where the first is negative.
+    front_down, left_down = 2 * (w * j - i * k), -2 * (j * k + w * i)
+    pitch, roll = np.arctan2([front_down, left_down], 1 - 2 * (i * i + j * j))
+    (x, y, z), (turn_x, turn_y, _) = seen[13:16], seen[16:19]
+    return Body(seen[0], pitch, roll, x, y, z, turn_y, -turn_x, seen[5:13], seen[19:27])
+
+
+def motors(robot: Robot) -> tuple[str, ...]:
+    """The motors' names, in the action's order."""
+    return tuple(robot.joints[i] for i in robot.motors)
+
+
+def roles(robot: str, version: str = "v4", chunk: int | None = None, cases: int = 60) -> AnalystRoles:
+    """A robot's side of ULTRA.
+
+    Args:
+      robot: "hopper", "walker2d" or "ant".
+      version: of Gymnasium's reward, "v4" or "v5".
+      chunk, cases: see `analyst_roles`; chunk defaults to the robot's.
+
+    Raises:
+      ValueError: no such robot or version.
+    """
+    return analyst_roles(game_text(robot, version), ROBOTS[robot].chunk if chunk is None else chunk, cases)
+
+
+def game_text(name: str, version: str = "v4") -> GameText:
+    """A robot in words; see `roles`."""
+    if name not in ROBOTS or version not in VERSIONS:
+        raise ValueError(f"no robot {name!r} of version {version!r}; choose of {', '.join(ROBOTS)} and v4, v5")
+    robot = ROBOTS[name]
+    game = _game(robot, version)
+    return GameText(
+        system="You know robots and their control well. Answer in the output format that is asked for.",
+        identify=game + _IDENTIFY.replace("{motors}", ", ".join(motors(robot))),
+        analyse=game + _ANALYSE,
+        reward=game + _REWARD,
+        before=1,
+        around=(2, 10),
+        state=lambda seen: state_text(robot, seen),
+        action=action_text,
+        read_action=vector_reader(len(robot.motors)),
+        events=lambda episode: [
+            f"The episode took {len(episode)} timeslots and earned {float(np.sum(episode.rewards)):.1f} in all."
+        ],
+        ending=_ending,
+    )
+
+
+def state_text(robot: Robot, seen: np.ndarray) -> str:
+    """One observation with names and units."""
+    now = body(robot, seen)
+    lean = f"pitch {_show(now.pitch)} rad" + ("" if robot.is_planar else f", roll {_show(now.roll)} rad")
+    side = "" if robot.is_planar else f", sideways velocity {_show(now.side_velocity)} m/s"
+    turn = "" if robot.is_planar else f", roll velocity {_show(now.roll_velocity)} rad/s"
+    each = lambda numbers: ", ".join(f"{joint} {_show(x)}" for joint, x in zip(robot.joints, numbers))
+    return (
+        f"height {_show(now.height)} m, {lean}, forward velocity {_show(now.forward_velocity)} m/s{side}, vertical "
+        f"velocity {_show(now.vertical_velocity)} m/s, pitch velocity {_show(now.pitch_velocity)} rad/s{turn}; joint "
+        f"angles (rad): {each(now.joints)}; joint velocities (rad/s): {each(now.joint_velocities)}"
+    )
+
+
+def action_text(action: Action) -> str:
+    """Torques as the prompts write them."""
+    return f"({', '.join(_show(x) for x in action)})"
+
+
+def _show(number: float) -> str:
+    return f"{round(float(number), 3) + 0.0:g}"
+
+
+def _ending(episode: Episode) -> str:
+    last = len(episode) - 1
+    if episode.terminated:
+        return f"The episode ends with timeslot {last}: the robot has fallen or left the limits."
+    return f"The episode was cut after timeslot {last}; the robot has not fallen."
+
+
+def _game(robot: Robot, version: str) -> str:
+    """Background, state, actions, reward and termination."""
+    alive = "1" if version == "v4" else "1 (if it has not just fallen)"
+    contact = version == "v5" and not robot.is_planar
+    turns = "pitch velocity (rad/s)" if robot.is_planar else "sideways velocity (m/s), pitch and roll velocity (rad/s)"
+    lean = "pitch (rad, positive forward)"
+    lean += "" if robot.is_planar else ", roll (rad, positive to the left)"
+    text = f"""# Background
+{robot.background} It is a simulation in MuJoCo, a benchmark of continuous control. One timeslot is {robot.step:g} s.
+
+# State space
+The torso's height (m), {lean}, forward and vertical velocity (m/s), {turns}; the angle (rad) and the velocity (rad/s) \
+of each joint: {", ".join(robot.joints)}.
+
+# Action space
+{len(robot.motors)} torques between -1 and 1, in this order: {", ".join(motors(robot))}.
+
+# Objective of the agent
+An agent controls the motors. It should earn as much reward as it can.
+
+# Reward function
+In every timeslot: the forward velocity (m/s), plus {alive} for being alive, minus {robot.cost:g} times the sum of the \
+squared torques{", minus a small cost of hard contacts" if contact else ""}.
+
+# Termination
+The episode ends when {robot.termination}, and after 1000 timeslots.
+
+"""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+_IDENTIFY = """# Instructions
+Below is a piece of episode {number}, timeslots {begin} to {last}.
+(i) Find the critical timeslots: those whose action decides much of the reward to come. A timeslot is critical if its \
+action leads to the end of the episode, or if it changes balance or speed so much that later rewards suffer or gain. \
+Go by how the state changes from one timeslot to the next: height, lean, velocities and joints.
+(ii) For each critical timeslot decide whether the agent's action was proper. If it leads to a fall or lowers the \
+later rewards, it was not; then give the corrected action, all torques between -1 and 1, in the order ({motors}).
+
+# History
+{history}
+
+# Output format
+{{timeslot {begin}, <critical or not critical>, <corrected action>, <explanation>}}, {{timeslot {second}, <...>, \
+<...>, <...>}}, ..., {{timeslot {last}, <...>, <...>, <...>}}
+One entry for every timeslot, in order. A corrected action looks like (0.1, -0.2, ...); write <none> where the \
+timeslot is not critical or the action was proper. The explanation says why in one sentence."""
+_ANALYSE = """# Instructions
+Below are the critical timeslots of episode {number}, with the agent's actions and what an analyst said of them, and \
+how the episode went.
+(i) Analyse the failures: which critical actions made the robot fall, lose its balance or lose speed, and how.
+(ii) Analyse the successes: at which critical timeslots the action was good for balance and speed, and how such \
+actions should be rewarded.
+
+# History
+{history}
+
+# Output format
+First {{timeslot <number>, <critical>}} for the timeslots that matter most, then a paragraph "Failures:" and a \
+paragraph "Successes:"."""
+_REWARD = """# Instructions
+Below is a piece of episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
+{action} in timeslot {timeslot}{instead}.
+The reward is negative if the action leads to a fall or lowers the later rewards, positive if it raises them, and the \
+larger the more the action matters.
+
+# Case analysis
+An analysis of this episode, to be taken into account:
+{analysis}
+
+# History
+{history}
+
+# Output format
+{{reward = <number>, analysis: <your analysis>}}"""

@@ -1,0 +1,1 @@
+"""The mazes of LMRL-Gym: rules, environment, prompts and rule-based players."""

@@ -1,0 +1,197 @@
+"""What is said to a language model about a maze, and how its answers are read (NLRL, appendix B.1 and C.1).
+
+Roles: the language policy, the state value V^L of the end of a look-ahead, the state-action value Q^L without
+look-ahead (a baseline), the aggregator G2 (with G1: the paper's maze experiment gives it all variations of an action at
+once) and the improvement operator I. The sentences are ours; roles, inputs and JSON fields ("thoughts",
+"final_evaluation", "action") are the paper's, and so is the rule that the improvement goes by the evaluations alone.
+The policy and the improvement are asked for their thoughts too, which the report shows.
+
+`Chat.context` holds the very texts that the messages hold and nothing else, so a script knows what a model would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envs.maze import env as mazes
+from envs.maze.env import ACTIONS, Maze, Walk
+from nlrl_jax.roles.json_reply import read_json
+from nlrl_jax.types import Chat
+
+SYSTEM = "You know mazes well. Answer with one JSON object and nothing around it."
+NO_EVALUATION = "(no evaluation was given)"
+
+_GAME = (
+    "An agent walks through a maze and should reach the goal in as few steps as it can. Its actions are "
+    '"move up", "move down", "move left" and "move right". Positions are written row, column: down adds 1 to the row, '
+    "right adds 1 to the column. A move into a wall changes nothing and costs a step."
+)
+_POLICY = """{game}
+
+Choose the agent's next action. What the agent saw and did, oldest first:
+{seen}
+
+Fields of your answer:
+- "thoughts": what you can tell from the position, the goal and the walls.
+- "action": one of the four actions."""
+_VALUE = """{game}
+
+Act as the state value function: judge how good the agent's last position is. What the agent saw and did, oldest \
+first:
+{seen}
+
+Fields of your answer:
+- "thoughts": step by step, how far the goal is, what walls stand in the way, whether the agent has been here before.
+- "final_evaluation": in one sentence, how good this position is for reaching the goal, compared with others in the \
+maze."""
+_Q = """{game}
+
+Act as the state-action value function: judge how good it is to take the action "{action}" now. What the agent saw \
+and did, oldest first:
+{seen}
+
+Fields of your answer:
+- "thoughts": step by step, what the action "{action}" does, where it leads and how far the goal is from there.
+- "final_evaluation": in one sentence, how good the action is for reaching the goal."""
+_AGGREGATE = """{game}
+
+Act as the state-action value function, with the help of look-ahead: judge how good it is to take the action \
+"{action}" now. What the agent saw and did, oldest first:
+{seen}
+
+Here are {count} ways in which it could go on after "{action}", the steps behind the first one taken at random. \
+Somebody has evaluated where each of them ends.
+{variations}
+
+Fields of your answer:
+- "thoughts": step by step, what the variations tell about the action "{action}".
+- "final_evaluation": in one sentence, how good the action is for reaching the goal."""
+_IMPROVE = """{game}
+
+Choose the agent's next action. Go by the evaluations below and by nothing else you may know.
+
+{evaluations}
+
+Fields of your answer:
+- "thoughts": how the four evaluations compare.
+- "action": the best of the four actions."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MazeRoles:
+    """What `nlrl_jax.algorithms.language_gpi` asks of a game, for a maze. States and variations are `Walk`s.
+
+    Attributes:
+      maze: see `envs.maze.maze`.
+      observation: "full" or "partial".
+      history: how many of the episode's own moves are shown before the present; a longer past is left out, and the
+        text says how many moves it was.
+    """
+
+    maze: Maze
+    observation: str = "full"
+    history: int = 100
+    actions: tuple[str, ...] = ACTIONS
+
+    def candidates(self, state: Walk) -> Sequence[int]:
+        """The actions to be judged: all four, bumps into walls too, as in the paper."""
+        return range(len(ACTIONS))
+
+    def look_ahead(
+        self, states: Sequence[Walk], actions: Sequence[int], steps: int, rng: np.random.Generator
+    ) -> list[Walk]:
+        """One variation each: `actions[i]` in `states[i]`, then `steps` steps at random; it ends early at the goal."""
+        return mazes.random_walks(self.maze, [state.positions[-1] for state in states], actions, steps, rng)
+
+    def policy(self, state: Walk) -> Chat:
+        """The prompted language policy pi_L."""
+        return self._chat(_POLICY, self._shown(state))
+
+    def value(self, state: Walk, variation: Walk) -> Chat:
+        """V^L of where a variation ends, with the moves that led there."""
+        return self._chat(_VALUE, self._shown(state, variation))
+
+    def q(self, state: Walk, action: int) -> Chat:
+        """Q^L(s, a) without look-ahead."""
+        return self._chat(_Q, self._shown(state), action=ACTIONS[action])
+
+    def describe(self, state: Walk, variation: Walk) -> str:
+        """d: the moves of a variation, their reward and what is seen at its end."""
+        _, reward, _ = mazes.step(self.maze, np.array(variation.positions[:-1]), np.array(variation.actions))
+        moves = ", ".join(ACTIONS[action] for action in variation.actions)
+        return f"Moves: {moves}. Reward: {reward.sum():g}. It ends so: {self._text(variation.positions[-1])}"
+
+    def aggregate(self, state: Walk, action: int, descriptions: Sequence[str], evaluations: Sequence[str]) -> Chat:
+        """G2 and G1: what the variations of an action say about it."""
+        pairs = enumerate(zip(descriptions, evaluations, strict=True), 1)
+        variations = "\n".join(f"Variation {i}. {told}\nEvaluation of its end: {value}" for i, (told, value) in pairs)
+        context = {"descriptions": tuple(descriptions), "evaluations": tuple(evaluations)}
+        shown, word = self._shown(state), ACTIONS[action]
+        return self._chat(_AGGREGATE, shown, context, action=word, count=len(descriptions), variations=variations)
+
+    def improve(self, state: Walk, values: Mapping[int, str]) -> Chat:
+        """I: the best action by its evaluation alone."""
+        named = {ACTIONS[action]: value for action, value in values.items()}
+        text = "\n\n".join(f'The action "{word}": {value}' for word, value in named.items())
+        return Chat.of(_IMPROVE.format(game=_GAME, evaluations=text), SYSTEM, evaluations=named)
+
+    def read_action(self, text: str) -> tuple[int, str]:
+        """(action id, problem); the id is -1 where none can be read.
+
+        The problem is "" or that of `read_json`, "missing" (no field "action") or "illegal" (not one of the four).
+        """
+        fields, problem = read_json(text)
+        word = fields.get("action")
+        if word is None:
+            return -1, problem or "missing"
+        word = " ".join(str(word).lower().split())
+        return (ACTIONS.index(word), problem) if word in ACTIONS else (-1, "illegal")
+
+    def read_evaluation(self, text: str) -> tuple[str, str]:
+        """(evaluation, problem); the evaluation is the JSON object as text, else what was written.
+
+        The problem is "" or that of `read_json`, or "missing" (no "final_evaluation").
+        """
+        fields, problem = read_json(text)
+        fields = {name.replace(" ", "_"): value for name, value in fields.items()}
+        if not fields:
+            return text.strip() or NO_EVALUATION, problem
+        if not problem and "final_evaluation" not in fields:
+            problem = "missing"
+        return json.dumps(fields, ensure_ascii=False), problem
+
+    def _text(self, cell: int) -> str:
+        return _observation(self.maze, self.observation, cell)
+
+    def _shown(self, state: Walk, ahead: Walk | None = None) -> dict[str, Any]:
+        """What is seen and done: "observations", one more than "actions", and "before", moves that are not shown."""
+        before = max(len(state.actions) - self.history, 0)
+        positions, actions = state.positions[before:], state.actions[before:]
+        if ahead is not None:
+            positions, actions = positions + ahead.positions[1:], actions + ahead.actions
+        observations = tuple(self._text(cell) for cell in positions)
+        return {"observations": observations, "actions": tuple(ACTIONS[a] for a in actions), "before": before}
+
+    def _chat(self, prompt: str, shown: dict[str, Any], context: Mapping[str, Any] | None = None, **slots: Any) -> Chat:
+        named = {"action": slots["action"]} if "action" in slots else {}
+        text = prompt.format(game=_GAME, seen=history_text(**shown), **slots)
+        return Chat.of(text, SYSTEM, **shown, **named, **(context or {}))
+
+
+def history_text(observations: Sequence[str], actions: Sequence[str], before: int) -> str:
+    """What was seen, a line each, with the actions between."""
+    lines = [f"({before} earlier moves are not shown)"] if before else []
+    for observation, action in zip(observations, actions):
+        lines += [observation, f"> {action}"]
+    return "\n".join([*lines, observations[-1]])
+
+
+@functools.lru_cache(maxsize=1024)
+def _observation(maze: Maze, observation: str, cell: int) -> str:
+    return mazes.observation_template(maze, observation).render(mazes.fields(maze, cell))

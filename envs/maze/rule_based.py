@@ -1,0 +1,184 @@
+"""Rule-based scripts for the roles of language GPI in a maze: what a plain reader makes of the text, and no more.
+
+A script gets the texts that stand in the prompt (`envs.maze.prompts` puts nothing else into the context) and parses
+them: no layout, no true distances, no search. A walker's reach is the Manhattan distance; beyond that a reader of a
+position sees walls that force a detour, dead ends, and places visited before.
+
+- policy: takes a move that no wall blocks with probability proportional to exp(-distance after it / 0.5) and remembers
+  nothing, so it goes back and forth where the distance misleads. Its one number is set so that alone it is as good on
+  double T as the paper's gpt-4o-mini: -27.9 expected over all starts, against -27.3. On medium it earns -18.7 (paper:
+  -27.1, with a goal that is not told). Greedy (0) it would earn -32.0 and -18.5, at 0.7 -22.7 and -18.8, and at its
+  best (1.2) -18.6 and -18.7.
+- value: the distance, plus 2 for a detour, 2 for a dead end and 1 for each earlier visit of the place in the text.
+- q: the distance after the action by arithmetic, 1 for each earlier visit; what the walls are like there it cannot see.
+- aggregator: averages the steps that the evaluations name, and adds the moves of the variation.
+- improver: takes the action whose evaluation names the fewest steps, a random one of equals.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import random
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from envs.maze.env import ACTIONS, OFFSETS
+
+TEMPERATURE = 0.5  # of the policy, in steps
+DETOUR, DEAD_END, VISIT = 2, 2, 1  # steps that a reader adds to the distance
+
+_OFFSET = {word: tuple(offset) for word, offset in zip(ACTIONS, OFFSETS.tolist(), strict=True)}
+_SIDE = {"move up": "above you", "move down": "below you", "move left": "to your left", "move right": "to your right"}
+_STEPS = re.compile(r"about (\d+(?:\.\d+)?) steps")
+
+
+class Seen(NamedTuple):
+    """What an observation's text says. goal, position: (row, column), or None where it does not tell."""
+
+    goal: tuple[int, int] | None
+    position: tuple[int, int] | None
+    open: tuple[str, ...]
+
+    @property
+    def arrived(self) -> bool:
+        return self.position is not None and self.position == self.goal
+
+    def distance(self, action: str = "") -> int | None:
+        """Rows plus columns to the goal, after an action if one is given; None where the text does not tell."""
+        if self.goal is None or self.position is None:
+            return None
+        row, column = self.after(action)
+        return abs(self.goal[0] - row) + abs(self.goal[1] - column)
+
+    def after(self, action: str) -> tuple[int, int]:
+        """The position that an action leads to: the same where a wall is."""
+        down, right = _OFFSET[action] if action in self.open else (0, 0)
+        return self.position[0] + down, self.position[1] + right
+
+
+@functools.lru_cache(maxsize=4096)
+def read_observation(text: str) -> Seen:
+    """Reads an observation as `envs.maze` writes it."""
+    cell = lambda name: re.search(rf"{name} (?:is )?at position (\d+), (\d+)", text)
+    goal, position = cell("goal"), cell("Your current position is")
+    pair = lambda found: (int(found[1]), int(found[2])) if found else None
+    walls = text if position is None else text[position.end() :]
+    return Seen(pair(goal), pair(position), tuple(word for word in ACTIONS if _SIDE[word] not in walls))
+
+
+def policy(context: Mapping[str, Any], rng: random.Random) -> str:
+    """pi_L: the last observation alone."""
+    seen = read_observation(context["observations"][-1])
+    choices = seen.open or ACTIONS
+    if seen.distance() is None:
+        action, thoughts = rng.choice(choices), "The goal cannot be seen, so any way that is open will do."
+    else:
+        weights = [math.exp(-seen.distance(word) / TEMPERATURE) for word in choices]
+        action = rng.choices(choices, weights)[0]
+        told = ", ".join(f"{word} to {seen.distance(word)}" for word in choices)
+        thoughts = f"The goal is {seen.distance()} steps away if no wall were in between. Open are: {told}."
+    return json.dumps({"thoughts": thoughts, "action": action})
+
+
+def value(context: Mapping[str, Any], rng: random.Random) -> str:
+    """V^L: the last position and the moves that led to it."""
+    *past, seen = map(read_observation, context["observations"])
+    if seen.arrived:
+        return _evaluation("The agent stands on the goal.", 0)
+    if seen.distance() is None:
+        return _unclear(seen)
+    thoughts = [f"The goal {_cell(seen.goal)} is {seen.distance()} rows and columns away from {_cell(seen.position)}."]
+    steps = seen.distance()
+    if not any(seen.distance(word) < steps for word in seen.open):
+        thoughts.append(f"Walls block every direct way; a detour costs {DETOUR} more.")
+        steps += DETOUR
+    if len(seen.open) == 1:
+        thoughts.append(f"It is a dead end, open to one side only: {DEAD_END} more.")
+        steps += DEAD_END
+    visits = _visits(past, seen.position)
+    if visits:
+        thoughts.append(f"The moves so far lead back here, visits before this one: {visits}, so {VISIT * visits} more.")
+        steps += VISIT * visits
+    return _evaluation(" ".join(thoughts), steps)
+
+
+def q(context: Mapping[str, Any], rng: random.Random) -> str:
+    """Q^L(s, a) without look-ahead: where the action leads by arithmetic."""
+    *past, seen = map(read_observation, context["observations"])
+    action = context["action"]
+    if seen.distance() is None:
+        return _unclear(seen)
+    there, steps = seen.after(action), seen.distance(action)
+    if action in seen.open:
+        thoughts = f"To {action} leads from {_cell(seen.position)} to {_cell(there)}, {steps} rows and columns away."
+    else:
+        thoughts = f"A wall blocks the way: to {action} changes nothing, and the goal stays {steps} away."
+    visits = _visits([*past, seen], there)
+    if visits and steps:
+        thoughts += f" Visits there before: {visits}."
+    return _evaluation(thoughts, 1 + steps + (VISIT * visits if steps else 0))
+
+
+def aggregator(context: Mapping[str, Any], rng: random.Random) -> str:
+    """G2 and G1: the mean over the variations of the moves made and the steps that the evaluation names."""
+    totals, thoughts = [], []
+    for i, (told, evaluation) in enumerate(zip(context["descriptions"], context["evaluations"], strict=True), 1):
+        moves, left = told.split(" Reward:")[0].count("move "), _named_steps(evaluation)
+        if left is None:
+            thoughts.append(f"Variation {i} is not evaluated in steps.")
+            continue
+        totals.append(moves + left)
+        thoughts.append(f"Variation {i} makes {moves} moves and leaves about {left:g} steps.")
+    if not totals:
+        final = f"It cannot be told how good it is to {context['action']}."
+        return json.dumps({"thoughts": " ".join(thoughts), "final_evaluation": final})
+    mean = sum(totals) / len(totals)
+    thoughts.append(f"That is {mean:.2f} in the mean of {len(totals)} and {min(totals):g} at best.")
+    return _evaluation(" ".join(thoughts), mean, f"To {context['action']}: ")
+
+
+def improver(context: Mapping[str, Any], rng: random.Random) -> str:
+    """I: the fewest steps by the evaluations."""
+    named = {word: _named_steps(text) for word, text in context["evaluations"].items()}
+    known = {word: steps for word, steps in named.items() if steps is not None}
+    if not known:
+        thoughts = "No evaluation names a number of steps, so all actions look alike."
+        return json.dumps({"thoughts": thoughts, "action": rng.choice(list(named))})
+    least = min(known.values())
+    action = rng.choice([word for word, steps in known.items() if steps == least])
+    told = ", ".join(f"{word} about {steps:g}" for word, steps in sorted(known.items(), key=lambda item: item[1]))
+    thoughts = f"Steps to the goal by the evaluations: {told}. The fewest follow after {action}."
+    return json.dumps({"thoughts": thoughts, "action": action})
+
+
+SCRIPTS = {"policy": policy, "value": value, "q": q, "aggregator": aggregator, "improver": improver}
+
+
+def _visits(past: list[Seen], there: tuple[int, int]) -> int:
+    """How often the agent was in a place before; a step that a wall stopped counts too."""
+    return [seen.position for seen in past].count(there)
+
+
+def _named_steps(evaluation: str) -> float | None:
+    """The number of steps in a final evaluation's sentence."""
+    found = _STEPS.search(evaluation.rpartition("final_evaluation")[2])
+    return float(found[1]) if found else None
+
+
+def _evaluation(thoughts: str, steps: float, subject: str = "") -> str:
+    judgement = "the goal is reached" if not steps else "good" if steps <= 4 else "fair" if steps <= 8 else "poor"
+    final = f"{subject}{judgement}, about {steps:.2f} steps to go."
+    return json.dumps({"thoughts": thoughts, "final_evaluation": final[0].upper() + final[1:]})
+
+
+def _unclear(seen: Seen) -> str:
+    ways = len(seen.open)
+    final = "A dead end, poor." if ways == 1 else f"Open to {ways} sides; how far the goal is cannot be told."
+    return json.dumps({"thoughts": "Neither goal nor position is shown, only walls.", "final_evaluation": final})
+
+
+def _cell(cell: tuple[int, int]) -> str:
+    return f"({cell[0]}, {cell[1]})"

@@ -1,0 +1,1 @@
+"""Pong: rules, environment, prompts and rule-based players."""

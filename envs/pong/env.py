@@ -1,0 +1,259 @@
+"""Pong on 80 x 80 cells, the game of ULTRA (appendix A2 and B): two rackets, a ball, first to 21 points.
+
+The paper calls the row x and the column y; rackets move along the rows only. Our racket stands on columns 70-71, the
+opponent's on 8-9, each 8 rows long; the ball covers two rows of one column. "Move right" lowers the row by 2.
+
+    0 ------------------------------ column ------------------------------ 79
+    |         8-9                                            70-71
+    |          #                                               |
+   row         #        o -> (row, column) velocity            |
+    |          #                                               |
+
+The paper's Pong is ALE's. This is a game with the same geometry and its own simple dynamics, whole numbers throughout:
+
+- The ball flies 2 columns a step. One that is hit leaves with a row velocity that depends on where it met the racket,
+  from -4 at one end to 4 at the other.
+- The opponent follows the ball by two rows a step at most while it comes, aiming to meet it with a spot of its racket
+  that it draws anew at each of our hits; so it misses what is played far and fast enough.
+- Our racket moves `racket_speed` rows a step, without inertia.
+- A point ends when the ball is past a racket; the next serve goes to whoever lost it, from the middle column.
+
+`benchmarks/pong_calibration.py` plays both games and prints how they compare. With `points=1` an episode is one point.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from nlrl_jax.types import ControlGame
+
+SIZE = 80
+RACKET = 8  # rows of a racket
+OURS, THEIRS = 70, 9  # the column of each racket that faces the ball
+TOP = SIZE - RACKET  # a racket's top row is 0..72
+LOWEST = SIZE - 2  # the ball's upper row is 0..78
+STAY, RIGHT, LEFT = range(3)
+ACTIONS = ("stay", "move right", "move left")
+OBSERVED = ("racket", "opponent", "ball row", "ball column", "row velocity", "column velocity")
+SPEED = 2  # columns a step, of the ball
+_SHADES = (0.5, 0.35, 1.0)  # of our racket, the opponent's and the ball, in pixels
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """All int32. time: []. racket, opponent: [], top rows. ball, velocity: [2], row and column, before: [2], the
+    ball one step ago. aim: [], the row of its racket with which the opponent wants to meet the ball. score: [2], ours
+    and theirs.
+    """
+
+    racket: jax.Array
+    opponent: jax.Array
+    ball: jax.Array
+    velocity: jax.Array
+    before: jax.Array
+    aim: jax.Array
+    score: jax.Array
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """points: who has so many wins. racket_speed, opponent_speed: rows a step."""
+
+    max_steps_in_episode: int = 10_000
+    points: int = 21
+    racket_speed: int = 2
+    opponent_speed: int = 2
+
+
+class Pong(environment.Environment):
+    """One player's view, as a gymnax environment. Actions: 0 stay, 1 move right (row down), 2 move left.
+
+    Args:
+      pixels: observe float32 [80, 80, 2], shades from 0 to 1 now and one step ago, in place of six numbers.
+    """
+
+    def __init__(self, pixels: bool = False):
+        super().__init__()
+        self.pixels = pixels
+
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams()
+
+    def reset_env(self, key, params):
+        """Rackets in the middle, and a serve to either side."""
+        middle = jnp.int32(TOP // 2)
+        key_side, key_serve = jax.random.split(key)
+        ball, velocity, aim = _serve(key_serve, jnp.where(jax.random.bernoulli(key_side), 1, -1))
+        zero = jnp.int32(0)
+        state = EnvState(zero, middle, middle, ball, velocity, ball, aim, jnp.zeros(2, jnp.int32))
+        return self.observe(key, state, None, params), state
+
+    def step_env(self, key, state, action, params):
+        """Reward 1 for a point won, -1 for one lost. info["point"] is the same; the episode ends at `points` points."""
+        racket = move(state.racket, action, params.racket_speed)
+        opponent = follow(state, params.opponent_speed)
+        key_serve, key_aim = jax.random.split(key)
+        ball, velocity, hit, point = fly(state.ball, state.velocity, racket, opponent)
+        aim = jnp.where(hit, jax.random.randint(key_aim, (), 0, RACKET), state.aim)
+        # Where the point is over, the next one is served to its loser.
+        served = _serve(key_serve, -point)
+        over = point != 0
+        ball, velocity, aim = (jnp.where(over, new, old) for new, old in zip(served, (ball, velocity, aim)))
+        score = state.score + jnp.stack([point > 0, point < 0]).astype(jnp.int32)
+        before = jnp.where(over, ball, state.ball)
+        state = EnvState(state.time + 1, racket, opponent, ball, velocity, before, aim, score)
+        reward = point.astype(jnp.float32)
+        return (
+            self.observe(key, state, action, params),
+            state,
+            reward,
+            self.is_terminated(state, params),
+            {"point": reward},
+        )
+
+    def observe(self, key, state, action, params):
+        """float32 [6], see `OBSERVED`; or the pixels."""
+        del key, action, params
+        if self.pixels:
+            now = draw(state.racket, state.opponent, state.ball)
+            # The rackets are drawn where they are: what the second frame is for is the ball's direction.
+            return jnp.stack([now, draw(state.racket, state.opponent, state.before)], axis=-1)
+        numbers = [state.racket, state.opponent, *state.ball, *state.velocity]
+        return jnp.stack(numbers).astype(jnp.float32)
+
+    def is_terminated(self, state, params):
+        return jnp.max(state.score) >= params.points
+
+    @property
+    def num_actions(self) -> int:
+        return len(ACTIONS)
+
+    def action_space(self, params=None):
+        return spaces.Discrete(len(ACTIONS))
+
+    def observation_space(self, params=None):
+        if self.pixels:
+            return spaces.Box(0.0, 1.0, (SIZE, SIZE, 2), jnp.float32)
+        low, high = jnp.array([0, 0, 0, 0, -4, -2.0]), jnp.array([TOP, TOP, LOWEST, SIZE - 1, 4, 2.0])
+        return spaces.Box(low, high, (len(OBSERVED),), jnp.float32)
+
+
+def move(racket: jax.Array, action: jax.Array, speed: int) -> jax.Array:
+    """A racket's top row after one of our actions: int32 []."""
+    return jnp.clip(racket + jnp.array([0, -1, 1])[action] * speed, 0, TOP)
+
+
+def follow(state: EnvState, speed: int) -> jax.Array:
+    """The opponent's top row one step on: towards the ball while it comes, else towards the middle."""
+    comes = state.velocity[1] < 0
+    wanted = jnp.where(comes, state.ball[0] + 1 - state.aim, TOP // 2)
+    return jnp.clip(state.opponent + jnp.clip(wanted - state.opponent, -speed, speed), 0, TOP)
+
+
+def fly(ball, velocity, racket, opponent):
+    """One step of the ball past walls and rackets.
+
+    Args:
+      ball, velocity: int32 [2], row and column. racket, opponent: top rows, already moved.
+
+    Returns: (ball, velocity, our racket has hit it, point: 1 we have won one, -1 lost one, else 0).
+    """
+    row, column = ball[0] + velocity[0], ball[1] + velocity[1]
+    row_velocity = jnp.where((row < 0) | (row > LOWEST), -velocity[0], velocity[0])
+    row = jnp.where(row < 0, -row, jnp.where(row > LOWEST, 2 * LOWEST - row, row))
+    ours = _met(row, racket) & (ball[1] < OURS) & (column >= OURS)
+    theirs = _met(row, opponent) & (ball[1] > THEIRS) & (column <= THEIRS)
+    hit = ours | theirs
+    angle = _bounce(row - jnp.where(ours, racket, opponent))
+    velocity = jnp.where(hit, jnp.stack([angle, -velocity[1]]), jnp.stack([row_velocity, velocity[1]]))
+    column = jnp.where(ours, OURS - 1, jnp.where(theirs, THEIRS + 1, column))
+    # Past the racket, the ball's point is decided though it is still on the board.
+    point = jnp.where(column < THEIRS - 1, 1, jnp.where(column > OURS + 1, -1, 0))
+    return jnp.stack([row, column]), velocity, ours, point
+
+
+def _met(row, top):
+    """Whether the ball's two rows and a racket's eight overlap."""
+    return (row + 1 >= top) & (row <= top + RACKET - 1)
+
+
+def _bounce(offset):
+    """Row velocity, -4..4, of a ball whose upper row is `offset` (-1..7) below the top of the racket that it met."""
+    return jnp.clip(offset, -1, RACKET - 1) - 3
+
+
+def _serve(key, side):
+    """(ball, velocity, aim): from the middle column and a random row; side 1 serves to us, -1 to the opponent."""
+    key_row, key_angle, key_aim = jax.random.split(key, 3)
+    row = jax.random.randint(key_row, (), SIZE // 4, 3 * SIZE // 4)
+    angle = jnp.array([-2, -1, 1, 2])[jax.random.randint(key_angle, (), 0, 4)]
+    aim = jax.random.randint(key_aim, (), 0, RACKET)
+    return jnp.stack([row, jnp.int32(SIZE // 2)]), jnp.stack([angle, SPEED * side]).astype(jnp.int32), aim
+
+
+def draw(racket: jax.Array, opponent: jax.Array, ball: jax.Array) -> jax.Array:
+    """The frame: float32 [80, 80], rows down, 0 where nothing is."""
+    row, column = jnp.arange(SIZE)[:, None], jnp.arange(SIZE)[None, :]
+    within = lambda x, start, length: (x >= start) & (x < start + length)
+    ours = within(row, racket, RACKET) & within(column, OURS, 2)
+    theirs = within(row, opponent, RACKET) & within(column, THEIRS - 1, 2)
+    there = within(row, ball[0], 2) & (column == ball[1])
+    frame = jnp.where(ours, _SHADES[0], jnp.where(theirs, _SHADES[1], 0.0))
+    return jnp.where(there, _SHADES[2], frame)
+
+
+def state_code(obs: jax.Array, cell: int = 1) -> jax.Array:
+    """Everything of an observation that our racket's fate depends on, as one number: float [..., 6] -> int32 [...].
+
+    Ball, its velocity and our racket; where the opponent stands is left out. With `cell` 1 different states have
+    different codes; otherwise rows and columns count in blocks of so many.
+    """
+    racket, _, row, column, row_velocity, column_velocity = jnp.moveaxis(obs.astype(jnp.int32), -1, 0)
+    code = racket // cell
+    for number, base in ((row // cell, SIZE), (column // cell, SIZE), (row_velocity + 4, 9), (column_velocity + 4, 9)):
+        code = code * base + number
+    return code
+
+
+def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params) -> ControlGame:
+    """Pong for control agents.
+
+    Args:
+      points: 1 (an episode is one point) or 21, the whole game.
+      pixels: frames as observations.
+      cell: rows and columns that count as one where states are told apart (`state_code`).
+      **params: other fields of `EnvParams`.
+    """
+    limit = {"max_steps_in_episode": 1000 if points == 1 else 10_000}
+    return ControlGame(
+        name="pong" if points == 1 else f"pong_{points}",
+        env=Pong(pixels),
+        params=EnvParams(points=points, **{**limit, **params}),
+        actions=ACTIONS,
+        state_code=None if pixels else functools.partial(state_code, cell=cell),
+    )
+
+
+_SPEED = OBSERVED.index("column velocity")
+
+
+def pong_return(steps: Any) -> jax.Array:
+    """1 where our racket returns the ball, else 0: float32 [T, B].
+
+    The ball came to us before the step and flies away after it. A serve never looks like that: the ball is served to
+    us after a point lost to a ball that came, and to the opponent after one won with a ball that flew away.
+
+    Raises:
+      ValueError: the observations are not Pong's six numbers.
+    """
+    if steps.obs.shape[2:] != (len(OBSERVED),):
+        raise ValueError(f"observations have shape {steps.obs.shape[2:]}; Pong's numbers have ({len(OBSERVED)},)")
+    returned = (steps.obs[..., _SPEED] > 0) & (steps.next_obs[..., _SPEED] < 0)
+    return returned.astype(jnp.float32)

@@ -1,0 +1,148 @@
+"""What is said to a language model about Pong, and how its answers are read (ULTRA, sections 3.3, 3.4, appendix B).
+
+Three prompts: which timeslots of a piece are critical and what should have been done there, the case analysis of an
+episode, the reward of an action. The sentences are ours; the parts, the coordinate tuples and the output formats are
+the paper's. Departures:
+
+- A piece of a trajectory is preceded by the two timeslots before it, so that the ball's direction can be told.
+- The case analysis shows the critical timeslots with their verdicts and how each point ended, not the whole episode
+  again; the paper leaves open what it shows. It asks for successes and failures both, won or lost.
+- A reward is asked for any action: one that the agent did not take is shown with what followed the one it took.
+- The rackets' tuples end at row 79; the paper's {73, 80} leaves the 80 rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envs.trajectory_prompts import GameText, analyst_roles
+from nlrl_jax.roles.analyst_replies import choice_reader
+from nlrl_jax.roles.trajectories import AnalystRoles, Episode
+
+ACTIONS = ("stay", "move right", "move left")
+RACKET = 8  # rows of a racket
+_WORDS = {"stay": 0, "stay still": 0, "no move": 0, "move right": 1, "right": 1, "move left": 2, "left": 2}
+
+_GAME = """# Background
+Pong on a grid of 80 x 80 cells, a table tennis seen from above. Two rackets send a ball to and fro; whoever misses it \
+loses the point. A point won gives the reward 1, a point lost -1, every other timeslot 0. The game goes to {points}.
+
+# Components
+A position is a tuple {{x1, x2, y1, y2}}: the cells of the rows x1 to x2 and the columns y1 to y2. Rackets are 8 rows \
+long and 2 columns wide and move along the rows only. Ours is between {{0, 7, 70, 71}} and {{72, 79, 70, 71}}, the \
+opponent's between {{0, 7, 8, 9}} and {{72, 79, 8, 9}}. The ball covers two rows of one column and moves by the same \
+number of rows and columns each timeslot, until it bounces off the walls at rows 0 and 79 or off a racket. While its y \
+grows it comes towards us.
+
+# Actions
+Our racket has three actions: "stay", "move right" (subtracts 2 from both its rows), "move left" (adds 2 to both).
+
+# Objective of the agent
+An agent controls our racket. It should meet every ball that the opponent sends and win more points than it loses.
+
+# How to catch the ball
+The ball is caught if, when it passes column 69, its two rows are among the 8 rows of our racket. For example, a ball \
+that arrives as {{30, 31, 69, 69}} is caught by our racket anywhere from {{24, 31, 70, 71}} to {{30, 37, 70, 71}}. To \
+touch it with one row is enough: {{23, 30, 70, 71}} and {{31, 38, 70, 71}} catch it too.
+
+"""
+_IDENTIFY = """# Instructions
+Below is a piece of episode {number}, timeslots {begin} to {last}.
+(i) Find the critical timeslots: those whose action decides whether the ball will be caught, and so the later reward. \
+While the ball flies to the opponent it matters little what our racket does; such timeslots are not critical.
+(ii) Go by the movement of the ball: in which direction and how fast it flies, off which wall it will bounce, at which \
+rows it will reach column 69 and when. Compare with where our racket is and how many moves it still can make.
+(iii) For each critical timeslot decide whether the agent's action was proper. Moving away from where the ball will \
+arrive, or waiting until the way is too long, is not. If it was not proper, give the corrected action: stay, move left \
+or move right.
+
+# History
+{history}
+
+# Output format
+{{timeslot {begin}, <critical or not critical>, <corrected action>, <explanation>}}, {{timeslot {second}, <...>, \
+<...>, <...>}}, ..., {{timeslot {last}, <...>, <...>, <...>}}
+One entry for every timeslot, in order. The corrected action is one of stay, move left, move right; write <none> where \
+the timeslot is not critical or the action was proper. The explanation says why in one sentence."""
+_ANALYSE = """# Instructions
+Below are the critical timeslots of episode {number}, with the agent's actions and what an analyst said of them, and \
+how the points ended.
+(i) Analyse the failures: which critical actions led to a lost point and how, say a racket that went the wrong way, \
+set off too late or left a good place, and from which timeslot on.
+(ii) Analyse the successes: at which critical timeslots the racket did well, and how such actions should be rewarded.
+
+# History
+{history}
+
+# Output format
+First {{timeslot <number>, <critical>}} for the timeslots that matter most, then a paragraph "Failures:" and a \
+paragraph "Successes:"."""
+_REWARD = """# Instructions
+Below is a piece of episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
+{action} in timeslot {timeslot}{instead}.
+(i) The reward is positive if the action helps to catch the ball, negative if it harms that, and the larger the more \
+depends on it.
+(ii) Infer from the ball's positions in consecutive timeslots where it will arrive and when, and judge by that.
+
+# Case analysis
+An analysis of this episode, to be taken into account:
+{analysis}
+
+# History
+{history}
+
+# Output format
+{{reward = <number>, analysis: <your analysis>}}"""
+
+
+def roles(chunk: int = 40, points: int = 21, cases: int = 60) -> AnalystRoles:
+    """Pong's side of ULTRA. Observations: top rows of our and their racket, the ball's row and column, its velocities.
+
+    Args:
+      chunk, cases: see `analyst_roles`.
+      points: who has so many wins.
+    """
+    return analyst_roles(game_text(points), chunk, cases)
+
+
+def game_text(points: int = 21) -> GameText:
+    """Pong in words."""
+    game = _GAME.replace("{points}", "1 point" if points == 1 else f"{points} points")
+    return GameText(
+        system="You know games like Pong well. Answer in the output format that is asked for.",
+        identify=game + _IDENTIFY,
+        analyse=game + _ANALYSE,
+        reward=game + _REWARD,
+        before=2,
+        around=(4, 5),
+        state=positions,
+        action=lambda action: ACTIONS[action],
+        read_action=choice_reader(_WORDS),
+        events=lambda episode: [f"With timeslot {slot} {_outcome(won)}." for slot, won in point_ends(episode)],
+        ending=_ending,
+    )
+
+
+def positions(seen: np.ndarray) -> str:
+    """A state in the paper's tuples."""
+    racket, opponent, row, column = (round(float(x)) for x in seen[:4])
+    return (
+        f"ball {{{row}, {row + 1}, {column}, {column}}}, our racket {{{racket}, {racket + RACKET - 1}, 70, 71}}, "
+        f"opponent's racket {{{opponent}, {opponent + RACKET - 1}, 8, 9}}"
+    )
+
+
+def point_ends(episode: Episode) -> list[tuple[int, bool]]:
+    """(timeslot, whether we won) of every point that was played to its end."""
+    return [(int(t), bool(episode.rewards[t] > 0)) for t in np.flatnonzero(episode.rewards)]
+
+
+def _ending(episode: Episode) -> str:
+    last = len(episode) - 1
+    if not episode.terminated:
+        return f"The episode was cut after timeslot {last}, in the middle of a point."
+    return f"The episode ends with timeslot {last}: {_outcome(episode.rewards[last] > 0)}."
+
+
+def _outcome(won: bool) -> str:
+    return "we win the point" if won else "we lose the point"

@@ -1,1 +1,0 @@
-"""What is said to a language model in each role, one module a game."""

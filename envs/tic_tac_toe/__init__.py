@@ -1,0 +1,1 @@
+"""Tic-tac-toe: rules, environment, prompts and rule-based players."""

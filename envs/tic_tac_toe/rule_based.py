@@ -1,0 +1,102 @@
+"""Rule-based stand-ins for the large model of the natural-language actor-critic on tic-tac-toe.
+
+They know what they are shown and no more: the aggregators count the games or read the evaluations in front of them,
+the improver compares the numbers in the evaluations it is given. Each also reads off the board which squares would
+complete a row (the paper's field "Threat"). None knows what that is worth, or anything else of the game.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from envs.tic_tac_toe.prompts import read_value, squares
+from nlrl_jax.roles.board_games import View
+
+ROWS = ("123", "456", "789", "147", "258", "369", "159", "357")
+SIGN = {"O": 1.0, "X": -1.0, None: 0.0}
+
+
+def monte_carlo(context: Mapping[str, Any], rng: random.Random) -> str:
+    """G1 over complete games: the threats after the move, and who won how often."""
+    del rng
+    lines = context["lines"]
+    won = {side: sum(line.winner == side for line in lines) for side in SIGN}
+    counts = f"{won['O']} of {len(lines)} games are won by O, {won['X']} by X, {won[None]} drawn."
+    number = sum(SIGN[line.winner] for line in lines) / len(lines)
+    return _evaluation(f"{threats(context['view'], context['action'])} {counts}", number)
+
+
+def temporal_difference(context: Mapping[str, Any], rng: random.Random) -> str:
+    """G1 over G2: a finished game counts as it ended, another as the evaluation of where it leads says."""
+    del rng
+    values = [SIGN[line.winner] if line.over else read_value(text) for line, text in context["reached"]]
+    known = [value for value in values if value is not None]
+    ended = sum(line.over for line, _ in context["reached"])
+    counts = f"{len(values)} ways to go on, {ended} of them end the game, {len(known) - ended} have an evaluation."
+    thought = f"{threats(context['view'], context['action'])} {counts}"
+    return _evaluation(thought, sum(known) / len(known) if known else 0.0)
+
+
+def improve(context: Mapping[str, Any], rng: random.Random) -> str:
+    """I: the move with the best number for the side to move, the mean where a move has several evaluations.
+
+    Ties are drawn; a number that cannot be read is 0.
+    """
+    side = SIGN[context["view"].player]
+    read: dict[str, list[float]] = {}
+    for action, text in context["evaluations"]:
+        read.setdefault(action, []).append(read_value(text) or 0.0)
+    worth = {action: side * sum(values) / len(values) for action, values in read.items()}
+    best = max(worth.values())
+    action = rng.choice([action for action, value in worth.items() if value == best])
+    thought = f"{threats(context['view'])} {action} is worth {round(side * best, 1):g}."
+    return json.dumps({"thought": thought, "best_move": int(action)})
+
+
+def blind_policy(context: Mapping[str, Any], rng: random.Random) -> str:
+    """A move drawn by lot, in the form of an improved policy's: what teaches the form and nothing else."""
+    view, worth = context["view"], rng.randint(-10, 10) / 10
+    action = rng.choice(view.legal)
+    return json.dumps({"thought": f"{threats(view)} {action} is worth {worth:g}.", "best_move": int(action)})
+
+
+def blind_value(context: Mapping[str, Any], rng: random.Random) -> str:
+    """An evaluation drawn by lot, in the form of `monte_carlo`'s."""
+    won = rng.randint(0, 5)
+    lost = rng.randint(0, 5 - won)
+    counts = f"{won} of 5 games are won by O, {lost} by X, {5 - won - lost} drawn."
+    return _evaluation(f"{threats(context['view'], context['action'])} {counts}", (won - lost) / 5)
+
+
+def threats(view: View, action: str = "") -> str:
+    """What a board shows, after a move if one is given: the squares that complete a row, or the row that is complete.
+
+    It is read off the board and says nothing of who is better.
+    """
+    cells = squares(view.board)
+    cells = cells.replace(action, view.player) if action else cells
+    told = []
+    for side in "OX":
+        rows = ["".join(cells[int(n) - 1] for n in row) for row in ROWS]
+        done = [row for row, held in zip(ROWS, rows) if held == 3 * side]
+        if done:
+            return f"{side}: {' '.join(done[0])}."
+        open_ = {held.strip("OX") for held in rows if held.count(side) == 2 and held.strip("OX")}
+        told.append(f"{side} {' '.join(sorted(open_)) or 'nobody'}")
+    return f"Threat: {', '.join(told)}."
+
+
+def _evaluation(thought: str, number: float) -> str:
+    return json.dumps({"thought": thought, "final_evaluation": round(number, 1)})
+
+
+SCRIPTS = {
+    "monte_carlo": monte_carlo,
+    "temporal_difference": temporal_difference,
+    "improver": improve,
+    "blind_policy": blind_policy,
+    "blind_value": blind_value,
+}

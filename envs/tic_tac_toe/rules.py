@@ -1,0 +1,202 @@
+"""Tic-tac-toe (NLRL, section 5.3): the rules as a board game, its text, and perfect play."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import grid_text
+from nlrl_jax.text.template import Choice, Literal, Repeat, Template
+from nlrl_jax.types import BoardGame
+
+PLAYERS = ("O", "X")
+
+
+ACTIONS = tuple("123456789")
+
+
+WINNERS = ("nobody yet", *PLAYERS, "nobody")  # what the field "winner" indexes
+
+
+MAX_MOVES = 9
+
+
+EMPTY = -1
+
+
+LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)])
+
+
+_CODES = 3 ** np.arange(9)
+
+
+def init() -> jax.Array:
+    """The empty board: int8 [9]."""
+    return jnp.full((9,), EMPTY, jnp.int8)
+
+
+def current_player(board: jax.Array) -> jax.Array:
+    """Whose turn the counts say it is, also after the end: int8 [9] -> int32 []."""
+    return ((board == 0).sum(-1) - (board == 1).sum(-1)).astype(np.int32)
+
+
+def has_line(board: jax.Array, player: int) -> jax.Array:
+    """Whether a player has three in a line: int8 [..., 9] -> bool [...]. NumPy or JAX."""
+    return (board[..., LINES] == player).all(-1).any(-1)
+
+
+def returns(board: jax.Array) -> jax.Array:
+    """1 if O has won, -1 if X has, else 0: int8 [..., 9] -> float32 [...]."""
+    return has_line(board, 0).astype(np.float32) - has_line(board, 1).astype(np.float32)
+
+
+def is_terminal(board: jax.Array) -> jax.Array:
+    """Somebody has won or all cells are taken: int8 [..., 9] -> bool [...]."""
+    return (returns(board) != 0) | (board != EMPTY).all(-1)
+
+
+def legal_action_mask(board: jax.Array) -> jax.Array:
+    """The free cells; none once the game is over: int8 [..., 9] -> bool [..., 9]."""
+    return (board == EMPTY) & ~is_terminal(board)[..., None]
+
+
+def step(board: jax.Array, action: jax.Array) -> jax.Array:
+    """The board after the player to move has marked a cell: int8 [9]."""
+    return jnp.where(np.arange(9) == action, current_player(board).astype(jnp.int8), board)
+
+
+def code(board: jax.Array) -> jax.Array:
+    """A board as one number below 3 ** 9: int8 [..., 9] -> int32 [...]."""
+    return ((board.astype(np.int32) + 1) * _CODES.astype(np.int32)).sum(-1)
+
+
+@functools.lru_cache
+def minimax() -> tuple[np.ndarray, np.ndarray]:
+    """Perfect play: the outcome under it, int8 [3 ** 9], and the moves that reach it, bool [3 ** 9, 9], by `code`.
+
+    Rows of positions that cannot occur say nothing.
+    """
+    codes = np.arange(3**9)
+    boards = (codes[:, None] // _CODES % 3 - 1).astype(np.int8)
+    marks = (boards != EMPTY).sum(1)
+    player = (boards == 0).sum(1) - (boards == 1).sum(1)
+    values = returns(boards).astype(np.int8)
+    optimal = np.zeros(boards.shape, bool)
+    for n in range(MAX_MOVES - 1, -1, -1):
+        rows = codes[(marks == n) & ((player == 0) | (player == 1)) & ~is_terminal(boards)]
+        free, mover = boards[rows] == EMPTY, player[rows, None]
+        after = np.where(free, codes[rows, None] + _CODES * (mover + 1), 0)
+        gains = np.where(free, np.where(mover == 0, 1, -1) * values[after], -2)  # the mover's, of each move
+        best = gains.max(1, keepdims=True)
+        values[rows] = np.where(mover == 0, best, -best)[:, 0]
+        optimal[rows] = gains == best
+    return values, optimal
+
+
+def fields(board: jax.Array) -> dict[str, jax.Array]:
+    """What the text of a position reads, all int32.
+
+    Returns:
+      cells [9]: 0 free, 1 O, 2 X. player []: who is to move. winner []: an index into `WINNERS`.
+      legal [9]: 1 where the action is legal. num_legal [], legal_move [9]: the same as a list.
+    """
+    mask = legal_action_mask(board)
+    winner = (
+        jnp.where(is_terminal(board), 3, 0) - jnp.where(has_line(board, 0), 2, 0) - jnp.where(has_line(board, 1), 1, 0)
+    )
+    return {
+        "cells": board.astype(jnp.int32) + 1,
+        "player": current_player(board),
+        "winner": winner.astype(jnp.int32),
+        "legal": mask.astype(jnp.int32),
+        "num_legal": mask.sum(dtype=jnp.int32),
+        "legal_move": grid_text.first_cells(mask, MAX_MOVES),
+    }
+
+
+def board_template() -> Template:
+    """Three rows such as `O | X | 3`, a free cell showing its number, with dashes between."""
+    parts = []
+    for cell in range(9):
+        if cell:
+            parts.append(Literal(" | " if cell % 3 else "\n---------\n"))
+        parts.append(Choice("cells", (ACTIONS[cell], *PLAYERS), cell))
+    return Template(tuple(parts))
+
+
+def legal_moves_template(empty: str = "") -> Template:
+    """The legal moves, as in `[3, 5, 9]`."""
+    item = (Choice("legal_move", ACTIONS),)
+    return Template((Literal("["), Repeat("num_legal", MAX_MOVES, item, separator=", ", empty=empty), Literal("]")))
+
+
+def impossible(board: np.ndarray) -> str | None:
+    """Why no game reaches this board, int8 [9]; None if one does."""
+    board = np.asarray(board)
+    lead = int(current_player(board))
+    if lead not in (0, 1):
+        return f"there are {(board == 0).sum()} O and {(board == 1).sum()} X, but O moves first and they take turns"
+    if has_line(board, 0) and has_line(board, 1):
+        return "both O and X have three in a line, but the first line ends the game"
+    if has_line(board, 1 - lead) or not has_line(board, lead):
+        return None
+    return f"{PLAYERS[lead]} has three in a line, but {PLAYERS[1 - lead]} has moved after that"
+
+
+def parse(text: str, player: str) -> jax.Array:
+    """The position that `board_template` draws as `text` with `player` to move. Host only.
+
+    Blanks, bars and dashes separate cells and mean nothing else.
+
+    Args:
+      player: "O" or "X". After the end, who would be next.
+
+    Raises:
+      ValueError: not nine cells, a cell that is neither O, X nor its own number, or a position that cannot occur.
+    """
+    if player not in PLAYERS:
+        raise ValueError(f"player is {player!r}; it must be one of {', '.join(PLAYERS)}")
+    cells = text.replace("|", " ").replace("-", " ").split()
+    if len(cells) != 9:
+        raise ValueError(f"a board has 9 cells; this one has {len(cells)}: {text!r}")
+    for cell, (word, number) in enumerate(zip(cells, ACTIONS)):
+        if word not in (*PLAYERS, number):
+            raise ValueError(f"cell {cell + 1} is {word!r}; it must be O, X or, where it is free, {number}")
+    board = np.array([PLAYERS.index(word) if word in PLAYERS else EMPTY for word in cells], np.int8)
+    if reason := impossible(board):
+        raise ValueError(f"this position cannot occur: {reason}")
+    if player != PLAYERS[current_player(board)]:
+        raise ValueError(f"it is {PLAYERS[current_player(board)]}'s turn on this board, not {player}'s")
+    return jnp.asarray(board)
+
+
+RULES = """\
+Tic-tac-toe is played by O and X on a board of 3x3 positions.
+Rules:
+- O moves first. The players take turns and mark one free position each.
+- Three marks of one's own in a line, across, down or along a diagonal, win the game.
+- If all nine positions are taken and nobody has such a line, the game is a tie.
+- The board shows O, X and, where a position is free, its number from 1 to 9."""
+
+
+def board_game() -> BoardGame:
+    """The rules of both players."""
+    return BoardGame(
+        name="tic_tac_toe",
+        players=PLAYERS,
+        actions=ACTIONS,
+        max_moves=MAX_MOVES,
+        init=init,
+        legal_action_mask=legal_action_mask,
+        step=step,
+        current_player=current_player,
+        is_terminal=is_terminal,
+        returns=returns,
+        rules=RULES,
+        board=board_template(),
+        fields=fields,
+        parse=parse,
+    )

@@ -1,0 +1,152 @@
+"""Demonstrations of mixed quality, made on the device: what the nano model is pretrained on, and what
+a real model learns the reply format from (`launch/warm_start.py`).
+
+Half of the walkers know the way and half are blind to danger. A model trained on both *can* do the
+right thing and often does not: reinforcement learning then has something to select.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs import frozen_lake, grid_text, snake
+from nlrl_jax.text.template import Choice, Literal, Repeat, Template
+from nlrl_jax.types import TextGame
+
+FAR = 1_000
+
+
+def frozen_lake_walk(
+    key: jax.Array, state: frozen_lake.EnvState, skilled: jax.Array, habit: bool
+) -> tuple[Any, jax.Array]:
+    """A player on a random tile of its map and the three moves a walker would make from there.
+
+    Args:
+      skilled: bool []; True takes any shortest safe path, False any shortest path of the empty board.
+      habit: the unskilled walker always goes down before it goes right. Where that leads into a hole, a model of
+        both walkers usually follows the habit, though it knows better.
+
+    Returns: (state, actions int32 [3]); -1 once the walk has ended.
+    """
+    tiles = state.holes.shape[-1]
+    size = int(np.sqrt(tiles))
+    goal = tiles - 1
+    cells, directions = jnp.arange(tiles), jnp.arange(4)
+    neighbours = jax.vmap(lambda d: frozen_lake.move(cells, d, size))(directions).T  # [tiles, 4]
+
+    def distances(free):
+        def relax(_, dist):
+            return jnp.where(free, jnp.minimum(dist, 1 + dist[neighbours].min(axis=1)), FAR)
+
+        return jax.lax.fori_loop(0, tiles, relax, jnp.where(cells == goal, 0, FAR))
+
+    safe = distances(~state.holes)
+    dist = jnp.where(skilled, safe, distances(jnp.ones_like(state.holes)))
+    key, key_start = jax.random.split(key)
+    startable = (safe < FAR) & (cells != goal)
+    position = jax.random.categorical(key_start, jnp.where(startable, 0.0, -jnp.inf))
+    state = state.replace(position=position.astype(jnp.int32))
+
+    def walk(carry, key):
+        position, ended = carry
+        options = dist[neighbours[position]]
+        noise = jax.random.uniform(key, (4,), maxval=0.5) * (skilled | (not habit))  # breaks ties
+        action = jnp.argmin(options + noise)
+        after = neighbours[position, action]
+        done = (after == goal) | state.holes[after]
+        return (jnp.where(ended, position, after), ended | done), jnp.where(ended, -1, action)
+
+    _, actions = jax.lax.scan(walk, (position, jnp.array(False)), jax.random.split(key, 3))
+    return state, actions
+
+
+def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit: bool = False) -> tuple[Any, jax.Array]:
+    """The three moves of a snake that heads for the nearest apple.
+
+    Args:
+      skilled: bool []; False looks at nothing in its way but walls.
+      habit: the unskilled snake does not look for apples either: it goes down, else right, else up.
+
+    Returns: (state, actions int32 [3]).
+    """
+    size = int(np.sqrt(state.apples.shape[-1]))
+    cells = jnp.arange(size * size)
+    apples, occupied = state.apples, (state.ages > 0).any(0)
+
+    def nearest(cell):
+        apart = jnp.abs(cell // size - cells // size) + jnp.abs(cell % size - cells % size)
+        return jnp.min(jnp.where(apples, apart, FAR))
+
+    def walk(head, key):
+        to, inside = snake.targets(head, jnp.arange(4), size)
+        cost = jax.vmap(nearest)(to) + jax.random.uniform(key, (4,), maxval=0.5)
+        if habit:
+            cost = jnp.where(skilled, cost, jnp.array([2.0, 0.0, 3.0, 1.0]))  # Up, Down, Left, Right
+        cost = cost + 4 * FAR * ~inside + jnp.where(skilled, 2 * FAR * occupied[to], 0)
+        action = jnp.argmin(cost)
+        return to[action], action
+
+    _, actions = jax.lax.scan(walk, state.head[snake.YOU], jax.random.split(key, 3))
+    return state, actions
+
+
+WALKS = {
+    "frozen_lake": frozen_lake_walk,
+    "frozen_lake_slippery": frozen_lake_walk,  # as if the ice were not
+    "snake": snake_walk,
+    "snake_poison": snake_walk,
+}
+
+
+def demonstrate(
+    game: TextGame, key: jax.Array, num: int, skilled_share: float, habit: bool
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """`num` states as fields, each [num, ...], and the actions shown for them, int32 [num, 3], -1 at the end.
+
+    Between one and three actions are shown, as many as a reply may name.
+    """
+
+    def one(key):
+        key_reset, key_skill, key_walk, key_length, key_play = jax.random.split(key, 5)
+        _, state = game.env.reset_env(key_reset, game.params)
+        if game.name.startswith("snake"):
+            state = _play_on(game, key_play, state)
+        skilled = jax.random.bernoulli(key_skill, skilled_share)
+        state, actions = WALKS[game.name](key_walk, state, skilled, habit)
+        shown = jax.random.randint(key_length, (), 1, 4)
+        return game.fields(state), jnp.where(jnp.arange(3) < shown, actions, -1)
+
+    return jax.vmap(one)(jax.random.split(key, num))
+
+
+def _play_on(game: TextGame, key: jax.Array, state: Any) -> Any:
+    """A Snake state some skilled moves into the game, so that bodies of several lengths are seen."""
+    moves = jax.random.randint(jax.random.fold_in(key, 0), (), 0, 20)
+
+    def play(i, state):
+        key_walk, key_step = jax.random.split(jax.random.fold_in(key, i + 1))
+        _, actions = snake_walk(key_walk, state, jnp.array(True))
+        _, after, _, terminated, _ = game.env.step_env(key_step, state, actions[0], game.params)
+        go = (i < moves) & ~terminated
+        return jax.tree.map(lambda a, b: jnp.where(go, a, b), after, state)
+
+    return jax.lax.fori_loop(0, 20, play, state)
+
+
+def reply_template(game: TextGame, prompt: str) -> Template:
+    """A reply that names the actions in the fields "shown" int [A] and "num_shown": the form, and little thought."""
+    word = Choice("shown", game.actions)
+    listed = lambda separator: Repeat("num_shown", game.max_actions_per_turn, (word,), separator)
+    action = Template((Literal("<action>"), listed(" || "), Literal("</action>")))
+    if prompt == "compact":
+        return action
+    size = math.isqrt(len([part for part in game.board.parts if isinstance(part, Choice)]))
+    who, aim = ("head", "Apples") if game.name.startswith("snake") else ("player", "The goal")
+    observed = (Literal("<observe>I am at "), *grid_text.point(who, size), Literal(".</observe>\n"))
+    thought = Literal(f"<think>{aim} and what ends the game are given as (X, Y).</think>\n<plan>I go ")
+    return Template((*observed, thought, listed(", then "), Literal(".</plan>\n"))) + action

@@ -1,0 +1,198 @@
+"""The analyst of ULTRA: a language model identifies critical states, analyses each case and assigns rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nlrl_jax.files import write_atomically
+from nlrl_jax.roles.analyst_replies import written_reward
+from nlrl_jax.roles.json_reply import without_thoughts
+from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
+from nlrl_jax.types import LanguageModel, Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalysisConfig:
+    """How the language model is asked. `verdicts`, `analysis` and `reward`: the samplings of the three roles."""
+
+    verdicts: Sampling = Sampling(4096, 0.0)
+    analysis: Sampling = Sampling(1024, 0.0)
+    reward: Sampling = Sampling(512, 0.0)
+
+
+class CriticalState(NamedTuple):
+    """A critical timeslot of an episode, with everything that was said of it.
+
+    verdict: action and explanation. observation: float [D]. taken: the agent's action.
+    rewards: {action: r^LLM}, of the action taken and of the one suggested. reasons: {action: the reply}.
+    """
+
+    episode: int
+    verdict: Verdict
+    observation: np.ndarray
+    taken: Action
+    rewards: dict[Action, float]
+    reasons: dict[Action, str]
+
+
+class Findings(NamedTuple):
+    """What the analysis of N episodes found.
+
+    states: the critical states, by episode and time. analyses: the case analysis of each episode.
+    counts: what was asked, answered and dropped, by kind.
+    """
+
+    states: list[CriticalState]
+    analyses: list[str]
+    counts: dict[str, int]
+
+
+def identify(
+    episodes: Sequence[Episode],
+    roles: AnalystRoles,
+    model: LanguageModel,
+    sampling: Sampling,
+    seed: int,
+    counts: Counter[str],
+) -> list[list[Verdict]]:
+    """Section 3.3: the verdicts on every episode, in order of time. All chunks of all episodes in one call."""
+    pieces = [
+        (episode, begin, min(begin + roles.chunk, len(episode)))
+        for episode in episodes
+        for begin in range(0, len(episode), roles.chunk)
+    ]
+    chats = [roles.identify(*piece) for piece in pieces]
+    verdicts: dict[int, list[Verdict]] = {episode.number: [] for episode in episodes}
+    replies = model.complete(chats, sampling, "identify", seed)
+    for (episode, begin, end), reply in zip(pieces, replies, strict=True):
+        found, problems = roles.read_verdicts(reply.text, begin, end)
+        verdicts[episode.number] += found
+        counts["identify/calls"] += 1
+        counts["identify/never ended"] += not reply.ended
+        counts["identify/timeslots"] += end - begin
+        counts["identify/critical"] += sum(verdict.critical for verdict in found)
+        counts["identify/suggestions"] += sum(v.critical and v.action is not None for v in found)
+        counts.update({f"identify/{kind}": number for kind, number in problems.items()})
+    return [verdicts[episode.number] for episode in episodes]
+
+
+def assign_rewards(
+    episodes: Sequence[Episode],
+    verdicts: Sequence[Sequence[Verdict]],
+    analyses: Sequence[str],
+    roles: AnalystRoles,
+    model: LanguageModel,
+    sampling: Sampling,
+    seed: int,
+    counts: Counter[str],
+) -> list[CriticalState]:
+    """r^LLM(s, a) of the action taken in each critical state, and of the one suggested for it, in one call."""
+    asked: list[tuple[Episode, Verdict, Action, str]] = []
+    for episode, found, analysis in zip(episodes, verdicts, analyses, strict=True):
+        for verdict in found:
+            if verdict.critical:
+                taken = episode.action(verdict.timeslot)
+                actions = [taken] if verdict.action is None else dict.fromkeys([taken, verdict.action])
+                asked += [(episode, verdict, action, analysis) for action in actions]
+    chats = [roles.reward(episode, verdict.timeslot, action, analysis) for episode, verdict, action, analysis in asked]
+    states: dict[tuple[int, int], CriticalState] = {}
+    for (episode, verdict, action, _), reply in zip(
+        asked, model.complete(chats, sampling, "reward", seed), strict=True
+    ):
+        t = verdict.timeslot
+        state = states.setdefault(
+            (episode.number, t),
+            CriticalState(episode.number, verdict, episode.observations[t], episode.action(t), {}, {}),
+        )
+        reward = roles.read_reward(reply.text)
+        counts["reward/calls"] += 1
+        counts["reward/unreadable"] += reward is None
+        counts["reward/clipped"] += reward is not None and written_reward(reply.text) != reward
+        state.reasons[action] = reply.text
+        if reward is not None:
+            state.rewards[action] = reward
+    return list(states.values())
+
+
+def analyse(
+    episodes: Sequence[Episode],
+    roles: AnalystRoles,
+    model: LanguageModel,
+    seed: int = 0,
+    config: AnalysisConfig = AnalysisConfig(),
+    verdicts: Sequence[Sequence[Verdict]] | None = None,
+) -> Findings:
+    """Identification, case analysis and rewards of N episodes: three calls to the model.
+
+    Args:
+      verdicts: on each episode, where something else than the language model found them (MASK-R).
+    """
+    counts: Counter[str] = Counter()
+    if verdicts is None:
+        verdicts = identify(episodes, roles, model, config.verdicts, seed, counts)
+    chats = [roles.analyse(episode, found) for episode, found in zip(episodes, verdicts, strict=True)]
+    analyses = [without_thoughts(reply.text) for reply in model.complete(chats, config.analysis, "analyse", seed)]
+    counts["analyse/calls"] += len(chats)
+    counts["analyse/empty"] += sum(not text.strip() for text in analyses)
+    states = assign_rewards(episodes, verdicts, analyses, roles, model, config.reward, seed, counts)
+    return Findings(states, analyses, dict(counts))
+
+
+def save(findings: Findings, path: pathlib.Path) -> None:
+    """Writes JSON."""
+    states = [
+        {
+            "episode": state.episode,
+            "timeslot": state.verdict.timeslot,
+            "suggested": state.verdict.action,
+            "explanation": state.verdict.explanation,
+            "judged": state.verdict.judged,
+            "observation": np.asarray(state.observation, np.float64).tolist(),
+            "taken": state.taken,
+            "rewards": list(state.rewards.items()),
+            "reasons": list(state.reasons.items()),
+        }
+        for state in findings.states
+    ]
+    write_atomically(path, json.dumps({"counts": findings.counts, "analyses": findings.analyses, "states": states}))
+
+
+def load(path: pathlib.Path) -> Findings:
+    """The findings that `save` wrote.
+
+    Raises:
+      ValueError: another kind of file.
+    """
+    try:
+        told = json.loads(path.read_text())
+        states = [
+            CriticalState(
+                state["episode"],
+                _verdict(state),
+                np.asarray(state["observation"], np.float32),
+                _action(state["taken"]),
+                {_action(action): reward for action, reward in state["rewards"]},
+                {_action(action): text for action, text in state["reasons"]},
+            )
+            for state in told["states"]
+        ]
+        return Findings(states, told["analyses"], told["counts"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not hold an analyst's findings ({error}); delete it to ask again") from error
+
+
+def _verdict(state: dict[str, Any]) -> Verdict:
+    """Of a state as it was written; files from before `Verdict.judged` do not have it."""
+    judged = state.get("judged", True)
+    return Verdict(state["timeslot"], True, _action(state["suggested"]), state["explanation"], judged)
+
+
+def _action(written: Any) -> Action | None:
+    return tuple(written) if isinstance(written, list) else written

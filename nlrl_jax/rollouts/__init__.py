@@ -1,0 +1,1 @@
+"""Vectorised play: a policy, a game and many episodes at once."""

@@ -1,0 +1,176 @@
+"""Board games between a language policy and an opponent, in lockstep: every ply is one call to either side."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.roles.board_games import ActorCriticRoles, Line, Step, View, Viewer
+from nlrl_jax.types import BoardGame, LanguageModel, Sampling
+
+# (views [B], seed) -> a legal word each
+Act = Callable[[Sequence[View], int], list[str]]
+# (key, positions [B]) -> int [B] action ids
+Opponent = Callable[[jax.Array, Any], jax.Array]
+
+
+class Played(NamedTuple):
+    """A finished game. agent: the name of the agent's side."""
+
+    line: Line
+    agent: str
+
+    @property
+    def outcome(self) -> int:
+        """1: the agent won; -1: it lost; 0: a draw."""
+        return 0 if self.line.winner is None else 1 if self.line.winner == self.agent else -1
+
+
+def random_opponent(game: BoardGame) -> Opponent:
+    """Plays a legal move drawn uniformly."""
+
+    def opponent(key, positions):
+        logits = jnp.where(jax.vmap(game.legal_action_mask)(positions), 0.0, -jnp.inf)
+        return jax.random.categorical(key, logits, axis=-1)
+
+    return opponent
+
+
+def first_move_opponent(game: BoardGame) -> Opponent:
+    """Plays the legal move with the lowest id (the paper's deterministic opponent)."""
+    return lambda key, positions: jnp.argmax(jax.vmap(game.legal_action_mask)(positions), axis=-1)
+
+
+def random_act(views: Sequence[View], seed: int) -> list[str]:
+    """Uniform over the legal moves."""
+    rng = np.random.default_rng(seed)
+    return [view.legal[rng.integers(len(view.legal))] for view in views]
+
+
+def language_act(model: LanguageModel, roles: ActorCriticRoles, sampling: Sampling, counts: Counter[str]) -> Act:
+    """A language policy. A reply without a legal move becomes a random one, counted in `counts` by its problem."""
+
+    def act(views, seed):
+        replies = model.complete([roles.policy(view) for view in views], sampling, "policy", seed)
+        rng = np.random.default_rng(seed)
+        words = []
+        for view, reply in zip(views, replies, strict=True):
+            move = roles.read_move(reply.text, view.legal)
+            if move.problem:
+                counts[f"policy/{move.problem}"] += 1
+            if not reply.ended:
+                counts["policy/never ended"] += 1
+            if move.word is None:
+                counts["policy/random move"] += 1
+            words.append(move.word or view.legal[rng.integers(len(view.legal))])
+        counts["policy/moves"] += len(views)
+        return words
+
+    return act
+
+
+def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, num: int, seed: int) -> list[Played]:
+    """`num` games from the start; the agent is player 0 in the first half of them and player 1 in the others.
+
+    The paper alternates the agent's side from batch to batch; all games are one batch here.
+    """
+    positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), game.init())
+    agents = (np.arange(num) >= (num + 1) // 2).astype(np.int32)
+    return play_on(game, viewer, act, opponent, positions, agents, seed)
+
+
+def play_on(
+    game: BoardGame,
+    viewer: Viewer,
+    act: Act,
+    opponent: Opponent,
+    positions: Any,
+    agents: np.ndarray,
+    seed: int,
+    first: Sequence[str] | None = None,
+) -> list[Played]:
+    """Games from given positions to their end, in lockstep.
+
+    Args:
+      positions: leading axis [B]; none of them over.
+      agents: int [B], which player the agent is in each.
+      first: words of the agent's first moves, played in place of its own; it must be the agent's turn everywhere.
+    """
+    num = len(agents)
+    read, forward = _programs(game, opponent)
+    index = {word: i for i, word in enumerate(game.actions)}
+    key = jax.random.key(seed)
+    steps: list[list[Step]] = [[] for _ in range(num)]
+    before = viewer.views(positions)
+    for ply in range(game.max_moves):
+        over, to_move, _ = jax.device_get(read(positions))
+        if over.all():
+            break
+        mine = ~over & (to_move == agents)
+        rows, chosen = np.flatnonzero(mine), np.zeros(num, np.int32)
+        if len(rows):
+            words = first if first is not None and ply == 0 else act([before[r] for r in rows], seed + ply)
+            chosen[rows] = [index[word] for word in words]
+        positions, actions = forward(jax.random.fold_in(key, ply), positions, mine, chosen)
+        after, actions = viewer.views(positions), np.asarray(actions)
+        for r in np.flatnonzero(~over):
+            steps[r].append(Step(before[r], game.actions[int(actions[r])], after[r]))
+        before = after
+    over, _, outcome = jax.device_get(read(positions))
+    winner = {1.0: game.players[0], -1.0: game.players[1], 0.0: None}
+    return [
+        Played(Line(tuple(s), bool(o), winner[float(v)]), game.players[a])
+        for s, o, v, a in zip(steps, over, outcome, agents, strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=16)
+def _programs(game: BoardGame, opponent: Opponent) -> tuple[Callable, Callable]:
+    """(what is over, whose turn it is and who won; everybody's next move), compiled once for a game and an opponent."""
+    read = jax.jit(jax.vmap(lambda p: (game.is_terminal(p), game.current_player(p), game.returns(p))))
+
+    @jax.jit
+    def forward(key, positions, mine, chosen):
+        return advance(game, positions, jnp.where(mine, chosen, opponent(key, positions)))
+
+    return read, forward
+
+
+def advance(game: BoardGame, positions: Any, actions: jax.Array) -> tuple[Any, jax.Array]:
+    """Every game that is not over takes its move: (positions [B, ...] afterwards, the actions)."""
+    over = jax.vmap(game.is_terminal)(positions)
+    after = jax.vmap(game.step)(positions, actions)
+    keep = lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new)
+    return jax.tree.map(keep, after, positions), actions
+
+
+def rates(games: Sequence[Played]) -> dict[str, float]:
+    """Shares of games that the agent won, tied and lost."""
+    count = Counter(game.outcome for game in games)
+    return {name: count[outcome] / len(games) for name, outcome in (("win", 1), ("tie", 0), ("loss", -1))}
+
+
+def random_views(game: BoardGame, num: int, seed: int) -> list[View]:
+    """`num` unfinished positions out of games in which both sides play at random; the same seed gives the same ones."""
+    viewer, games = Viewer(game), min(max(num // 4, 8), 512)
+    opponent = random_opponent(game)
+
+    forward = jax.jit(lambda key, positions: advance(game, positions, opponent(key, positions))[0])
+    found: list[View] = []
+    key, n = jax.random.key(seed), 0
+    while len(found) < num:
+        positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (games, *jnp.shape(leaf))), game.init())
+        for _ in range(game.max_moves):
+            views = [view for view in viewer.views(positions) if view.legal]
+            if not views:
+                break
+            found += views
+            positions, n = forward(jax.random.fold_in(key, n), positions), n + 1
+    order = np.random.default_rng(seed).permutation(len(found))[:num]
+    return [found[i] for i in order]

@@ -1,0 +1,101 @@
+"""Whole episodes of a control agent: how much they earn, and everything that happened in them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax import networks
+from nlrl_jax.networks import Agent, Moments
+from nlrl_jax.roles.trajectories import Episode
+
+
+def evaluate(
+    env: Any,
+    env_params: Any,
+    agent: Agent,
+    params: Any,
+    moments: Moments,
+    key: jax.Array,
+    episodes: int,
+    deterministic: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns and lengths of whole episodes: float32 [E], int32 [E]. Stops when the last one ends."""
+    key_reset, key_play = jax.random.split(key)
+    obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
+    step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
+
+    def step(carry):
+        t, env_state, obs, over, total, steps = carry
+        key_act, key_step = jax.random.split(jax.random.fold_in(key_play, t))
+        out = agent.policy(params, moments, obs)
+        action = networks.mode(*out) if deterministic else networks.sample(key_act, *out)
+        obs, env_state, reward, terminated, _ = step_env(
+            jax.random.split(key_step, episodes), env_state, agent.to_env(action), env_params
+        )
+        total, steps = total + jnp.where(over, 0.0, reward), steps + ~over
+        over = over | terminated | jax.vmap(env.is_truncated, in_axes=(0, None))(env_state, env_params)
+        return t + 1, env_state, obs, over, total, steps
+
+    start = (0, env_state, obs, jnp.zeros(episodes, bool), jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32))
+    *_, total, steps = jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), step, start)
+    return total, steps
+
+
+class Record(NamedTuple):
+    """N episodes, T steps at most. env_state, obs: before each step, leading axes [T, N]; last_obs: [N, ...] after the
+    last one. action, reward: [T, N]. steps: int32 [N], how many count. terminated: bool [N].
+    """
+
+    env_state: Any
+    obs: jax.Array
+    last_obs: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    steps: jax.Array
+    terminated: jax.Array
+
+
+def record(
+    env: Any,
+    env_params: Any,
+    agent: Agent,
+    params: Any,
+    moments: Moments,
+    key: jax.Array,
+    episodes: int,
+    max_steps: int,
+) -> Record:
+    """Plays `episodes` with the sampled policy, and keeps everything. A longer episode is cut at `max_steps`."""
+    key_reset, key_play = jax.random.split(key)
+    obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
+
+    def step(carry, key):
+        env_state, obs, last_obs, over, terminated, steps = carry
+        key_act, key_step = jax.random.split(key)
+        action = networks.sample(key_act, *agent.policy(params, moments, obs))
+        next_obs, next_state, reward, ended, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
+            jax.random.split(key_step, episodes), env_state, agent.to_env(action), env_params
+        )
+        kept = (env_state, obs, agent.to_env(action), jnp.where(over, 0.0, reward))
+        last_obs = jnp.where(over.reshape(over.shape + (1,) * (obs.ndim - 1)), last_obs, next_obs)
+        terminated, steps = terminated | (ended & ~over), steps + ~over
+        over = over | ended | jax.vmap(env.is_truncated, in_axes=(0, None))(next_state, env_params)
+        return (next_state, next_obs, last_obs, over, terminated, steps), kept
+
+    none = jnp.zeros(episodes, bool)
+    start = (env_state, obs, obs, none, none, jnp.zeros(episodes, jnp.int32))
+    (_, _, last_obs, _, terminated, steps), kept = jax.lax.scan(step, start, jax.random.split(key_play, max_steps))
+    return Record(*kept[:2], last_obs, *kept[2:], steps, terminated)
+
+
+def episodes_of(record: Record) -> list[Episode]:
+    """A record as episodes on the host, each as long as it was."""
+    obs, last_obs, action, reward = (np.asarray(x) for x in (record.obs, record.last_obs, record.action, record.reward))
+    return [
+        Episode(n, np.concatenate([obs[:T, n], last_obs[None, n]]), action[:T, n], reward[:T, n], bool(terminated))
+        for n, (T, terminated) in enumerate(zip(np.asarray(record.steps), np.asarray(record.terminated), strict=True))
+    ]

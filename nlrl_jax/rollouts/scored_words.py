@@ -1,0 +1,99 @@
+"""Vectorised games of a policy that scores the words of the legal moves: one forward pass a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.text.word_policy import MovePolicy, move_log_probs
+from nlrl_jax.types import TextGame
+
+
+class Moves(NamedTuple):
+    """The moves of B games, time-major [T, B, ...]; rows that are not `active` come after a game's end and say nothing.
+
+    prompts int32 [T, B, S] left-padded, lengths; legal bool [T, B, A]; action, log_prob (of the action, as drawn);
+    value; reward; terminated (this move ended the game); active.
+    """
+
+    prompts: jax.Array
+    lengths: jax.Array
+    legal: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    active: jax.Array
+
+
+def play_games(
+    policy: MovePolicy,
+    game: TextGame,
+    variables: Any,
+    value_of: Callable[[jax.Array], jax.Array],
+    key: jax.Array,
+    num: int,
+    max_turns: int,
+    temperature: float,
+) -> tuple[Moves, jax.Array]:
+    """Plays `num` games side by side, one forward pass a turn. Pure.
+
+    Args:
+      value_of: last hidden states [B, H] -> values [B].
+      temperature: 0 takes the best move.
+
+    Returns: the moves, and the value of the position each game was cut in, float32 [num]; 0 where it terminated.
+    """
+    key_reset, key_play = jax.random.split(key)
+    prefix = policy.prefix(variables)
+
+    def look(states):
+        fields = jax.vmap(game.fields)(states)
+        prompts, lengths = policy.read(fields)
+        scores, hidden = policy.forward(variables, prefix, prompts, lengths)
+        return prompts, lengths, fields["legal"] > 0, scores, value_of(hidden)
+
+    def turn(carry, key):
+        states, over = carry
+        key_act, key_game = jax.random.split(key)
+        prompts, lengths, legal, scores, value = look(states)
+        log_probs = move_log_probs(scores, legal, temperature or 1.0)
+        action = jax.random.categorical(key_act, log_probs) if temperature else jnp.argmax(log_probs, axis=-1)
+        _, after, reward, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
+            jax.random.split(key_game, num), states, action, game.params
+        )
+        stay = lambda new, old: jnp.where(over.reshape((num,) + (1,) * (new.ndim - 1)), old, new)
+        log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
+        reward, active = jnp.where(over, 0.0, reward), ~over
+        moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, end & active, active)
+        return (jax.tree.map(stay, after, states), over | end), moves
+
+    start = text_games.reset(game, key_reset, num), jnp.zeros((num,), bool)
+    shapes = jax.eval_shape(turn, start, key)[1]
+
+    def turn_or_nothing(carry, t):
+        nothing = lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+        step = lambda carry: turn(carry, jax.random.fold_in(key_play, t))
+        return jax.lax.cond(jnp.all(carry[1]), nothing, step, carry)
+
+    (states, over), moves = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
+    cut_value = lambda states: jnp.where(over, 0.0, look(states)[-1])
+    return moves, jax.lax.cond(jnp.all(over), lambda _: jnp.zeros((num,)), cut_value, states)
+
+
+def results(moves: Moves) -> dict[str, jax.Array]:
+    """Shares of games won (return above 0), tied, lost (below 0) and cut, and the mean return."""
+    returns, ended = jnp.sum(moves.reward, axis=0), jnp.any(moves.terminated, axis=0)
+    shares = {
+        "win_rate": returns > 0,
+        "tie_rate": (returns == 0) & ended,
+        "loss_rate": returns < 0,
+        "cut_rate": ~ended,
+        "env_return": returns,
+    }
+    return {name: jnp.mean(x.astype(jnp.float32)) for name, x in shares.items()}

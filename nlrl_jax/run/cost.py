@@ -1,0 +1,73 @@
+"""What an MS-GRPO update costs before it runs: memory from the compiler, tokens and floating-point operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.lm.transformer import init_params
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.updates import over_seeds
+
+GIB = 2**30
+
+
+def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfig, seeds: int = 1) -> Any:
+    """One MS-GRPO iteration compiled for the devices at hand, from shapes alone: no weights are made.
+
+    Args:
+      seeds: how many are vectorised.
+    """
+    key = jax.random.key(0)
+    params = jax.eval_shape(lambda: init_params(policy.model, key))
+    state = jax.eval_shape(lambda params: init_state(policy.model, params, learning, key), params)
+    update, keys = make_update(policy, game, learning), jax.eval_shape(lambda: key)
+    if seeds > 1:
+        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state.replace(params=None))
+        state = stacked.replace(params=params)
+        update, keys = over_seeds(update, vectorize=True), jax.eval_shape(lambda: jax.random.split(key, seeds))
+    return jax.jit(update, donate_argnums=0).lower(state, keys).compile()
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Of one iteration at most, every episode played to its last turn and every reply written to its last token."""
+
+    prompt_tokens: int
+    reply_tokens: int
+    learned_tokens: int
+    flop: float
+
+
+def work_of(policy: LanguageAgentPolicy, learning: MSGRPOConfig) -> Work:
+    """Counts tokens, and two floating-point operations a weight and token (attention left out).
+
+    Learned tokens are read by the model and the reference, and cost twice that again backwards.
+    """
+    episodes = learning.num_groups * learning.group_size
+    kept = learning.num_groups * (learning.group_sample if learning.sampling_temperature else learning.group_size)
+    prompt, reply = policy.template.max_length, policy.sampling.max_tokens
+    prompts = len(policy.template.prefix) + episodes * learning.max_turns * prompt
+    replies = episodes * learning.max_turns * reply
+    learned = kept * learning.max_turns * (prompt + reply) * learning.updates_per_batch
+    passes = prompts + replies + learned * (3 + (learning.beta > 0))
+    return Work(prompts, replies, learned, 2.0 * policy.model.config.num_params * passes)
+
+
+def matmul_rate(size: int = 2048) -> float:
+    """Floating-point operations a second of a plain bfloat16 (on CPUs float32) matrix product on this device."""
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda x: x @ x)
+    product(x).block_until_ready()
+    best = float("inf")
+    for _ in range(5):
+        clock = time.perf_counter()
+        product(x).block_until_ready()
+        best = min(best, time.perf_counter() - clock)
+    return 2 * size**3 / best

@@ -1,0 +1,126 @@
+"""From names on a command line to a game, a model and a policy; what every script shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState
+from nlrl_jax.config import check_dtype
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.sharding import make_mesh, shard
+from nlrl_jax.lm.transformer import Transformer, param_specs
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import Sampling, TextGame
+from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
+
+NANO_TOKENS = 10  # a nano model's reply is one action tag
+
+
+def prompt_for(model: str, prompt: str) -> str:
+    """The prompt form: "auto" is compact for the built-in models and the paper's for every other one."""
+    return ("compact" if model in BUILT_IN else "paper") if prompt == "auto" else prompt
+
+
+def make_policy(
+    game: TextGame,
+    loaded: LoadedModel,
+    sampling: Sampling,
+    prompt: str,
+    mesh: jax.sharding.Mesh | None = None,
+    num_templates: int = 1,
+) -> LanguageAgentPolicy:
+    """The language agent policy of a loaded model for a game."""
+    model = Transformer(loaded.config, mesh=mesh)
+    return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt, num_templates=num_templates)
+
+
+def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.sharding.Mesh | None = None):
+    """See `weights.load.load_model`; an empty dtype keeps the checkpoint's.
+
+    Raises:
+      ValueError: another dtype than float32 or bfloat16; otherwise see there.
+    """
+    check_dtype(dtype)
+    overrides = {} if lora is None else {"lora": lora}
+    return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
+
+
+def parse_mesh(text: str) -> jax.sharding.Mesh | None:
+    """The mesh that "data,fsdp,tensor" sizes name; None for "".
+
+    Raises:
+      ValueError: not three numbers, or not as many devices as there are.
+    """
+    if not text:
+        return None
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(size.strip().isdecimal() for size in sizes):
+        raise ValueError(f"--mesh {text!r} is not three numbers data,fsdp,tensor such as 1,8,1")
+    return make_mesh(*map(int, sizes))
+
+
+def place(state: TrainState, model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
+    """Puts a fresh state where the update leaves it, so that the update compiles once.
+
+    On a mesh the adapter and the optimizer's moments are laid out like the weights they belong to.
+    """
+    if model.mesh is None:
+        return jax.device_put(state, jax.devices()[0])
+    whole = NamedSharding(model.mesh, PartitionSpec())
+    lora = shard(state.lora, param_specs(model)["lora"], model.mesh)
+    opt_state = optax.tree.map_params(
+        optimizer,
+        jax.device_put,
+        state.opt_state,
+        jax.tree.map(lambda leaf: leaf.sharding, lora),
+        transform_non_params=lambda leaf: jax.device_put(leaf, whole),
+    )
+    rest = jax.device_put((state.iteration, state.explore), whole)
+    return state.replace(lora=lora, opt_state=opt_state, iteration=rest[0], explore=rest[1])
+
+
+def evaluator(
+    policy: LanguageAgentPolicy, game: TextGame, num: int, max_turns: int, max_steps: int, seed: int
+) -> Callable[[Any], text_games.Episodes]:
+    """Greedy play from `num` fixed initial states: parameters -> episodes. Compiles once."""
+    policy = policy.for_evaluation()
+
+    @jax.jit
+    def evaluate(variables):
+        key = jax.random.key(seed)
+        states = text_games.reset(game, key, num)
+        return text_games.play(policy, game, variables, jax.random.fold_in(key, num), states, max_turns, max_steps)
+
+    return evaluate
+
+
+def summarize(episodes: text_games.Episodes, game: TextGame) -> dict[str, float]:
+    """Mean and standard deviation of the game's own return, success, and how well replies were formed.
+
+    env_reward is the paper's R: the game's return and -0.5 for each invalid action.
+    """
+    returns = np.asarray(episodes.turns.reward).sum(axis=0)
+    active = np.asarray(episodes.turns.active)
+    parsed = episodes.turns.turn.parsed
+    invalid = np.where(active, np.asarray(parsed.num_invalid), 0).sum(axis=0)
+    per_turn = lambda x: float(np.where(active, np.asarray(x), 0).sum() / max(active.sum(), 1))
+    summary = {
+        "episodes": len(returns),
+        "env_return": float(returns.mean()),
+        "env_return_std": float(returns.std()),
+        "env_reward": float((returns + MSGRPOConfig().invalid_action_reward * invalid).mean()),
+        "terminated": float(np.mean(episodes.terminated)),
+        "turns": float(active.sum(axis=0).mean()),
+        "invalid_actions": per_turn(parsed.num_invalid),
+        "format_penalty": per_turn(parsed.format_penalty),
+    }
+    if game.success is not None:
+        summary["success"] = float(np.mean(episodes.success))
+    return summary

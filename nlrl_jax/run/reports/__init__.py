@@ -1,0 +1,1 @@
+"""The pages that finished runs leave, one file an algorithm."""

@@ -1,0 +1,66 @@
+"""An update that goes wrong leaves the state as it was.
+
+    update = jax.jit(keep_finite(ppo.make_update(env, env_params, config)), donate_argnums=0)
+    update = jax.jit(keep_finite(jax.vmap(update)), donate_argnums=0)          # a stack of seeds: all or none goes on
+
+Around the whole update and inside `jit`: a donated state is gone afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Callable[..., Any]:
+    """`update(state, *args) -> (state, metrics)`, which returns the old state where the new one is not finite.
+
+    Not finite: `metrics["finite"]` has a 0 in it, or a number of the state that was finite is no more. The metric
+    "finite" becomes one boolean, also for a whole stack of states. Leaves that `update` passes on untouched (frozen
+    weights) cost nothing.
+    """
+
+    def kept(state: Any, *args: Any) -> tuple[Any, dict[str, jax.Array]]:
+        new, metrics = update(state, *args)
+        pairs = [(a, b) for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True) if a is not b]
+        finite = jnp.all(jnp.asarray(metrics.get("finite", True), bool))
+        for a, b in pairs:
+            if jnp.issubdtype(a.dtype, jnp.inexact):
+                finite &= jnp.all(jnp.isfinite(a) | ~jnp.isfinite(b))
+        keep = lambda a, b: b if a is b else jnp.where(finite, a, b)
+        return jax.tree.map(keep, new, state), {**metrics, "finite": finite}
+
+    return kept
+
+
+def stack(states: Sequence[Any]) -> Any:
+    """n states as one with a leading axis [n] on everything but `params`, which they share."""
+    params = states[0].params
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state.replace(params=None) for state in states))
+    return stacked.replace(params=params)
+
+
+def over_seeds(update: Callable[..., tuple[Any, dict[str, jax.Array]]], vectorize: bool) -> Callable[..., Any]:
+    """`update(state, key)` for a stack of states and one key each: (states, keys [n]) -> (states, metrics [n]).
+
+    The states share their frozen `params`, of which there is one copy.
+
+    Args:
+      vectorize: all seeds at once (`jax.vmap`): what an accelerator with memory to spare wants. Otherwise one after
+        the other inside the program (`jax.lax.map`), which gives the bits of single runs and takes the memory of one.
+    """
+
+    def many(states: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        def one(state_and_key):
+            state, key = state_and_key
+            state, metrics = update(state.replace(params=states.params), key)
+            return state.replace(params=None), metrics
+
+        stacked = (states.replace(params=None), keys)
+        new, metrics = jax.vmap(one)(stacked) if vectorize else jax.lax.map(one, stacked)
+        return new.replace(params=states.params), metrics
+
+    return many

@@ -1,0 +1,172 @@
+"""Episodes under `lax.scan` against hand-worked ones and against a plain Python loop over the environment."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs.frozen_lake import EnvState
+from nlrl_jax.rollouts import text_games
+from nlrl_jax.text.parser import ParsedReply
+from nlrl_jax.text.policy import Turn
+
+UP, DOWN, LEFT, RIGHT = range(4)
+NO = -1  # an invalid action
+GAME = envs.make("frozen_lake")
+
+
+class Scripted:
+    """Plays `table[episode, cell]`, up to three actions; writes random bits where a prompt would be; counts turns."""
+
+    def __init__(self, table):
+        self.table, self.calls, self.prefixes = jnp.asarray(table, jnp.int32), 0, 0
+
+    def prefix(self, variables):
+        self.prefixes += 1
+
+    def act(self, variables, prefix, key, fields, active):
+        jax.debug.callback(self._count)
+        B = active.shape[0]
+        cell = 4 * (3 - fields["player_y"]) + fields["player_x"]
+        actions = self.table[jnp.arange(B), cell]
+        valid = jnp.sum(actions >= 0, axis=1)
+        zeros = jnp.zeros(B, jnp.int32)
+        parsed = ParsedReply(actions, valid, 3 - valid, zeros, zeros > 0, jnp.zeros(B))
+        bits = jax.random.bits(key, (B, 1)).astype(jnp.int32)
+        return Turn(bits, zeros + 1, zeros[:, None], zeros + 1, jnp.zeros((B, 1)), zeros == 0, parsed)
+
+    def _count(self):
+        self.calls += 1
+
+
+def lake(holes=(), position=0):
+    return EnvState(time=np.int32(0), position=np.int32(position), holes=np.isin(np.arange(16), holes))
+
+
+def play(policy, states, max_turns, max_steps, game=GAME, seeds=(0,)):
+    """Episodes on the host; a list of them for several seeds."""
+    f = jax.jit(lambda key: text_games.play(policy, game, {}, key, states, max_turns, max_steps))
+    out = [jax.device_get(f(jax.random.key(seed))) for seed in seeds]
+    jax.effects_barrier()
+    return out[0] if len(out) == 1 else out
+
+
+def script(**cells):
+    """A table row from c0=(...) and so on; elsewhere nothing valid is said."""
+    row = np.full((16, 3), NO)
+    for cell, actions in cells.items():
+        row[int(cell[1:])] = actions
+    return row
+
+
+@pytest.fixture(scope="module")
+def hand_worked():
+    episodes = {
+        "goal": (lake(position=8), script(c8=(DOWN, RIGHT, RIGHT), c14=(RIGHT, LEFT, LEFT))),
+        "hole": (lake(holes=[2]), script(c0=(RIGHT, RIGHT, DOWN))),
+        "step limit": (lake(), script(c0=(DOWN, UP, DOWN), c4=(UP, DOWN, DOWN))),
+        "invalid": (lake(), script()),
+        "half invalid": (lake(), script(c0=(NO, RIGHT, NO), c1=(LEFT, NO, NO))),
+        "goal one step too far": (lake(position=13), script(c13=(LEFT, UP, DOWN), c12=(RIGHT, RIGHT, RIGHT))),
+        "goal on the last step": (lake(position=9), script(c9=(RIGHT, LEFT, RIGHT), c10=(DOWN, RIGHT, RIGHT))),
+    }
+    states, rows = zip(*episodes.values())
+    policy = Scripted(np.stack(rows))
+    out = play(policy, jax.tree.map(lambda *x: jnp.stack(x), *states), max_turns=4, max_steps=5)
+    return list(episodes), out, policy
+
+
+@pytest.mark.parametrize(
+    "name, steps, reward, active, terminated, success, end",
+    [
+        ("goal", [3, 1, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], True, True, (3, 0)),
+        ("hole", [2, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], True, False, (2, 3)),
+        # from cell 4 only two of the three actions fit: the second one ends on cell 4 again
+        ("step limit", [3, 2, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], False, False, (0, 2)),
+        ("invalid", [0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], False, False, (0, 3)),
+        ("half invalid", [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], False, False, (0, 3)),
+        # the sixth step would have reached the goal
+        ("goal one step too far", [3, 2, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], False, False, (2, 0)),
+        ("goal on the last step", [3, 2, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], True, True, (3, 0)),
+    ],
+)
+def test_hand_worked_episodes(hand_worked, name, steps, reward, active, terminated, success, end):
+    names, out, _ = hand_worked
+    i = names.index(name)
+    np.testing.assert_array_equal(out.turns.steps[:, i], steps)
+    np.testing.assert_array_equal(out.turns.reward[:, i], reward)
+    np.testing.assert_array_equal(out.turns.active[:, i], np.array(active, bool))
+    assert (out.terminated[i], out.success[i]) == (terminated, success)
+    assert (out.final_fields["player_x"][i], out.final_fields["player_y"][i]) == end
+
+
+def test_fields_are_those_before_the_turn(hand_worked):
+    names, out, _ = hand_worked
+    i = names.index("goal")
+    assert out.turns.fields["player_x"][:2, i].tolist() == [0, 2]
+    assert out.turns.fields["player_y"][:2, i].tolist() == [1, 0]
+
+
+def test_every_turn_has_its_own_key_and_the_prefix_is_computed_once(hand_worked):
+    _, out, policy = hand_worked
+    assert len(np.unique(out.turns.turn.prompts)) == out.turns.turn.prompts.size == 28
+    assert policy.prefixes == 1 and policy.calls == 4
+
+
+def test_nothing_is_said_once_all_episodes_are_over():
+    policy = Scripted(np.stack([script(c0=(RIGHT, NO, NO)), script(c14=(RIGHT, NO, NO))]))
+    states = jax.tree.map(lambda *x: jnp.stack(x), lake(holes=[1]), lake(position=14))
+    out = play(policy, states, max_turns=5, max_steps=10)
+    assert policy.calls == 1
+    np.testing.assert_array_equal(out.turns.active, [[1, 1]] + [[0, 0]] * 4)
+    assert not any(x[1:].any() for x in jax.tree.leaves(out.turns))
+
+
+def test_equals_a_python_loop_over_the_environment():
+    B, max_turns, max_steps = 40, 4, 10
+    rng = np.random.default_rng(0)
+    table = rng.choice([NO, UP, DOWN, LEFT, RIGHT], p=[0.15, 0.1, 0.3, 0.1, 0.35], size=(B, 16, 3))
+    states = text_games.reset(GAME, jax.random.key(1), B)
+    assert len(np.unique(np.asarray(states.holes), axis=0)) > B // 2  # different maps
+    out = play(Scripted(table), states, max_turns, max_steps)
+    step = jax.jit(GAME.env.step_env)
+    row = lambda b, tree: jax.tree.map(lambda x: x[b], tree)
+    ends = set()
+    for b in range(B):
+        (state, final_fields), terminated, taken = row(b, (states, out.final_fields)), False, 0
+        for t in range(max_turns):
+            active, reward, steps = not terminated and taken < max_steps, 0.0, 0
+            if active:
+                for action in table[b, int(state.position)]:
+                    if action == NO or terminated or taken == max_steps:
+                        continue
+                    _, state, r, terminated, _ = step(jax.random.key(0), state, action, GAME.params)
+                    reward, steps, taken = reward + float(r), steps + 1, taken + 1
+            got = (out.turns.active[t, b], out.turns.reward[t, b], out.turns.steps[t, b])
+            assert got == (active, reward, steps), (b, t)
+        success = int(state.position) == 15
+        assert (out.terminated[b], out.success[b]) == (bool(terminated), success)
+        jax.tree.map(np.testing.assert_array_equal, final_fields, jax.device_get(GAME.fields(state)))
+        ends.add((bool(terminated), success, taken == max_steps))
+    assert {(True, True, False), (True, False, False), (False, False, True), (False, False, False)} <= ends
+
+
+def test_slippery_steps_follow_the_key():
+    game = envs.make("frozen_lake_slippery")
+    policy = Scripted(np.full((64, 16, 3), RIGHT))
+    states = jax.tree.map(lambda x: jnp.broadcast_to(x, (64, *x.shape)), jax.tree.map(jnp.asarray, lake()))
+    first, same, other = play(policy, states, 2, 6, game, seeds=(0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, same)
+    ends = lambda out: list(zip(out.final_fields["player_x"], out.final_fields["player_y"]))
+    assert ends(first) != ends(other)
+    assert len(set(ends(first))) > 4  # rows slip independently
+
+
+def test_a_game_without_success_never_succeeds():
+    game = dataclasses.replace(GAME, success=None)
+    states = jax.tree.map(lambda x: jnp.asarray(x)[None], lake(position=14))
+    out = play(Scripted(script(c14=(RIGHT, NO, NO))[None]), states, 1, 1, game)
+    assert out.terminated[0] and not out.success[0] and out.turns.reward[0, 0] == 1

@@ -1,0 +1,94 @@
+"""Flags out of a dataclass: a flag that is given beats the preset, which beats the default."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from absl import flags
+
+from nlrl_jax.config import check, option
+from nlrl_jax.run import flags as config_flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    cake_size: int = option(3, "how large")
+    cake_name: str = option("plain", "which")
+    cake_share: float = option(0.5, "how much")
+    cake_eaten: bool = option(False, "whether")
+
+
+PRESETS = {"feast": {"cake_size": 9, "cake_eaten": True}, "paper": {}}
+
+
+@pytest.fixture(autouse=True)
+def defined():
+    before = set(flags.FLAGS)
+    config_flags.define(Config, PRESETS)
+    yield
+    for flag in set(flags.FLAGS) - before:
+        delattr(flags.FLAGS, flag)
+
+
+@pytest.mark.parametrize(
+    "args, want",
+    [
+        ([], Config()),
+        (["--preset=paper"], Config()),
+        (["--preset=feast"], Config(cake_size=9, cake_eaten=True)),
+        (["--preset=feast", "--cake_size=3"], Config(cake_size=3, cake_eaten=True)),
+        (["--cake_size=3", "--preset=feast"], Config(cake_size=3, cake_eaten=True)),
+        (["--preset", "feast", "--nocake_eaten", "--cake_share", "0"], Config(9, "plain", 0.0, False)),
+        (["--cake_name=", "--cake_eaten"], Config(cake_name="", cake_eaten=True)),
+    ],
+)
+def test_given_beats_preset_beats_default(args, want):
+    flags.FLAGS(["prog", *args])
+    assert config_flags.parse(Config, PRESETS) == want
+
+
+def test_help_names_the_default_and_the_presets():
+    assert flags.FLAGS["cake_size"].help == "how large (default: 3)"
+    assert "feast: cake_size=9, cake_eaten=True" in flags.FLAGS["preset"].help
+
+
+def test_without_presets_there_is_no_such_flag():
+    flags.FLAGS(["prog", "--cake_size=4"])
+    assert config_flags.parse(Config) == Config(cake_size=4)
+
+
+@pytest.mark.parametrize(
+    "args, want",
+    [
+        ([], Config(cake_size=5)),
+        (["--preset=paper"], Config()),
+        (["--cake_size=3"], Config(cake_size=3)),
+    ],
+)
+def test_what_holds_without_a_preset(args, want):
+    flags.FLAGS(["prog", *args])
+    assert config_flags.parse(Config, {**PRESETS, None: {"cake_size": 5}}) == want
+
+
+@pytest.mark.parametrize(
+    "rule, value, says",
+    [
+        ("at_least_one", 0, "is 0; it must be a finite number of at least 1"),
+        ("not_negative", -0.5, "is -0.5; it must be a finite number and not negative"),
+        ("positive", 0.0, "is 0.0; it must be a finite number above 0"),
+        ("finite", math.inf, "is inf; it must be a finite number"),
+        *((rule, math.nan, "is nan") for rule in ("at_least_one", "not_negative", "positive", "finite")),
+    ],
+)
+def test_numbers_out_of_their_range_are_named(rule, value, says):
+    check(Config(), **{rule: ["cake_share"] if rule != "at_least_one" else ["cake_size"]})
+    with pytest.raises(ValueError, match=f"--cake_share {says}"):
+        check(Config(cake_share=value), **{rule: ["cake_share"]})
+
+
+@pytest.mark.parametrize("args", [["--preset=orgy"], ["--cake_size=big"], ["--cake_colour=red"]])
+def test_unknown_presets_values_and_flags_are_refused(args):
+    with pytest.raises(flags.Error, match=args[0][2:].split("=")[0]):
+        flags.FLAGS(["prog", *args])

@@ -1,0 +1,217 @@
+"""The shared loop: a run killed or stopped at random moments and resumed is the run that was not."""
+
+import json
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nlrl_jax.run import loop
+from nlrl_jax.run.directory import open_run
+from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.updates import keep_finite, over_seeds, stack
+from nlrl_jax.weights.checkpoint import Checkpoints
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS = 60
+
+
+@flax.struct.dataclass
+class State:
+    params: jax.Array
+    x: jax.Array
+    iteration: jax.Array
+
+    def learned(self):
+        return {"x": self.x, "iteration": self.iteration}
+
+
+def initial():
+    return State(jnp.ones(4), jnp.zeros(4), jnp.zeros((), jnp.int32))
+
+
+def update(state, key):
+    """A learner whose every iteration depends on all before it, and on its key."""
+    x = 0.9 * state.x + state.params * jax.random.normal(key, (4,))
+    return state.replace(x=x, iteration=state.iteration + 1), {"mean": x.mean(), "max": x.max()}
+
+
+def train(run_dir, step=None, iterations=STEPS, seed=0, state=None, resume=True, **options):
+    state = loop.restore(run_dir, state or initial())
+    return loop.train(
+        run_dir, step or jax.jit(update), state, seed=seed, iterations=iterations, checkpoint_every=5,
+        columns=("mean",), resume=resume, **options,
+    )  # fmt: skip
+
+
+SCRIPT = """
+import pathlib, sys, time
+from tests.run import test_loop
+from nlrl_jax.run.directory import open_run
+
+run_dir = open_run(sys.argv[1], {"seed": 0}, resume=True)
+step = test_loop.jax.jit(test_loop.update)
+def slow(state, key):
+    time.sleep(float(sys.argv[2]))
+    print("step", flush=True)
+    return step(state, key)
+test_loop.train(run_dir, slow)
+"""
+
+
+def start(run_dir):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(run_dir), "0.02"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    while "step" not in process.stdout.readline():  # importing and compiling are over
+        assert process.poll() is None
+    return process
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    return run_dir, train(run_dir)
+
+
+def same(run_dir, whole):
+    x, (expected_dir, expected) = Checkpoints(run_dir / "checkpoints").restore(initial().learned())[1]["x"], whole
+    np.testing.assert_array_equal(x, expected.x)
+    return (run_dir / "metrics.jsonl").read_bytes() == (expected_dir / "metrics.jsonl").read_bytes()
+
+
+def test_killed_at_random_moments(tmp_path, whole):
+    chance = random.Random()
+    for _ in range(3):
+        process = start(tmp_path)
+        time.sleep(chance.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    train(tmp_path)
+    assert same(tmp_path, whole)
+
+
+def test_sigterm_saves_and_ends_with_status_0(tmp_path, whole):
+    process = start(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    done = Checkpoints(tmp_path / "checkpoints").latest_step()
+    assert 1 <= done < STEPS and len(read_rows(tmp_path)) == done
+    assert f"SIGTERM: saved after iteration {done} of {STEPS}; go on with --resume" in out
+    train(tmp_path)
+    assert same(tmp_path, whole)
+
+
+def test_a_signal_in_the_last_iteration_ends_the_process_too(tmp_path, capsys):
+    """What a script does after this loop must not begin."""
+    evaluate = lambda done, state: signal.raise_signal(signal.SIGTERM) or {} if done == 6 else {}
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path, iterations=6, evaluate=evaluate)
+    assert stop.value.code == 0 and Checkpoints(tmp_path / "checkpoints").latest_step() == 6
+    assert "SIGTERM: saved after iteration 6 of 6" in capsys.readouterr().out
+    assert train(tmp_path, iterations=6).iteration == 6
+
+
+def test_a_truncated_checkpoint_is_refused_and_the_one_before_is_used(tmp_path, whole):
+    train(tmp_path, iterations=20)
+    for path in (tmp_path / "checkpoints" / "20").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.warns(UserWarning, match="20 is refused"):
+        train(tmp_path)
+    assert same(tmp_path, whole)
+
+
+def test_a_run_that_is_not_finite_keeps_the_last_good_state(tmp_path):
+    def breaks(state, key):
+        new, metrics = update(state, key)
+        fine = state.iteration < 7
+        keep = lambda a, b: jnp.where(fine, a, b)
+        return jax.tree.map(keep, new, state), {**metrics, "loss": jnp.where(fine, 0.0, jnp.nan), "finite": fine}
+
+    with pytest.raises(ValueError, match=r"iteration 7 is not finite \(loss nan\).*Lower --learning_rate"):
+        train(tmp_path, jax.jit(breaks))
+    step, learned, metadata = Checkpoints(tmp_path / "checkpoints").restore(initial().learned())
+    np.testing.assert_array_equal(learned["x"], train(tmp_path / "whole", iterations=7).x)
+    assert step == 7 and metadata["stopped"] == "non-finite" and len(read_rows(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_bad_state_never_replaces_a_good_checkpoint(tmp_path, kept):
+    """A stack of seeds of which one breaks, with an update that keeps what was good and with one that does not."""
+
+    def breaks(state, key):
+        new, metrics = update(state, key)
+        bad = (state.iteration == 7) & (key == jax.random.fold_in(jax.random.key(5), 8))
+        x = jnp.where(bad, jnp.nan, new.x)
+        return new.replace(x=x), {**metrics, "finite": jnp.isfinite(x).all()}
+
+    many = over_seeds(breaks, vectorize=True)
+    states = stack([initial(), initial()])
+    with pytest.raises(ValueError, match=rf"iteration 7 is not finite.*last good state is in .*/{7 if kept else 5}\."):
+        train(tmp_path, jax.jit(keep_finite(many) if kept else many), seed=[3, 5], state=states)
+    step, learned, _ = Checkpoints(tmp_path / "checkpoints").restore(states.learned())
+    assert step == (7 if kept else 5) and learned["iteration"].tolist() == [step, step]
+    assert np.isfinite(learned["x"]).all()
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_the_one_before_is_used(tmp_path):
+    for name, rate in (("ours", 1), ("theirs", 2)):
+        open_run(tmp_path / name, {"rate": rate})
+        train(tmp_path / name, iterations=10, seed=rate)
+    ours, theirs = (tmp_path / name / "checkpoints" for name in ("ours", "theirs"))
+    shutil.rmtree(ours / "10")
+    shutil.copytree(theirs / "10", ours / "10")
+    with pytest.warns(UserWarning, match="10 is refused: it was written by a run with another configuration"):
+        assert loop.restore(tmp_path / "ours", initial()).iteration == 5
+    shutil.move(tmp_path / "theirs", tmp_path / "moved")
+    assert loop.restore(tmp_path / "moved", initial()).iteration == 10
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_found_before_the_first_iteration(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop.shutil, "disk_usage", lambda path: SimpleNamespace(free=19))
+    with pytest.raises(ValueError, match="a checkpoint takes 0.0 MB and the disk of .* has 0.0 MB left"):
+        train(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lost_metrics_are_named(tmp_path):
+    train(tmp_path, iterations=10)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:7]))
+    with pytest.raises(ValueError, match=r"metrics.jsonl holds 7 of the 10 iterations that checkpoint .*/10 has"):
+        train(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "10")
+    train(tmp_path)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_seeds_together_are_the_runs_apart(tmp_path, vectorize):
+    many = jax.jit(over_seeds(update, vectorize))
+    states = stack([initial(), initial()])
+    assert states.params.shape == (4,) and states.x.shape == (2, 4)
+    state = train(tmp_path / "both", many, 12, [3, 5], states)
+    for n, seed in enumerate((3, 5)):
+        alone = train(tmp_path / str(seed), iterations=12, seed=seed)
+        np.testing.assert_allclose(state.x[n], alone.x, rtol=1e-6)
+        rows = [read_rows(folder) for folder in (tmp_path / "both" / f"seed_{seed}", tmp_path / str(seed))]
+        for one, other in zip(*rows):
+            assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_evaluations_stand_beside_the_metrics(tmp_path):
+    train(tmp_path, iterations=6, evaluate=lambda done, state: {"eval/x": float(done)} if done % 3 == 0 else {})
+    rows = read_rows(tmp_path)
+    assert [row.get("eval/x") for row in rows] == [None, None, 3.0, None, None, 6.0]
+    assert json.loads((tmp_path / "timings.jsonl").read_text().splitlines()[0])["seconds"] > 0

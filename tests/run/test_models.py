@@ -1,0 +1,122 @@
+"""The models of host-side algorithms: what they are loaded as, what they learn from, and what outlives a process."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs.breakthrough import prompts as breakthrough_prompts
+from envs.tic_tac_toe import prompts as prompts
+from envs.tic_tac_toe.rules import board_game, fields
+from launch import actor_critic_baselines, train_language_td
+from launch import train_language_actor_critic as actor_critic
+from nlrl_jax.algorithms import language_td_data
+from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.usage import KeptAccount, KeptUsage, Metered, Usage
+from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.roles.board_games import View
+from nlrl_jax.run import models
+from nlrl_jax.types import Chat
+from nlrl_jax.weights.load import load_tokenizer
+
+ADDRESS = {"base_url": "http://127.0.0.1:9/v1", "endpoint_model": "m"}
+
+
+@pytest.mark.parametrize("train, dtype", [("params", jnp.float32), ("lora", jnp.bfloat16)])
+def test_weights_that_are_trained_are_float32_whatever_is_computed_in(train, dtype):
+    config = types.SimpleNamespace(model="nano_board", dtype="bfloat16", train=train, seed=0)
+    model = models.trainable_model(config)
+    assert model.model.config.dtype == "bfloat16"
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.variables["params"])} == {jnp.dtype(dtype)}
+    assert ("lora" in model.variables) == (train == "lora")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    tokenizer = load_tokenizer("nano_board")
+    model = Transformer(ModelConfig(768, 16, 24, 1, 2, 1, 8, 256, lora=LoraConfig(4, 8.0)))
+    params = init_params(model, jax.random.key(0))
+    return LocalModel(model, {"params": params, "lora": init_lora(model, jax.random.key(1))}, tokenizer)
+
+
+@pytest.mark.parametrize("pairs", [[], [(Chat.of("O: 1 2 3"), "long " * 60)] * 2], ids=["none", "too long"])
+def test_a_model_that_nothing_can_be_taught_stays_as_it_is(tiny, pairs):
+    learn = models.learner(actor_critic.RunConfig(row_tokens=64), 1e-3)
+    learned, metrics = learn(Metered(tiny, Usage()), pairs)
+    assert learned.model is tiny and metrics == {"examples": 0, "too_long": len(pairs)}
+
+
+def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys):
+    pair = (Chat.of("O: 1 2 3"), '{"best_move": 5}')
+    models.check_models(actor_critic.RunConfig(aggregator="endpoint", **ADDRESS), [pair])
+    assert "--large_max_tokens is 1024" in capsys.readouterr().out
+    models.check_models(actor_critic.RunConfig(), [pair])
+    assert not capsys.readouterr().out
+    with pytest.raises(ValueError, match="--row_tokens is 64, but a prompt takes .* it must be at least that"):
+        models.check_models(actor_critic.RunConfig(row_tokens=64), [(pair[0], "long " * 60)])
+
+
+def test_accounts_and_usage_are_on_disk_after_every_answer(tmp_path):
+    account = KeptAccount(tmp_path / "account.json")
+    account.add(prompt_tokens=10, answers=1)
+    account.add(prompt_tokens=5, answers=1)
+    again = KeptAccount(tmp_path / "account.json")
+    assert again.as_dict() == account.as_dict() and (again.prompt_tokens, again.answers) == (15, 2)
+    usage = KeptUsage(tmp_path)
+    usage.add("policy", calls=3, seconds=0.5)
+    usage = KeptUsage(tmp_path)
+    usage.add("policy", calls=1)
+    usage.add("value", calls=1)
+    assert KeptUsage(tmp_path).rows() == usage.rows()
+    assert usage.metrics()["policy/calls"] == 4 and usage.metrics()["policy/seconds"] == 0.5
+
+
+def test_an_endpoint_has_the_account_the_budget_and_all_the_options(tmp_path):
+    config = actor_critic.RunConfig(
+        aggregator="endpoint", **ADDRESS, api_key_env="MY_KEY", concurrency=3, token_budget=7
+    )
+    model = models.large_model_of(config, {}, tmp_path, Usage()).model
+    assert (model.base_url, model.model) == (ADDRESS["base_url"], "m")
+    assert (model.api_key_env, model.concurrency) == ("MY_KEY", 3)
+    model.account.add(tokens=7)
+    with pytest.raises(Exception, match="the limit is 7; raise --token_budget"):
+        model.complete([Chat.of("hi")], actor_critic.Sampling(5), "policy")
+    assert (tmp_path / "account.json").exists()
+
+
+def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
+    config, board = actor_critic.RunConfig(), board_game().initial()
+    policy = actor_critic_baselines.ppo_policy(config, tiny)
+    tokens, length = policy.template(fields(board.at[4].set(0)))
+    view = View("1 | 2 | 3\n---------\n4 | O | 6\n---------\n7 | 8 | 9", "X", tuple("12346789"))
+    asked = tiny.tokenizer.render_chat(prompts.roles("compact").policy(view).messages)
+    assert [*policy.template.prefix, *np.asarray(tokens[:length])] == tiny.tokenizer.encode(asked)
+    state = actor_critic_baselines.ppo_state(tiny, LanguagePPOConfig(train="lora"), jax.random.key(9))
+    jax.tree.map(np.testing.assert_array_equal, state.variables, tiny.variables)
+
+
+@pytest.mark.parametrize("aggregator", ["endpoint", "scripted"])
+def test_a_large_model_that_evaluates_first_is_told_what_and_may_write_as_long_as_it_does(
+    aggregator, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(language_td_data, "load_or_make", lambda *_: None)
+    config = train_language_td.RunConfig(aggregator=aggregator, **ADDRESS)
+    first = train_language_td.Trainer(config, tmp_path, Usage()).first
+    said = breakthrough_prompts.roles("paper" if aggregator == "endpoint" else "compact")
+    view = View("2bb\n1ww\n ab", "black", ())
+    assert first.prompt(view).messages == said.value(view).messages
+    assert first.sampling.max_tokens == (512 if aggregator == "endpoint" else 64)
+
+
+def test_language_td_keeps_its_model_where_an_iteration_teaches_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_td_data, "load_or_make", lambda *_: types.SimpleNamespace(train=[]))
+    trainer = train_language_td.Trainer(train_language_td.RunConfig(), tmp_path, Usage())
+    state = trainer.init()
+    state = state.replace(value=jax.tree.map(lambda leaf: leaf + 1, state.value))
+    after, metrics = trainer.update(state, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, after.value, state.value)
+    assert metrics["sft/examples"] == metrics["sft/too_long"] == 0
