@@ -24,7 +24,7 @@ from absl import flags
 from launch import train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, loop
 from nlrl_jax.run import flags as config_flags
@@ -71,7 +71,7 @@ class AblationConfig:
     eval_episodes: int = option(100, "greedy episodes of an evaluation, always from the same initial states")
 
     def __post_init__(self):
-        check(self, at_least_one=("eval_episodes",), not_negative=("seeds", "iterations"))
+        check_numbers(self, at_least_one=("eval_episodes",), not_negative=("seeds", "iterations"))
 
 
 def settings(config: AblationConfig) -> dict[str, dict[str, TrainConfig]]:

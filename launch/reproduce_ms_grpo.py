@@ -25,7 +25,7 @@ from absl import flags
 
 from launch import reproduce_ms_grpo, train_dqn, train_ms_grpo, warm_start
 from launch.train_ms_grpo import TrainConfig, make_game, train_agents
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer
@@ -100,7 +100,7 @@ class MatrixConfig:
     )
 
     def __post_init__(self):
-        check(self, not_negative=("seeds", "iterations", "dqn_iterations"))
+        check_numbers(self, not_negative=("seeds", "iterations", "dqn_iterations"))
 
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:

@@ -42,7 +42,7 @@ from nlrl_jax.algorithms.refiners.methods import Shared
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.cached import KeptReplies
 from nlrl_jax.backends.usage import KeptUsage, Metered
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from nlrl_jax.rollouts import control
@@ -102,7 +102,7 @@ class RunConfig(models.EndpointOptions):
     endpoint_model: str = option("", "an endpoint's name for its model")
 
     def __post_init__(self):
-        check(
+        check_numbers(
             self,
             at_least_one=(
                 "seeds", "iterations", "episodes", "episode_steps", "cell", "points", "eval_episodes",

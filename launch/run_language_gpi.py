@@ -40,7 +40,7 @@ from envs.maze.prompts import MazeRoles
 from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, models
 from nlrl_jax.run import flags as config_flags
@@ -97,7 +97,7 @@ class GPIRunConfig(models.EndpointOptions):
         if config.observation not in mazes.OBSERVATIONS:
             raise ValueError(f"--observation is {config.observation!r}; choose one of full, partial")
         at_least_one = ("starts", "seeds", "max_steps", "max_tokens", "concurrency")
-        check(config, at_least_one, ("history", "temperature", "token_budget", "seed"))
+        check_numbers(config, at_least_one, ("history", "temperature", "token_budget", "seed"))
         for name in config.mazes.split(","):
             mazes.maze(name)
         for name in config.rows.split(","):

@@ -22,7 +22,7 @@ from absl import flags
 
 from launch.train_ms_grpo import make_game
 from nlrl_jax.algorithms.dqn import DQNConfig, evaluate, init_state, make_train
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import app, loop
@@ -64,7 +64,7 @@ class DQNRunConfig:
     checkpoint_every: int = option(20, "iterations between checkpoints")
 
     def __post_init__(self):
-        check(
+        check_numbers(
             self,
             at_least_one=(
                 "iterations", "steps_per_iteration", "num_envs", "buffer_size", "batch_size", "target_every",

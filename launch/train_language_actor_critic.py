@@ -32,12 +32,11 @@ from envs.tic_tac_toe import prompts as prompts
 from envs.tic_tac_toe import rule_based as scripts
 from envs.tic_tac_toe.rules import board_game
 from launch import actor_critic_baselines as baselines
-from nlrl_jax import config as bounds
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Setting, State
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import KeptUsage, Metered, Usage
-from nlrl_jax.config import option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
@@ -110,7 +109,7 @@ class RunConfig(models.EndpointOptions):
         )  # fmt: skip
         not_negative = ("max_visits", "candidate_temperature", "value_temperature", "format_examples", "seed")
         rates = ("learning_rate", "policy_learning_rate", "ppo_learning_rate", "ppo_critic_learning_rate")
-        bounds.check(self, at_least_one, (*not_negative, "token_budget"), rates)
+        check_numbers(self, at_least_one, (*not_negative, "token_budget"), rates)
         if self.opponent not in ("both", *OPPONENTS):
             raise ValueError(f"--opponent is {self.opponent!r}; choose both or one of {', '.join(OPPONENTS)}")
         if "scripted" in self.prompted.split(","):

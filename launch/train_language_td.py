@@ -30,12 +30,11 @@ from absl import flags
 from envs.breakthrough import prompts as prompts
 from envs.breakthrough import rule_based as scripts
 from envs.breakthrough.rules import board_game
-from nlrl_jax import config as bounds
 from nlrl_jax.algorithms import language_td, language_td_data
 from nlrl_jax.algorithms.language_td import LanguageTDConfig
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import KeptUsage, Metered, Usage
-from nlrl_jax.config import option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.run import app, loop, models, players
@@ -91,7 +90,7 @@ class RunConfig(models.EndpointOptions):
             "max_tokens", "large_max_tokens", "epochs", "batch_size", "row_tokens", "checkpoint_every", "concurrency",
         )  # fmt: skip
         not_negative = ("threshold", "format_examples", "temperature", "warmup", "seed", "token_budget")
-        bounds.check(self, at_least_one, not_negative, ("learning_rate",))
+        check_numbers(self, at_least_one, not_negative, ("learning_rate",))
         if self.threshold > 1:
             raise ValueError(f"--threshold is {self.threshold}; no win rate is further from 0 than 1")
         if self.first_values not in FIRST_VALUES:

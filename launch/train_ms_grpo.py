@@ -24,7 +24,7 @@ from absl import flags
 
 import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, loop, players
@@ -81,7 +81,7 @@ class TrainConfig:
     checkpoint_every: int = option(25, "iterations between checkpoints")
 
     def __post_init__(self):
-        check(
+        check_numbers(
             self,
             at_least_one=("iterations", "num_templates", "eval_episodes", "eval_turns", "checkpoint_every"),
             not_negative=(

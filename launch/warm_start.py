@@ -25,7 +25,7 @@ from absl import flags
 from envs.walkers import demonstrate, reply_template
 from launch.train_ms_grpo import make_game, map_split
 from nlrl_jax.algorithms.sft import demonstration_loss, make_sft_step
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.transformer import init_lora
@@ -56,7 +56,7 @@ class WarmStartConfig:
     checkpoint_every: int = option(20, "steps between checkpoints")
 
     def __post_init__(self):
-        check(
+        check_numbers(
             self,
             at_least_one=("iterations", "batch", "max_tokens", "checkpoint_every"),
             not_negative=("learning_rate", "skilled_share"),

@@ -1,44 +1,120 @@
-"""absl flags out of a frozen dataclass: one place says what exists, what it means and its default."""
+"""Command-line flags out of configs (`nlrl_jax.config`), and the help that a person reads."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import inspect
+import sys
+import textwrap
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, TypeVar
 
 from absl import flags
 
+from nlrl_jax import config as configs
+from nlrl_jax.config import OptionError
 
-def define(
-    config_class: type, presets: dict[str, dict[str, Any]] | None = None, flag: str = "preset", note: str = ""
-) -> None:
-    """Defines a flag for every field of `config_class`, and `--preset` (or what `flag` says) if there are presets.
+T = TypeVar("T")
+Presets = Mapping[Any, Mapping[str, Any]]
 
-    A flag that is not given takes the preset's value, else the dataclass's default. `note` ends the help on presets.
+_PARSERS = {
+    "str": lambda choices: flags.ArgumentParser(),
+    "int": lambda choices: flags.IntegerParser(),
+    "float": lambda choices: flags.FloatParser(),
+}
+_NOT_OURS = ("absl.", "jax", "orbax", "etils", "chex", "optax", "flax", "tensorflow")
+
+
+def define(config: type | Any, presets: Presets | None = None, flag: str = "preset", note: str = "") -> None:
+    """Defines a flag for every option of a config, in groups by the dataclass that declares it.
+
+    A flag that is not given takes the preset's value, else the config's default.
+
+    Args:
+      config: a config class, or a value whose fields are the defaults.
+      presets: name -> flat values. `flag` is what the flag is called that chooses one; `note` ends its help text.
     """
-    kinds = {
-        "str": flags.DEFINE_string,
-        "int": flags.DEFINE_integer,
-        "float": flags.DEFINE_float,
-        "bool": flags.DEFINE_boolean,
-    }
-    for field in dataclasses.fields(config_class):
-        kinds[field.type](field.name, None, f"{field.metadata['help']} (default: {field.default!r})")
+    whole = config if isinstance(config, type) else type(config)
+    for one in configs.options(config):
+        text = f"{one.help} (default: {_shown(one.default)})"
+        if one.kind == "bool":
+            new = flags.BooleanFlag(one.name, None, text)
+        else:
+            new = flags.Flag(_PARSERS[one.kind](one.choices), None, one.name, None, text)
+        title = "Options" if one.group is whole else _title(one.group)
+        flags.DEFINE_flag(new, module_name=title)
     if presets:
-        told = f"other defaults for many flags at once. {listed(presets)}{note}"
-        flags.DEFINE_enum(flag, None, sorted(presets), told)
+        text = f"other defaults for many flags at once. {listed(presets)}{note}"
+        names = sorted(name for name in presets if name)
+        flags.DEFINE_flag(flags.EnumFlag(flag, None, text, names), module_name="Options")
 
 
-def listed(presets: dict[str, dict[str, Any]]) -> str:
+def listed(presets: Presets) -> str:
     """Presets in words."""
-    return "; ".join(f"{name}: {', '.join(f'{k}={v}' for k, v in values.items())}" for name, values in presets.items())
+    words = lambda values: ", ".join(f"{name}={value}" for name, value in values.items())
+    return "; ".join(f"{name}: {words(values)}" for name, values in presets.items() if name and values)
 
 
-def parse(config_class: type, presets: dict[str, dict[str, Any]] | None = None, flag: str = "preset") -> Any:
-    """The config of the flags as they were given. Call it inside `app.run`.
+def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset", **fixed: Any) -> T:
+    """The config of the flags that were given. Call it inside `app.run`.
 
     Without a preset flag the values of `presets[None]` hold, if there are such.
+
+    Args:
+      **fixed: flat values that flags override and that override the preset.
+
+    Raises:
+      ValueError: a value outside its bounds.
     """
-    given = {f.name: flags.FLAGS[f.name].value for f in dataclasses.fields(config_class)}
+    start = config() if isinstance(config, type) else config
     values = dict((presets or {}).get(flags.FLAGS[flag].value, {})) if presets else {}
-    values |= {name: value for name, value in given.items() if value is not None}
-    return config_class(**values)
+    values |= fixed | given(config)
+    try:
+        return configs.replace(start, **values)
+    except OptionError as error:
+        raise ValueError(f"--{error}") from None
+
+
+def given(config: type | Any) -> dict[str, Any]:
+    """The options that stand on the command line: flat names and values."""
+    values = {one.name: flags.FLAGS[one.name].value for one in configs.options(config)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def help_text(module: ModuleType) -> str:
+    """What `--help` prints: the script's docstring, then its options in groups, absl's and libraries' left out."""
+    lines = [inspect.cleandoc(module.__doc__ or ""), ""]
+    by_place = flags.FLAGS.flags_by_module_dict()
+    own = [place for place in by_place if place == sys.argv[0] or place in (module.__name__, "__main__")]
+    groups = {"Options": [flag for place in own for flag in by_place[place]]}
+    for place, found in by_place.items():
+        if place not in own and not place.startswith(_NOT_OURS):
+            title = "Run" if place.startswith("nlrl_jax.run") else place
+            groups[title] = [*groups.get(title, []), *found]
+    for title, found in groups.items():
+        if found:
+            lines += [f"{title}:", *(_described(flag) for flag in found), ""]
+    lines.append("--helpfull also lists the options of absl and of the libraries.")
+    return "\n".join(lines)
+
+
+def _described(flag: flags.Flag) -> str:
+    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+    text = flag.help or ""
+    if flag.default not in (None, "", []) and "(default:" not in text:
+        text += f" (default: {_shown(flag.default)})"
+    indent = " " * 26
+    body = textwrap.fill(text, 112, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    head = f"  {name}"
+    return head + body[len(head) :] if len(head) < len(indent) else f"{head}\n{body}"
+
+
+def _shown(value: Any) -> str:
+    if value == "":
+        return "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _title(group: type) -> str:
+    first = (group.__doc__ or group.__name__).strip().splitlines()[0]
+    return first.rstrip(".:")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 from absl import flags
 
-from nlrl_jax.config import check, option
+from nlrl_jax.config import option
 from nlrl_jax.run import flags as config_flags
 
 
@@ -70,22 +69,6 @@ def test_without_presets_there_is_no_such_flag():
 def test_what_holds_without_a_preset(args, want):
     flags.FLAGS(["prog", *args])
     assert config_flags.parse(Config, {**PRESETS, None: {"cake_size": 5}}) == want
-
-
-@pytest.mark.parametrize(
-    "rule, value, says",
-    [
-        ("at_least_one", 0, "is 0; it must be a finite number of at least 1"),
-        ("not_negative", -0.5, "is -0.5; it must be a finite number and not negative"),
-        ("positive", 0.0, "is 0.0; it must be a finite number above 0"),
-        ("finite", math.inf, "is inf; it must be a finite number"),
-        *((rule, math.nan, "is nan") for rule in ("at_least_one", "not_negative", "positive", "finite")),
-    ],
-)
-def test_numbers_out_of_their_range_are_named(rule, value, says):
-    check(Config(), **{rule: ["cake_share"] if rule != "at_least_one" else ["cake_size"]})
-    with pytest.raises(ValueError, match=f"--cake_share {says}"):
-        check(Config(cake_share=value), **{rule: ["cake_share"]})
 
 
 @pytest.mark.parametrize("args", [["--preset=orgy"], ["--cake_size=big"], ["--cake_colour=red"]])
