@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
+from nlrl_jax.config import check, option
+
 if TYPE_CHECKING:
     from nlrl_jax.text.template import Template
 
@@ -109,29 +111,15 @@ class ControlGame:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The generation configuration G of a language agent policy (MS-GRPO, section "LAP").
+    """The generation configuration of a language model (MS-GRPO, section "LAP": G)."""
 
-    Attributes:
-      max_tokens: new tokens at most, the end-of-reply token included.
-      temperature: divides the logits; 0 is greedy.
-      top_k: only the k most likely tokens; 0 is no limit.
-      top_p: only the smallest set of tokens with this much probability (after top-k); 1 is no limit.
-    """
-
-    max_tokens: int = 200
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    max_tokens: int = option(200, "maximum tokens per reply, its end token included", least=1)
+    temperature: float = option(1.0, "sampling temperature, which divides the logits; 0 is greedy", least=0)
+    top_k: int = option(0, "sample from the k most likely tokens; 0 is no limit", least=0)
+    top_p: float = option(1.0, "sample from the most likely tokens with this much probability", above=0, most=1)
 
     def __post_init__(self):
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or above")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be 0 (no limit) or above")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
