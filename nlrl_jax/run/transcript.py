@@ -87,6 +87,13 @@ def _turn(policy, game, turns, t: int, i: int) -> dict[str, Any]:
     }
 
 
+def check_episode(record: Any) -> None:
+    """Raises KeyError, TypeError, ValueError or AttributeError where a record lacks what is shown of an episode."""
+    outcome(record), record["final_board"]
+    for turn in record["turns"]:
+        turn["board"], turn["prompt"], turn["reply"], turn["actions"], turn["reward"]
+
+
 def read_evaluation(path: pathlib.Path) -> dict[str, Any]:
     """What a script stored of an evaluation: {"summary": {name: number}, "transcripts": records of `transcripts`}.
 
@@ -98,9 +105,7 @@ def read_evaluation(path: pathlib.Path) -> dict[str, Any]:
         for value in stored["summary"].values():
             float(value)
         for episode in stored["transcripts"]:
-            outcome(episode), episode["final_board"]
-            for turn in episode["turns"]:
-                turn["board"], turn["prompt"], turn["reply"], turn["actions"], turn["reward"]
+            check_episode(episode)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error!r:.80}); delete it: the run's --resume makes it again") from None
     return stored
