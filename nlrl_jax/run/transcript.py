@@ -36,7 +36,7 @@ def transcripts(
     Args:
       policy: who played; its tokenizer reads the tokens.
       game: what was played; its `board` draws the states.
-      episodes: what `rollout.play` returned, on the device or not.
+      episodes: what `text_games.play` returned, on the device or not.
       rows: which episodes.
 
     Returns:
@@ -80,7 +80,7 @@ def _turn(policy, game, turns, t: int, i: int) -> dict[str, Any]:
         "reply": policy.reply_text(said.replies, int(said.reply_lengths)),
         "actions": [game.actions[a] for a in said.parsed.actions if a >= 0],
         "steps": int(turns.steps[t, i]),
-        "invalid": int(said.parsed.num_invalid),
+        "invalid": int(turns.invalid[t, i]),
         "format_penalty": float(said.parsed.format_penalty),
         "reward": float(turns.reward[t, i]),
         "cut": not bool(said.ended),

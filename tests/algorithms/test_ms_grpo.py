@@ -16,7 +16,6 @@ import pytest
 import envs
 from nlrl_jax import losses
 from nlrl_jax.algorithms import ms_grpo
-from nlrl_jax.algorithms.exploration import init_stagnation
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_rewards, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm import sharding, transformer
@@ -26,7 +25,6 @@ from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.parser import ParsedReply
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
-from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.types import Sampling
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -381,38 +379,6 @@ def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episode
     loss, _, _ = jit(lambda lora: loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, True, False))(state.lora)
     np.testing.assert_allclose(metrics["loss"], loss, atol=1e-4)
     np.testing.assert_allclose(metrics["return"], returns.mean(), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_temperature_that_rises_starts_at_the_policys_own(policy, state, updated):
-    config = dataclasses.replace(CONFIG, max_temperature=2.0)
-    update = jit(make_update(policy, GAME, config))
-    first, metrics = update(state.replace(explore=init_stagnation(1.3)), KEY)
-    for name in ("loss", "kl", "grad_norm", "return"):
-        np.testing.assert_allclose(metrics[name], updated[1][name], rtol=1e-4, atol=1e-6)
-    assert metrics["temperature"] == pytest.approx(1.3)
-    assert first.explore.temperature == pytest.approx(1.3 * 1.02) and int(first.explore.seen) == 1
-    with pytest.raises(ValueError, match="max_temperature 1.0 is below the sampling temperature 1.3"):
-        make_update(policy, GAME, dataclasses.replace(CONFIG, max_temperature=1.0))
-
-
-@pytest.mark.slow
-def test_templates_are_drawn_for_each_episode(policy, state):
-    several = LanguageAgentPolicy.for_game(
-        GAME, policy.model, policy.tokenizer, policy.sampling, "compact", num_templates=3
-    )
-    _, metrics = jit(make_update(several, GAME, CONFIG))(state, KEY)
-    assert metrics["finite"] and metrics["grad_norm"] > 0
-    states = text_games.reset(GAME, KEY, 3)
-    constants = {"template": jnp.array([0, 2, 1])}
-    variables = {"params": state.params}
-    turns = jit(lambda: text_games.play(several, GAME, variables, KEY, states, 2, 4, constants=constants))().turns
-    for i, wording in enumerate((0, 2, 1)):
-        template = chat_prompt(GAME, policy.tokenizer.render_chat, "compact", 10, wording)
-        fields = {name: np.asarray(value[0, i]) for name, value in turns.fields.items()}
-        text = several.prompt_text(turns.turn.prompts[0, i], turns.turn.prompt_lengths[0, i])
-        assert text == template.render(fields)
-    assert several.for_evaluation().num_templates == 1
 
 
 @pytest.mark.slow
