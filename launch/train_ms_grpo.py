@@ -1,4 +1,4 @@
-"""Trains a language agent policy on a text game by MS-GRPO.
+r"""Trains a language agent policy on a text game by MS-GRPO.
 
     python -m launch.train_ms_grpo --preset demo --run_dir runs/demo
     python -m launch.train_ms_grpo --model smollm2 --preset laptop --run_dir runs/smollm2

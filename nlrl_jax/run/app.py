@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -32,8 +33,9 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
       takes_names: the script reads arguments that are no options.
     """
     if {"--help", "-help", "-h", "--helpshort"} & set(sys.argv[1:]):
-        print(help_text(sys.modules[main.__module__]))
-        sys.exit(0)
+        with contextlib.suppress(BrokenPipeError):  # of `--help | head`
+            print(help_text(sys.modules[main.__module__]), flush=True)
+        os._exit(0)
 
     def wrapped(argv):
         if len(argv) > 1 and not takes_names:
@@ -103,7 +105,8 @@ def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "pres
     Raises:
       ValueError: a value outside its bounds, or --resume where there is no run.
     """
-    stored = read_config(flags.FLAGS.run_dir) if flags.FLAGS.run_dir and flags.FLAGS.resume else None
+    resumed = "resume" in flags.FLAGS and flags.FLAGS.resume and flags.FLAGS.run_dir
+    stored = read_config(flags.FLAGS.run_dir) if resumed else None
     return parse_flags(config, presets, flag, stored)
 
 
