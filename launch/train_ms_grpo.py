@@ -172,10 +172,10 @@ def main(argv: list[str]) -> None:
 
     after = _evaluate(evaluate, player, unseen, {"params": state.params, "lora": state.lora})
     write_atomically(run_dir / "after.json", json.dumps(after))
-    _write_results(run_dir, config, policy, before, after, state)
-    name = "success" if game.success else "env_return"
-    label = "greedy success" if game.success else "greedy return"
-    print(f"{label}: {before['summary'][name]:.3f} -> {after['summary'][name]:.3f}")
+    name, label = ("success", "greedy success") if game.success else ("env_return", "greedy return")
+    headline = f"{label}: {before['summary'][name]:.3f} -> {after['summary'][name]:.3f}"
+    _write_results(run_dir, config, policy, game, before, after, state, headline)
+    print(headline)
 
 
 def _evaluate(evaluate, policy, game, variables) -> dict[str, Any]:
@@ -195,10 +195,11 @@ def _line(summary: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in summary.items())
 
 
-def _write_results(run_dir, config, policy, before, after, state) -> None:
+def _write_results(run_dir, config, policy, game, before, after, state, headline) -> None:
     peft.save(run_dir / "adapter", policy.model.config, state.lora, base_model=config.model)
     shown = ["return", "success", "eval/success"] if "success" in after["summary"] else ["return", "env_return"]
-    curve = learning_curve([run_dir], shown + ["kl"], run_dir / "learning_curve.png")
+    start = {f"eval/{name}": value for name, value in before["summary"].items()}
+    curve = learning_curve([run_dir], shown + ["kl"], run_dir / "learning_curve.png", before=start)
     report = write_report(
         run_dir,
         title=f"MS-GRPO: {config.model} on {config.game}",
@@ -208,6 +209,8 @@ def _write_results(run_dir, config, policy, before, after, state) -> None:
         curves=[curve],
         before=before["transcripts"],
         after=after["transcripts"],
+        headline=headline,
+        legend=game.legend,
     )
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}")
 
