@@ -183,9 +183,8 @@ def _cells(board: str) -> list[list[str]] | None:
 
 
 def _draw_cell(cell: str, colors: Mapping[str, int]) -> str:
-    return (
-        f'<span class="c{colors[cell]}">{_escape(cell)}</span>' if cell in colors else f"<span>{_escape(cell)}</span>"
-    )
+    color = f' class="c{colors[cell]}"' if cell in colors else ""
+    return f"<span{color}>{_escape(cell)}</span>"
 
 
 def draw_board(board: str, colors: Mapping[str, int]) -> str:
