@@ -68,7 +68,7 @@ def labels(names: list[str]) -> list[str]:
 
 
 def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per run: the settings that differ, the mean of each metric over the end of the run, evaluations."""
+    """A row per run: the settings that differ, evaluations, the mean of each metric over the end of the run."""
     names = list(dict.fromkeys(name for run in runs for name in run["config"]))
     differing = [name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1]
     rows = []
@@ -77,10 +77,10 @@ def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row = {"run": label} | {name: run["config"].get(name, "") for name in differing}
         if metrics:
             row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
-        row |= {name: _final([seed[name] for seed in metrics]) for name in _shown(run)}
-        for name in dict.fromkeys([*before, *after]):
+        for name in sorted(dict.fromkeys([*before, *after]), key=lambda name: name != "success"):
             ends = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
-            row[f"{_metric(name)}, {'before → after' if name in after else 'before'}"] = " → ".join(ends)
+            row[f"{_metric(name)} (before → after)"] = " → ".join(ends)
+        row |= {name: _final([seed[name] for seed in metrics]) for name in _shown(run)}
         rows.append(row)
     return rows
 
@@ -157,7 +157,7 @@ def main(argv: list[str]) -> None:
     page = write_report(
         out.parent,
         title=f"{runs[0]['name']}: before and after" if alone else f"{len(runs)} runs compared",
-        question="How do these runs differ, and how did they end?",
+        question="How did this run end?" if alone else "How do these runs differ, and how did they end?",
         config=runs[0]["config"],
         summary=rows,
         curves=pictures,

@@ -83,7 +83,7 @@ def write_report(
         columns=columns,
         rows=rows,
         hidden=hidden,
-        headline=headline,
+        headline=headline.replace("->", "→"),
         legend={cell: words for cell, words in (legend or {}).items() if cell in cells},
         images=[(path.stem, _data_uri(path)) for path in pictures if path.suffix == ".png"],
         films=[(path.stem, _data_uri(path)) for path in pictures if path.suffix == ".gif"],

@@ -82,10 +82,15 @@ def test_results_of_any_script_are_read(tmp_path):
     np.testing.assert_array_equal(panels["eval/win"][0].x, [0, 1, 2])
     np.testing.assert_array_equal(panels["eval/win"][0].ys, [[0.25, 0.5, 0.5], [0.25, 0.75, 0.75]])
     a, b = report.summary(runs)[0]
-    assert a["win, before → after"] == "0.25 → 0.625 ± 0.18" and b["win, before → after"] == "1"
+    assert a["win (before → after)"] == "0.25 → 0.625 ± 0.18" and b["win (before → after)"] == "1"
     run("compare", folder)
     page = (folder / "comparison.html").read_text()
-    for words in ("0.625 ± 0.18", "Constant in all runs, so not drawn: return.", "always 0: ties", "success, return 1"):
+    for words in (
+        "0.625 ± 0.18",
+        "Constant in all runs, so not drawn: return.",
+        "always 0: ties (before → after)",
+        "success, return 1",
+    ):
         assert words in page
     run("compare", folder / "b")  # no metrics at all: no picture
     assert not (folder / "b" / "comparison.png").exists()

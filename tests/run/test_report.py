@@ -118,7 +118,7 @@ def test_rows_of_zeros_and_repeats_are_folded(tmp_path):
 
 def test_headline_and_legend(tmp_path):
     legend = {"P": "player", "X": "player in a hole"}
-    page = write(tmp_path, [episode()], [], headline="success 0.224 → 0.820", legend=legend)
+    page = write(tmp_path, [episode()], [], headline="success 0.224 -> 0.820", legend=legend)
     text = "".join(Page(page).text)
     assert text.index("success 0.224 → 0.820") < text.index("question?") < text.index("P player")
     assert "player in a hole" not in text  # no X on any board
