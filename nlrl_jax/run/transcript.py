@@ -1,4 +1,4 @@
-"""Episodes as something a person can read: JSON-able records, and a view for the terminal."""
+"""Readable episodes: records for JSON, and a view for the terminal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def transcripts(
     """Some of B played episodes as plain records. Host only.
 
     Args:
-      policy: who played; its tokenizer reads the tokens.
-      game: what was played; its `board` draws the states.
-      episodes: what `rollout.play` returned, on the device or not.
-      rows: which episodes.
+      policy: the player; its tokenizer decodes the tokens.
+      game: its `board` draws the states.
+      episodes: from `text_games.play`, on the device or not.
+      rows: positions of the episodes.
 
     Returns:
-      One dict a row: "success" (None where the game has no such notion), "terminated", "env_return", "final_board"
-      and "turns", those that were played: "board", "prompt", "reply", "actions" (valid words, in order), "steps" (how
+      One dict per row: "success" (None where the game has no such notion), "terminated", "env_return", "final_board"
+      and "turns", without the padding: "board", "prompt", "reply", "actions" (valid words, in order), "steps" (how
       many of them the game took), "invalid" (count), "format_penalty", "reward" (the environment's), "cut" (the
       reply hit max_tokens).
 
@@ -121,11 +121,11 @@ def outcome(episode: dict[str, Any]) -> str:
 
 
 def print_transcript(episode: dict[str, Any], console: Any = None, prompts: bool = False) -> None:
-    """Shows one record of `transcripts` in the terminal.
+    """Prints one record of `transcripts` in the terminal.
 
     Args:
-      console: a `rich.console.Console`; a new one if not given.
-      prompts: show what the model read, too.
+      console: a `rich.console.Console`; a new one by default.
+      prompts: print the prompts too.
     """
     from rich.console import Console
     from rich.panel import Panel
@@ -156,12 +156,12 @@ def print_transcript(episode: dict[str, Any], console: Any = None, prompts: bool
 
 
 def flaws(turn: dict[str, Any]) -> list[str]:
-    """What was wrong with a reply, as short labels."""
-    found = []
+    """The faults of a reply as short labels."""
+    labels = []
     if turn.get("invalid"):
-        found.append(f"{turn['invalid']} invalid action{'s' * (turn['invalid'] != 1)}")
+        labels.append(f"{turn['invalid']} invalid action{'s' * (turn['invalid'] != 1)}")
     if turn.get("format_penalty"):
-        found.append(f"format penalty {turn['format_penalty']:g}")
+        labels.append(f"format penalty {turn['format_penalty']:g}")
     if turn.get("cut"):
-        found.append("reply cut")
-    return found
+        labels.append("reply cut")
+    return labels
