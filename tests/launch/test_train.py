@@ -155,7 +155,7 @@ def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
         "2 runs compared",
         "beta",
         "0.3",
-        "success after",
+        "success (before → after)",
         str(other),
         "data:image/png;base64,",
         "&lt;action&gt;",
@@ -165,4 +165,4 @@ def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
     run("compare", whole)
     assert "before and after" in (whole / "comparison.html").read_text()
     assert "holds no run" in refusal("compare", tmp_path / "nowhere")
-    assert "say which runs" in refusal("compare")
+    assert "name the runs" in refusal("compare")
