@@ -6,8 +6,8 @@
     state, metrics = update(state, key)     # one XLA program: games, advantages, gradient steps
 
 The actor is softmax(score / T) over the legal moves, where a move's score is the log-probability of its word as the
-beginning of the reply: one forward pass for all moves, see `text/word_policy.py`. The critic reads the hidden state that
-predicts the reply.
+beginning of the reply: one forward pass for all moves, see `text/word_policy.py`. The critic reads the hidden state
+that predicts the reply.
 
 Departures from the paper, and what it leaves open:
 - moves are the tokenizer's own digits, as in the authors' code, not added special tokens; the bare digit is scored,

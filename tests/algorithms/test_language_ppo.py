@@ -231,7 +231,7 @@ class Lamp:
 
 
 class Signals:
-    """One move: 2 is right under a green light, 5 under a red one, and 7 is never legal. `endless`: never terminates."""
+    """One move: 2 is right under a green light, 5 under a red one, and 7 is never legal. `endless`: no end."""
 
     def __init__(self, endless=False):
         self.endless = endless
