@@ -89,7 +89,7 @@ def test_an_endpoint_has_the_account_the_budget_and_all_the_options(tmp_path):
 
 
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
-    config, board = actor_critic.RunConfig(), board_game().initial()
+    config, board = actor_critic.RunConfig(), board_game().init()
     policy = actor_critic_baselines.ppo_policy(config, tiny)
     tokens, length = policy.template(fields(board.at[4].set(0)))
     view = View("1 | 2 | 3\n---------\n4 | O | 6\n---------\n7 | 8 | 9", "X", tuple("12346789"))
