@@ -41,7 +41,13 @@ def make_policy(
     return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt, num_templates=num_templates)
 
 
-def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.sharding.Mesh | None = None):
+def load(
+    name: str,
+    dtype: str = "",
+    lora: LoraConfig | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    revision: str = "",
+) -> LoadedModel:
     """See `weights.load.load_model`; an empty dtype keeps the checkpoint's.
 
     Raises:
@@ -49,7 +55,7 @@ def load(name: str, dtype: str = "", lora: LoraConfig | None = None, mesh: jax.s
     """
     check_dtype(dtype)
     overrides = {} if lora is None else {"lora": lora}
-    return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
+    return load_model(name, dtype or None, dtype or None, mesh, revision, **overrides)
 
 
 def parse_mesh(text: str) -> jax.sharding.Mesh | None:
