@@ -18,15 +18,12 @@ import jax
 from absl import flags
 
 import envs
-from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run import app
-from nlrl_jax.run.players import NANO_TOKENS, evaluator, load, make_policy, prompt_for, summarize
+from nlrl_jax.run.players import NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
 from nlrl_jax.run.transcript import print_transcript, transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import peft
-from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN
 
 
@@ -59,18 +56,10 @@ def player() -> Player:
 
 
 def _trained_player(run_dir: pathlib.Path) -> Player:
-    given, path = flags.FLAGS, run_dir / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{run_dir} holds no run (no config.json)")
-    run = json.loads(path.read_text())
+    given = flags.FLAGS
+    loaded, lora, step, run = load_trained(run_dir)
     prompt = prompt_for(run["model"], run["prompt"])
     game = envs.make(given.game or run["game"], prompt)
-    loaded = load(run["model"], run["dtype"], LoraConfig(run["lora_rank"], run["lora_alpha"]))
-    checkpoints = Checkpoints(run_dir / "checkpoints")
-    if checkpoints.latest_step() is None:
-        raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
-    fresh = init_lora(Transformer(loaded.config), jax.random.key(0))
-    step, lora = checkpoints.restore_part("lora", fresh)
     sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
     policy = make_policy(game, loaded, sampling, prompt)
     return Player(f"{run_dir} at iteration {step}", game, policy, {"params": loaded.params, "lora": lora})

@@ -241,7 +241,10 @@ def _convert(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
         spec = json.loads(tokenizer.backend_tokenizer.to_str())
     except Exception as error:  # anything: each kind of tokenizer has a converter of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"transformers cannot convert the tokenizer in {folder}: {reason}") from None
+        raise ValueError(
+            f"transformers cannot convert the tokenizer in {folder}: {reason} (pip install 'nlrl_jax[hub]' brings the "
+            "packages it may need)"
+        ) from None
     named = ("bos_token", "eos_token", "pad_token", "chat_template")
     return spec, {name: getattr(tokenizer, name) for name in named}
 

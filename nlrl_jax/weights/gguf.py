@@ -108,8 +108,8 @@ def open_gguf(path: pathlib.Path) -> Any:
             raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
     try:
         return GGUFReader(path)
-    except Exception as error:  # numpy's, struct's and others: the package checks no lengths
-        raise ValueError(f"{path} is damaged or cut off ({error}); download it again") from None
+    except Exception as error:  # numpy's and others': the package checks no lengths
+        raise ValueError(f"{path} is damaged or cut off; download it again") from error
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
