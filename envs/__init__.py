@@ -1,4 +1,4 @@
-"""The games. `make(name)` gives a `TextGame`, `make_control(name)` a `ControlGame`; modules hold the environments.
+"""Games by name: `make(name)` is a `TextGame`, `make_board(name)` a `BoardGame`, `make_control(name)` a `ControlGame`.
 
 Nothing heavy is imported until a game is made (gymnax alone takes seconds to import).
 """
@@ -6,6 +6,9 @@ Nothing heavy is imported until a game is made (gymnax alone takes seconds to im
 from __future__ import annotations
 
 import importlib
+import inspect
+
+from nlrl_jax.types import BoardGame, ControlGame, TextGame
 
 _MAKERS = {
     "frozen_lake": ("envs.frozen_lake", {"slippery": False}),
@@ -22,26 +25,41 @@ _MAKERS = {
 }
 
 GAMES = tuple(_MAKERS)
+WITH_MAPS = ("frozen_lake", "frozen_lake_slippery")  # take `maps`: all, train or held_out
 
 
-def make(name: str, prompt: str = "paper", **options):
-    """The text game `name`.
+def make(name: str, prompt: str = "paper", **options) -> TextGame:
+    """A text game by name.
 
     Args:
-      name: one of `GAMES`.
+      name: one of `GAMES`, or your own as `my_module:text_game`: a `TextGame`, or a function of `prompt` and `options`
+        that returns one.
       prompt: "paper" (rules, coordinate lists and grid) or "compact" (the grid alone).
       **options: those of the game's own `text_game`, e.g. `size` or `max_steps`.
-
-    Returns:
-      A `nlrl_jax.types.TextGame`.
 
     Raises:
       ValueError: an unknown name or prompt, or an option outside its range.
     """
+    if ":" in name:
+        return _own(name, TextGame, prompt=prompt, **options)
     if name not in _MAKERS:
-        raise ValueError(f"unknown game {name!r}; known games: {', '.join(GAMES)}")
+        raise _unknown(name, GAMES, "text_game")
     module, preset = _MAKERS[name]
     return importlib.import_module(module).text_game(prompt=prompt, **preset, **options)
+
+
+_BOARD_MAKERS = {"tic_tac_toe": "envs.tic_tac_toe.rules", "breakthrough": "envs.breakthrough.rules"}
+
+BOARD_GAMES = tuple(_BOARD_MAKERS)
+
+
+def make_board(name: str, **options) -> BoardGame:
+    """A game of two players by name: one of `BOARD_GAMES`, or `my_module:board_game`. Errors: see `make`."""
+    if ":" in name:
+        return _own(name, BoardGame, **options)
+    if name not in _BOARD_MAKERS:
+        raise _unknown(name, BOARD_GAMES, "board_game")
+    return importlib.import_module(_BOARD_MAKERS[name]).board_game(**options)
 
 
 _CONTROL_MAKERS = {
@@ -54,20 +72,43 @@ _CONTROL_MAKERS = {
 CONTROL_GAMES = tuple(_CONTROL_MAKERS)
 
 
-def make_control(name: str, **options):
-    """The game `name` for agents that see numbers.
+def make_control(name: str, **options) -> ControlGame:
+    """A game for agents that observe numbers, by name.
 
     Args:
-      name: one of `CONTROL_GAMES`.
+      name: one of `CONTROL_GAMES`, or your own as `my_module:control_game`.
       **options: those of the module's own `control_game`, e.g. `points` for Pong or `physics` for the robots.
-
-    Returns:
-      A `nlrl_jax.types.ControlGame`.
 
     Raises:
       ValueError: an unknown name, or an option outside its range.
     """
+    if ":" in name:
+        return _own(name, ControlGame, **options)
     if name not in _CONTROL_MAKERS:
-        raise ValueError(f"unknown game {name!r}; known games: {', '.join(CONTROL_GAMES)}")
+        raise _unknown(name, CONTROL_GAMES, "control_game")
     module, arguments = _CONTROL_MAKERS[name]
     return importlib.import_module(module).control_game(*arguments, **options)
+
+
+def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:
+    return ValueError(f"unknown game {name!r}; choose one of {', '.join(known)}, or your own as my_module:{function}")
+
+
+def _own(name: str, kind: type, **options):
+    """The game that `module:attribute` names, a value or a function that makes it."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # a module that the game's own module imports
+        raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
+    game = getattr(module, attribute, None)
+    if callable(game) and not isinstance(game, kind):
+        if "prompt" in options and "prompt" not in inspect.signature(game).parameters:
+            del options["prompt"]  # a game with one form of text
+        game = game(**options)
+    if not isinstance(game, kind):
+        names = ", ".join(key for key in vars(module) if not key.startswith("_"))
+        raise ValueError(f"game {name!r}: {module_name} has no {kind.__name__} named {attribute!r}; it has {names}")
+    return game

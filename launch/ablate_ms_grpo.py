@@ -1,11 +1,11 @@
 """Ablations of MS-GRPO: one command, a table and a picture.
 
     python -m launch.ablate_ms_grpo --study aaw --run_dir runs/aaw                  # the paper's Figure 3
-    python -m launch.ablate_ms_grpo --study exploration --run_dir runs/exploration
+    python -m launch.ablate_ms_grpo --study credit --run_dir runs/credit
 
 `aaw` varies how many episodes a group has and how many of them are learned from, and draws reward against wall time;
 "any" is our control, as many episodes drawn without regard to their advantage.
-`exploration` compares what the paper's discussion proposes against its algorithm: a temperature that rises while
+`credit` compares what the paper's discussion proposes against its algorithm: a temperature that rises while
 returns stagnate, several prompt templates, return-to-go credit; the question is the spread between seeds.
 
 Departures from the paper: Figure 3 is of Snake-Standard with Qwen2.5-3B; the default here is FrozenLake with the
@@ -24,7 +24,7 @@ from absl import flags
 from launch import train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
-from nlrl_jax.config import check_numbers, option
+from nlrl_jax.config import check, flat, make, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, loop
 from nlrl_jax.run import flags as config_flags
@@ -43,45 +43,37 @@ STUDIES = {  # panel -> label -> fields that differ
         },
         "G' = 25": {f"G = {n}": {"group_size": n, "group_sample": 25} for n in (25, 50, 100)},
     },
-    "exploration": {
+    "credit": {
         "final reward": {
             "MS-GRPO": {},
-            "rising temperature": {"max_temperature": 1.5},
-            "3 templates": {"num_templates": 3},
             "return-to-go": {"credit": "turn"},
         }
     },
 }
 COMMON = {
     "aaw": {**DEMO, "num_groups": 1, "sampling_temperature": 0.1, "iterations": 60, "eval_every": 10},
-    "exploration": {**DEMO, "iterations": 60, "eval_every": 10},
+    "credit": {**DEMO, "iterations": 60, "eval_every": 10},
 }
-SEEDS = {"aaw": 2, "exploration": 5}
+SEEDS = {"aaw": 2, "credit": 5}
 
 
 @dataclasses.dataclass(frozen=True)
 class AblationConfig:
     """What is run. The rest is as in train_ms_grpo's preset demo, or paper with another model than nano."""
 
-    study: str = option("aaw", f"which: {', '.join(STUDIES)}")
+    study: str = option("aaw", f"which: {', '.join(STUDIES)}", choices=tuple(STUDIES))
     model: str = option("nano", "nano or nano_snake (built in), smollm2, or a local Hugging Face folder or .gguf file")
     game: str = option("frozen_lake", "frozen_lake, frozen_lake_slippery, snake or snake_poison")
-    seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for exploration")
-    iterations: int = option(0, "iterations of each run; 0: 60, or 700 with another model than nano")
-    eval_episodes: int = option(100, "greedy episodes of an evaluation, always from the same initial states")
+    seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for credit", least=0)
+    iterations: int = option(0, "iterations of each run; 0: 60, or 700 with another model than nano", least=0)
+    eval_episodes: int = option(100, "greedy episodes of an evaluation, always from the same initial states", least=1)
 
     def __post_init__(self):
-        check_numbers(self, at_least_one=("eval_episodes",), not_negative=("seeds", "iterations"))
+        check(self)
 
 
 def settings(config: AblationConfig) -> dict[str, dict[str, TrainConfig]]:
-    """panel -> label -> the run's config.
-
-    Raises:
-      ValueError: an unknown study.
-    """
-    if config.study not in STUDIES:
-        raise ValueError(f"study {config.study!r} is not known; choose one of {', '.join(STUDIES)}")
+    """panel -> label -> the run's config."""
     nano = config.model in BUILT_IN
     common = COMMON[config.study] if nano else {"eval_every": 50}
     given = {"model": config.model, "game": config.game, "eval_episodes": config.eval_episodes}
@@ -90,16 +82,17 @@ def settings(config: AblationConfig) -> dict[str, dict[str, TrainConfig]]:
     if "decay_steps" in common:
         common["decay_steps"] = common["iterations"] * 5 // 4
     return {
-        panel: {label: TrainConfig(**{**common, **fields}) for label, fields in labels.items()}
+        panel: {label: make(TrainConfig, **{**common, **fields}) for label, fields in labels.items()}
         for panel, labels in STUDIES[config.study].items()
     }
 
 
 def folder_of(config: TrainConfig) -> str:
     """One folder for equal settings: two panels share the run that is in both."""
-    changed = [f"G{config.group_size}", f"g{config.group_sample}", config.credit]
-    changed += ["evenly"] if config.sampling_temperature == EVENLY else []
-    return "-".join([*changed, f"T{config.max_temperature:g}", f"templates{config.num_templates}"])
+    learning = config.learning
+    changed = [f"G{learning.group_size}", f"g{learning.group_sample}", learning.credit]
+    changed += ["evenly"] if learning.sampling_temperature == EVENLY else []
+    return "-".join(changed)
 
 
 def series(label: str, folder: pathlib.Path, config: TrainConfig, start: float, seeds: int) -> tuple[Series, float]:
@@ -116,10 +109,10 @@ def series(label: str, folder: pathlib.Path, config: TrainConfig, start: float, 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(AblationConfig)
+    config = app.parse(AblationConfig)
     panels, seeds = settings(config), config.seeds or SEEDS.get(config.study, 1)
     vectorize = config.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
-    run_dir, resume = app.take_run_dir(config), flags.FLAGS.resume
+    run_dir, resume = app.take_run_dir("ablate_ms_grpo", config), flags.FLAGS.resume
     drawn, rows, finished = {}, [], {}
     for panel, labels in panels.items():
         drawn[panel] = []
@@ -129,14 +122,14 @@ def main(argv: list[str]) -> None:
                 print(f"{panel}, {label}: {seeds} seeds of {run.iterations} iterations", flush=True)
                 finished[folder] = train_agents(run, seeds, (run.game,), EVAL_SEED, vectorize, folder, resume)
             result = finished[folder]
-            line, pace = series(label, folder, run, result["initial"][run.game], seeds)
+            line, pace = series(label, folder, run, result["before"][run.game], seeds)
             drawn[panel].append(line)
-            final = np.array(result["final"][run.game])
+            final = np.array(result["after"][run.game])
             rows.append(
                 {
                     "panel": panel,
                     "setting": label,
-                    "start": f"{result['initial'][run.game]:.3f}",
+                    "start": f"{result['before'][run.game]:.3f}",
                     "final": f"{final.mean():.3f}",
                     "std over seeds": f"{deviation(final):.3f}",
                     "worst run": f"{final.min():.3f}",
@@ -152,9 +145,9 @@ def main(argv: list[str]) -> None:
         title=f"MS-GRPO ablation: {config.study}",
         question={
             "aaw": "What does it gain, and cost, to learn from the extreme episodes of a group only?",
-            "exploration": "Do the paper's proposals against the spread between seeds help?",
+            "credit": "Do the paper's proposals against the spread between seeds help?",
         }[config.study],
-        config=dataclasses.asdict(config),
+        config=flat(config),
         summary=rows,
         curves=[picture],
     )

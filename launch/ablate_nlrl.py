@@ -121,11 +121,11 @@ def train(run: Any, folder: pathlib.Path, resume: bool) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(AblationConfig)
+    config = app.parse(AblationConfig)
     base, studies, resume = base_of(config), settings(config), flags.FLAGS.resume
     script = train_language_td if isinstance(base, train_language_td.RunConfig) else train_language_actor_critic
     script.check(base)
-    run_dir = app.take_run_dir(config, may_change=("study",))
+    run_dir = app.take_run_dir("ablate_nlrl", config, may_change=("study",))
     algorithm, metric = ("language_td", "accuracy") if set(studies) <= set(TD) else ("actor_critic", "win")
     panels, rows, finished = {}, [], {}
     for study, runs in studies.items():

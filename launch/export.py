@@ -15,8 +15,9 @@ import pathlib
 
 from absl import flags
 
+from nlrl_jax.config import DTYPES
 from nlrl_jax.run import app
-from nlrl_jax.run.players import load, load_trained
+from nlrl_jax.run.players import MODELS, load, load_trained
 from nlrl_jax.weights import huggingface, peft
 
 
@@ -46,10 +47,10 @@ def main(argv: list[str]) -> None:
 def define_flags() -> None:
     flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint is exported")
     flags.DEFINE_string("part", "", "with --run_dir: policy or value, where the run trains both")
-    flags.DEFINE_string("model", "", "without --run_dir: nano, smollm2, a local folder or .gguf file, or a Hub id")
-    flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id in --model")
+    flags.DEFINE_string("model", "", f"without --run_dir: {MODELS}")
+    flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
-    flags.DEFINE_string("dtype", "", "without --run_dir: float32 or bfloat16; empty keeps the checkpoint's")
+    flags.DEFINE_enum("dtype", "", DTYPES, "without --run_dir: float32 or bfloat16; empty keeps the checkpoint's")
     flags.DEFINE_string("out", "", "folder to write, new or empty")
 
 

@@ -23,11 +23,12 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import reproduce_ms_grpo, train_dqn, train_ms_grpo, warm_start
-from launch.train_ms_grpo import TrainConfig, make_game, train_agents
-from nlrl_jax.config import check_numbers, option
+import envs
+from launch import train_dqn, train_ms_grpo, warm_start
+from launch.train_ms_grpo import TrainConfig, train_agents
+from nlrl_jax.config import check, flat, make, option
 from nlrl_jax.files import write_atomically
-from nlrl_jax.lm.config import LoraConfig, ModelConfig
+from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players
 from nlrl_jax.run import flags as config_flags
@@ -36,7 +37,7 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import Sampling
+from nlrl_jax.types import TextGame
 from nlrl_jax.weights.load import load_config, load_tokenizer
 
 TRAINED_ON = ("snake", "frozen_lake")
@@ -49,6 +50,16 @@ VARIANTS = {  # in the order of Table 1
 EVAL_SEED = 0  # the paper's
 
 NANO = {**train_ms_grpo.PRESETS["demo"], "model": "nano_snake", "eval_episodes": 50}
+
+
+PLANNED_MODEL = "Qwen2.5-3B (sizes only, prompts in the built-in tokenizer's tokens)"
+
+
+QWEN25_3B = ModelConfig(
+    vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=2,
+    head_dim=128, max_positions=32768, architecture="Qwen2ForCausalLM", rope_theta=1e6, tie_embeddings=True,
+    qkv_bias=True, dtype="bfloat16", param_dtype="bfloat16",
+)  # fmt: skip
 
 
 class Scale(NamedTuple):
@@ -90,17 +101,18 @@ SCALES = {
 class MatrixConfig:
     """What is run."""
 
-    scale: str = option("nano", f"how large: {', '.join(SCALES)}")
+    scale: str = option("nano", f"how large: {', '.join(SCALES)}", choices=tuple(SCALES))
     model: str = option("", "a local model in place of the scale's own; the scale `paper` needs one")
-    seeds: int = option(0, "runs of each agent, under the seeds 0, 1, ...; 0: the scale's own number")
-    iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number")
-    dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number")
+    seeds: int = option(0, "runs of each agent, under the seeds 0, 1, ...; 0: the scale's own number", least=0)
+    iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number", least=0)
+    dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number", least=0)
     vectorize: str = option(
-        "auto", "all seeds at once (yes) or one after the other (no); auto: yes for nano on accelerators"
-    )
+        "auto", "all seeds at once (yes) or one after the other (no); auto: yes for nano on accelerators",
+        choices=("auto", "yes", "no"),
+    )  # fmt: skip
 
     def __post_init__(self):
-        check_numbers(self, not_negative=("seeds", "iterations", "dqn_iterations"))
+        check(self)
 
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
@@ -108,7 +120,7 @@ def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     rows = []
     for trained, result in results.items():
         for name, title in VARIANTS.items():
-            start, final = result["initial"][name], np.array(result["final"][name])
+            start, final = result["before"][name], np.array(result["after"][name])
             rows.append(
                 {
                     "trained on": VARIANTS[trained],
@@ -130,7 +142,7 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
         there = np.isfinite(runs[0][f"eval/{game}"])
         x = [0, *(runs[0]["iteration"][there] + 1)]
         for name, title in VARIANTS.items():
-            ys = [[results[game]["initial"][name], *run[f"eval/{name}"][there]] for run in runs]
+            ys = [[results[game]["before"][name], *run[f"eval/{name}"][there]] for run in runs]
             panels[title].append(Series(f"trained on {VARIANTS[game]}", x, np.array(ys)))
     return compare(panels, run_dir / "figure_1.png", "iteration", "environment reward")
 
@@ -139,9 +151,9 @@ def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.P
     """The final agents beside the untrained model and the DQN. Error bars: over seeds; for the DQN over episodes."""
     panels = {}
     for name, title in VARIANTS.items():
-        panel = [Bar("untrained", results["snake"]["initial"][name], 0.0)]
+        panel = [Bar("untrained", results["snake"]["before"][name], 0.0)]
         for game, short in (("snake", "Snake\nagent"), ("frozen_lake", "FrozenLake\nagent")):
-            final = np.array(results[game]["final"][name])
+            final = np.array(results[game]["after"][name])
             panel.append(Bar(short, final.mean(), float(deviation(final))))
         if name == "snake":
             panel.append(Bar("DQN", dqn["eval/env_return"], dqn["eval/env_return_std"]))
@@ -155,25 +167,22 @@ def configs_of(
     """The runs of a scale: (by game, of the DQN, number of seeds).
 
     Raises:
-      ValueError: an unknown scale, or none of the models that it needs.
+      ValueError: the scale needs a model.
     """
-    if config.scale not in SCALES:
-        raise ValueError(f"scale {config.scale!r} is not known; choose one of {', '.join(SCALES)}")
-    if config.vectorize not in ("auto", "yes", "no"):
-        raise ValueError(f"vectorize {config.vectorize!r} is not known; choose auto, yes or no")
     scale = SCALES[config.scale]
     if config.scale == "paper" and not (config.model or dry_run):
         raise ValueError("the scale paper trains Qwen2.5-3B-Instruct: give its folder, --model PATH, or --dry_run")
     given = {"model": config.model} if config.model else {}
-    given |= {"model": reproduce_ms_grpo.PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
+    given |= {"model": PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
     given |= {"iterations": config.iterations} if config.iterations else {}
     if config.iterations and "decay_steps" in scale.common:
         given["decay_steps"] = config.iterations * 5 // 4
     runs = {
-        game: TrainConfig(game=game, **{**scale.common, **scale.by_game.get(game, {}), **given}) for game in TRAINED_ON
+        game: make(TrainConfig, game=game, **{**scale.common, **scale.by_game.get(game, {}), **given})
+        for game in TRAINED_ON
     }
     iterations = {"iterations": config.dqn_iterations} if config.dqn_iterations else {}
-    return runs, train_dqn.DQNRunConfig(**{**scale.dqn, **iterations}), config.seeds or scale.seeds
+    return runs, make(train_dqn.DQNRunConfig, **{**scale.dqn, **iterations}), config.seeds or scale.seeds
 
 
 def reproduce(
@@ -213,14 +222,14 @@ def reproduce(
         run_dir,
         title="MS-GRPO: every agent on every variant",
         question="Does training on one game make a language model play it better, and what does it do to the others?",
-        config={f"{game}.{k}": v for game, c in configs.items() for k, v in dataclasses.asdict(c).items()},
+        config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
         summary=rows,
         curves=pictures,
-        before=[episode for game in configs for episode in results[game]["before"]],
-        after=[episode for game in configs for episode in results[game]["after"]],
+        before=[episode for game in configs for episode in results[game]["transcripts"]["before"]],
+        after=[episode for game in configs for episode in results[game]["transcripts"]["after"]],
         notes=notes,
     )
-    own = [f"{g} {results[g]['initial'][g]:.3f} -> {np.mean(results[g]['final'][g]):.3f}" for g in configs]
+    own = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in configs]
     return [
         f"\n{text}",
         f"DQN on Snake-Standard: {dqn['eval/env_return']:.3f}",
@@ -229,16 +238,65 @@ def reproduce(
     ]
 
 
+def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: float = 0.0) -> None:
+    """Prints the plan of several runs under `seeds` seeds each.
+
+    Args:
+      tflops: rate of the device in mind, in 1e12 floating-point operations a second; 0: measured on the one at hand.
+    """
+    rate = tflops * 1e12 or matmul_rate()
+    device = "a device" if tflops else f"the device at hand, {jax.devices()[0].device_kind}, measured"
+    print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
+    total = 0.0
+    for name, config in configs.items():
+        policy, game = _policy_of(config)
+        work = work_of(policy, config.learning)
+        clock = time.monotonic()
+        memory = compile_update(policy, game, config.learning, seeds if vectorize else 1).memory_analysis()
+        peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        peak += memory.output_size_in_bytes - memory.alias_size_in_bytes
+        hours = work.flop * config.iterations * seeds / rate / 3600
+        total += hours
+        print(
+            f"\n{name}: {config.model}, {policy.model.config.num_params / 1e9:.3g}e9 weights, "
+            f"{config.iterations} iterations, {seeds} seeds {'at once' if vectorize else 'one after the other'}\n"
+            f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
+            f"reply {config.sampling.max_tokens}, G={config.learning.group_size}, G'={config.learning.group_sample}, "
+            f"groups {config.learning.num_groups}\n"
+            f"  memory a device {peak / GIB:.2f} GiB: arguments {memory.argument_size_in_bytes / GIB:.2f}, temporaries "
+            f"{memory.temp_size_in_bytes / GIB:.2f} (compiled in {time.monotonic() - clock:.0f} s)\n"
+            f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
+            f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
+            f"  all of it: {hours:.3g} hours of a device at the rate above"
+        )
+    print(
+        f"\nin all {total:.3g} device hours at the rate of a plain matrix product. Writing replies is bound by memory "
+        "and slower than that; episodes end early and replies are short, which is faster."
+    )
+
+
+def _policy_of(config: TrainConfig) -> tuple[LanguageAgentPolicy, TextGame]:
+    """Policy and game of a config, without the weights; without a model, Qwen2.5-3B with our tokenizer."""
+    prompt = players.prompt_for(config.model, config.prompt)
+    game = envs.make(config.game, prompt)
+    overrides = {"dtype": config.dtype, "param_dtype": config.dtype} if config.dtype else {}
+    known = config.model != PLANNED_MODEL
+    shape = load_config(config.model) if known else QWEN25_3B
+    model = Transformer(dataclasses.replace(shape, lora=config.lora, **overrides))
+    tokenizer = load_tokenizer(config.model if known else "nano")
+    return LanguageAgentPolicy.for_game(game, model, tokenizer, config.sampling, prompt), game
+
+
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(MatrixConfig)
+    config = app.parse(MatrixConfig)
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
     if flags.FLAGS.dry_run:
-        reproduce_ms_grpo.show(configs, seeds, vectorize, flags.FLAGS.device_tflops)
+        show(configs, seeds, vectorize, flags.FLAGS.device_tflops)
         return
-    run_dir, resume = app.take_run_dir(config), flags.FLAGS.resume
+    run_dir, resume = app.take_run_dir("reproduce_ms_grpo", config), flags.FLAGS.resume
     lines = reproduce(configs, dqn_config, seeds, vectorize, SCALES[config.scale].warm_start, run_dir, resume)
     print("\n".join(lines))
 
@@ -255,64 +313,3 @@ def define_flags() -> None:
 if __name__ == "__main__":
     define_flags()
     app.run(main)
-
-
-PLANNED_MODEL = "Qwen2.5-3B (sizes only, prompts in the built-in tokenizer's tokens)"
-
-
-QWEN25_3B = ModelConfig(
-    vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=2,
-    head_dim=128, max_positions=32768, architecture="Qwen2ForCausalLM", rope_theta=1e6, tie_embeddings=True,
-    qkv_bias=True, dtype="bfloat16", param_dtype="bfloat16",
-)  # fmt: skip
-
-
-def show(configs: dict[str, train_ms_grpo.TrainConfig], seeds: int, vectorize: bool, tflops: float = 0.0) -> None:
-    """Prints the plan of several runs under `seeds` seeds each.
-
-    Args:
-      tflops: rate of the device in mind, in 1e12 floating-point operations a second; 0: measured on the one at hand.
-    """
-    rate = tflops * 1e12 or matmul_rate()
-    device = "a device" if tflops else f"the device at hand, {jax.devices()[0].device_kind}, measured"
-    print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
-    total = 0.0
-    for name, config in configs.items():
-        policy, game, learning = _policy_of(config)
-        work = work_of(policy, learning)
-        clock = time.monotonic()
-        memory = compile_update(policy, game, learning, seeds if vectorize else 1).memory_analysis()
-        peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        peak += memory.output_size_in_bytes - memory.alias_size_in_bytes
-        hours = work.flop * config.iterations * seeds / rate / 3600
-        total += hours
-        print(
-            f"\n{name}: {config.model}, {policy.model.config.num_params / 1e9:.3g}e9 weights, "
-            f"{config.iterations} iterations, {seeds} seeds {'at once' if vectorize else 'one after the other'}\n"
-            f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
-            f"reply {config.max_tokens}, G={config.group_size}, G'={config.group_sample}, groups {config.num_groups}\n"
-            f"  memory a device {peak / GIB:.2f} GiB: arguments {memory.argument_size_in_bytes / GIB:.2f}, temporaries "
-            f"{memory.temp_size_in_bytes / GIB:.2f} (compiled in {time.monotonic() - clock:.0f} s)\n"
-            f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
-            f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
-            f"  all of it: {hours:.3g} hours of a device at the rate above"
-        )
-    print(
-        f"\nin all {total:.3g} device hours at the rate of a plain matrix product. Writing replies is bound by memory "
-        "and slower than that; episodes end early and replies are short, which is faster."
-    )
-
-
-def _policy_of(config: train_ms_grpo.TrainConfig):
-    """(policy, game, learning) of a config, without the weights; without a model, Qwen2.5-3B with our tokenizer."""
-    learning = train_ms_grpo.learning_of(config)
-    prompt = players.prompt_for(config.model, config.prompt)
-    game = make_game(config.game, prompt)
-    overrides = {"dtype": config.dtype, "param_dtype": config.dtype} if config.dtype else {}
-    lora = LoraConfig(config.lora_rank, config.lora_alpha)
-    known = config.model != PLANNED_MODEL
-    shape = load_config(config.model) if known else QWEN25_3B
-    model = Transformer(dataclasses.replace(shape, lora=lora, **overrides))
-    sampling = Sampling(config.max_tokens, config.temperature, config.top_k, config.top_p)
-    tokenizer = load_tokenizer(config.model if known else "nano")
-    return LanguageAgentPolicy.for_game(game, model, tokenizer, sampling, prompt), game, learning

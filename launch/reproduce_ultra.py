@@ -142,7 +142,7 @@ def parse_config() -> RunConfig:
     """The config of the flags; what is not given depends on the scale (quick, if that is not given) and the game."""
     is_pong = (flags.FLAGS["game"].value or RunConfig.game) == "pong"
     presets = {scale: values if is_pong else values | ROBOTS[scale] for scale, values in PRESETS.items()}
-    return config_flags.parse(RunConfig, presets | {None: presets["quick"]}, "scale")
+    return app.parse(RunConfig, presets | {None: presets["quick"]}, "scale")
 
 
 class Run:
@@ -355,7 +355,7 @@ def main(argv: list[str]) -> None:
     if config.base and not flags.FLAGS.resume:  # going on, a copy is there
         _base_of(config)
     may_change = ("methods", "checkpoint_every", "base_url", *models.MAY_CHANGE)
-    run_dir = app.take_run_dir(config, may_change)
+    run_dir = app.take_run_dir("reproduce_ultra", config, may_change)
     run = Run(config, run_dir, flags.FLAGS.resume)
     analyst = run.analyst()  # a wrong address or model shows before anything is trained
     base = run.base()

@@ -244,13 +244,13 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool) -> Results:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(GPIRunConfig).settled()
+    config = app.parse(GPIRunConfig).settled()
     if flags.FLAGS.dry_run:
         print(plan(config))
         return
     if config.backend == "local":
         models.tokenizer_of(config.model)  # a name that is wrong is refused before anything is made
-    run_dir = app.take_run_dir(config, may_change=models.MAY_CHANGE)
+    run_dir = app.take_run_dir("run_language_gpi", config, may_change=models.MAY_CHANGE)
     results = run(config, run_dir, flags.FLAGS.resume)
     line = write_results(config, run_dir, results)
     print(markdown(table(results)), end="")

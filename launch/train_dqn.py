@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import pathlib
 
 import jax
@@ -20,12 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch.train_ms_grpo import make_game
+import envs
 from nlrl_jax.algorithms.dqn import DQNConfig, evaluate, init_state, make_train
-from nlrl_jax.config import check_numbers, option
-from nlrl_jax.files import write_atomically
+from nlrl_jax.config import check, option, part
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.run import app, loop
+from nlrl_jax.run import app, loop, results
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.updates import keep_finite
@@ -42,42 +40,19 @@ class DQNRunConfig:
     """Everything that decides what a run computes."""
 
     game: str = option("snake", "snake, snake_poison, frozen_lake or frozen_lake_slippery")
-    seed: int = option(0, "everything random follows from it")
-    iterations: int = option(40, "chunks of `steps_per_iteration` moves")
-    steps_per_iteration: int = option(100, "moves in each game, and gradient steps, an iteration")
-    num_envs: int = option(20, "games played side by side; 1 is the paper's")
-    learning_rate: float = option(5e-4, "Adam's learning rate [alpha]")
-    discount: float = option(0.9, "discount factor [gamma]")
-    epsilon_decay_steps: float = option(2e4, "environment steps over which epsilon falls to `epsilon_end`")
-    epsilon_start: float = option(1.0, "first share of random moves")
-    epsilon_end: float = option(0.1, "last share of random moves")
-    buffer_size: int = option(10_000, "transitions kept for replay")
-    batch_size: int = option(128, "transitions a gradient step")
-    target_every: int = option(250, "gradient steps between copies to the target network")
-    learning_starts: int = option(1_000, "transitions in the buffer before the first gradient step")
-    max_steps: int = option(20, "steps an episode at most, in training")
+    seed: int = option(0, "everything random follows from it", least=0)
+    iterations: int = option(40, "chunks of steps_per_iteration moves", least=1)
+    steps_per_iteration: int = option(100, "moves in each game, and gradient steps, per iteration", least=1)
+    dqn: DQNConfig = part(DQNConfig(learning_rate=5e-4, epsilon_decay_steps=2e4, target_every=250, num_envs=20))
     sweep: bool = option(False, "train every combination of the paper's search space at once")
-    eval_episodes: int = option(50, "greedy episodes from fixed initial states")
+    eval_episodes: int = option(50, "greedy episodes from fixed initial states", least=1)
     eval_seed: int = option(0, "which initial states; 0 are those of reproduce_ms_grpo")
-    eval_steps: int = option(20, "steps an episode at most, in evaluation")
-    eval_every: int = option(5, "evaluate every so many iterations")
-    checkpoint_every: int = option(20, "iterations between checkpoints")
+    eval_steps: int = option(20, "maximum steps per evaluation episode", least=1)
+    eval_every: int = option(5, "evaluate every so many iterations", least=1)
+    checkpoint_every: int = option(20, "iterations between checkpoints", least=1)
 
     def __post_init__(self):
-        check_numbers(
-            self,
-            at_least_one=(
-                "iterations", "steps_per_iteration", "num_envs", "buffer_size", "batch_size", "target_every",
-                "max_steps", "eval_episodes", "eval_steps", "eval_every", "checkpoint_every",
-            ),
-            not_negative=("learning_rate", "learning_starts"),
-            positive=("epsilon_decay_steps",),
-        )  # fmt: skip
-        self.learning()
-
-    def learning(self) -> DQNConfig:
-        """The algorithm's part. Bad settings raise ValueError here."""
-        return DQNConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(DQNConfig)})
+        check(self)
 
 
 PRESETS = {
@@ -93,8 +68,8 @@ class Trainer:
     """A DQN run, or the whole sweep, with its compiled programs."""
 
     def __init__(self, config: DQNRunConfig):
-        self.dqn = config.learning()
-        self.config, self.game = config, make_game(config.game, "compact")
+        self.dqn = config.dqn
+        self.config, self.game = config, envs.make(config.game, "compact")
         env, env_params = self.game.env, self.game.params
         self.names = [_name(*values) for values in itertools.product(*SWEEP.values())] if config.sweep else []
         train = make_train(env, env_params, self.dqn)
@@ -164,16 +139,17 @@ def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> tuple[dict[s
         evaluate=now_and_then,
     )
     after = trainer.evaluate(state)
-    write_atomically(run_dir / "results.json", json.dumps({"before": before, "after": after}, indent=2))
+    without = lambda found: {name.removeprefix("eval/"): value for name, value in found.items()}
+    results.write(run_dir, script="train_dqn", before=without(before), after=without(after))
     learning_curve([run_dir], ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png")
     return before, after
 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(DQNRunConfig, PRESETS)
+    config = app.parse(DQNRunConfig, PRESETS)
     trainer = Trainer(config)
-    run_dir = app.take_run_dir(config, may_change=("iterations", "checkpoint_every"))
+    run_dir = app.take_run_dir("train_dqn", config, may_change=("iterations", "checkpoint_every"))
     before, after = train(trainer, run_dir, flags.FLAGS.resume)
     ranked = sorted((name for name in after if "=" in name), key=after.get, reverse=True)
     for name in ranked:

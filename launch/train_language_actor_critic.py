@@ -316,7 +316,7 @@ def check(config: RunConfig) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale")
     opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)
     if flags.FLAGS.dry_run:
         print(actor_critic_report.plan(config, len(opponents)))
@@ -325,7 +325,7 @@ def main(argv: list[str]) -> None:
     may_change = ("iterations", "prompted", "checkpoint_every", *models.MAY_CHANGE)
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("base_url", "endpoint_model")
-    run_dir = app.take_run_dir(config, may_change)
+    run_dir = app.take_run_dir("train_language_actor_critic", config, may_change)
     usage, results, resume = KeptUsage(run_dir), {}, flags.FLAGS.resume
     prompted = baselines.as_prompted(config)
     for opponent in opponents:

@@ -227,12 +227,14 @@ def check(config: RunConfig) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale")
     if flags.FLAGS.dry_run:
         print(language_td_report.plan(config))
         return
     check(config)
-    run_dir = app.take_run_dir(config, may_change=("iterations", "checkpoint_every", *models.MAY_CHANGE))
+    run_dir = app.take_run_dir(
+        "train_language_td", config, may_change=("iterations", "checkpoint_every", *models.MAY_CHANGE)
+    )
     results = train(config, run_dir, flags.FLAGS.resume)
     before, after = results["before"], results["after"]
     print(f"report: {run_dir / 'report.html'}")

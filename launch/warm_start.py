@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import optax
 from absl import flags
 
+import envs
 from envs.walkers import demonstrate, reply_template
-from launch.train_ms_grpo import make_game, map_split
 from nlrl_jax.algorithms.sft import demonstration_loss, make_sft_step
-from nlrl_jax.config import check_numbers, option
+from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.transformer import init_lora
@@ -41,27 +41,24 @@ DONE = "warm_start.json"  # written last, beside the weights
 class WarmStartConfig:
     """Everything that decides what a warm start computes."""
 
-    model: str = option("smollm2", "nano, nano_snake (built in), smollm2, a Hugging Face folder or a .gguf file")
-    game: str = option("frozen_lake", "frozen_lake, frozen_lake_slippery, snake or snake_poison")
+    model: str = option("smollm2", players.MODELS)
+    revision: str = option("", "branch, tag or commit of a Hub id")
+    game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game")
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
-    iterations: int = option(60, "gradient steps")
-    batch: int = option(8, "demonstrations a step")
-    learning_rate: float = option(1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero")
-    skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies")
-    max_tokens: int = option(200, "reply length that the prompt names")
-    lora_rank: int = option(16, "rank of the adapter")
-    lora_alpha: float = option(32.0, "the adapter's update is scaled by alpha / rank")
-    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's")
-    seed: int = option(0, "everything random follows from it")
-    checkpoint_every: int = option(20, "steps between checkpoints")
+    iterations: int = option(60, "gradient steps", least=1)
+    batch: int = option(8, "demonstrations per step", least=1)
+    learning_rate: float = option(
+        1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero", least=0
+    )
+    skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies", least=0, most=1)
+    max_tokens: int = option(200, "reply length that the prompt names", least=1)
+    lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
+    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
+    seed: int = option(0, "everything random follows from it", least=0)
+    checkpoint_every: int = option(20, "steps between checkpoints", least=1)
 
     def __post_init__(self):
-        check_numbers(
-            self,
-            at_least_one=("iterations", "batch", "max_tokens", "checkpoint_every"),
-            not_negative=("learning_rate", "skilled_share"),
-            finite=("lora_alpha",),
-        )
+        check(self)
 
 
 @flax.struct.dataclass
@@ -94,14 +91,15 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     """Trains in a folder that is this run's. Returns the folder of the model; what is there already is not made again.
 
     Raises:
-      ValueError: see `setup.make_game`, `setup.load`, `setup.make_policy`.
+      ValueError: see `envs.make`, `players.load`, `players.make_policy`.
     """
     model = run_dir / "model"
     if resume and (model / DONE).exists():
         return model
     prompt = players.prompt_for(config.model, config.prompt)
-    game = make_game(config.game, prompt, **map_split(config.game, "train"))
-    loaded = players.load(config.model, config.dtype, LoraConfig(config.lora_rank, config.lora_alpha))
+    maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
+    game = envs.make(config.game, prompt, **maps)
+    loaded = players.load(config.model, config.dtype, config.lora, revision=config.revision)
     policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt)
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
@@ -125,14 +123,14 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
         resume=resume,
     )
     huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
-    write_atomically(model / DONE, json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    write_atomically(model / DONE, json.dumps(flat(config), indent=2) + "\n")
     return model
 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = config_flags.parse(WarmStartConfig)
-    run_dir = app.take_run_dir(config, may_change=("checkpoint_every",))
+    config = app.parse(WarmStartConfig)
+    run_dir = app.take_run_dir("warm_start", config, may_change=("checkpoint_every",))
     print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume)}")
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
+from nlrl_jax.config import check, option
+
 if TYPE_CHECKING:
     from nlrl_jax.text.template import Template
 
@@ -31,6 +33,7 @@ class TextGame:
       board: template of the board alone, as a person would draw it (reads the same fields).
       success: one state -> bool, whether the episode counts as won; None where a game has no such notion.
       max_actions_per_turn: how many actions one reply may name.
+      legend: meaning of the characters that `board` draws, for reports, e.g. {"G": "goal"}.
     """
 
     name: str
@@ -43,6 +46,7 @@ class TextGame:
     board: Template
     success: Callable[[Any], jax.Array] | None = None
     max_actions_per_turn: int = 3
+    legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,29 +113,15 @@ class ControlGame:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The generation configuration G of a language agent policy (MS-GRPO, section "LAP").
+    """The generation configuration of a language model (MS-GRPO, section "LAP": G)."""
 
-    Attributes:
-      max_tokens: new tokens at most, the end-of-reply token included.
-      temperature: divides the logits; 0 is greedy.
-      top_k: only the k most likely tokens; 0 is no limit.
-      top_p: only the smallest set of tokens with this much probability (after top-k); 1 is no limit.
-    """
-
-    max_tokens: int = 200
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    max_tokens: int = option(200, "maximum tokens per reply, its end token included", least=1)
+    temperature: float = option(1.0, "sampling temperature, which divides the logits; 0 is greedy", least=0)
+    top_k: int = option(0, "sample from the k most likely tokens; 0 is no limit", least=0)
+    top_p: float = option(1.0, "sample from the most likely tokens with this much probability", above=0, most=1)
 
     def __post_init__(self):
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or above")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be 0 (no limit) or above")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

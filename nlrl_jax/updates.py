@@ -1,9 +1,9 @@
-"""An update that goes wrong leaves the state as it was.
+"""Around an update, inside `jit`: keep the old state where the new one is not finite, and stack the states of seeds.
 
-    update = jax.jit(keep_finite(ppo.make_update(env, env_params, config)), donate_argnums=0)
-    update = jax.jit(keep_finite(jax.vmap(update)), donate_argnums=0)          # a stack of seeds: all or none goes on
+update = jax.jit(keep_finite(ppo.make_update(env, env_params, config)), donate_argnums=0)
 
-Around the whole update and inside `jit`: a donated state is gone afterwards.
+many = keep_finite(over_seeds(update, vectorize=True))             # one seed fails: all keep their state
+states, metrics = jax.jit(many)(stack([init(key) for key in keys]), keys)      # metrics: each [n]
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+def where(mask: jax.Array, new: Any, old: Any) -> Any:
+    """`new` in the rows where `mask` [B, ...] is True, else `old`: for trees whose leaves are [B, ...]."""
+    pick = lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
+    return jax.tree.map(pick, new, old)
 
 
 def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Callable[..., Any]:

@@ -25,51 +25,36 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from nlrl_jax.config import check, option
+from nlrl_jax.updates import where
+
 
 @dataclasses.dataclass(frozen=True)
 class DQNConfig:
-    """Hyperparameters; the defaults are those of the paper's best agent, except `num_envs`.
+    """Deep Q-learning; the defaults are those of the paper's best agent, except `num_envs`."""
 
-    Attributes:
-      learning_rate: Adam's [alpha].
-      discount: [gamma].
-      epsilon_decay_steps: environment steps over which epsilon falls linearly from `epsilon_start` to `epsilon_end`.
-      buffer_size: transitions kept; a multiple of `num_envs`.
-      batch_size: transitions a gradient step.
-      target_every: gradient steps between copies to the target network.
-      learning_starts: transitions in the buffer before the first gradient step.
-      num_envs: games played side by side.
-      max_steps: steps an episode at most.
-    """
-
-    learning_rate: float = 1e-5
-    discount: float = 0.9
-    epsilon_decay_steps: float = 1e5
-    epsilon_start: float = 1.0
-    epsilon_end: float = 0.1
-    buffer_size: int = 10_000
-    batch_size: int = 128
-    target_every: int = 1_000
-    learning_starts: int = 1_000
-    num_envs: int = 10
-    max_steps: int = 20
+    learning_rate: float = option(1e-5, "Adam's learning rate [alpha]", least=0)
+    discount: float = option(0.9, "discount factor [gamma]", least=0, below=1)
+    epsilon_decay_steps: float = option(1e5, "environment steps over which epsilon falls to epsilon_end", above=0)
+    epsilon_start: float = option(1.0, "first share of random moves", least=0, most=1)
+    epsilon_end: float = option(0.1, "last share of random moves", least=0, most=1)
+    buffer_size: int = option(10_000, "transitions kept for replay, a multiple of num_envs", least=1)
+    batch_size: int = option(128, "transitions per gradient step", least=1)
+    target_every: int = option(1_000, "gradient steps between copies to the target network", least=1)
+    learning_starts: int = option(1_000, "transitions in the buffer before the first gradient step", least=0)
+    num_envs: int = option(10, "games played side by side; 1 is the paper's", least=1)
+    max_steps: int = option(20, "maximum steps per training episode", least=1)
 
     def __post_init__(self):
-        for name in ("buffer_size", "batch_size", "target_every", "num_envs", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check(self)
         if self.buffer_size % self.num_envs:
             raise ValueError(f"buffer_size {self.buffer_size} is not a multiple of num_envs {self.num_envs}")
         if self.learning_starts > self.buffer_size:
             raise ValueError(
                 f"learning_starts {self.learning_starts} never comes: the buffer holds {self.buffer_size} transitions"
             )
-        if not 0 <= self.discount < 1:
-            raise ValueError(f"discount is {self.discount}; it must be at least 0 and below 1")
-        if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:
-            raise ValueError(
-                f"epsilon goes from {self.epsilon_start} to {self.epsilon_end}; it must fall within [0, 1]"
-            )
+        if self.epsilon_end > self.epsilon_start:
+            raise ValueError(f"epsilon goes from {self.epsilon_start} to {self.epsilon_end}; it must not rise")
 
 
 class Conv3x3(nn.Module):
@@ -209,11 +194,10 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         steps = state.episode_steps + 1
         over = terminated | (steps >= config.max_steps)
         new_obs, new_state = reset_env(jax.random.split(key_reset, n), env_params)
-        pick = lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (old.ndim - 1)), new, old)
         state = state.replace(
             buffer=buffer,
-            env_state=jax.tree.map(pick, new_state, env_state),
-            obs=pick(new_obs.astype(jnp.uint8), obs),
+            env_state=where(over, new_state, env_state),
+            obs=where(over, new_obs.astype(jnp.uint8), obs),
             episode_steps=jnp.where(over, 0, steps),
             played=state.played + 1,
         )

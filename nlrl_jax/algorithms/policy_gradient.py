@@ -69,12 +69,10 @@ def micro_batches(turns: Turns, advantages: jax.Array, size: int) -> Replies:
     return rows._replace(prompt_lengths=jnp.maximum(rows.prompt_lengths, 1))
 
 
-def log_probs_of(
-    policy: LanguageAgentPolicy, variables: Any, rows: Replies, temperature: jax.Array | None = None
-) -> jax.Array:
+def log_probs_of(policy: LanguageAgentPolicy, variables: Any, rows: Replies) -> jax.Array:
     """Log-probabilities of the replies under `variables`, [N, M, K], one micro-batch at a time."""
     prefix = policy.prefix(variables)
-    return jax.lax.map(lambda row: _score(policy, policy.model, variables, prefix, row, temperature), rows)
+    return jax.lax.map(lambda row: _score(policy, policy.model, variables, prefix, row), rows)
 
 
 def loss_and_grad(
@@ -85,7 +83,6 @@ def loss_and_grad(
     rows: Replies,
     reference: bool,
     remat: bool,
-    temperature: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
     """The summed loss over all replies, its metrics, and its gradient with respect to the adapter.
 
@@ -94,7 +91,6 @@ def loss_and_grad(
       params: frozen base weights. lora: the adapter.
       reference: also score the replies without the adapter (else the reference is theta itself).
       remat: recompute blocks in the backward pass.
-      temperature: float [], that the replies were sampled at, in place of the sampling's own.
     """
     model = policy.model.clone(remat=remat)
     base = {"params": params}  # the adapter switched off is the reference
@@ -104,9 +100,9 @@ def loss_and_grad(
         return compute_prefix(model, {**base, "lora": lora}, policy.template.prefix)
 
     def micro_loss(lora, prefix, row):
-        new = _score(policy, model, {**base, "lora": lora}, prefix, row, temperature)
+        new = _score(policy, model, {**base, "lora": lora}, prefix, row)
         old = jax.lax.stop_gradient(new) if row.old_log_probs is None else row.old_log_probs
-        ref = _score(policy, model, base, ref_prefix, row, temperature) if reference else new
+        ref = _score(policy, model, base, ref_prefix, row) if reference else new
         value, metrics = loss(new, old, ref, row.advantages, row.weights)
         return value, {**metrics, "log_prob": jnp.sum(row.weights * new)}
 
@@ -125,7 +121,7 @@ def loss_and_grad(
     return value, metrics, grads
 
 
-def _score(policy, model, variables, prefix, row, temperature):
+def _score(policy, model, variables, prefix, row):
     # The distribution that tokens are sampled from, before any top-k or top-p cut.
-    temperature = (policy.sampling.temperature or 1.0) if temperature is None else temperature
+    temperature = policy.sampling.temperature or 1.0
     return score(model, variables, row.prompts, row.prompt_lengths, row.replies, prefix, temperature)

@@ -27,6 +27,7 @@ import optax
 
 from nlrl_jax import losses, networks, returns
 from nlrl_jax.networks import Agent, Moments
+from nlrl_jax.updates import where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +221,6 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
             if hooks.reset:
                 start = jax.vmap(hooks.reset, in_axes=(None, 0, 0, 0))
                 fresh_obs, fresh_state = start(state.aux, jax.random.split(key_start, n), fresh_obs, fresh_state)
-            pick = lambda new, old: jnp.where(done.reshape(done.shape + (1,) * (old.ndim - 1)), new, old)
             transition = Transitions(
                 obs=obs,
                 action=action,
@@ -234,8 +234,8 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
                 finished_steps=jnp.where(done, steps, 0),
             )
             carry = (
-                jax.tree.map(pick, fresh_state, next_state),
-                pick(fresh_obs, next_obs),
+                where(done, fresh_state, next_state),
+                where(done, fresh_obs, next_obs),
                 jnp.where(done, 0.0, total),
                 jnp.where(done, 0, steps),
             )

@@ -13,6 +13,9 @@ from nlrl_jax.types import Chat, Reply, Sampling, Score
 Script = Callable[[Mapping[str, Any], random.Random], str]
 
 
+CHARACTERS = 4  # per token, about
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScriptedModel:
     """Answers from the structured context that a chat was written from.
@@ -39,3 +42,27 @@ class ScriptedModel:
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """Raises NotImplementedError: a script has no probabilities."""
         raise NotImplementedError("a scripted model cannot score; use the local model or an endpoint that scores")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CountingModel:
+    """Rules in a real model's place for a dry run: replies claim the tokens that a real model would take at most.
+
+    Behind `Metered` the real algorithm over this model counts calls and tokens by role. Replies are as long as
+    `sampling.max_tokens` allows, padded with blanks, so that prompts which quote them have their full length.
+
+    Attributes:
+      scripts: as in `ScriptedModel`.
+    """
+
+    scripts: Mapping[str, Script]
+    can_score = False
+
+    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+        """See `types.LanguageModel`."""
+        replies = ScriptedModel(self.scripts).complete(chats, sampling, role, seed)
+        size = lambda chat: sum(len(message["content"]) for message in chat.messages)
+        return [
+            Reply(reply.text.ljust(CHARACTERS * sampling.max_tokens), size(chat) // CHARACTERS, sampling.max_tokens)
+            for chat, reply in zip(chats, replies, strict=True)
+        ]

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from nlrl_jax.config import check, option
+
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _MODEL_TYPES = {"llama": ARCHITECTURES[0], "qwen2": ARCHITECTURES[1], "qwen3": ARCHITECTURES[2]}
 
@@ -22,14 +24,13 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adapters on every linear layer inside the blocks; the update is `alpha / rank * x A B`."""
+    """Low-rank adapters on every linear layer inside the blocks: the update is `alpha / rank * x A B`."""
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: int = option(16, "rank of the adapters on all linear layers", least=1)
+    alpha: float = option(32.0, "the adapter's update is scaled by alpha / rank")
 
     def __post_init__(self):
-        if self.rank < 1:
-            raise ValueError(f"LoRA rank is {self.rank}; it must be at least 1")
+        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +147,9 @@ class ModelConfig:
 
 def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
     wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
-    for option, value in wanted.items():
-        if hf.get(option, value) not in (value, None):
-            raise ValueError(f"{option}={hf[option]!r} is not implemented; this decoder has {option}={value!r}")
+    for name, value in wanted.items():
+        if hf.get(name, value) not in (value, None):
+            raise ValueError(f"{name}={hf[name]!r} is not implemented; this decoder has {name}={value!r}")
     if any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
         raise ValueError(f"layer_types={sorted(set(hf['layer_types']))} is not implemented; only full_attention is")
     if hf.get("quantization_config"):

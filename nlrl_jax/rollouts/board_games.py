@@ -13,6 +13,7 @@ import numpy as np
 
 from nlrl_jax.roles.board_games import ActorCriticRoles, Line, Step, View, Viewer
 from nlrl_jax.types import BoardGame, LanguageModel, Sampling
+from nlrl_jax.updates import where
 
 # (views [B], seed) -> a legal word each
 Act = Callable[[Sequence[View], int], list[str]]
@@ -146,8 +147,7 @@ def advance(game: BoardGame, positions: Any, actions: jax.Array) -> tuple[Any, j
     """Every game that is not over takes its move: (positions [B, ...] afterwards, the actions)."""
     over = jax.vmap(game.is_terminal)(positions)
     after = jax.vmap(game.step)(positions, actions)
-    keep = lambda new, old: jnp.where(over.reshape(over.shape + (1,) * (new.ndim - 1)), old, new)
-    return jax.tree.map(keep, after, positions), actions
+    return where(over, positions, after), actions
 
 
 def rates(games: Sequence[Played]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 from nlrl_jax import networks
 from nlrl_jax.networks import Agent, Moments
 from nlrl_jax.roles.trajectories import Episode
+from nlrl_jax.updates import where
 
 
 def evaluate(
@@ -81,7 +82,7 @@ def record(
             jax.random.split(key_step, episodes), env_state, agent.to_env(action), env_params
         )
         kept = (env_state, obs, agent.to_env(action), jnp.where(over, 0.0, reward))
-        last_obs = jnp.where(over.reshape(over.shape + (1,) * (obs.ndim - 1)), last_obs, next_obs)
+        last_obs = where(over, last_obs, next_obs)
         terminated, steps = terminated | (ended & ~over), steps + ~over
         over = over | ended | jax.vmap(env.is_truncated, in_axes=(0, None))(next_state, env_params)
         return (next_state, next_obs, last_obs, over, terminated, steps), kept

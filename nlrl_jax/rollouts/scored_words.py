@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.word_policy import MovePolicy, move_log_probs
 from nlrl_jax.types import TextGame
+from nlrl_jax.updates import where
 
 
 class Moves(NamedTuple):
@@ -67,11 +68,10 @@ def play_games(
         _, after, reward, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key_game, num), states, action, game.params
         )
-        stay = lambda new, old: jnp.where(over.reshape((num,) + (1,) * (new.ndim - 1)), old, new)
         log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
         reward, active = jnp.where(over, 0.0, reward), ~over
         moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, end & active, active)
-        return (jax.tree.map(stay, after, states), over | end), moves
+        return (where(over, states, after), over | end), moves
 
     start = text_games.reset(game, key_reset, num), jnp.zeros((num,), bool)
     shapes = jax.eval_shape(turn, start, key)[1]

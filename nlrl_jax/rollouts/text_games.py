@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from nlrl_jax.lm.transformer import KeyValues
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.types import TextGame
+from nlrl_jax.updates import where
 
 
 class Turns(NamedTuple):
@@ -22,6 +23,8 @@ class Turns(NamedTuple):
     turn: what was read and written, each [T, B, ...]; see `Turn`.
     reward: float32 [T, B], the environment's reward over the turn's steps.
     steps: int32 [T, B], environment steps taken in the turn.
+    invalid: int32 [T, B], invalid actions of the reply. Those named behind the action that ended the episode do not
+      count: nobody is asked to act any more.
     active: bool [T, B], False once the episode is over: nothing else in that row counts.
     """
 
@@ -29,6 +32,7 @@ class Turns(NamedTuple):
     turn: Turn
     reward: jax.Array
     steps: jax.Array
+    invalid: jax.Array
     active: jax.Array
 
 
@@ -62,13 +66,11 @@ def play(
     max_turns: int,
     max_steps: int,
     prefix: KeyValues | None = None,
-    temperature: jax.Array | None = None,
-    constants: dict[str, jax.Array] | None = None,
 ) -> Episodes:
     """Plays B episodes to their end or to a limit (Algorithm 1 of MS-GRPO, lines 6-16). Pure; no host call.
 
     Each turn the policy reads the state as text, writes a reply and the game takes its actions one by
-    one. An invalid action moves nothing.
+    one. An invalid action moves nothing and takes no environment step.
 
     Args:
       variables: the model's parameters.
@@ -77,13 +79,10 @@ def play(
       max_turns: replies an episode at most ("LAP actions" in the paper).
       max_steps: environment steps an episode at most.
       prefix: `policy.prefix(variables)` if the caller has it already.
-      temperature: float [], in place of the sampling's own.
-      constants: fields that the game does not have, each [B], the same in all turns of an episode (e.g. "template").
     """
     B = jax.tree.leaves(states)[0].shape[0]
     prefix = policy.prefix(variables) if prefix is None else prefix
     fields_of = jax.vmap(game.fields)
-    options = {} if temperature is None else {"temperature": temperature}
 
     def step(key, carry, action):
         """One environment step of every episode that is still running and has a valid action."""
@@ -92,21 +91,25 @@ def play(
         _, after, r, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key, B), states, jnp.maximum(action, 0), game.params
         )
-        states = jax.tree.map(lambda new, old: jnp.where(_like(do, new), new, old), after, states)
-        return states, terminated | (do & end), steps + do, reward + jnp.where(do, r, 0.0), taken + do
+        return where(do, after, states), terminated | (do & end), steps + do, reward + jnp.where(do, r, 0.0), taken + do
 
     def turn(carry, key):
         states, terminated, steps = carry
         active = ~terminated & (steps < max_steps)
         key_text, key_game = jax.random.split(key)
-        fields = fields_of(states) | (constants or {})
-        said = policy.act(variables, prefix, key_text, fields, active, **options)
+        fields = fields_of(states)
+        said = policy.act(variables, prefix, key_text, fields, active)
         actions = jnp.where(active[:, None], said.parsed.actions, -1)
         carry = (states, terminated, steps, jnp.zeros((B,), jnp.float32), jnp.zeros((B,), jnp.int32))
+        invalid = jnp.zeros((B,), jnp.int32)
         for i in range(actions.shape[1]):
+            _, terminated, steps, *_ = carry
+            invalid += (actions[:, i] < 0) & ~terminated & (steps < max_steps)
             carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
         states, terminated, steps, reward, taken = carry
-        return (states, terminated, steps), Turns(fields, said, reward, taken, active)
+        invalid = jnp.where(terminated | (steps >= max_steps), invalid, said.parsed.num_invalid)
+        invalid = jnp.where(active, invalid, 0)
+        return (states, terminated, steps), Turns(fields, said, reward, taken, invalid, active)
 
     start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
     shapes = jax.eval_shape(turn, start, key)[1]
@@ -121,7 +124,3 @@ def play(
     (states, terminated, _), turns = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
     success = jnp.zeros((B,), bool) if game.success is None else jax.vmap(game.success)(states)
     return Episodes(turns, terminated, success, fields_of(states))
-
-
-def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
-    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

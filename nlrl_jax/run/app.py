@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import dataclasses
+import errno
 import logging
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from absl import app as absl_app
 from absl import flags
 
-from nlrl_jax.run.directory import open_run
+from nlrl_jax.config import flat
+from nlrl_jax.run.directory import open_run, read_config
+from nlrl_jax.run.flags import Presets, help_text
+from nlrl_jax.run.flags import parse as parse_flags
 from nlrl_jax.types import LanguageModelError
+
+T = TypeVar("T")
 
 
 def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
-    """`app.run` for people: a bad argument is one sentence, not a stack trace; compiled programs are kept on disk.
+    """`absl.app.run` for people: `--help` lists the script's own options, a bad argument is one sentence and not a
+    stack trace ($NLRL_TRACEBACK shows it), Ctrl-C one line, and compiled programs are kept on disk.
 
     Args:
       takes_names: the script reads arguments that are no options.
     """
+    if {"--help", "-help", "-h", "--helpshort"} & set(sys.argv[1:]):
+        with contextlib.suppress(BrokenPipeError):  # of `--help | head`
+            print(help_text(sys.modules[main.__module__]), flush=True)
+        os._exit(0)
 
     def wrapped(argv):
         if len(argv) > 1 and not takes_names:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
         keep_freed_memory()
-        # Orbax tells every step of a save, jax every backend that is not there, httpx every request
+        # Orbax logs every step of a save, jax every backend that is not there, httpx every request
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
@@ -39,9 +50,22 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         except (ValueError, OSError, LanguageModelError) as error:
             if os.environ.get("NLRL_TRACEBACK"):
                 raise
-            sys.exit(f"error: {error}")
+            sys.exit(f"error: {_sentence(error)}")
+        except KeyboardInterrupt:
+            print("\ninterrupted; a run that has begun continues with --resume", file=sys.stderr)
+            sys.exit(130)
 
     absl_app.run(wrapped)
+
+
+def _sentence(error: Exception) -> str:
+    """The error in words; a full disk wherever in the chain of causes it stands."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+            return f"disk full at {cause.filename or 'the run folder'}; free space and run again with --resume"
+        cause = cause.__cause__ or cause.__context__
+    return str(error)
 
 
 def use_compilation_cache() -> None:
@@ -67,19 +91,33 @@ def keep_freed_memory() -> None:
 
 def define_run_flags() -> None:
     """The flags of every training script."""
-    flags.DEFINE_string("run_dir", "", "folder for everything the run writes")
-    flags.DEFINE_boolean("resume", False, "go on with the run in --run_dir from its last checkpoint")
-    flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
+    for flag in (
+        flags.Flag(flags.ArgumentParser(), None, "run_dir", "", "folder for everything the run writes"),
+        flags.BooleanFlag("resume", False, "continue the run in --run_dir from its last checkpoint"),
+        flags.BooleanFlag("overwrite", False, "delete the run in --run_dir first"),
+    ):
+        flags.DEFINE_flag(flag, module_name="Run")
 
 
-def take_run_dir(config: Any, may_change: Collection[str] = ()) -> pathlib.Path:
-    """The folder that --run_dir names, checked, locked and holding the config (a dataclass).
+def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset") -> T:
+    """The config that the command line describes; with --resume what it leaves out is the stored run's.
+
+    Raises:
+      ValueError: a value outside its bounds, or --resume where there is no run.
+    """
+    resumed = "resume" in flags.FLAGS and flags.FLAGS.resume and flags.FLAGS.run_dir
+    stored = read_config(flags.FLAGS.run_dir) if resumed else None
+    return parse_flags(config, presets, flag, stored)
+
+
+def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> pathlib.Path:
+    """The folder that --run_dir names, checked, locked and holding the config (a dataclass) and the script's name.
 
     Raises:
       ValueError: no --run_dir, or one that cannot be used; see `open_run`.
     """
-    given = flags.FLAGS
-    if not given.run_dir:
+    options = flags.FLAGS
+    if not options.run_dir:
         raise ValueError("say where the run's files go: --run_dir runs/NAME")
-    asked = dataclasses.asdict(config)
-    return open_run(given.run_dir, asked, given.resume, overwrite=given.overwrite, may_change=may_change)
+    values = {"script": script, **flat(config)}
+    return open_run(options.run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)

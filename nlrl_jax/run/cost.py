@@ -1,15 +1,18 @@
-"""What an MS-GRPO update costs before it runs: memory from the compiler, tokens and floating-point operations."""
+"""What a run would cost, without running it: an MS-GRPO update's memory, tokens and floating-point operations, and the
+calls and tokens of language models that a small run over `backends.scripted.CountingModel` counted."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.backends.scripted import CHARACTERS
 from nlrl_jax.lm.transformer import init_params
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.updates import over_seeds
@@ -71,3 +74,20 @@ def matmul_rate(size: int = 2048) -> float:
         product(x).block_until_ready()
         best = min(best, time.perf_counter() - clock)
     return 2 * size**3 / best
+
+
+def calls_table(rows: Iterable[Mapping[str, Any]], times: float = 1.0) -> str:
+    """What a dry run counted, by role, and in all.
+
+    Args:
+      rows: `Usage.rows` of a small run over `CountingModel`.
+      times: by how much the run in mind is larger.
+    """
+    lines, total = [f"{'role':20}{'calls':>14}{'tokens read, about':>22}{'written, at most':>20}"], 0.0
+    for row in rows:
+        calls, read, written = (row[name] * times for name in ("calls", "prompt_tokens", "tokens"))
+        lines.append(f"{row['role']:20}{calls:>14,.0f}{read:>22,.0f}{written:>20,.0f}")
+        total += read + written
+    return "\n".join(
+        [*lines, f"{total / 1e6:,.1f} million tokens at most, a token taken to be {CHARACTERS} characters"]
+    )

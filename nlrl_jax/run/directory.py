@@ -39,7 +39,7 @@ def open_run(
     Args:
       run_dir: the folder; made if it is not there.
       config: JSON-able; written to config.json.
-      resume: go on with the run in the folder. Without a run there, a new one starts.
+      resume: continue the run in the folder.
       overwrite: delete the run in the folder first. Not with `resume`.
       may_change: fields of the config that may differ from the stored ones on resume. So may folders
         (`*_dir`, `*_path`), and a path that leads to the same place or to where it was moved; what changed is printed.
@@ -49,8 +49,8 @@ def open_run(
 
     Raises:
       ValueError: the folder cannot be made or written, another process writes to it, it holds a run already that
-        has left something (neither `resume` nor `overwrite`), it holds things that are no run's, or the stored
-        config differs in other fields than those that may.
+        has left something (neither `resume` nor `overwrite`), it holds things that are no run's, there is no run to
+        resume, or the stored config differs in other fields than those that may.
     """
     run_dir = pathlib.Path(run_dir).expanduser().absolute()
     _lock(run_dir)
@@ -60,13 +60,11 @@ def open_run(
             _empty(run_dir)
         config = json.loads(json.dumps(config))
         number = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
-        if resume and (run_dir / CONFIG).exists():
+        if resume:
             _compare(run_dir, read_config(run_dir), config, may_change)
             number = _number(run_dir) or number
         else:
             _check_free(run_dir)
-            if resume:
-                print(f"{run_dir} holds no run yet: starting one")
         write_atomically(run_dir / CONFIG, json.dumps({_MARK: number, **config}, indent=2) + "\n")
     except BaseException:
         close_run(run_dir)

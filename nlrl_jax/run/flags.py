@@ -55,20 +55,30 @@ def listed(presets: Presets) -> str:
     return "; ".join(f"{name}: {words(values)}" for name, values in presets.items() if name and values)
 
 
-def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset", **fixed: Any) -> T:
-    """The config of the flags that were given. Call it inside `app.run`.
+def parse(
+    config: type[T] | T,
+    presets: Presets | None = None,
+    flag: str = "preset",
+    stored: Mapping[str, Any] | None = None,
+) -> T:
+    """The config that the command line describes. Call it inside `app.run`.
 
     Without a preset flag the values of `presets[None]` hold, if there are such.
 
     Args:
-      **fixed: flat values that flags override and that override the preset.
+      stored: flat values of the run that is resumed, which hold where neither a flag nor a preset is given.
 
     Raises:
       ValueError: a value outside its bounds.
     """
     start = config() if isinstance(config, type) else config
-    values = dict((presets or {}).get(flags.FLAGS[flag].value, {})) if presets else {}
-    values |= fixed | given(config)
+    preset = flags.FLAGS[flag].value if presets else None
+    values = dict((presets or {}).get(preset, {}))
+    if stored is not None:
+        known = {one.name for one in configs.options(config)}
+        kept = {name: value for name, value in stored.items() if name in known}
+        values = kept | (values if preset else {})
+    values |= given(config)
     try:
         return configs.replace(start, **values)
     except OptionError as error:

@@ -9,14 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState
-from nlrl_jax.config import check_dtype
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.sharding import make_mesh, shard
-from nlrl_jax.lm.transformer import Transformer, init_lora, param_specs
+from nlrl_jax.lm.sharding import make_mesh
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -24,6 +20,7 @@ from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
 
+MODELS = f"{', '.join(BUILT_IN)} (built in), smollm2, a Hugging Face folder or Hub id, or a .gguf file"
 NANO_TOKENS = 10  # a nano model's reply is one action tag
 
 
@@ -33,16 +30,11 @@ def prompt_for(model: str, prompt: str) -> str:
 
 
 def make_policy(
-    game: TextGame,
-    loaded: LoadedModel,
-    sampling: Sampling,
-    prompt: str,
-    mesh: jax.sharding.Mesh | None = None,
-    num_templates: int = 1,
+    game: TextGame, loaded: LoadedModel, sampling: Sampling, prompt: str, mesh: jax.sharding.Mesh | None = None
 ) -> LanguageAgentPolicy:
     """The language agent policy of a loaded model for a game."""
     model = Transformer(loaded.config, mesh=mesh)
-    return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt, num_templates=num_templates)
+    return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt)
 
 
 def load(
@@ -52,12 +44,7 @@ def load(
     mesh: jax.sharding.Mesh | None = None,
     revision: str = "",
 ) -> LoadedModel:
-    """See `weights.load.load_model`; an empty dtype keeps the checkpoint's.
-
-    Raises:
-      ValueError: another dtype than float32 or bfloat16; otherwise see there.
-    """
-    check_dtype(dtype)
+    """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
     overrides = {} if lora is None else {"lora": lora}
     return load_model(name, dtype or None, dtype or None, mesh, revision, **overrides)
 
@@ -118,26 +105,6 @@ def parse_mesh(text: str) -> jax.sharding.Mesh | None:
     return make_mesh(*map(int, sizes))
 
 
-def place(state: TrainState, model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
-    """Puts a fresh state where the update leaves it, so that the update compiles once.
-
-    On a mesh the adapter and the optimizer's moments are laid out like the weights they belong to.
-    """
-    if model.mesh is None:
-        return jax.device_put(state, jax.devices()[0])
-    whole = NamedSharding(model.mesh, PartitionSpec())
-    lora = shard(state.lora, param_specs(model)["lora"], model.mesh)
-    opt_state = optax.tree.map_params(
-        optimizer,
-        jax.device_put,
-        state.opt_state,
-        jax.tree.map(lambda leaf: leaf.sharding, lora),
-        transform_non_params=lambda leaf: jax.device_put(leaf, whole),
-    )
-    rest = jax.device_put((state.iteration, state.explore), whole)
-    return state.replace(lora=lora, opt_state=opt_state, iteration=rest[0], explore=rest[1])
-
-
 def evaluator(
     policy: LanguageAgentPolicy, game: TextGame, num: int, max_turns: int, max_steps: int, seed: int
 ) -> Callable[[Any], text_games.Episodes]:
@@ -153,25 +120,23 @@ def evaluator(
     return evaluate
 
 
-def summarize(episodes: text_games.Episodes, game: TextGame) -> dict[str, float]:
+def summarize(episodes: text_games.Episodes, game: TextGame, invalid_action_reward: float = -0.5) -> dict[str, float]:
     """Mean and standard deviation of the game's own return, success, and how well replies were formed.
 
-    env_reward is the paper's R: the game's return and -0.5 for each invalid action.
+    env_reward is the paper's R: the game's return and `invalid_action_reward` for each invalid action.
     """
-    returns = np.asarray(episodes.turns.reward).sum(axis=0)
-    active = np.asarray(episodes.turns.active)
-    parsed = episodes.turns.turn.parsed
-    invalid = np.where(active, np.asarray(parsed.num_invalid), 0).sum(axis=0)
-    per_turn = lambda x: float(np.where(active, np.asarray(x), 0).sum() / max(active.sum(), 1))
+    turns = jax.tree.map(np.asarray, episodes.turns)
+    returns, active = turns.reward.sum(axis=0), turns.active
+    per_turn = lambda x: float(np.where(active, x, 0).sum() / max(active.sum(), 1))
     summary = {
         "episodes": len(returns),
         "env_return": float(returns.mean()),
         "env_return_std": float(returns.std()),
-        "env_reward": float((returns + MSGRPOConfig().invalid_action_reward * invalid).mean()),
+        "env_reward": float((returns + invalid_action_reward * turns.invalid.sum(axis=0)).mean()),
         "terminated": float(np.mean(episodes.terminated)),
         "turns": float(active.sum(axis=0).mean()),
-        "invalid_actions": per_turn(parsed.num_invalid),
-        "format_penalty": per_turn(parsed.format_penalty),
+        "invalid_actions": per_turn(turns.invalid),
+        "format_penalty": per_turn(turns.turn.parsed.format_penalty),
     }
     if game.success is not None:
         summary["success"] = float(np.mean(episodes.success))

@@ -64,41 +64,6 @@ class CompiledTemplate:
         return in_range(jnp, self.program, fields)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TemplateSet:
-    """Several compiled templates of one tokenizer as one; the field "template", int32 [], says which is meant.
-
-    Attributes:
-      templates: at least one.
-    """
-
-    templates: tuple[CompiledTemplate, ...]
-
-    @functools.cached_property
-    def prefix(self) -> np.ndarray:
-        """The tokens that every rendering of every template begins with: int32 [P]."""
-        first, *others = (template.prefix for template in self.templates)
-        same = lambda n: all(len(other) >= n and np.array_equal(other[:n], first[:n]) for other in others)
-        return first[: max(n for n in range(len(first) + 1) if same(n))]
-
-    @functools.cached_property
-    def max_length(self) -> int:
-        """No rendering has more tokens behind the prefix."""
-        return max(len(template.prefix) - len(self.prefix) + template.max_length for template in self.templates)
-
-    def __call__(self, fields: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        """As `CompiledTemplate.__call__`; every template is assembled and one is taken."""
-        rendered = []
-        for template in self.templates:
-            tokens, length = template(fields)
-            rest = jnp.asarray(template.prefix[len(self.prefix) :])
-            tokens = jnp.concatenate([rest, tokens])
-            tokens = jnp.pad(tokens, (0, self.max_length - len(tokens)), constant_values=template.pad_id)
-            rendered.append((tokens, length + len(rest)))
-        tokens, lengths = (jnp.stack(parts) for parts in zip(*rendered))
-        return tokens[fields["template"]], lengths[fields["template"]]
-
-
 def compile_template(template: Template, tokenizer: Tokenizer) -> CompiledTemplate:
     """Compiles a template for a tokenizer, and checks the result against `encode(render)` on sample states.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.text.compile import CompiledTemplate, TemplateSet, compile_template
+from nlrl_jax.text.compile import CompiledTemplate, compile_template
 from nlrl_jax.text.parser import ParsedReply, ReplyFormat, compile_parser
 from nlrl_jax.text.prompts import TAGS, chat_prompt
 from nlrl_jax.types import Sampling, TextGame
@@ -53,7 +53,7 @@ class LanguageAgentPolicy:
 
     model: Transformer
     sampling: Sampling
-    template: CompiledTemplate | TemplateSet
+    template: CompiledTemplate
     parse: Callable[[jax.Array, jax.Array], ParsedReply]
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
@@ -67,12 +67,8 @@ class LanguageAgentPolicy:
         sampling: Sampling,
         prompt: str = "paper",
         reply_format: ReplyFormat | None = None,
-        num_templates: int = 1,
     ) -> LanguageAgentPolicy:
         """Compiles the game's text for this tokenizer.
-
-        Args:
-          num_templates: above 1, T is a set of that many wordings, and the fields need an index "template".
 
         Raises:
           ValueError: the tokenizer has more tokens than the model; no token ends a reply; the prompt and
@@ -86,9 +82,7 @@ class LanguageAgentPolicy:
             )
         if not tokenizer.eos_ids:
             raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
-        words = lambda wording: chat_prompt(game, tokenizer.render_chat, prompt, sampling.max_tokens, wording)
-        templates = [compile_template(words(i), tokenizer) for i in range(num_templates)]
-        template = TemplateSet(tuple(templates)) if num_templates > 1 else templates[0]
+        template = compile_template(chat_prompt(game, tokenizer.render_chat, prompt, sampling.max_tokens), tokenizer)
         longest = len(template.prefix) + template.max_length + sampling.max_tokens
         if longest > config.max_positions:
             raise ValueError(
@@ -101,16 +95,9 @@ class LanguageAgentPolicy:
         parse = compile_parser(reply_format, tokenizer)
         return cls(model, sampling, template, parse, tokenizer, tuple(tokenizer.eos_ids))
 
-    @property
-    def num_templates(self) -> int:
-        """How many wordings the prompt has."""
-        return len(self.template.templates) if isinstance(self.template, TemplateSet) else 1
-
     def for_evaluation(self) -> LanguageAgentPolicy:
-        """The same policy as it is judged: greedy, with the first wording."""
-        template = self.template.templates[0] if isinstance(self.template, TemplateSet) else self.template
-        sampling = Sampling(max_tokens=self.sampling.max_tokens, temperature=0.0)
-        return dataclasses.replace(self.with_sampling(sampling), template=template)
+        """The same policy as it is evaluated: greedy."""
+        return self.with_sampling(Sampling(max_tokens=self.sampling.max_tokens, temperature=0.0))
 
     def with_sampling(self, sampling: Sampling) -> LanguageAgentPolicy:
         """The same policy under another generation configuration (say, greedy for evaluation)."""
@@ -127,7 +114,6 @@ class LanguageAgentPolicy:
         key: jax.Array,
         fields: dict[str, jax.Array],
         active: jax.Array,
-        temperature: jax.Array | None = None,
     ) -> Turn:
         """One turn of B agents: construct the prompt, generate text, parse the action (paper, steps 1-3).
 
@@ -137,12 +123,11 @@ class LanguageAgentPolicy:
           key: one key for the whole batch.
           fields: the game's fields, each [B, ...].
           active: bool [B]; agents whose episode is over write nothing.
-          temperature: float [], in place of the sampling's own.
         """
         tokens, lengths = jax.vmap(self.template)(fields)  # q_t = T(o_t)
         prompts = left_pad(tokens, lengths)
         reply = generate(  # c_t ~ L_theta|G(. | q_t)
-            self.model, variables, prompts, lengths, key, self.sampling, self.eos_ids, prefix, active, temperature
+            self.model, variables, prompts, lengths, key, self.sampling, self.eos_ids, prefix, active
         )
         # A model may have more ids than its tokenizer has tokens: those spell nothing.
         spelled = jnp.where(reply.tokens < self.tokenizer.vocab_size, reply.tokens, self.eos_ids[0])

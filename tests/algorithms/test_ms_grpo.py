@@ -6,6 +6,7 @@ that replies differ, some of them are well formed, and the player moves on the l
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,6 @@ import pytest
 import envs
 from nlrl_jax import losses
 from nlrl_jax.algorithms import ms_grpo
-from nlrl_jax.algorithms.exploration import init_stagnation
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_rewards, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm import sharding, transformer
@@ -26,7 +26,6 @@ from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.parser import ParsedReply
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
-from nlrl_jax.text.prompts import chat_prompt
 from nlrl_jax.types import Sampling
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -384,38 +383,6 @@ def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episode
 
 
 @pytest.mark.slow
-def test_a_temperature_that_rises_starts_at_the_policys_own(policy, state, updated):
-    config = dataclasses.replace(CONFIG, max_temperature=2.0)
-    update = jit(make_update(policy, GAME, config))
-    first, metrics = update(state.replace(explore=init_stagnation(1.3)), KEY)
-    for name in ("loss", "kl", "grad_norm", "return"):
-        np.testing.assert_allclose(metrics[name], updated[1][name], rtol=1e-4, atol=1e-6)
-    assert metrics["temperature"] == pytest.approx(1.3)
-    assert first.explore.temperature == pytest.approx(1.3 * 1.02) and int(first.explore.seen) == 1
-    with pytest.raises(ValueError, match="max_temperature 1.0 is below the sampling temperature 1.3"):
-        make_update(policy, GAME, dataclasses.replace(CONFIG, max_temperature=1.0))
-
-
-@pytest.mark.slow
-def test_templates_are_drawn_for_each_episode(policy, state):
-    several = LanguageAgentPolicy.for_game(
-        GAME, policy.model, policy.tokenizer, policy.sampling, "compact", num_templates=3
-    )
-    _, metrics = jit(make_update(several, GAME, CONFIG))(state, KEY)
-    assert metrics["finite"] and metrics["grad_norm"] > 0
-    states = text_games.reset(GAME, KEY, 3)
-    constants = {"template": jnp.array([0, 2, 1])}
-    variables = {"params": state.params}
-    turns = jit(lambda: text_games.play(several, GAME, variables, KEY, states, 2, 4, constants=constants))().turns
-    for i, wording in enumerate((0, 2, 1)):
-        template = chat_prompt(GAME, policy.tokenizer.render_chat, "compact", 10, wording)
-        fields = {name: np.asarray(value[0, i]) for name, value in turns.fields.items()}
-        text = several.prompt_text(turns.turn.prompts[0, i], turns.turn.prompt_lengths[0, i])
-        assert text == template.render(fields)
-    assert several.for_evaluation().num_templates == 1
-
-
-@pytest.mark.slow
 def test_second_step_at_learning_rate_zero_is_the_first(policy, state, updated):
     config = dataclasses.replace(CONFIG, updates_per_batch=2, learning_rate=0.0)
     new, metrics = jit(make_update(policy, GAME, config))(state, KEY)
@@ -467,7 +434,9 @@ def hand_made_turns():
         ended=jnp.array([[True, True, False], [True, False, True]]),
         parsed=parsed,
     )
-    return text_games.Turns({}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), active)
+    return text_games.Turns(
+        {}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), jnp.where(active, parsed.num_invalid, 0), active
+    )
 
 
 def test_composite_returns():
@@ -499,7 +468,14 @@ def test_episode_metrics():
         ({"group_size": 4, "group_sample": 5}, r"group_sample \(G'\) is 5; .* group_size \(G\) = 4"),
         ({"group_sample": 1}, r"group_sample \(G'\) is 1"),
         ({"sampling_temperature": -1.0}, "sampling_temperature is -1.0"),
-        ({"kl_estimator": "k4"}, "kl_estimator 'k4' is not known; choose one of k1, k2, k3"),
+        ({"kl_estimator": "k4"}, "kl_estimator is 'k4'; choose one of k1, k2, k3"),
+        ({"clip_low": -0.1}, "clip_low is -0.1; it must be at least 0 and at most 1"),
+        ({"clip_high": -0.1}, "clip_high is -0.1"),
+        ({"beta": -1.0}, "beta is -1.0"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"learning_rate": math.nan}, "learning_rate is nan"),
+        ({"std_ddof": 25}, "std_ddof is 25; it must be below the 25 episodes"),
+        ({"std_ddof": 100, "sampling_temperature": 0.0}, "std_ddof is 100; it must be below the 100 episodes"),
         ({"num_groups": 0}, "num_groups is 0"),
         ({"max_turns": 0}, "max_turns is 0"),
         ({"max_steps": 0}, "max_steps is 0"),

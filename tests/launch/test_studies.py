@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from launch import ablate_ms_grpo, reproduce_ms_grpo, train_dqn, train_ms_grpo
+from nlrl_jax.config import make
 from nlrl_jax.run import cost, report
 from nlrl_jax.run.metrics import read_metrics
 from tests.launch.scripts import refusal
@@ -19,8 +20,8 @@ TINY = {
 def test_table_1_by_hand():
     results = {
         "snake": {
-            "initial": {"snake": -2.0, "snake_poison": -3.0, "frozen_lake_slippery": 0.0, "frozen_lake": 0.1},
-            "final": {
+            "before": {"snake": -2.0, "snake_poison": -3.0, "frozen_lake_slippery": 0.0, "frozen_lake": 0.1},
+            "after": {
                 "snake": [0.0, -1.0], "snake_poison": [-3, -3], "frozen_lake_slippery": [0, 1], "frozen_lake": [1, 0],
             },
         }
@@ -37,9 +38,15 @@ def test_table_1_by_hand():
 @pytest.mark.slow
 def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
     setting = {**train_ms_grpo.PRESETS["demo"], **TINY, "iterations": 2}
-    configs = {game: train_ms_grpo.TrainConfig(game=game, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
-    dqn = train_dqn.DQNRunConfig(
-        iterations=2, num_envs=4, buffer_size=40, learning_starts=8, batch_size=4, steps_per_iteration=4
+    configs = {game: make(train_ms_grpo.TrainConfig, game=game, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
+    dqn = make(
+        train_dqn.DQNRunConfig,
+        iterations=2,
+        num_envs=4,
+        buffer_size=40,
+        learning_starts=8,
+        batch_size=4,
+        steps_per_iteration=4,
     )
     first = reproduce_ms_grpo.reproduce(configs, dqn, 2, False, False, tmp_path, False)
     assert (tmp_path / "table_1.md").read_text().count("\n") == 10
@@ -53,9 +60,9 @@ def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
 
 
 def test_the_plan_counts_tokens_and_operations():
-    config = train_ms_grpo.TrainConfig(**{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
-    policy, game, learning = reproduce_ms_grpo._policy_of(config)
-    work = cost.work_of(policy, learning)
+    config = make(train_ms_grpo.TrainConfig, **{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
+    policy, _ = reproduce_ms_grpo._policy_of(config)
+    work = cost.work_of(policy, config.learning)
     assert work.reply_tokens == 4 * 2 * 8
     assert work.prompt_tokens == len(policy.template.prefix) + 4 * 2 * policy.template.max_length
     assert work.learned_tokens == 2 * 2 * (policy.template.max_length + 8)
@@ -67,14 +74,14 @@ def test_the_plan_counts_tokens_and_operations():
 
 def test_the_settings_of_the_studies():
     panels = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig())
-    sizes = {(c.group_size, c.group_sample) for runs in panels.values() for c in runs.values()}
+    sizes = {(c.learning.group_size, c.learning.group_sample) for runs in panels.values() for c in runs.values()}
     assert sizes == {(100, 25), (100, 50), (100, 100), (25, 25), (50, 25)}
     folders = [ablate_ms_grpo.folder_of(c) for runs in panels.values() for c in runs.values()]
     assert len(folders) == 7 and len(set(folders)) == 6
-    runs = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="exploration"))["final reward"]
-    assert runs["MS-GRPO"].credit == "episode" and runs["MS-GRPO"].num_templates == 1
-    assert len({ablate_ms_grpo.folder_of(c) for c in runs.values()}) == 4
-    with pytest.raises(ValueError, match="study 'x' is not known"):
+    runs = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="credit"))["final reward"]
+    assert [run.learning.credit for run in runs.values()] == ["episode", "turn"]
+    assert len({ablate_ms_grpo.folder_of(c) for c in runs.values()}) == 2
+    with pytest.raises(ValueError, match="study is 'x'; choose one of aaw, credit"):
         ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="x"))
 
 
@@ -94,13 +101,15 @@ def test_series_is_in_seconds_without_the_compilation(tmp_path):
 
 
 def test_bad_input(tmp_path):
-    assert "scale 'huge' is not known" in refusal("reproduce_ms_grpo", "--scale=huge", f"--run_dir={tmp_path}")
+    assert "--scale is 'huge'; choose one of nano, smollm2, paper" in refusal(
+        "reproduce_ms_grpo", "--scale=huge", f"--run_dir={tmp_path}"
+    )
     assert "give its folder, --model PATH" in refusal("reproduce_ms_grpo", "--scale=paper", f"--run_dir={tmp_path}")
-    assert "study 'x'" in refusal("ablate_ms_grpo", "--study=x", f"--run_dir={tmp_path}")
+    assert "--study is 'x'" in refusal("ablate_ms_grpo", "--study=x", f"--run_dir={tmp_path}")
     assert "--seeds is -1" in refusal("reproduce_ms_grpo", "--seeds=-1", f"--run_dir={tmp_path}")
     assert "--iterations is -1" in refusal("ablate_ms_grpo", "--iterations=-1", f"--run_dir={tmp_path}")
     for arg, says in (
-        ("--eval_every=0", "--eval_every is 0; it must be a finite number of at least 1"),
+        ("--eval_every=0", "--eval_every is 0; it must be at least 1"),
         ("--checkpoint_every=0", "--checkpoint_every is 0"),
         ("--learning_rate=nan", "--learning_rate is nan"),
         ("--buffer_size=7", "buffer_size 7 is not a multiple of num_envs 20"),

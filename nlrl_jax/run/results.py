@@ -1,0 +1,106 @@
+"""results.json: how a run, or one part of it, ended. Every script writes this format and `launch.compare` reads it.
+
+    {"script": "train_ms_grpo",
+     "before": {"success": 0.224, "env_return": 0.224},
+     "after": {"success": [0.82, 0.79], "env_return": [0.82, 0.79]},
+     "seeds": 2,
+     "transcripts": {"before": [...], "after": [...]},
+     ...}
+
+"before" and "after" are the same evaluation before and after training: a number for each metric, or a list with one
+number per seed. A metric that metrics.jsonl calls "eval/NAME" is NAME here. "after" is {} until the run has finished,
+and "before" is {} where nothing was trained. "seeds" is how many, or a list of them. "transcripts" holds records of
+`transcript.transcripts`, and "legend" is the game's. A script may add keys of its own. Numbers that JSON has no word
+for are the strings "nan", "inf" and "-inf", as in metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nlrl_jax.files import write_atomically
+from nlrl_jax.run.transcript import check_episode
+
+RESULTS = "results.json"
+
+# Metric -> a number, or one number per seed. numpy and jax arrays will do.
+Evaluation = Mapping[str, Any]
+
+
+def write(
+    run_dir: str | os.PathLike,
+    *,
+    script: str,
+    before: Evaluation,
+    after: Evaluation,
+    seeds: int | Sequence[int] = 1,
+    **more: Any,
+) -> pathlib.Path:
+    """Writes RUN_DIR/results.json, whole or not at all, and returns its path.
+
+    Args:
+      script: the module's name, e.g. "train_ms_grpo".
+      before, after: evaluations; `after={}` while the run is still training.
+      more: whatever else the script keeps, "transcripts" ({"before": [...], "after": [...]}) among it.
+
+    Raises:
+      ValueError: an evaluation holds something other than numbers.
+    """
+    stored = {"script": script, "before": before, "after": after, "seeds": seeds, **more}
+    stored = _plain(stored)
+    for name in ("before", "after"):
+        _numbers(name, stored[name])
+    path = pathlib.Path(run_dir) / RESULTS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(stored, indent=1, allow_nan=False))
+    return path
+
+
+def read(run_dir: str | os.PathLike) -> dict[str, Any]:
+    """What `write` stored, with "transcripts" {"before": [], "after": []} where there are none.
+
+    Raises:
+      FileNotFoundError: the run has no results.json.
+      ValueError: the file is damaged.
+    """
+    path = pathlib.Path(run_dir) / RESULTS
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored |= {name: _numbers(name, stored[name]) for name in ("before", "after")}
+        if type(stored["script"]) is not str or type(stored["seeds"]) not in (int, list):
+            raise ValueError("script is not a name or seeds are not numbers")
+        stored["transcripts"] = {"before": [], "after": []} | stored.get("transcripts", {})
+        for episode in [*stored["transcripts"]["before"], *stored["transcripts"]["after"]]:
+            check_episode(episode)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r:.80}); delete it: the run's --resume makes it again") from None
+    return stored
+
+
+def mean(value: float | Sequence[float]) -> float:
+    """A metric's mean over its seeds."""
+    return sum(value) / len(value) if isinstance(value, list | tuple) else value
+
+
+def _numbers(name: str, evaluation: Mapping[str, Any]) -> dict[str, float | list[float]]:
+    number = lambda x: [float(y) for y in x] if isinstance(x, list) and x else float(x)
+    try:
+        return {metric: number(value) for metric, value in evaluation.items()}
+    except (TypeError, ValueError, AttributeError):
+        raise ValueError(f'"{name}" must hold a number per metric or one per seed; it is {evaluation!r:.60}') from None
+
+
+def _plain(value: Any) -> Any:
+    """The same in JSON's types: arrays as lists, "nan" and "inf" as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
