@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import logging
 import os
 import pathlib
@@ -20,6 +19,7 @@ from nlrl_jax.config import flat
 from nlrl_jax.run.directory import open_run, read_config
 from nlrl_jax.run.flags import Presets, help_text
 from nlrl_jax.run.flags import parse as parse_flags
+from nlrl_jax.run.loop import is_disk_full
 from nlrl_jax.types import LanguageModelError
 
 T = TypeVar("T")
@@ -59,13 +59,8 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """The error in words; a full disk wherever in the chain of causes it stands."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-            return f"disk full at {cause.filename or 'the run folder'}; free space and run again with --resume"
-        cause = cause.__cause__ or cause.__context__
-    return str(error)
+    """The error in words."""
+    return "disk full; free space and run again with --resume" if is_disk_full(error) else str(error)
 
 
 def use_compilation_cache() -> None:
