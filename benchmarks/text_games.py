@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--no_one_by_one", action="store_true", help="leave out the slowest way")
-    parser.add_argument("--turns", type=int, default=5, help="turns an episode at most")
+    parser.add_argument("--turns", type=int, default=5, help="maximum turns per episode")
     args = parser.parse_args()
     print(
         f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
