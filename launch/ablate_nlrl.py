@@ -113,7 +113,7 @@ def train(run: Any, folder: pathlib.Path, resume: bool) -> dict[str, Any]:
         if isinstance(run, train_language_td.RunConfig):
             results = train_language_td.train(run, folder, resume)
         else:
-            found = train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
+            found = train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage(folder))
             results = {when: {"win": found[when]["eval/win"]} for when in found}
         write_atomically(done, json.dumps(results))
     return json.loads(done.read_text())
