@@ -190,7 +190,7 @@ def test_a_passing_failure_is_retried(name):
     assert reply.text.startswith("re: question 0") and spent(ask)["retries"] == 2
 
 
-@pytest.mark.parametrize("name", [name for name in FLAKY if name != "null content"])
+@pytest.mark.parametrize("name", ["429", "503", "cut connection", "half a JSON", "null choices"])
 def test_a_lasting_failure_ends_in_a_clear_error_and_what_was_paid_for_is_cached(name, tmp_path):
     cache = DiskCache(tmp_path)
     bad = lambda request: FLAKY[name] if request.asked == "question 5" else s.well
@@ -203,7 +203,7 @@ def test_a_lasting_failure_ends_in_a_clear_error_and_what_was_paid_for_is_cached
         assert list(server.asked()) == ["question 5"]
     assert len(str(caught.value)) < 800
     assert [r.cached for r in replies] == [True] * 5 + [False]
-    if name in ("429", "500", "503"):
+    if name.isdecimal():
         assert caught.value.status == int(name) and name in str(caught.value)
 
 
@@ -509,32 +509,6 @@ def test_more_duplicates_than_last_time_pay_for_the_new_ones_only(tmp_path):
     assert [r.cached for r in more] == [True, True, False, False, False]
 
 
-def test_a_torn_entry_is_asked_for_again(tmp_path):
-    cache = DiskCache(tmp_path)
-    with Server() as server:
-        model(server, cache=cache).complete(chats(3), HOT, "policy")
-        path = next(tmp_path.glob("*/*.json"))
-        path.write_bytes(path.read_bytes()[:-3])
-        replies = model(server, cache=cache).complete(chats(3), HOT, "policy")
-        assert len(server.requests) == 4
-    assert sum(r.cached for r in replies) == 2
-
-
-def test_a_run_that_the_server_ends_goes_on_where_it_was(tmp_path):
-    with Server() as server:
-        whole = model(server).complete(chats(20), HOT, "policy")
-    dies = lambda request: s.well if request.number < 7 else s.status(403, "quota")
-    with Server(behaviour=dies) as server:
-        ask = model(server, cache=DiskCache(tmp_path), concurrency=3)
-        with pytest.raises(EndpointError, match="403"):
-            ask.complete(chats(20), HOT, "policy")
-        paid = {r.asked for r in server.requests if r.number < 7}
-        server.behaviour, server.requests = None, []
-        replies = ask.complete(chats(20), HOT, "policy")
-        assert sorted(server.asked()) == sorted(set(questions(20)) - paid)
-    assert texts(replies) == texts(whole)
-
-
 # A run of its own, on the server and the cache that its arguments name.
 # A shell starts its background jobs with SIGINT ignored, and what they start ignores it too.
 RUN = """
@@ -665,15 +639,6 @@ def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(monkeypatch
     with Server() as server:
         model(server).complete(chats(1), HOT, "policy")
         assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
-
-
-@pytest.mark.parametrize("code", [401, 500])
-def test_a_short_key_is_hidden_in_errors_too(monkeypatch, code):
-    monkeypatch.setenv("OPENAI_API_KEY", "q7-zz")
-    with Server(behaviour=lambda request: s.echo_key(code)) as server:
-        with pytest.raises(EndpointError, match="key hidden") as caught:
-            model(server).complete(chats(1), HOT, "policy")
-    assert "q7-zz" not in str(caught.value)
 
 
 # Scores.
