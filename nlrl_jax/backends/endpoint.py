@@ -112,6 +112,7 @@ class EndpointModel:
     render: Callable[[Messages], str] | None = None
 
     def __post_init__(self):
+        EndpointOptions.__post_init__(self.options)  # a config that inherits them may have its own
         if not self.options.base_url or not self.model:
             raise ValueError("an endpoint needs an address (--base_url http://.../v1) and the name of its model")
         url = urllib.parse.urlsplit(self.options.base_url)

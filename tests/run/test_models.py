@@ -74,6 +74,12 @@ def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
         model.complete([Chat.of("hi")], actor_critic.Sampling(5), "policy")
 
 
+def test_a_config_that_inherits_an_endpoints_options_is_refused_for_them():
+    for name, value in (("timeout", float("nan")), ("max_retries", -1), ("extra", "n=2")):
+        with pytest.raises(ValueError, match=f"^{name} "):
+            models.check_large_model(actor_critic.RunConfig(aggregator="endpoint", **ADDRESS, **{name: value}))
+
+
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
     config, board = actor_critic.RunConfig(), board_game().initial()
     policy = actor_critic_baselines.ppo_policy(config, tiny)
