@@ -35,7 +35,7 @@ from launch import actor_critic_baselines as baselines
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Setting, State
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import KeptUsage, Metered, Usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
@@ -328,7 +328,7 @@ def main(argv: list[str]) -> None:
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("base_url", "endpoint_model")
     run_dir = app.take_run_dir("train_language_actor_critic", config, may_change)
-    usage, results, resume = KeptUsage(run_dir), {}, flags.FLAGS.resume
+    usage, results, resume = Usage(run_dir), {}, flags.FLAGS.resume
     prompted = baselines.as_prompted(config)
     for opponent in opponents:
         for method in ("actor-critic", *(["LLM-PPO"] if config.ppo else []), *prompted):
