@@ -116,7 +116,8 @@ def base_of(config: AblationConfig, study: str) -> Any:
             length = config.iterations or 60
             common = {**train_ms_grpo.PRESETS["demo"], **DEMO.get(study, {}), "eval_every": 10}
             common |= {"iterations": length, "decay_steps": length * 5 // 4}
-        return make(TrainConfig, **common, model=model, game=config.game, eval_episodes=config.eval_episodes)
+        own = {"model": model, "game": config.game, "eval_episodes": config.eval_episodes}
+        return make(TrainConfig, **{**common, **own})
     common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
     if config.algorithm == "language_td":
         return make(train_language_td.RunConfig, **common, states=config.states, test_states=config.test_states)
@@ -140,7 +141,7 @@ def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int) -> dict[str,
         if isinstance(run, train_language_td.RunConfig):
             train_language_td.train(run, folder, resume)
         else:
-            train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
+            train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage(folder))
     return results.read(folder)
 
 

@@ -27,7 +27,7 @@ from envs.maze import prompts as maze_prompts
 from envs.maze import rule_based as maze_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from envs.tic_tac_toe import rules
-from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.roles.board_games import View, Viewer
 from nlrl_jax.run import app, models, players
 from nlrl_jax.run.transcript import printable
@@ -150,9 +150,9 @@ def main(argv: list[str]) -> None:
         if given.model == "scripted" and "value" not in scripts:
             raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
         folder = pathlib.Path("runs/annotate")  # an endpoint's replies
-        endpoint = {"base_url": given.base_url, "model": given.endpoint_model, "api_key_env": given.api_key_env}
-        model = models.large_model(given.model, scripts, folder, **endpoint)
-        style = "paper" if isinstance(model, ScriptedModel) else players.prompt_for(given.model, "auto")
+        options = models.EndpointOptions(given.base_url, given.api_key_env)
+        model = models.large_model(given.model, scripts, folder, Usage(), options, given.endpoint_model)
+        style = "paper" if given.model == "scripted" else players.prompt_for(given.model, "auto")
         annotator = Annotator(given.model, model, style, given.max_tokens)
     if not given.position:
         raise ValueError("say which position: --position, rows from the top with / between them")

@@ -18,15 +18,12 @@ import jax
 from absl import flags
 
 import envs
-from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run import app
-from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, make_policy, prompt_for, summarize
+from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
 from nlrl_jax.run.transcript import print_transcript, transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import peft
-from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN
 
 
@@ -51,7 +48,7 @@ def player() -> Player:
         return _trained_player(pathlib.Path(given.run_dir))
     prompt = prompt_for(given.model, given.prompt)
     game, maps = _game(given.game or "frozen_lake", prompt, given.maps or "all")
-    loaded = load(given.model)
+    loaded = load(given.model, revision=given.revision)
     config, variables = loaded.config, {"params": loaded.params}
     if given.adapter:
         config, variables["lora"] = peft.load(given.adapter, config)
@@ -71,19 +68,11 @@ def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
 
 
 def _trained_player(run_dir: pathlib.Path) -> Player:
-    given, path = flags.FLAGS, run_dir / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{run_dir} holds no run (no config.json)")
-    run = json.loads(path.read_text())
+    given = flags.FLAGS
+    loaded, lora, step, run = load_trained(run_dir)
     prompt = prompt_for(run["model"], run["prompt"])
     evaluated = {"all": "all"}.get(run.get("maps", ""), "held_out")  # as the run itself evaluates
     game, maps = _game(given.game or run["game"], prompt, given.maps or evaluated)
-    loaded = load(run["model"], run["dtype"], LoraConfig(run["lora_rank"], run["lora_alpha"]))
-    checkpoints = Checkpoints(run_dir / "checkpoints")
-    if checkpoints.latest_step() is None:
-        raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
-    fresh = init_lora(Transformer(loaded.config), jax.random.key(0))
-    step, lora = checkpoints.restore_part("lora", fresh)
     sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
     policy = make_policy(game, loaded, sampling, prompt)
     return Player(f"{run_dir} at iteration {step}", maps, game, policy, {"params": loaded.params, "lora": lora})
@@ -110,6 +99,7 @@ def main(argv: list[str]) -> None:
 def define_flags() -> None:
     flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint plays")
     flags.DEFINE_string("model", "nano", f"without --run_dir: {MODELS}")
+    flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
     flags.DEFINE_string("game", "", "game to play, or my_module:text_game; by default the run's own, or frozen_lake")
     flags.DEFINE_enum(

@@ -61,17 +61,17 @@ def main(argv: list[str]) -> None:
     given = flags.FLAGS
     sampling = app.parse(Sampling(max_tokens=100))
     try:
-        tokenizer = load_tokenizer(given.model)
+        tokenizer = load_tokenizer(given.model, given.revision)
     except FileNotFoundError:
         if given.prompt and not given.prompt_ids:
             raise
         tokenizer = None
-    config, params = load_weights(given.model, given.dtype or None, given.dtype or None)
+    config, params = load_weights(given.model, given.dtype or None, given.dtype or None, revision=given.revision)
     variables = {"params": params}
     if given.adapter:
         config, variables["lora"] = peft.load(given.adapter, config)
     prompts = [p for p in read_prompts(config, tokenizer, sampling.max_tokens) for _ in range(given.samples)]
-    eos_ids = load_eos_ids(given.model)
+    eos_ids = load_eos_ids(given.model, given.revision)
 
     bucket = max(16, 1 << (max(map(len, prompts)) - 1).bit_length())  # few shapes, few compilations
     tokens = np.zeros((len(prompts), bucket), np.int32)

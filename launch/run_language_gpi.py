@@ -39,7 +39,8 @@ from envs.maze import env as mazes
 from envs.maze.prompts import MazeRoles
 from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, models
@@ -103,7 +104,7 @@ class GPIRunConfig(models.EndpointOptions):
         for name in config.rows.split(","):
             Row.of(name)
         if config.backend == "endpoint":
-            models.endpoint_model(**config.address(config.model))
+            EndpointModel(config, config.model)
         return config
 
 
@@ -198,10 +199,10 @@ def _turn(board: str, decisions: gpi.Decisions, k: int, reward: float) -> dict[s
     }
 
 
-def make_model(config: GPIRunConfig, run_dir: pathlib.Path) -> LanguageModel:
-    """The language model that plays all roles."""
+def make_model(config: GPIRunConfig, run_dir: pathlib.Path, usage: Usage) -> LanguageModel:
+    """The language model that plays all roles, its calls counted."""
     name = config.model if config.backend == "local" else config.backend
-    return models.large_model(name, SCRIPTS, run_dir, config.token_budget, **config.address(config.model))
+    return models.large_model(name, SCRIPTS, run_dir, usage, config, config.model)
 
 
 def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool) -> Results:
@@ -210,30 +211,22 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool) -> Results:
     Raises:
       ValueError: the endpoint failed or the budget is spent; what was finished is kept.
     """
-    model = make_model(config, run_dir)
+    usage = Usage(run_dir)
+    model = make_model(config, run_dir, usage)
     jobs = list(itertools.product(config.mazes.split(","), map(Row.of, config.rows.split(","))))
     path = lambda maze, row: run_dir / "rows" / f"{maze}_{row.name}.json"
     (run_dir / "rows").mkdir(exist_ok=True)
-    usage_path = run_dir / "usage.json"
-    used = json.loads(usage_path.read_text()) if usage_path.exists() else {}
     done = next((n for n, job in enumerate(jobs) if not path(*job).exists()), len(jobs))
     results: Results = {maze: {} for maze, _ in jobs}
     with MetricsWriter(run_dir, resume_from=done if resume else None) as writer:
         for n, (maze, row) in enumerate(jobs):
             if n >= done:
-                usage, begun = Usage(), time.perf_counter()
-                earlier = used.get(f"{maze}_{row.name}", {"seconds": 0.0, "roles": []})  # before it was interrupted
-                for amounts in earlier["roles"]:
-                    usage.add(**amounts)
+                usage.section, begun = f"{maze}_{row.name}/", time.perf_counter()
                 try:
-                    result = play(config, maze, row, Metered(model, usage))
+                    result = play(config, maze, row, model)
                 except LanguageModelError as error:
                     raise ValueError(f"{error}\n{n} of {len(jobs)} rows are finished; --resume goes on") from error
-                finally:
-                    seconds = earlier["seconds"] + time.perf_counter() - begun
-                    used[f"{maze}_{row.name}"] = {"seconds": seconds, "roles": usage.rows()}
-                    write_atomically(usage_path, json.dumps(used, indent=2) + "\n")
-                summary = summarize(result)
+                summary, seconds = summarize(result), time.perf_counter() - begun
                 writer.write(n, summary, seconds)
                 write_atomically(path(maze, row), json.dumps(result) + "\n")
                 told = f"{summary['return']:.2f} ± {summary['return_std']:.2f}, solved {summary['solved']:.0%}"

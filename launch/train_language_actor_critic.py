@@ -35,7 +35,7 @@ from launch import actor_critic_baselines as baselines
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Setting, State
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import KeptUsage, Metered, Usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
@@ -62,7 +62,9 @@ class RunConfig(models.EndpointOptions):
     )
     aggregator: str = option("scripted", "who aggregates and improves: scripted, endpoint, or a local model's name")
     opponent: str = option("both", "first_move, random or both")
-    style: str = option("auto", "prompts: paper, compact, or auto: compact for the built-in models")
+    style: str = option(
+        "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models"
+    )
     iterations: int = option(5, "iterations")
     games: int = option(320, "games an iteration [N]")
     estimate: str = option("mc", "language value estimate: mc or td")
@@ -194,10 +196,10 @@ class Trainer:
         config, roles = self.config, self.setting.roles
         views = random_views(self.setting.game, config.format_examples, config.seed)
         rng = random.Random(config.seed)
-        policy = [(roles.policy(view), scripts.blind_policy({"view": view}, rng)) for view in views]
+        policy = [(roles.policy(view), scripts.random_policy({"view": view}, rng)) for view in views]
         moves = [rng.choice(view.legal) for view in views]
         value = [
-            (roles.value(view, move), scripts.blind_value({"view": view, "action": move}, rng))
+            (roles.value(view, move), scripts.random_value({"view": view, "action": move}, rng))
             for view, move in zip(views, moves)
         ]
 
@@ -307,8 +309,8 @@ def check(config: RunConfig) -> None:
     game, rng = board_game(), random.Random(0)
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
     context, roles = {"view": view, "action": "5"}, prompts.roles(players.prompt_for(config.model, config.style))
-    policy = roles.policy(view), scripts.blind_policy(context, rng)
-    models.check_models(config, [policy, (roles.value(view, "5"), scripts.blind_value(context, rng))])
+    policy = roles.policy(view), scripts.random_policy(context, rng)
+    models.check_models(config, [policy, (roles.value(view, "5"), scripts.random_value(context, rng))])
     for name in baselines.as_prompted(config).values():
         asked = prompts.roles(players.prompt_for(name, config.style)).policy(view)
         models.check_large_model(dataclasses.replace(config, aggregator=name), [asked])
@@ -326,7 +328,7 @@ def main(argv: list[str]) -> None:
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("base_url", "endpoint_model")
     run_dir = app.take_run_dir("train_language_actor_critic", config, may_change)
-    usage, results, resume = KeptUsage(run_dir), {}, flags.FLAGS.resume
+    usage, results, resume = Usage(run_dir), {}, flags.FLAGS.resume
     prompted = baselines.as_prompted(config)
     for opponent in opponents:
         for method in ("actor-critic", *(["LLM-PPO"] if config.ppo else []), *prompted):

@@ -33,7 +33,7 @@ from envs.breakthrough.rules import board_game
 from nlrl_jax.algorithms import language_td, language_td_data
 from nlrl_jax.algorithms.language_td import LanguageTDConfig
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import KeptUsage, Metered, Usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
@@ -189,7 +189,7 @@ class Trainer:
 
 def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Trains in an opened run folder. Returns {"before", "after": {"accuracy", "answered", ...}}; writes the report."""
-    usage = KeptUsage(run_dir)
+    usage = Usage(run_dir)
     trainer = Trainer(config, run_dir, usage)
     data, state = trainer.data, trainer.init()
     before, words_before = trainer.judge(state)

@@ -13,44 +13,19 @@ import jax.numpy as jnp
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.endpoint import Budget, EndpointModel
+from nlrl_jax.backends.endpoint import EndpointModel, EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
-from nlrl_jax.backends.usage import KeptAccount, Metered, Usage
-from nlrl_jax.config import check_dtype, option
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import check_dtype
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
-from nlrl_jax.types import Chat, LanguageModel, Learn
+from nlrl_jax.types import Chat, Learn
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
-MAY_CHANGE = ("api_key_env", "concurrency", "token_budget")  # options of an endpoint that decide nothing
-
-
-@dataclasses.dataclass(frozen=True)
-class EndpointOptions:
-    """The options of a script that may ask an endpoint; configs inherit them."""
-
-    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
-    api_key_env: str = option("OPENAI_API_KEY", "endpoint: the environment variable that holds the key")
-    concurrency: int = option(16, "endpoint: requests under way at once")
-    token_budget: int = option(0, "endpoint: tokens, read and written, after which the run stops; 0 is no limit")
-
-    def address(self, model: str) -> dict[str, Any]:
-        """Fields of `EndpointModel`. model: the server's name for it."""
-        names = ("base_url", "api_key_env", "concurrency")
-        return {"model": model, **{name: getattr(self, name) for name in names}}
-
-
-def endpoint_model(base_url: str = "", model: str = "", **fields: Any) -> EndpointModel:
-    """The model behind an address, with further fields of `EndpointModel`.
-
-    Raises:
-      ValueError: no address, no model's name, or a field that cannot be right.
-    """
-    if not base_url or not model:
-        raise ValueError("an endpoint needs an address (--base_url http://.../v1) and the name of its model")
-    return EndpointModel(base_url, model, **fields)
+# Options of an endpoint that do not change what is computed.
+MAY_CHANGE = ("api_key_env", "concurrency", "timeout", "max_retries", "token_budget")
 
 
 def local_model(
@@ -71,7 +46,7 @@ def local_model(
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """The tokenizer of a model that can be asked. Errors: see `local_model`."""
+    """The tokenizer of a model with a chat template. Errors: see `local_model`."""
     tokenizer = load_tokenizer(name)
     _check_chat(name, tokenizer)
     return tokenizer
@@ -79,43 +54,43 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 def _check_chat(name: str, tokenizer: Tokenizer) -> None:
     if tokenizer.chat_template is None:
-        raise ValueError(f"{name} has no chat template, so it cannot be asked anything; give an instruct model")
+        raise ValueError(f"{name} has no chat template, so it cannot be prompted; give an instruct model")
 
 
 def large_model(
-    name: str, scripts: Mapping[str, Script], run_dir: pathlib.Path, token_budget: int = 0, **endpoint: Any
-) -> LanguageModel:
-    """The model of the roles that do not learn: "scripted", "endpoint", or a local one by name.
+    name: str,
+    scripts: Mapping[str, Script],
+    run_dir: pathlib.Path,
+    usage: Usage,
+    options: EndpointOptions,
+    endpoint_model: str,
+) -> Metered:
+    """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
     Args:
-      run_dir: where an endpoint's replies and account are kept.
-      token_budget: tokens of an endpoint, read and written, after which it is asked nothing more; 0 is no limit.
-      **endpoint: fields of `EndpointModel`: base_url, model, ...
+      run_dir: where an endpoint's replies are cached.
+      options, endpoint_model: the endpoint, and its name for the model.
 
     Raises:
       ValueError: an endpoint without an address or a model's name.
     """
     if name == "scripted":
-        return ScriptedModel(scripts)
-    if name != "endpoint":
-        return local_model(name)
-    model = endpoint_model(**endpoint)
-    return dataclasses.replace(
-        model,
-        budget=Budget(max_tokens=token_budget) if token_budget else None,
-        account=KeptAccount(run_dir / "account.json"),
-        cache=DiskCache(run_dir / "cache"),
-    )
+        model = ScriptedModel(scripts)
+    elif name == "endpoint":
+        model = EndpointModel(options, endpoint_model, usage)
+        model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))  # a folder only for a valid endpoint
+    else:
+        model = local_model(name)
+    return Metered(model, usage)
 
 
 def large_model_of(config: Any, scripts: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> Metered:
-    """The large model that a training script's config names, its calls counted. Errors: see `large_model`."""
-    address = config.address(config.endpoint_model)
-    return Metered(large_model(config.aggregator, scripts, run_dir, config.token_budget, **address), usage)
+    """The large model that a training script's config names. Errors: see `large_model`."""
+    return large_model(config.aggregator, scripts, run_dir, usage, config, config.endpoint_model)
 
 
 def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
-    """Refuses what a training script's config cannot do, before anything is made, loaded or paid for.
+    """Refuses a training script's impossible settings, before anything is made, loaded or paid for.
 
     Args:
       examples: the longest prompts that are learned from, each with a reply of the usual form.
@@ -138,29 +113,29 @@ def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
     longest = prompt + config.large_max_tokens + 1
     if config.aggregator != "scripted" and longest > config.row_tokens:
         print(
-            f"note: what the large model writes may take {longest} tokens with its prompt (--large_max_tokens is "
-            f"{config.large_max_tokens}), and more where {config.model} spells more finely; examples longer than "
-            f"--row_tokens {config.row_tokens} are not learned from and counted as too_long",
+            f"note: the large model's replies may take {longest} tokens with their prompts (--large_max_tokens is "
+            f"{config.large_max_tokens}), and more where {config.model} splits text more finely; examples longer than "
+            f"--row_tokens {config.row_tokens} are left out and counted as too_long",
             flush=True,
         )
 
 
 def check_large_model(config: Any, chats: Sequence[Chat] = ()) -> None:
-    """Refuses a `config.aggregator` that cannot be asked.
+    """Refuses a `config.aggregator` that cannot be used.
 
     Args:
-      chats: some that it will be asked, where they are known.
+      chats: some of its prompts, where they are known.
 
     Raises:
       FileNotFoundError, ValueError: no such model, an endpoint without an address, a local model without the room for
         a reply.
     """
     if config.aggregator == "endpoint":
-        endpoint_model(**config.address(config.endpoint_model))
+        EndpointModel(config, config.endpoint_model)
     elif config.aggregator != "scripted":
         tokenizer = tokenizer_of(config.aggregator)
-        asked = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
-        room, needed = load_config(config.aggregator).max_positions, asked + config.large_max_tokens
+        prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
+        room, needed = load_config(config.aggregator).max_positions, prompt + config.large_max_tokens
         if needed > room:
             raise ValueError(
                 f"{config.aggregator} has {room} positions, but a prompt and --large_max_tokens "
@@ -191,8 +166,8 @@ def learner(config: Any, learning_rate: float, warmup: float = 0.0) -> Learn:
     Where no example fits a row, or there is none, the model stays as it is, and the metrics say so.
     """
     names = ("epochs", "batch_size", "packed", "train", "seed")
-    given = {name: getattr(config, name) for name in names}
-    sft_config = SFTConfig(learning_rate=learning_rate, warmup=warmup, max_length=config.row_tokens, **given)
+    fields = {name: getattr(config, name) for name in names}
+    sft_config = SFTConfig(learning_rate=learning_rate, warmup=warmup, max_length=config.row_tokens, **fields)
 
     def learn(model, pairs):
         if isinstance(model, Metered):

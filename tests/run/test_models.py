@@ -15,7 +15,7 @@ from launch import train_language_actor_critic as actor_critic
 from nlrl_jax.algorithms import language_td_data
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import KeptAccount, KeptUsage, Metered, Usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View
@@ -60,36 +60,28 @@ def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys
         models.check_models(actor_critic.RunConfig(row_tokens=64), [(pair[0], "long " * 60)])
 
 
-def test_accounts_and_usage_are_on_disk_after_every_answer(tmp_path):
-    account = KeptAccount(tmp_path / "account.json")
-    account.add(prompt_tokens=10, answers=1)
-    account.add(prompt_tokens=5, answers=1)
-    again = KeptAccount(tmp_path / "account.json")
-    assert again.as_dict() == account.as_dict() and (again.prompt_tokens, again.answers) == (15, 2)
-    usage = KeptUsage(tmp_path)
-    usage.add("policy", calls=3, seconds=0.5)
-    usage = KeptUsage(tmp_path)
-    usage.add("policy", calls=1)
-    usage.add("value", calls=1)
-    assert KeptUsage(tmp_path).rows() == usage.rows()
-    assert usage.metrics()["policy/calls"] == 4 and usage.metrics()["policy/seconds"] == 0.5
-
-
-def test_an_endpoint_has_the_account_the_budget_and_all_the_options(tmp_path):
+def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
     config = actor_critic.RunConfig(
         aggregator="endpoint", **ADDRESS, api_key_env="MY_KEY", concurrency=3, token_budget=7
     )
-    model = models.large_model_of(config, {}, tmp_path, Usage()).model
-    assert (model.base_url, model.model) == (ADDRESS["base_url"], "m")
-    assert (model.api_key_env, model.concurrency) == ("MY_KEY", 3)
-    model.account.add(tokens=7)
+    usage = Usage()
+    model = models.large_model_of(config, {}, tmp_path, usage).model
+    assert (model.options.base_url, model.model) == (ADDRESS["base_url"], "m")
+    assert (model.options.api_key_env, model.options.concurrency) == ("MY_KEY", 3)
+    assert model.usage is usage and model.cache.folder == tmp_path / "cache"
+    usage.add("policy", paid=7)
     with pytest.raises(Exception, match="the limit is 7; raise --token_budget"):
         model.complete([Chat.of("hi")], actor_critic.Sampling(5), "policy")
-    assert (tmp_path / "account.json").exists()
+
+
+def test_a_config_that_inherits_an_endpoints_options_is_refused_for_them():
+    for name, value in (("timeout", float("nan")), ("max_retries", -1), ("extra", "n=2")):
+        with pytest.raises(ValueError, match=f"^{name} "):
+            models.check_large_model(actor_critic.RunConfig(aggregator="endpoint", **ADDRESS, **{name: value}))
 
 
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
-    config, board = actor_critic.RunConfig(), board_game().initial()
+    config, board = actor_critic.RunConfig(), board_game().init()
     policy = actor_critic_baselines.ppo_policy(config, tiny)
     tokens, length = policy.template(fields(board.at[4].set(0)))
     view = View("1 | 2 | 3\n---------\n4 | O | 6\n---------\n7 | 8 | 9", "X", tuple("12346789"))

@@ -171,7 +171,7 @@ def plan(config: Any, opponents: int) -> str:
     }
     if config.estimate == "td":
         calls["value"] += estimates * config.k
-    paper = players.prompt_for(config.model, config.style) == "paper"
+    paper = players.prompt_for(config.model, config.style) != "compact"
     read = {
         "policy": 250,
         "candidates": 250,

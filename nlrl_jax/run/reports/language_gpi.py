@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import pathlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +13,10 @@ import numpy as np
 from envs.maze import env as mazes
 from envs.maze.prompts import MazeRoles
 from nlrl_jax.algorithms import language_gpi as gpi
+from nlrl_jax.backends.usage import Usage, describe_usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import markdown, number, write_report
+from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.types import LanguageModel, Sampling
 
 if TYPE_CHECKING:
@@ -187,13 +187,6 @@ def write_results(config: GPIRunConfig, run_dir: pathlib.Path, results: Results)
     rows = table(results)
     write_atomically(run_dir / "table.md", markdown(rows))
     ends = {maze: first_and_last(found) for maze, found in results.items()}
-    used = json.loads((run_dir / "usage.json").read_text())
-    accounts = Counter()
-    for line in (line for row in used.values() for line in row["roles"]):
-        accounts.update({(line["role"], name): value for name, value in line.items() if name != "role"})
-    columns = ("calls", "prompt_tokens", "tokens", "seconds", "cache_hits", "cut")
-    roles = sorted({role for role, _ in accounts})
-    spent = [f"{role}: " + ", ".join(f"{number(accounts[role, c])} {c}" for c in columns) for role in roles]
     problems = Counter()
     for found in results.values():
         for result in found.values():
@@ -213,7 +206,7 @@ def write_results(config: GPIRunConfig, run_dir: pathlib.Path, results: Results)
             "Mean return over the starts, ± its deviation over the seeds. The paper's numbers are gpt-4o-mini's; its "
             "medium maze has another goal than ours.",
             f"Answers that could not be read as asked, by role: {told}. Where no action could be read one was drawn.",
-            "Used by role. " + "; ".join(spent) + ".",
+            *describe_usage(Usage(run_dir)),
             "Under each turn: what the improvement read (the evaluation of each action) and its answer; the look-ahead "
             "that the evaluations come from is folded away.",
         ],
