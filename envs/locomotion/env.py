@@ -25,9 +25,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from envs.locomotion import prompts, rule_based
+from envs.locomotion.frames import frames
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")
@@ -271,20 +274,28 @@ def _finite(*arrays: jax.Array) -> jax.Array:
 def control_game(name: str, version: str = "v4", physics: str = "auto") -> ControlGame:
     """A robot for control agents; see `make_env`."""
     env = make_env(name, version, physics)
-    return ControlGame(name=name, env=env, params=env.default_params)
+    return ControlGame(
+        name=name,
+        env=env,
+        params=env.default_params,
+        roles=prompts.roles(name, version),
+        scripts=rule_based.SCRIPTS,
+        draw=lambda states: frames(name, np.asarray(states.qpos)),
+        human_reward=progress_bonus if name == "ant" else None,
+    )
 
 
-def stretches(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Array:
-    """How many further stretches of the way lie behind the robot after a step: float [T, B], mostly 0.
+def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Array:
+    """A reward of 1 for every `length` metres of progress: float [T, B], mostly 0.
 
-    Line k stands at x = k * length, k = 1, 2, ...; crossing one pays 1, falling back over it costs 1, so that nothing
-    is earned by swinging across it: an episode earns as many as it has got behind it at its end.
+    Line k stands at x = k * length, k = 1, 2, ...; crossing one pays 1, crossing it backwards costs 1, so that swinging
+    across it earns nothing: an episode earns the number of lines behind it at its end.
 
     Args:
-      length: of a stretch, metres.
-      dt: seconds a step (Ant: 0.05); the way of a step is dt * info["reward_forward"].
+      length: metres between two lines.
+      dt: seconds per step (Ant: 0.05); a step covers dt * info["reward_forward"] metres.
     """
-    behind = lambda x: jnp.maximum(jnp.floor(x / length), 0.0)
+    passed = lambda x: jnp.maximum(jnp.floor(x / length), 0.0)
     x = steps.info["x_position"]
     # An exploded step reports neither a place nor a speed, and so pays nothing.
-    return behind(x) - behind(x - dt * steps.info["reward_forward"])
+    return passed(x) - passed(x - dt * steps.info["reward_forward"])
