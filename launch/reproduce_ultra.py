@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -194,13 +194,13 @@ class Run:
         update = jax.jit(keep_finite(ppo.make_update(self.game.env, self.game.params, self.base_ppo)))
         if int(state.iteration) >= config.base_iterations:
             return state
-        print(f"base agent: {config.base_iterations} updates of PPO", flush=True)
+        print(f"base agent: {_count(config.base_iterations, 'update')} of PPO", flush=True)
         columns, iterations = ("env_return", "env_steps", "entropy", "value_loss"), config.base_iterations
         return self._train(folder, update, state, seed=config.seed, iterations=iterations, columns=columns)
 
     def _copied(self, folder: pathlib.Path, fresh: PPOState) -> PPOState:
         """The agent of `--base`, stored in this run's folder: the other run may change from now on."""
-        other, step = _base_of(self.config)
+        other, step = _base_of(self.config.base, self.config.game)
         _, learned, _ = Checkpoints(other / "checkpoints").restore(fresh.learned(), step, part_of(other))
         state = fresh.replace(**learned)
         _save(folder, state)
@@ -261,7 +261,7 @@ class Run:
         mask = network.init(key_init)
         mask = loop.restore(folder, mask) if self.resume else mask
         if int(mask.iteration) < config.mask_iterations:
-            print(f"mask network: {config.mask_iterations} updates", flush=True)
+            print(f"mask network: {_count(config.mask_iterations, 'update')}", flush=True)
             mask, blinded = network.train(mask, config.mask_iterations, key_train)
             print(f"it blinds {blinded:.2f} of the steps", flush=True)
             _save(folder, mask)
@@ -303,26 +303,24 @@ def _save(folder: pathlib.Path, state: PPOState) -> None:
         checkpoints.save(int(state.iteration), state.learned(), {"run": part_of(folder)})
 
 
-def _base_of(config: RunConfig) -> tuple[pathlib.Path, int]:
+def _base_of(base: str, game: str) -> tuple[pathlib.Path, int]:
     """(the folder of the finished base agent that `--base` names, its iterations).
 
     Raises:
       ValueError: no run, one of another game, or one whose base agent is missing or not finished.
     """
-    folder = pathlib.Path(config.base)
+    folder = pathlib.Path(base)
     if not (folder / "config.json").is_file() or not (folder / "base").is_dir():
-        raise ValueError(f"--base {config.base} holds no base agent (no config.json or no folder base)")
+        raise ValueError(f"--base {base} holds no base agent (no config.json or no folder base)")
     stored = read_config(folder)
-    if stored.get("game") != config.game:
-        raise ValueError(f"--base {config.base} is an agent of {stored.get('game')!r}, not of {config.game!r}")
+    if stored.get("game") != game:
+        raise ValueError(f"--base {base} is an agent of {stored.get('game')!r}, not of {game!r}")
     done = Checkpoints(folder / "base" / "checkpoints").latest_step()
     if done is None:
-        raise ValueError(f"--base {config.base} holds no checkpoint of its base agent yet")
+        raise ValueError(f"--base {base} holds no checkpoint of its base agent yet")
     needed = done if stored.get("base") else stored["base_iterations"]  # a copy was finished when it was made
     if done < needed:
-        raise ValueError(
-            f"--base {config.base}: its base agent has {done} of {needed} iterations; finish that run first (--resume)"
-        )
+        raise ValueError(f"--base {base}: its agent has {done} of {needed} iterations; finish it first (--resume)")
     return folder / "base", done
 
 
@@ -330,23 +328,6 @@ def stored_scores(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
     """The scores [seeds] of every method that has finished in a run's folder."""
     finished = [name for name in refiners.METHODS if (run_dir / name / results.RESULTS).is_file()]
     return {name: np.array(results.read(run_dir / name)["after"]["score"]) for name in finished}
-
-
-def tables(scores: Mapping[str, np.ndarray], start: float) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Rows of tables 1 and 2 for the finished methods, and ULTRA-RA's gain over the mean of its baselines.
-
-    The paper's percentages for the robots are such gains (Hopper 7.68, Walker2d 13.77, Ant 5.55), over a mean that
-    includes PPO. Its Pong has 165 %, where its rounded scores give 156 %.
-    """
-    text = lambda name: f"{scores[name].mean():.3f} ± {deviation(scores[name]):.3f}"
-    rows = lambda names: [{"method": name, "score": text(name)} for name in names if name in scores]
-    first = [{"method": "base agent", "score": f"{start:.3f}"}, *rows(refiners.TABLE_1)]
-    baselines = [name for name in refiners.BASELINES if name in scores]
-    level = np.mean([scores[name].mean() for name in baselines]) if baselines else 0.0
-    if "ULTRA-RA" in scores and level > 0:
-        gain = scores["ULTRA-RA"].mean() / level - 1
-        first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", "score": f"{100 * gain:+.1f} %"})
-    return first, rows(refiners.TABLE_2)
 
 
 def dry_run(run: Run) -> str:
@@ -383,12 +364,12 @@ def dry_run(run: Run) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = parse_config()
-    run = Run(config, pathlib.Path(flags.FLAGS.run_dir).absolute(), flags.FLAGS.resume)
+    run = Run(config, pathlib.Path(flags.FLAGS.run_dir).expanduser().absolute(), flags.FLAGS.resume)
     if flags.FLAGS.dry_run:
         print(dry_run(run))
         return
     if config.base and not run.resume:  # a resumed run has its copy
-        _base_of(config)
+        _base_of(config.base, config.game)
     run_dir = app.take_run_dir(SCRIPT, config, ("methods", "checkpoint_every", "base_url", *models.MAY_CHANGE))
     analyst = run.analyst()  # a wrong address or model fails before anything is trained
     base = run.base()
@@ -403,14 +384,14 @@ def main(argv: list[str]) -> None:
         score = stored_scores(run_dir)[name]
         print(f"{name}: {score.mean():.3f} ± {deviation(score):.3f}", flush=True)
     scores = stored_scores(run_dir)
-    rows = tables(scores, start)
-    text = "\n".join(markdown(table) for table in rows if table)
+    tables = report.tables(scores, start)
+    text = "\n".join(markdown(rows) for rows in tables if rows)
     write_atomically(run_dir / "tables.md", text)
     best = max(refined, key=lambda name: scores[name].mean())
     after = jax.tree.map(lambda leaf: leaf[scores[best].argmax()], refined[best])
     films = {label: run.record(agent, run.key(5), 1) for label, agent in (("before", base), (f"after {best}", after))}
     page = report.write(
-        run_dir, run.game, flat(config), rows, scores, start, run.steps_per_update, trajectories, findings, films
+        run_dir, run.game, flat(config), tables, scores, start, run.steps_per_update, trajectories, findings, films
     )
     print(f"\n{text}\nreport: {page}")
     if {"PPO", "ULTRA-RA"} <= scores.keys():

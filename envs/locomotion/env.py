@@ -1,8 +1,8 @@
 """Hopper, Walker2d and Ant: Gymnasium's v4 and v5 robots as gymnax environments, over two physics.
 
-Rewards, observations, terminations and resets are Gymnasium's, to the letter (its source is the specification; ULTRA
-does not say which version it plays). Models are the XML files that Gymnasium ships. Physics: "mjx" is a JAX program,
-"c" MuJoCo's C simulator behind a host callback; a stored state goes on alike under either.
+Rewards, observations, terminations and resets are exactly Gymnasium's (its source is the specification; ULTRA does not
+say which version it plays). Models are the XML files that Gymnasium ships. Physics: "mjx" is a JAX program, "c" is
+MuJoCo's C simulator behind a host callback; a stored state can be stepped by either.
 
 Differences from Gymnasium:
 - States are carried in the dtype JAX has for floats when the game is made. With `jax_enable_x64` ten steps agree with
@@ -169,7 +169,7 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         return self.observe(None, state, None, None), state
 
     def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info); an action outside the range costs what it says but moves no more.
+        """(obs, state, reward, terminated, info). An action out of range is clipped, but costs its unclipped size.
 
         info: reward_forward, reward_ctrl, reward_healthy, reward_contact (Ant v5, else 0), which sum to the reward;
         x_position; exploded bool.
@@ -177,14 +177,14 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         action = jnp.asarray(action, self.dtype)
         if action.shape != (self.model.nu,):
             raise ValueError(f"the action has shape {action.shape}; {self.name} takes ({self.model.nu},)")
-        given = (state.qpos, state.qvel, state.warmstart, action)
-        sound = _finite(*given)
-        rest = (jnp.asarray(self.model.qpos0, self.dtype), *map(jnp.zeros_like, given[1:]))
-        given = tuple(jnp.where(sound, x, instead) for x, instead in zip(given, rest))
-        qpos, qvel, warmstart, seen, force = self.simulate(*given)
+        inputs = (state.qpos, state.qvel, state.warmstart, action)
+        sound = _finite(*inputs)
+        rest = (jnp.asarray(self.model.qpos0, self.dtype), *map(jnp.zeros_like, inputs[1:]))
+        inputs = tuple(jnp.where(sound, x, instead) for x, instead in zip(inputs, rest))
+        qpos, qvel, warmstart, torso_x, force = self.simulate(*inputs)
         exploded = ~(sound & _finite(qpos, qvel, warmstart))
 
-        x = seen if self.robot.free else qpos[0]
+        x = torso_x if self.robot.free else qpos[0]
         force = jnp.clip(force, -1, 1)
         healthy = self.robot.healthy(qpos, qvel)
         rewards = {

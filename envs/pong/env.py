@@ -13,7 +13,7 @@ The paper's Pong is ALE's. This is a game with the same geometry and its own sim
 
 - The ball flies 2 columns a step. One that is hit leaves with a row velocity that depends on where it met the racket,
   from -4 at one end to 4 at the other.
-- The opponent follows the ball by two rows a step at most while it comes, aiming to meet it with a spot of its racket
+- The opponent follows the ball by maximum two rows per step while it comes, aiming to meet it with a spot of its racket
   that it draws anew at each of our hits; so it misses what is played far and fast enough.
 - Our racket moves `racket_speed` rows a step, without inertia.
 - A point ends when the ball is past a racket; the next serve goes to whoever lost it, from the middle column.

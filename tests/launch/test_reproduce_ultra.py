@@ -18,6 +18,7 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.run import directory, models, results
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.reports import ultra as report
 from tests.backends.server import Server, says
 from tests.launch import scripts
 
@@ -128,7 +129,7 @@ def test_the_base_agent_of_another_run_is_copied_once_and_refined(done, tmp_path
 def test_a_base_agent_that_is_not_finished_is_refused(done, tmp_path):
     other = copied(done, tmp_path / "other", base_iterations=5)
     line = refusal(tmp_path / "run", f"--base={other}")
-    assert "its base agent has 2 of 5 iterations; finish that run first" in line
+    assert "its agent has 2 of 5 iterations; finish it first" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -179,7 +180,7 @@ def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, 
     before, _ = answered.copy(), fails.clear()
     run(tmp_path, *args, "--resume")
     assert answered["identify"] == before["identify"] > 0 and answered["loaded"] == 2
-    assert "mask network: 1 updates" in capsys.readouterr().out
+    assert "mask network: 1 update\n" in capsys.readouterr().out
     after, stored = answered.copy(), outcomes(tmp_path)
     (tmp_path / "mask_findings.json").unlink()
     run(tmp_path, *args, "--resume")
@@ -191,11 +192,19 @@ def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, 
 def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
     hopper = {"PPO": 3572, "RICE": 3756, "LIR": 3779, "ULTRA-A": 3842, "ULTRA-R": 3891, "ULTRA-RA": 3987}  # the paper's
     scores = {name: np.array([score - 1.0, score + 1.0]) for name, score in hopper.items()}
-    with scripts.loaded("reproduce_ultra") as module:
-        tables = lambda *names: module.tables({name: scores[name] for name in names}, 0.0)[0]
-        assert tables(*hopper)[-1] == {"method": "ULTRA-RA over the mean of PPO, RICE, LIR", "score": "+7.7 %"}
-        assert tables("RICE", "ULTRA-RA")[-1] == {"method": "ULTRA-RA over the mean of RICE", "score": "+6.2 %"}
-        assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
+    tables = lambda *names: report.tables({name: scores[name] for name in names}, 0.0)[0]
+    assert tables(*hopper)[-1] == {"method": "ULTRA-RA over the mean of PPO, RICE, LIR", "score": "+7.7 %"}
+    assert tables("RICE", "ULTRA-RA")[-1] == {"method": "ULTRA-RA over the mean of RICE", "score": "+6.2 %"}
+    assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
+
+
+def test_a_giant_reply_is_shortened_on_the_page():
+    reply = "because " * 10**5
+    critical = CriticalState(0, Verdict(3, True, None, "why"), np.zeros(2), 1, {1: 0.5}, {1: reply})
+    parts = dict(report.exchange(critical, str)["parts"])
+    text = parts["reward of 1 (taken)"]
+    assert len(text) < 1.1 * report.LONGEST and text.endswith(f"({8 * 10**5 - report.LONGEST:,} more characters)")
+    assert report.shortened("x" * report.LONGEST) == "x" * report.LONGEST
 
 
 @pytest.mark.parametrize(
@@ -210,7 +219,7 @@ def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
         (["--seeds=0"], "--seeds is 0"),
         (["--cell=0"], "--cell is 0"),
         (["--game=hopper", "--radius=0"], "--radius is 0.0; it must be above 0"),
-        (["--mask_share=0"], "--mask_share is 0.0; it must be at most 1 and above 0"),
+        (["--mask_share=0"], "--mask_share is 0.0; it must be above 0 and at most 1"),
         (["--floor=nan"], "--floor is nan"),
         (["--floor=inf"], "--floor is inf; it must be below inf"),
         (["--alpha=-1"], "--alpha is -1.0; it must be at least 0"),
