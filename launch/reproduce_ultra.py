@@ -393,7 +393,7 @@ def main(argv: list[str]) -> None:
     page = report.write(
         run_dir, run.game, flat(config), tables, scores, start, run.steps_per_update, trajectories, findings, films
     )
-    print(f"\n{text}\nreport: {page}\n{ultra_report.headline(scores)}")
+    print(f"\n{text}\nreport: {page}\n{report.headline(scores)}")
 
 
 def define_flags() -> None:
