@@ -16,7 +16,6 @@ last three iterations' weights (`--average 1`: the last), which makes all curves
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
@@ -25,9 +24,9 @@ from absl import flags
 
 from launch import train_language_actor_critic, train_language_td
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import option
+from nlrl_jax.config import flat, make, option, replace
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import app
+from nlrl_jax.run import app, results
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
@@ -78,9 +77,10 @@ def base_of(config: AblationConfig) -> Any:
     studies, common = set(config.study.split(",")), {"model": config.model, "seed": config.seed}
     common["iterations"] = config.iterations
     if studies <= set(TD):
-        return train_language_td.RunConfig(**common, states=config.states, test_states=config.test_states)
+        return make(train_language_td.RunConfig, **common, states=config.states, test_states=config.test_states)
     if studies <= set(ACTOR_CRITIC):
-        return train_language_actor_critic.RunConfig(
+        return make(
+            train_language_actor_critic.RunConfig,
             **common,
             games=config.games,
             eval_games=config.eval_games,
@@ -94,29 +94,25 @@ def settings(config: AblationConfig) -> dict[str, dict[str, Any]]:
     """study -> label -> the run's config. Raises as `base_of`."""
     base, known = base_of(config), {**TD, **ACTOR_CRITIC}
     return {
-        study: {label: dataclasses.replace(base, **fields) for label, fields in known[study].items()}
+        study: {label: replace(base, **fields) for label, fields in known[study].items()}
         for study in config.study.split(",")
     }
 
 
 def folder_of(run: Any, base: Any) -> str:
     """One folder for equal settings: two studies share the run that is in both."""
-    told, usual = dataclasses.asdict(run), dataclasses.asdict(base)
+    told, usual = flat(run), flat(base)
     return "-".join(f"{name}_{told[name]}" for name in told if told[name] != usual[name]) or "base"
 
 
 def train(run: Any, folder: pathlib.Path, resume: bool) -> dict[str, Any]:
-    """Trains, or with `resume` goes on, or reads what is finished. Returns {"before", "after"}: evaluations."""
+    """Trains, or with `resume` continues, or reads what is finished. Returns results.json's content."""
     folder.mkdir(parents=True, exist_ok=True)
-    done = folder / "ablation.json"
-    if not (resume and done.exists()):
-        if isinstance(run, train_language_td.RunConfig):
-            results = train_language_td.train(run, folder, resume)
-        else:
-            found = train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
-            results = {when: {"win": found[when]["eval/win"]} for when in found}
-        write_atomically(done, json.dumps(results))
-    return json.loads(done.read_text())
+    if resume and (folder / results.RESULTS).exists():
+        return results.read(folder)
+    if isinstance(run, train_language_td.RunConfig):
+        return train_language_td.train(run, folder, resume)
+    return train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
 
 
 def main(argv: list[str]) -> None:
@@ -124,7 +120,7 @@ def main(argv: list[str]) -> None:
     config = app.parse(AblationConfig)
     base, studies, resume = base_of(config), settings(config), flags.FLAGS.resume
     script = train_language_td if isinstance(base, train_language_td.RunConfig) else train_language_actor_critic
-    script.check(base)
+    script.validate(base)
     run_dir = app.take_run_dir("ablate_nlrl", config, may_change=("study",))
     algorithm, metric = ("language_td", "accuracy") if set(studies) <= set(TD) else ("actor_critic", "win")
     panels, rows, finished = {}, [], {}

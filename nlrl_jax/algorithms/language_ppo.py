@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax import losses
+from nlrl_jax.config import check, option
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import gae
 from nlrl_jax.rollouts.scored_words import Moves, play_games, results
@@ -41,65 +42,38 @@ from nlrl_jax.types import TextGame
 
 @dataclasses.dataclass(frozen=True)
 class LanguagePPOConfig:
-    """Hyperparameters; the defaults are the paper's.
+    """LLM-PPO; the defaults are the paper's, its symbols stand in brackets."""
 
-    Attributes:
-      num_games: games an iteration.
-      max_turns: moves of the agent a game at most; a game that is cut bootstraps from its last position.
-      temperature: divides the scores when moves are drawn, and so in the ratio.
-      actor_learning_rate, critic_learning_rate, weight_decay: AdamW's.
-      epochs: passes over an iteration's moves.
-      batch_size: moves differentiated at a time. accumulation: such batches a gradient step.
-      clip: the ratio stays within 1 - clip and 1 + clip.
-      value_coef, entropy_coef: weights of the squared value error and of the entropy.
-      discount: [gamma].
-      trace_decay: GAE's [lambda].
-      train: "params" (all weights; load them as float32, or small steps round to nothing) or "lora" (an adapter on
-        frozen weights).
-      value_width: units of the critic's hidden layer; 0 is the model's width.
-      normalize_advantages: to mean 0 and deviation 1 over an iteration's moves.
-      critic_trains_actor: the value error also moves the language model.
-      max_grad_norm: gradients are clipped to this norm.
-      remat: recompute blocks in the backward pass.
-    """
+    num_games: int = option(512, "games per iteration", least=1)
+    max_turns: int = option(
+        5, "maximum moves of the agent per game; a game that is cut off bootstraps from its last position", least=1
+    )
+    temperature: float = option(0.7, "divides the scores when moves are sampled, and so in the ratio", above=0)
+    actor_learning_rate: float = option(1e-5, "AdamW's learning rate of the language model", least=0)
+    critic_learning_rate: float = option(1e-5, "AdamW's learning rate of the value head", least=0)
+    weight_decay: float = option(0.01, "AdamW's weight decay", least=0)
+    epochs: int = option(1, "passes over the moves of an iteration", least=1)
+    batch_size: int = option(16, "moves differentiated at a time", least=1)
+    accumulation: int = option(2, "such batches per gradient step", least=1)
+    clip: float = option(0.2, "clip the ratio to 1 - clip and 1 + clip", above=0)
+    value_coef: float = option(0.5, "weight of the squared value error", least=0)
+    entropy_coef: float = option(0.01, "weight of the entropy bonus", least=0)
+    discount: float = option(0.99, "discount per move [gamma]", least=0, most=1)
+    trace_decay: float = option(0.95, "GAE's trace decay [lambda]", least=0, most=1)
+    train: str = option(
+        "params",
+        "params (all weights; load them as float32, or small steps round to nothing) or lora (an adapter)",
+        choices=("params", "lora"),
+    )
+    max_grad_norm: float = option(1.0, "clip gradients to this norm, actor and critic each", above=0)
+    remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
 
-    num_games: int = 512
-    max_turns: int = 5
-    temperature: float = 0.7
-    actor_learning_rate: float = 1e-5
-    critic_learning_rate: float = 1e-5
-    weight_decay: float = 0.01
-    epochs: int = 1
-    batch_size: int = 16
-    accumulation: int = 2
-    clip: float = 0.2
-    value_coef: float = 0.5
-    entropy_coef: float = 0.01
-    discount: float = 0.99
-    trace_decay: float = 0.95
-    train: str = "params"
     value_width: int = 0
     normalize_advantages: bool = True
     critic_trains_actor: bool = False
-    max_grad_norm: float = 1.0
-    remat: bool = False
 
     def __post_init__(self):
-        for name in ("num_games", "max_turns", "epochs", "batch_size", "accumulation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("temperature", "clip", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        names = ("actor_learning_rate", "critic_learning_rate", "weight_decay", "value_coef", "entropy_coef")
-        for name in (*names, "value_width"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name in ("discount", "trace_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be within [0, 1]")
-        if self.train not in ("params", "lora"):
-            raise ValueError(f"train is {self.train!r}; choose 'params' or 'lora'")
+        check(self)
 
 
 class ValueHead(nn.Module):

@@ -117,7 +117,7 @@ def test_only_what_trains_changes_and_the_loss_falls(variables, train):
 
 
 def test_another_collection_is_refused():
-    with pytest.raises(ValueError, match="train is 'all'; choose 'lora' or 'params'"):
+    with pytest.raises(ValueError, match="train is 'all'; choose one of lora, params"):
         make_sft_step(functools.partial(sft_loss, MODEL), optax.sgd(1.0), "all")
 
 
