@@ -17,7 +17,6 @@ judged policy is the mean of the last iterations' weights. docs/measurements.md 
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import random
 from typing import Any
@@ -32,24 +31,22 @@ from envs.tic_tac_toe import rule_based as scripts
 from envs.tic_tac_toe.rules import board_game
 from launch import train_language_ppo
 from nlrl_jax.algorithms import language_actor_critic as nlac
-from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, IterationLog, State
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import KeptUsage, Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
-from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, cost, loop, models, players, records, results
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
-from nlrl_jax.types import Chat, LanguageModel, Pairs, Sampling
+from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
 
 SCRIPT = "train_language_actor_critic"
 OPPONENTS = {"first_move": board_games.first_move_opponent, "random": board_games.random_opponent}
-REPORTED = 4  # positions per iteration
 _PPO_OPTIONS = {"actor_learning_rate": "ppo_learning_rate", "critic_learning_rate": "ppo_critic_learning_rate"}
 
 
@@ -210,11 +207,13 @@ class Trainer:
     def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
         """One iteration; its value data and its exchanges for the report go to the run's folder."""
         i = int(state.iteration)
-        buffer = tuple(read_pairs(self.values_file(n)) for n in range(max(0, i - self.config.learning.buffer + 1), i))
+        earlier = range(max(0, i - self.config.learning.buffer + 1), i)
+        buffer = tuple(records.read_pairs(self.values_file(n)) for n in earlier)
         seed = int(jax.random.randint(key, (), 0, 2**30))
         after, log = nlac.iterate(self.models(state, buffer), self.setup, self.viewer, seed)
-        write_pairs(self.values_file(i), after.buffer[-1])
-        records.write(self.run_dir, i, exchanges(f"iteration {i + 1}, against {self.opponent}", log))
+        records.write_pairs(self.values_file(i), after.buffer[-1])
+        when = f"iteration {i + 1}, against {self.opponent}"
+        records.write(self.run_dir, i, actor_critic_report.exchanges(log, when, _grid))
         learned = lambda model: model.model.variables[self.config.sft.train]
         recent = (state.policy, *state.recent)[: self.config.average - 1]
         return Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32), recent), log.metrics
@@ -226,62 +225,28 @@ class Trainer:
         """Greedy play, as in the paper, of the mean of the last policies: "win", "tie", "loss", "random_moves"."""
         greedy = Sampling(self.config.learning.rollout.max_tokens, 0.0)
         judged = self.models(state.replace(policy=state.judged()))
-        return nlac.evaluate(
-            judged, self.setup, self.viewer, self.config.eval_games, greedy, self.config.seed + 1
-        )[0]  # fmt: skip
+        games, seed = self.config.eval_games, self.config.seed + 1
+        return nlac.evaluate(judged, self.setup, self.viewer, games, greedy, seed)[0]
 
 
-def setup(config: RunConfig, opponent: str, large: LanguageModel, learn_policy=None, learn_value=None, model: str = ""):
-    """The fixed side of the algorithm. model: the one whose prompts are used; by default the config's."""
+def setup(
+    config: RunConfig, opponent: str, large: LanguageModel, *learners: Learn, model: str = ""
+) -> ActorCriticSetup:
+    """The fixed side of the algorithm.
+
+    Args:
+      learners: of policy and value model; none for an evaluation.
+      model: the one that is prompted, if not the config's.
+    """
     game, roles = board_game(), prompts.roles(players.prompt_for(model or config.model, config.style))
-    return ActorCriticSetup(
-        game, OPPONENTS[opponent](game), roles, large, large, learn_policy, learn_value, config.algorithm
-    )
-
-
-def exchanges(when: str, log: IterationLog) -> list[records.Exchange]:
-    """The longest aggregation of an iteration and the improvements of its most frequent positions."""
-    shown = []
-    for target in sorted(log.values, key=lambda target: -len(target.prompt.messages[-1]["content"]))[:1]:
-        title = f"Aggregation, {when}: {target.view.player} plays {target.action}"
-        parts = ("prompt", target.prompt.messages[-1]["content"]), ("reply", target.text)
-        shown.append(records.exchange(title, _grid(target.view.board), *parts))
-    for target in sorted(log.improvements, key=lambda target: -target.visits)[:REPORTED]:
-        firsts = list(dict(reversed(target.evaluations)).items())[::-1]  # the first evaluation of each move
-        values = [(f"language value of {action}", text) for action, text in firsts]
-        title = f"Improvement, {when}: {target.view.player} to move, {target.visits} visits"
-        shown.append(records.exchange(title, _grid(target.view.board), *values, ("improved policy", target.text)))
-    return shown
+    learners = learners or (None, None)
+    return ActorCriticSetup(game, OPPONENTS[opponent](game), roles, large, large, *learners, config.algorithm)
 
 
 def _grid(board: str) -> str:
     """The drawn board as rows of marks, a dot for a free square."""
     cells = ["." if cell.isdigit() else cell for cell in prompts.squares(board)]
     return "\n".join(" ".join(cells[i : i + 3]) for i in (0, 3, 6))
-
-
-def write_pairs(path: pathlib.Path, pairs: Pairs) -> None:
-    """Chats with replies, one JSON object per line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"messages": list(chat.messages), "reply": reply}, ensure_ascii=False) for chat, reply in pairs]
-    write_atomically(path, "".join(line + "\n" for line in lines))
-
-
-def read_pairs(path: pathlib.Path) -> Pairs:
-    """What `write_pairs` wrote.
-
-    Raises:
-      ValueError: it is not there, or damaged.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also cut at U+2028, which JSON allows
-        rows = [json.loads(line) for line in lines if line]
-        return [(Chat(tuple(row["messages"])), row["reply"]) for row in rows]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{path} is needed to resume and cannot be read ({error}); start again in another --run_dir, and copy the "
-            "folder cache there, if this run has one: cached replies cost nothing"
-        ) from error
 
 
 def train_actor_critic(
@@ -327,9 +292,8 @@ def play_prompted(config: RunConfig, name: str, opponent: str, model: LanguageMo
     """Greedy play of a model that does not learn, with the paper's prompt. Returns what `Trainer.evaluate` does."""
     fixed = setup(config, opponent, model, model=name)
     greedy = Sampling(config.learning.aggregation.max_tokens, 0.0)
-    return nlac.evaluate(
-        State(model, model), fixed, Viewer(fixed.game), config.eval_games, greedy, config.seed + 1
-    )[0]  # fmt: skip
+    games, seed = config.eval_games, config.seed + 1
+    return nlac.evaluate(State(model, model), fixed, Viewer(fixed.game), games, greedy, seed)[0]
 
 
 def run_method(

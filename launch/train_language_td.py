@@ -45,7 +45,6 @@ from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
 MAY_CHANGE = ("iterations", "checkpoint_every", *models.MAY_CHANGE)
-REPORTED_TARGETS, REPORTED_POSITIONS = 4, 8  # per iteration; judged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Trainer:
         value, targets, metrics = language_td.iterate(
             self.data.train, self.roles, self.model(state), self.large, learn, self.config.learning, seed, first_value
         )
-        records.write(self.run_dir, i, [_exchange(i, target) for target in targets[:REPORTED_TARGETS]])
+        records.write(self.run_dir, i, language_td_report.learned(targets, i, _grid))
         learned = value.model.variables[self.config.sft.train]
         return Learned(learned, jnp.asarray(i + 1, jnp.int32)), metrics
 
@@ -175,29 +174,6 @@ class Trainer:
     def evaluate(self, state: Learned) -> dict[str, float]:
         judged, _ = self.judge(state)
         return {"eval/accuracy": judged.accuracy, "eval/answered": judged.answered}
-
-
-def _exchange(iteration: int, target: language_td.Target) -> records.Exchange:
-    """A training target and the variations behind it."""
-    variations = [
-        (f"variation {','.join(s.action for s in line.steps)}", f"{line.winner} wins" if line.over else text)
-        for line, text in target.evaluated
-    ]
-    title = f"Learned from in iteration {iteration + 1}: {target.view.player} to move"
-    return records.exchange(title, _grid(target.view.board), *variations, ("aggregated", target.text))
-
-
-def _judged(trainer: Trainer, before: list[str], after: list[str]) -> list[records.Exchange]:
-    """The evaluations of some test positions before and after training."""
-    data, (first, second) = trainer.data, trainer.game.players
-    exchanges = []
-    for n, old, new in zip(np.flatnonzero(np.abs(data.win_rates) >= trainer.config.threshold), before, after):
-        view, rate = data.test[n], data.win_rates[n]
-        side = first if rate > 0 else second
-        title = f"{view.player} to move; {side} wins {(1 + abs(rate)) / 2:.0%} of the games from here"
-        parts = ("evaluation before", old), ("evaluation after", new)
-        exchanges.append(records.exchange(title, _grid(view.board), *parts))
-    return exchanges[:REPORTED_POSITIONS]
 
 
 def _grid(board: str) -> str:
@@ -229,7 +205,10 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, A
     after, words_after = trainer.judge(state)
     results.write(run_dir, script=SCRIPT, before=before._asdict(), after=after._asdict())
     stored = results.read(run_dir)
-    exchanges = [*_judged(trainer, words_before, words_after), *records.first_and_last(run_dir)]
+    data, judged = trainer.data, (words_before, words_after)
+    clear = [(data.test[n], data.win_rates[n]) for n in np.flatnonzero(np.abs(data.win_rates) >= config.threshold)]
+    exchanges = language_td_report.judged(clear, *judged, trainer.game.players, _grid)
+    exchanges += records.first_and_last(run_dir)
     language_td_report.write(run_dir, flat(config), stored["before"], stored["after"], exchanges, describe_usage(usage))
     return stored
 

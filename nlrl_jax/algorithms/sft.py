@@ -198,7 +198,7 @@ def fit(
     """
     kept = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
     if not kept:
-        raise ValueError(f"none of {len(examples)} examples has at most max_length = {config.max_length} tokens")
+        raise ValueError(f"all of {len(examples)} examples are longer than max_length = {config.max_length} tokens")
     generator = np.random.default_rng(config.seed)
     plan = [make_batches(examples, config, generator.permutation(kept)) for _ in range(config.epochs)]
     total = sum(map(len, plan))

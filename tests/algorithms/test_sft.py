@@ -168,7 +168,7 @@ def test_fit_learns_counts_what_is_too_long_and_repeats_itself(variables):
     assert metrics["loss"] < 0.5 * metrics["first_loss"]
     again, _ = fit(MODEL, base, [*EXAMPLES, long], config)
     jax.tree.map(np.testing.assert_array_equal, again, found)
-    with pytest.raises(ValueError, match="none of 1 examples has at most max_length = 12 tokens"):
+    with pytest.raises(ValueError, match="all of 1 examples are longer than max_length = 12 tokens"):
         fit(MODEL, base, [long], config)
 
 

@@ -297,6 +297,6 @@ def test_a_model_that_is_called_by_its_path_stays_in_the_runs_folder():
 
 def test_value_data_with_any_line_separator_are_read_back(tmp_path):
     pairs = [(Chat.of("a\u2028b\u0085"), "c\u2029\nd")]
-    train_language_actor_critic.write_pairs(tmp_path / "values.jsonl", pairs)
-    ((chat, reply),) = train_language_actor_critic.read_pairs(tmp_path / "values.jsonl")
+    records.write_pairs(tmp_path / "values.jsonl", pairs)
+    ((chat, reply),) = records.read_pairs(tmp_path / "values.jsonl")
     assert chat.messages == pairs[0][0].messages and reply == pairs[0][1]

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from nlrl_jax.algorithms.language_actor_critic import IterationLog
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.records import Exchange
+from nlrl_jax.run.records import Exchange, exchange
 from nlrl_jax.run.report import write_report
 
 OUTCOMES = ("win", "tie", "loss")
+SHOWN = 4  # improvements of an iteration
 # (opponent, method) -> what `results.read` read in run_dir / opponent / method
 Results = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+def exchanges(log: IterationLog, when: str, draw: Callable[[str], str]) -> list[Exchange]:
+    """The longest aggregation of an iteration and the improvements of its most frequent positions.
+
+    Args:
+      draw: a view's board -> the board on the page.
+    """
+    kept = []
+    for target in sorted(log.values, key=lambda target: -len(target.prompt.messages[-1]["content"]))[:1]:
+        title = f"Aggregation, {when}: {target.view.player} plays {target.action}"
+        parts = ("prompt", target.prompt.messages[-1]["content"]), ("reply", target.text)
+        kept.append(exchange(title, draw(target.view.board), *parts))
+    for target in sorted(log.improvements, key=lambda target: -target.visits)[:SHOWN]:
+        firsts = list(dict(reversed(target.evaluations)).items())[::-1]  # the first evaluation of each move
+        values = [(f"language value of {action}", text) for action, text in firsts]
+        title = f"Improvement, {when}: {target.view.player} to move, {target.visits} visits"
+        kept.append(exchange(title, draw(target.view.board), *values, ("improved policy", target.text)))
+    return kept
 
 
 def curves(folder: pathlib.Path, before: Mapping[str, float], games: int) -> tuple[list[float], dict[str, np.ndarray]]:

@@ -38,8 +38,8 @@ class Row(NamedTuple):
         """Raises ValueError for a name that is none."""
         if name in ("policy", "q"):
             return cls(name)
-        K, found, N = name.partition("x")
-        if not (found and K.isdecimal() and N.isdecimal() and int(K)):
+        K, cross, N = name.partition("x")
+        if not (cross and K.isdecimal() and N.isdecimal() and int(K)):
             raise ValueError(f"--rows has {name!r}; a row is policy, q or KxN such as 4x3")
         return cls(name, int(K), int(N))
 

@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from nlrl_jax.algorithms.language_td import Target
+from nlrl_jax.roles.board_games import View
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.records import Exchange
+from nlrl_jax.run.records import Exchange, exchange
 from nlrl_jax.run.report import write_report
 from nlrl_jax.run.results import Evaluation
+
+TARGETS, POSITIONS = 4, 8  # on the page: per iteration; judged
+
+Draw = Callable[[str], str]  # a view's board -> the board on the page
+
+
+def learned(targets: Sequence[Target], iteration: int, draw: Draw) -> list[Exchange]:
+    """Some targets of an iteration with the variations behind them."""
+    kept = []
+    for view, text, evaluated in targets[:TARGETS]:
+        variations = [
+            (f"variation {','.join(s.action for s in line.steps)}", f"{line.winner} wins" if line.over else words)
+            for line, words in evaluated
+        ]
+        title = f"Learned from in iteration {iteration + 1}: {view.player} to move"
+        kept.append(exchange(title, draw(view.board), *variations, ("aggregated", text)))
+    return kept
+
+
+def judged(
+    positions: Sequence[tuple[View, float]],
+    before: Sequence[str],
+    after: Sequence[str],
+    players: tuple[str, str],
+    draw: Draw,
+) -> list[Exchange]:
+    """Evaluations of some test positions before and after training.
+
+    Args:
+      positions: with their win rates, from -1 to 1 for the first player.
+    """
+    kept = []
+    for (view, rate), old, new in list(zip(positions, before, after, strict=True))[:POSITIONS]:
+        side = players[0 if rate > 0 else 1]
+        title = f"{view.player} to move; {side} wins {(1 + abs(rate)) / 2:.0%} of the games from here"
+        kept.append(exchange(title, draw(view.board), ("evaluation before", old), ("evaluation after", new)))
+    return kept
 
 
 def write(
