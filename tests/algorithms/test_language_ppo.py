@@ -349,7 +349,7 @@ def test_games_and_words_that_cannot_be_scored_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train": "all"}, "'all'.*'params' or 'lora'"),
+        ({"train": "all"}, "'all'.*params, lora"),
         ({"num_games": 0}, "num_games is 0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"actor_learning_rate": -1.0}, "actor_learning_rate is -1.0"),
