@@ -59,7 +59,7 @@ nano: install
 	  --snake_every 2
 	$(NEXT) --init_from $(NANO)/4 --out $(NANO)/5 --steps 300 --learning_rate 1e-3 --seed 4 --skilled_share 0.4 --habit \
 	  --snake_every 2 --snake_habit
-	$(RUN) -m launch.pretrain_nano_board --out $(NANO)/board
+	$(RUN) -m launch.pretrain_nano --games boards --learning_rate 2e-3 --out $(NANO)/board
 
 clean:
 	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache build *.egg-info

@@ -33,7 +33,8 @@ from nlrl_jax.types import TextGame
 # Our action ids (Up, Down, Left, Right) as Gymnasium's (left 0, down 1, right 2, up 3).
 GYMNASIUM_ACTIONS = (3, 1, 0, 2)
 
-SYMBOLS = ("_", "P", "O", "G", "X", "*")  # X: player in a hole; *: player on the goal
+SYMBOLS = ("_", "P", "O", "G", "X", "*")
+LEGEND = {"P": "player", "G": "goal", "O": "hole", "_": "ice", "X": "player in a hole", "*": "player on the goal"}
 _EMPTY, _PLAYER, _HOLE, _GOAL, _FALLEN, _ARRIVED = range(6)
 _TABLE_SIZE = 4  # the largest board whose 2 ** (size * size - 2) maps are tabulated
 _CANDIDATES = 8  # maps drawn at once on larger boards
@@ -333,4 +334,5 @@ def text_game(
         fields=fields,
         board=board,
         success=env.success,
+        legend=LEGEND,
     )

@@ -32,8 +32,12 @@ YOU, ENEMY = 0, 1
 DEATH_REWARD = -3.0
 
 VIEW = 7  # side of what the compact prompt shows
-SYMBOLS = ("_", "A", "T", "1", "2", "X", "x")  # X, x: your and the enemy's head, dead
+SYMBOLS = ("_", "A", "T", "1", "2", "X", "x")
 VIEW_SYMBOLS = (*SYMBOLS, "O")  # O: off the board
+LEGEND = {
+    "1": "own head", "2": "enemy's head", "T": "body of a snake", "A": "apple", "_": "empty", "X": "own head, dead",
+    "x": "enemy's head, dead", "O": "off the board",
+}  # fmt: skip
 _WALL = len(SYMBOLS)
 _EMPTY, _APPLE, _BODY, _HEAD, _ENEMY_HEAD, _DEAD_HEAD, _DEAD_ENEMY_HEAD = range(7)
 
@@ -367,4 +371,5 @@ def text_game(
         observation=view if prompt == "compact" else observation_template(size, num_apples, max_length, value),
         fields=env.fields,
         board=board,
+        legend=LEGEND | {"A": "poisonous apple"} if poison else LEGEND,
     )

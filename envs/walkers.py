@@ -8,6 +8,7 @@ right thing and often does not: reinforcement learning then has something to sel
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -106,33 +107,44 @@ WALKS = {
 def demonstrate(
     game: TextGame, key: jax.Array, num: int, skilled_share: float, habit: bool
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """`num` states as fields, each [num, ...], and the actions shown for them, int32 [num, 3], -1 at the end.
+    """`num` states as fields, each [num, ...], and the actions shown for them, int32 [num, A], -1 behind the last one.
 
-    Between one and three actions are shown, as many as a reply may name.
+    Between one action and as many as a reply may name [A]. A game without a walker of its own shows random actions in
+    states that random actions lead to: the form of a reply and nothing of how to play.
     """
+    most = game.max_actions_per_turn
 
     def one(key):
         key_reset, key_skill, key_walk, key_length, key_play = jax.random.split(key, 5)
         _, state = game.env.reset_env(key_reset, game.params)
-        if game.name.startswith("snake"):
-            state = _play_on(game, key_play, state)
-        skilled = jax.random.bernoulli(key_skill, skilled_share)
-        state, actions = WALKS[game.name](key_walk, state, skilled, habit)
-        shown = jax.random.randint(key_length, (), 1, 4)
-        return game.fields(state), jnp.where(jnp.arange(3) < shown, actions, -1)
+        if game.name not in WALKS:
+            state = _play_on(game, key_play, state, lambda key, state: _random_action(game, key))
+            actions = jax.vmap(lambda key: _random_action(game, key))(jax.random.split(key_walk, most))
+        else:
+            if game.name.startswith("snake"):
+                state = _play_on(
+                    game, key_play, state, lambda key, state: snake_walk(key, state, jnp.array(True))[1][0]
+                )
+            skilled = jax.random.bernoulli(key_skill, skilled_share)
+            state, actions = WALKS[game.name](key_walk, state, skilled, habit)
+        shown = jax.random.randint(key_length, (), 1, most + 1)
+        return game.fields(state), jnp.where(jnp.arange(most) < shown, actions, -1)
 
     return jax.vmap(one)(jax.random.split(key, num))
 
 
-def _play_on(game: TextGame, key: jax.Array, state: Any) -> Any:
-    """A Snake state some skilled moves into the game, so that bodies of several lengths are seen."""
+def _random_action(game: TextGame, key: jax.Array) -> jax.Array:
+    return jax.random.randint(key, (), 0, len(game.actions))
+
+
+def _play_on(game: TextGame, key: jax.Array, state: Any, act: Callable[[jax.Array, Any], jax.Array]) -> Any:
+    """A state up to 20 moves into the game, so that more than beginnings are seen."""
     moves = jax.random.randint(jax.random.fold_in(key, 0), (), 0, 20)
 
     def play(i, state):
-        key_walk, key_step = jax.random.split(jax.random.fold_in(key, i + 1))
-        _, actions = snake_walk(key_walk, state, jnp.array(True))
-        _, after, _, terminated, _ = game.env.step_env(key_step, state, actions[0], game.params)
-        go = (i < moves) & ~terminated
+        key_act, key_step = jax.random.split(jax.random.fold_in(key, i + 1))
+        _, after, _, terminated, _ = game.env.step_env(key_step, state, act(key_act, state), game.params)
+        go = (i < moves) & ~terminated  # a move that ends the game is not made
         return jax.tree.map(lambda a, b: jnp.where(go, a, b), after, state)
 
     return jax.lax.fori_loop(0, 20, play, state)
@@ -145,6 +157,11 @@ def reply_template(game: TextGame, prompt: str) -> Template:
     action = Template((Literal("<action>"), listed(" || "), Literal("</action>")))
     if prompt == "compact":
         return action
+    if game.name not in WALKS:
+        observed = (
+            Literal("<observe>The state is given above.</observe>\n<think>Any action that is listed counts.</think>\n"),
+        )
+        return Template((*observed, Literal("<plan>I choose "), listed(", then "), Literal(".</plan>\n"))) + action
     size = math.isqrt(len([part for part in game.board.parts if isinstance(part, Choice)]))
     who, aim = ("head", "Apples") if game.name.startswith("snake") else ("player", "The goal")
     observed = (Literal("<observe>I am at "), *grid_text.point(who, size), Literal(".</observe>\n"))

@@ -1,11 +1,11 @@
-"""Compares runs on one page: their numbers, where their settings differ, curves and episodes side by side.
+"""Compares runs on one page: results, curves and episodes side by side, and the settings in which the runs differ.
 
     python -m launch.compare runs/a runs/b --out runs/comparison.html
     python -m launch.compare runs/a                      # writes runs/a/comparison.html
 
-Reads what every training script leaves behind (config.json, metrics.jsonl, before.json and after.json where there
-are any) and runs nothing; a run that is still going can be looked at too. Of a run with parts, such as those of
-reproduce_ms_grpo, every part is a line; seeds are its mean and a band of one standard deviation.
+Reads what every training script writes (config.json, metrics.jsonl, results.json) and trains nothing; a run that is
+still going has metrics only, which is enough. Each part of a run (a folder below it with metrics or results) counts as
+a run of its own; several seeds are drawn as their mean and a band of one standard deviation.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from nlrl_jax.run import app
 from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.run.metrics import METRICS, read_metrics
 from nlrl_jax.run.plots import Series, compare, deviation
-from nlrl_jax.run.report import write_report
-from nlrl_jax.run.transcript import read_evaluation
+from nlrl_jax.run.report import distinct, number, write_report
+from nlrl_jax.run.results import RESULTS, read
 
-SHOWN = ("return", "success", "env_return", "eval/success", "eval/env_return", "kl", "loss")
+SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
 LAST = 0.1  # share of the run that a final value is the mean of
+WIDE = 6  # a table with more columns has a column per run instead of a row
 
 
 def parts_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folders of a run that hold metrics or seeds (`seed_*`) that do: itself, or those of its parts."""
+    """The run's folder if it holds metrics, else every folder in it with metrics (or `seed_*` that have) or results."""
     if (folder / METRICS).is_file():
         return [folder]
-    found = {path.parent for path in folder.rglob(METRICS)}
-    return sorted({path.parent if path.match("seed_*") else path for path in found}) or [folder]
+    paths = {path.parent for name in (METRICS, RESULTS) for path in folder.rglob(name)}
+    return sorted({path.parent if path.match("seed_*") else path for path in paths}) or [folder]
 
 
 def read_run(run_dir: pathlib.Path) -> dict[str, Any]:
-    """What a run, or a part of one, left.
+    """A run, or a part of one.
 
     Returns:
       "name", "config" (for a part that of the whole run), "metrics" (of every seed, over the iterations that all have
-      done), and "before" and "after" as they were evaluated, {} if not.
+      done; [] if there are none) and "results" as `results.read` gives them, {} if there are none.
 
     Raises:
-      ValueError: no run there, one that has not finished an iteration, or a damaged file.
+      ValueError: no run there, one with neither metrics nor results, or a damaged file.
     """
     whole = next((path for path in (run_dir, *run_dir.absolute().parents) if holds_run(path)), run_dir)
     config = read_config(whole)
     seeds = sorted(path.parent for path in run_dir.glob(f"seed_*/{METRICS}"))
     runs = [read_metrics(folder) for folder in seeds or [run_dir]]
     done = min(len(run["iteration"]) for run in runs)
-    if not done:
+    metrics = [{name: values[:done] for name, values in run.items()} for run in runs] if done else []
+    stored = read(run_dir) if (run_dir / RESULTS).is_file() else {}
+    if not metrics and not stored:
         raise ValueError(f"{run_dir} has no metrics yet")
-    metrics = [{name: values[:done] for name, values in run.items()} for run in runs]
-    stored = {name: run_dir / f"{name}.json" for name in ("before", "after")}
-    evaluated = {name: read_evaluation(path) if path.is_file() else {} for name, path in stored.items()}
-    return {"name": str(run_dir), "config": config, "metrics": metrics, **evaluated}
+    return {"name": str(run_dir), "config": config, "metrics": metrics, "results": stored}
 
 
 def labels(names: list[str]) -> list[str]:
-    """As much of the end of each path as tells them apart."""
+    """The shortest ends of the paths that differ."""
     parts = [pathlib.Path(name).absolute().parts for name in names]
     short = lambda n: ["/".join(path[-n:]) for path in parts]
     different = len(set(parts))
@@ -68,84 +68,117 @@ def labels(names: list[str]) -> list[str]:
 
 
 def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a run: the settings that differ, the mean of each metric over the end of the run, evaluations."""
+    """A row per run: the settings that differ, evaluations, the mean of each metric over the end of the run."""
     names = list(dict.fromkeys(name for run in runs for name in run["config"]))
     differing = [name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1]
     rows = []
-    for run in runs:
-        metrics = run["metrics"]
-        row = {"run": run["name"]} | {name: run["config"].get(name, "") for name in differing}
-        row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
+    for run, label in zip(runs, labels([run["name"] for run in runs])):
+        metrics, before, after = run["metrics"], *(run["results"].get(when, {}) for when in ("before", "after"))
+        row = {"run": label} | {name: run["config"].get(name, "") for name in differing}
+        if metrics:
+            row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
+        for name in sorted(dict.fromkeys([*before, *after]), key=lambda name: name != "success"):
+            ends = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
+            row[f"{_metric(name)} (before → after)"] = " → ".join(ends)
         row |= {name: _final([seed[name] for seed in metrics]) for name in _shown(run)}
-        for when in ("before", "after"):
-            summary = run[when].get("summary", {})
-            row |= {f"{name} {when}": summary[name] for name in ("success", "env_return") if name in summary}
         rows.append(row)
     return rows
 
 
+def _metric(name: str) -> str:
+    """The name without the prefix that metrics.jsonl gives evaluations."""
+    return name.removeprefix("eval/")
+
+
 def _shown(run: dict[str, Any]) -> list[str]:
     """The metrics of the page that a run has; the combinations of a sweep are too many for it."""
-    evaluations = sorted(name for name in run["metrics"][0] if name.startswith("eval/") and "=" not in name)
-    known = dict.fromkeys((*SHOWN, *evaluations))
-    return [name for name in known if all(name in seed for seed in run["metrics"])]
+    every = set.intersection(*map(set, run["metrics"])) if run["metrics"] else set()
+    evaluations = sorted(name for name in every if name.startswith("eval/") and "=" not in name)
+    return [name for name in (*SHOWN, *evaluations) if name in every]
 
 
-def _final(seeds: list[np.ndarray]) -> float | str:
+def _final(seeds: list[np.ndarray]) -> str:
     """The mean of the end; with several seeds also the deviation between them."""
     ends = []
     for values in seeds:
         there = values[np.isfinite(values)]
         ends.append(there[-max(1, round(LAST * len(there))) :].mean() if len(there) else np.nan)
-    return f"{np.mean(ends):.4g} ± {deviation(ends):.2g}" if len(ends) > 1 else float(ends[0])
+    return _spread(np.array(ends))
 
 
-def curves(runs: list[dict[str, Any]]) -> dict[str, list[Series]]:
-    """A panel a metric, a line a run: with several seeds their mean and band."""
+def _spread(values: np.ndarray) -> str:
+    return f"{np.mean(values):.4g} ± {deviation(values):.2g}" if len(values) > 1 else number(float(values[0]))
+
+
+def curves(runs: list[dict[str, Any]]) -> tuple[dict[str, list[Series]], list[str]]:
+    """(a panel per metric with a line per run, the metrics left out because they have one value in all runs)."""
     panels: dict[str, list[Series]] = {}
     for run, label in zip(runs, labels([run["name"] for run in runs])):
+        before = {_metric(name): value for name, value in run["results"].get("before", {}).items()}
         for name in _shown(run):
             ys = np.array([seed[name] for seed in run["metrics"]])
             there = np.isfinite(ys).all(axis=0)
-            if there.any():
-                x = run["metrics"][0]["iteration"][there] + 1
-                panels.setdefault(name, []).append(Series(label, x, ys[:, there]))
-    return panels
+            x, ys = run["metrics"][0]["iteration"][there] + 1, ys[:, there]
+            if name.startswith("eval/") and _metric(name) in before:
+                start = np.broadcast_to(before[_metric(name)], len(ys))
+                x, ys = np.concatenate([[0], x]), np.concatenate([start[:, None], ys], axis=1)
+            if len(x):
+                panels.setdefault(name, []).append(Series(label, x, ys))
+    values = {name: np.concatenate([line.ys.ravel() for line in lines]) for name, lines in panels.items()}
+    flat = [name for name in panels if np.ptp(values[name]) == 0]
+    return {name: lines for name, lines in panels.items() if name not in flat}, flat
+
+
+def summary(runs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """(the table without metrics that are 0 or repeat another, transposed if wide; sentences about these metrics)."""
+    rows = table(runs)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    settings = {"run", "iterations done"}.union(*(run["config"] for run in runs))
+    metrics, hidden = distinct({n: [row.get(n, "") for row in rows] for n in columns if n not in settings})
+    shown = [name for name in columns if name in settings or name in metrics]
+    if len(shown) <= max(WIDE, len(rows)):
+        return [{name: row.get(name, "") for name in shown} for row in rows], hidden
+    return [{"": name} | {row["run"]: row.get(name, "") for row in rows} for name in shown if name != "run"], hidden
 
 
 def main(argv: list[str]) -> None:
     if len(argv) < 2:
-        raise ValueError("say which runs: python -m launch.compare runs/a runs/b")
-    folders = [part for name in argv[1:] for part in parts_of(pathlib.Path(name))]
+        raise ValueError("name the runs: python -m launch.compare runs/a runs/b")
+    folders = dict.fromkeys(part for name in argv[1:] for part in parts_of(pathlib.Path(name)))
     runs = [read_run(folder) for folder in folders]
     out = pathlib.Path(flags.FLAGS.out or pathlib.Path(argv[1]) / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
-    picture = compare(curves(runs), out.with_suffix(".png"), "iteration", "")
+    panels, flat = curves(runs)
+    pictures = [compare(panels, out.with_suffix(".png"), "iteration", "")] if panels else []
+    rows, hidden = summary(runs)
     alone = len(runs) == 1
-    left = runs[0]["before"] if alone else runs[0]["after"]
-    right = runs[0]["after"] if alone else runs[1]["after"]
+    (left, old), (right, new) = ((runs[0], "before"), (runs[0], "after")) if alone else zip(runs[:2], ("after",) * 2)
+    episodes = lambda run, when: run["results"].get("transcripts", {}).get(when, [])
     page = write_report(
         out.parent,
         title=f"{runs[0]['name']}: before and after" if alone else f"{len(runs)} runs compared",
-        question="What differs, and what came of it?",
-        config={name: value for name, value in runs[0]["config"].items()},
-        summary=table(runs),
-        curves=[picture],
-        before=left.get("transcripts", []),
-        after=right.get("transcripts", []),
+        question="How did this run end?" if alone else "How do these runs differ, and how did they end?",
+        config=runs[0]["config"],
+        summary=rows,
+        curves=pictures,
+        before=episodes(left, old),
+        after=episodes(right, new),
         notes=[
-            f"Metrics are means over the last tenth of what was written. The settings at the end are those of "
+            f"Metrics without an arrow are means over the last tenth of the run. The configuration below is that of "
             f"{runs[0]['name']}.",
-            "" if alone else f"Episodes: left after {runs[0]['name']}, right after {runs[1]['name']}.",
+            *([f"Constant in all runs, so not drawn: {', '.join(flat)}."] if flat else []),
+            *([f"Not in the table: {'; '.join(hidden)}."] if hidden else []),
+            *([] if alone else [f"Episodes: left after {left['name']}, right after {right['name']}."]),
         ],
-        labels=("before", "after") if alone else (runs[0]["name"], runs[1]["name"]),
+        labels=("before", "after") if alone else (left["name"], right["name"]),
         name=out.name,
+        legend=left["results"].get("legend", {}),
     )
-    print(f"report: {page}\npicture: {picture}")
+    print("\n".join([f"report: {page}", *(f"picture: {path}" for path in pictures)]))
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("out", "", "the page to write; comparison.html in the first run's folder if not given")
+    flags.DEFINE_string("out", "", "the page to write; default: comparison.html in the first run's folder")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python -m launch.evaluate --model smollm2 --game snake --episodes 8 --max_tokens 100
     python -m launch.evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
 
-With --run_dir the model, the prompt form and the latest checkpoint are those of the run; else --model
+With --run_dir the model, the prompt form, the maps and the latest checkpoint are those of the run; else --model
 and perhaps --adapter. The same --seed always gives the same initial states.
 """
 
@@ -18,15 +18,12 @@ import jax
 from absl import flags
 
 import envs
-from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run import app
-from nlrl_jax.run.players import NANO_TOKENS, evaluator, load, make_policy, prompt_for, summarize
+from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
 from nlrl_jax.run.transcript import print_transcript, transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import peft
-from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN
 
 
@@ -34,6 +31,7 @@ class Player(NamedTuple):
     """A policy with its parameters and the game it plays."""
 
     name: str
+    maps: str
     game: TextGame
     policy: LanguageAgentPolicy
     variables: Any
@@ -49,31 +47,35 @@ def player() -> Player:
     if given.run_dir:
         return _trained_player(pathlib.Path(given.run_dir))
     prompt = prompt_for(given.model, given.prompt)
-    game = envs.make(given.game or "frozen_lake", prompt)
-    loaded = load(given.model)
+    game, maps = _game(given.game or "frozen_lake", prompt, given.maps or "all")
+    loaded = load(given.model, revision=given.revision)
     config, variables = loaded.config, {"params": loaded.params}
     if given.adapter:
         config, variables["lora"] = peft.load(given.adapter, config)
     sampling = Sampling(given.max_tokens or (NANO_TOKENS if given.model in BUILT_IN else 200), temperature=0.0)
-    return Player(given.model, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables)
+    return Player(
+        given.model, maps, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables
+    )
+
+
+def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
+    """The game and what to say of its maps, for games that have some."""
+    if name in envs.WITH_MAPS:
+        return envs.make(name, prompt, maps=maps), f" ({maps} maps)"
+    if flags.FLAGS.maps:
+        raise ValueError(f"--maps does nothing for {name}, only for {', '.join(envs.WITH_MAPS)}; leave it out")
+    return envs.make(name, prompt), ""
 
 
 def _trained_player(run_dir: pathlib.Path) -> Player:
-    given, path = flags.FLAGS, run_dir / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{run_dir} holds no run (no config.json)")
-    run = json.loads(path.read_text())
+    given = flags.FLAGS
+    loaded, lora, step, run = load_trained(run_dir)
     prompt = prompt_for(run["model"], run["prompt"])
-    game = envs.make(given.game or run["game"], prompt)
-    loaded = load(run["model"], run["dtype"], LoraConfig(run["lora_rank"], run["lora_alpha"]))
-    checkpoints = Checkpoints(run_dir / "checkpoints")
-    if checkpoints.latest_step() is None:
-        raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
-    fresh = init_lora(Transformer(loaded.config), jax.random.key(0))
-    step, lora = checkpoints.restore_part("lora", fresh)
+    evaluated = {"all": "all"}.get(run.get("maps", ""), "held_out")  # as the run itself evaluates
+    game, maps = _game(given.game or run["game"], prompt, given.maps or evaluated)
     sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
     policy = make_policy(game, loaded, sampling, prompt)
-    return Player(f"{run_dir} at iteration {step}", game, policy, {"params": loaded.params, "lora": lora})
+    return Player(f"{run_dir} at iteration {step}", maps, game, policy, {"params": loaded.params, "lora": lora})
 
 
 def main(argv: list[str]) -> None:
@@ -89,16 +91,23 @@ def main(argv: list[str]) -> None:
     if given.json:
         print(json.dumps({"game": who.game.name, **summary}))
         return
-    print(f"{who.name} on {who.game.name}, greedy, seed {given.seed}:")
+    print(f"{who.name} on {who.game.name}{who.maps}, greedy, seed {given.seed}:")
     for name, value in summary.items():
         print(f"  {name:16} {value:.4g}")
 
 
 def define_flags() -> None:
     flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint plays")
-    flags.DEFINE_string("model", "nano", "without --run_dir: nano, nano_snake, smollm2, a local folder or .gguf file")
+    flags.DEFINE_string("model", "nano", f"without --run_dir: {MODELS}")
+    flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
-    flags.DEFINE_string("game", "", "game to play; the run's own, or frozen_lake")
+    flags.DEFINE_string("game", "", "game to play, or my_module:text_game; by default the run's own, or frozen_lake")
+    flags.DEFINE_enum(
+        "maps",
+        "",
+        ["", "all", "train", "held_out"],
+        "FrozenLake's maps; empty: those the run evaluates on, without a run all",
+    )
     flags.DEFINE_string("prompt", "auto", "paper, compact, or auto: compact for nano, else paper")
     flags.DEFINE_integer("max_tokens", 0, f"maximum tokens per reply; 0: the run's own, {NANO_TOKENS} for nano, or 200")
     flags.DEFINE_integer("max_turns", 20, "maximum replies, and environment steps, per episode", lower_bound=1)

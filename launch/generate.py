@@ -18,51 +18,39 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+from nlrl_jax.config import DTYPES
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import generate, left_pad
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.run import app
+from nlrl_jax.run import app, players
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.types import Sampling
 from nlrl_jax.weights import peft
 from nlrl_jax.weights.load import load_eos_ids, load_tokenizer, load_weights
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string("model", "nano", "nano, nano_snake, smollm2, or a local Hugging Face folder or .gguf file")
-flags.DEFINE_multi_string("prompt", [], "a prompt; give it several times for a batch")
-flags.DEFINE_multi_string("prompt_ids", [], "a prompt as token ids, 5,17,...; several times for a batch")
-flags.DEFINE_string("adapter", "", "folder of a LoRA adapter in PEFT's format to put on top")
-flags.DEFINE_boolean("raw", False, "do not put --prompt into the chat template")
-flags.DEFINE_integer("max_tokens", 100, "new tokens at most")
-flags.DEFINE_float("temperature", 1.0, "0 is greedy")
-flags.DEFINE_integer("top_k", 0, "sample from the k most likely tokens; 0 is no limit")
-flags.DEFINE_float("top_p", 1.0, "sample from the most likely tokens with this much probability")
-flags.DEFINE_integer("samples", 1, "completions a prompt")
-flags.DEFINE_integer("seed", 0, "random seed")
-flags.DEFINE_string("dtype", "", "float32 or bfloat16; empty keeps the checkpoint's")
-flags.DEFINE_boolean("json", False, "print one line of JSON")
 
-
-def read_prompts(config: ModelConfig, tokenizer: Any) -> list[list[int]]:
+def read_prompts(config: ModelConfig, tokenizer: Any, max_tokens: int) -> list[list[int]]:
     """Token ids of every prompt, checked against the vocabulary and the context."""
-    if bool(FLAGS.prompt) == bool(FLAGS.prompt_ids):
+    given = flags.FLAGS
+    if bool(given.prompt) == bool(given.prompt_ids):
         raise ValueError("give either --prompt TEXT or --prompt_ids 5,17,...")
-    if FLAGS.prompt_ids:
+    if given.prompt_ids:
         try:
-            prompts = [[int(i) for i in ids.split(",")] for ids in FLAGS.prompt_ids]
+            prompts = [[int(i) for i in ids.split(",")] for ids in given.prompt_ids]
         except ValueError:
-            raise ValueError(f"--prompt_ids {FLAGS.prompt_ids} is not a list of numbers such as 5,17,3") from None
+            raise ValueError(f"--prompt_ids {given.prompt_ids} is not a list of numbers such as 5,17,3") from None
     else:
-        chat = lambda text: text if FLAGS.raw else tokenizer.render_chat([{"role": "user", "content": text}])
-        prompts = [tokenizer.encode(chat(text)) for text in FLAGS.prompt]
+        chat = lambda text: text if given.raw else tokenizer.render_chat([{"role": "user", "content": text}])
+        prompts = [tokenizer.encode(chat(text)) for text in given.prompt]
     for prompt in prompts:
         if not prompt:
             raise ValueError("a prompt is empty; it needs at least one token")
         wrong = [i for i in prompt if not 0 <= i < config.vocab_size]
         if wrong:
             raise ValueError(f"token id {wrong[0]} is outside the vocabulary 0..{config.vocab_size - 1}")
-        if len(prompt) + FLAGS.max_tokens > config.max_positions:
+        if len(prompt) + max_tokens > config.max_positions:
             raise ValueError(
-                f"{len(prompt)} prompt tokens and --max_tokens {FLAGS.max_tokens} do not fit the model's "
+                f"{len(prompt)} prompt tokens and --max_tokens {max_tokens} do not fit the model's "
                 f"context of {config.max_positions}"
             )
     return prompts
@@ -70,19 +58,20 @@ def read_prompts(config: ModelConfig, tokenizer: Any) -> list[list[int]]:
 
 def main(argv: list[str]) -> None:
     del argv
-    sampling = Sampling(FLAGS.max_tokens, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p)
+    given = flags.FLAGS
+    sampling = app.parse(Sampling(max_tokens=100))
     try:
-        tokenizer = load_tokenizer(FLAGS.model)
+        tokenizer = load_tokenizer(given.model, given.revision)
     except FileNotFoundError:
-        if FLAGS.prompt and not FLAGS.prompt_ids:
+        if given.prompt and not given.prompt_ids:
             raise
         tokenizer = None
-    config, params = load_weights(FLAGS.model, FLAGS.dtype or None, FLAGS.dtype or None)
+    config, params = load_weights(given.model, given.dtype or None, given.dtype or None, revision=given.revision)
     variables = {"params": params}
-    if FLAGS.adapter:
-        config, variables["lora"] = peft.load(FLAGS.adapter, config)
-    prompts = [p for p in read_prompts(config, tokenizer) for _ in range(FLAGS.samples)]
-    eos_ids = load_eos_ids(FLAGS.model)
+    if given.adapter:
+        config, variables["lora"] = peft.load(given.adapter, config)
+    prompts = [p for p in read_prompts(config, tokenizer, sampling.max_tokens) for _ in range(given.samples)]
+    eos_ids = load_eos_ids(given.model, given.revision)
 
     bucket = max(16, 1 << (max(map(len, prompts)) - 1).bit_length())  # few shapes, few compilations
     tokens = np.zeros((len(prompts), bucket), np.int32)
@@ -92,7 +81,7 @@ def main(argv: list[str]) -> None:
     sample = jax.jit(generate, static_argnums=(0, 5, 6))
     out = jax.device_get(
         sample(Transformer(config), variables, left_pad(jnp.asarray(tokens), lengths), lengths,
-               jax.random.key(FLAGS.seed), sampling, eos_ids)
+               jax.random.key(given.seed), sampling, eos_ids)
     )  # fmt: skip
     completions = []
     for ids, length, log_probs, ended in zip(*out[:3], out.ended, strict=True):
@@ -101,12 +90,27 @@ def main(argv: list[str]) -> None:
         text = None if tokenizer is None else tokenizer.decode(known)
         logprobs = [float(p) for p in log_probs[:length]]
         completions.append({"ids": ids, "logprobs": logprobs, "text": text, "ended": bool(ended)})
-    if FLAGS.json:
+    if given.json:
         print(json.dumps({"completions": completions}))
     else:
         for completion in completions:
             print(completion["text"] if completion["text"] is not None else completion["ids"])
 
 
+def define_flags() -> None:
+    flags.DEFINE_string("model", "nano", players.MODELS)
+    flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
+    flags.DEFINE_multi_string("prompt", [], "a prompt; give it several times for a batch")
+    flags.DEFINE_multi_string("prompt_ids", [], "a prompt as token ids, 5,17,...; several times for a batch")
+    flags.DEFINE_string("adapter", "", "folder of a LoRA adapter in PEFT's format to put on top")
+    flags.DEFINE_boolean("raw", False, "do not put --prompt into the chat template")
+    config_flags.define(Sampling(max_tokens=100))
+    flags.DEFINE_integer("samples", 1, "completions per prompt", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "random seed")
+    flags.DEFINE_enum("dtype", "", DTYPES, "float32 or bfloat16; empty keeps the checkpoint's")
+    flags.DEFINE_boolean("json", False, "print one line of JSON")
+
+
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

@@ -1,16 +1,26 @@
-"""Makes the built-in nano model: its tokenizer, and a decoder of about a million weights.
+"""Makes the built-in models: their tokenizers, and decoders of about a million weights.
 
     python -m launch.pretrain_nano --out nlrl_jax/assets/nano
+    python -m launch.pretrain_nano --games boards --out nlrl_jax/assets/nano_board
 
-The model is pretrained on demonstrations of mixed quality (see `envs/walkers.py`): it has the
-reply format, and plays far from optimally. Every batch is new: games are reset, walked and rendered
-inside the training step. The result is an ordinary Hugging Face folder (Llama architecture).
+Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`envs/walkers.py`), so the model has the
+reply format and plays far from optimally. Every batch is new: games are reset, walked and rendered inside the training
+step.
+
+Boards (tic-tac-toe and breakthrough): the model learns to read, the rules, and the form of the replies it will be asked
+for: what stands where, what a move leads to and whether that wins, which squares would complete a row, which moves
+there are. The moves and evaluations it learns to write are random. So it names legal moves and writes proper
+evaluations, and does not know a good one from a bad one. Weights are kept in bfloat16.
+
+The result is an ordinary Hugging Face folder (Llama architecture).
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
+import random
 import time
 
 import jax
@@ -20,51 +30,70 @@ import optax
 from absl import flags
 
 import envs
-from envs import walkers as demonstrations
-from envs.walkers import reply_template
-from launch.nano_tokenizer import train_tokenizer
-from nlrl_jax.algorithms.sft import demonstration_loss, make_sft_step
+from envs.breakthrough import prompts as breakthrough_prompts
+from envs.breakthrough import rule_based as breakthrough_scripts
+from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
+from envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
+from envs.walkers import demonstrate, reply_template
+from nlrl_jax.algorithms.sft import SFTConfig, demonstration_loss, fit, make_sft_step, tokenize
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
+from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app
 from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.text.template import Choice
-from nlrl_jax.types import Sampling
+from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights import huggingface
-
-FLAGS = flags.FLAGS
-flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
-flags.DEFINE_integer("steps", 700, "training steps")
-flags.DEFINE_integer("snake_every", 8, "one step in so many is Snake, the rest FrozenLake")
-flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay to a tenth")
-flags.DEFINE_float("skilled_share", 0.5, "share of demonstrations by walkers that see holes and bodies")
-flags.DEFINE_boolean("habit", False, "FrozenLake's unskilled walkers always go down first")
-flags.DEFINE_boolean("snake_habit", False, "Snake's unskilled walkers too, and look for no apples")
-flags.DEFINE_integer("seed", 0, "random seed")
-flags.DEFINE_string("init_from", "", "go on from the weights in this folder")
-flags.DEFINE_string("tokenizer", "", "keep the tokenizer in this folder instead of training one")
 
 GAMES = ("frozen_lake", "snake")
 TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
 BATCH = {"frozen_lake": 128, "snake": 64}
-VOCAB_SIZE = 512
+VOCAB_SIZE = {"grids": 512, "boards": 768}
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end
 
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
-def nano_config() -> ModelConfig:
+
+def nano_config(games: str) -> ModelConfig:
     return ModelConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        intermediate_size=384,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=32,
-        max_positions=1024,
-        tie_embeddings=True,
+        vocab_size=VOCAB_SIZE[games], hidden_size=128, intermediate_size=384, num_layers=4, num_heads=4, num_kv_heads=4,
+        head_dim=32, max_positions=4096 if games == "boards" else 1024, tie_embeddings=True,
+    )  # fmt: skip
+
+
+def train_tokenizer(texts: list[str], folder: pathlib.Path, vocab_size: int, by_blanks: bool = False) -> Tokenizer:
+    """A byte-level BPE of `vocab_size` tokens: any text round-trips; the reply's tags are tokens of their own."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tags = [f"<{slash}{tag}>" for tag in TAGS["paper"] for slash in ("", "/")]
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if by_blanks:
+        words = pre_tokenizers.Split(tokenizers.Regex(r" ?[^\s]+|\s"), behavior="isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(tags),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
+    inner.train_from_iterator(texts, trainer)
+    inner.add_tokens([tokenizers.AddedToken(tag, special=False, normalized=False) for tag in tags])
+    folder.mkdir(parents=True, exist_ok=True)
+    inner.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return Tokenizer.from_pretrained(folder)
 
 
 def corpus(key: jax.Array) -> list[str]:
@@ -90,26 +119,28 @@ def reply_actions() -> list[tuple[int, ...]]:
 
 def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransformation):
     """One pretraining step: new games, their demonstrations as text, SFT on the replies."""
-    habit = FLAGS.snake_habit if game.name == "snake" else FLAGS.habit
-    shown = lambda key: demonstrations.demonstrate(game, key, BATCH[game.name], FLAGS.skilled_share, habit)
+    given = flags.FLAGS
+    habit = given.snake_habit if game.name == "snake" else given.habit
+    shown = lambda key: demonstrate(game, key, BATCH[game.name], given.skilled_share, habit)
     loss_of = demonstration_loss(policy, reply_template(game, "compact"), shown)
-
     return jax.jit(make_sft_step(loss_of, optimizer, "params"), donate_argnums=(0, 1))
 
 
-def main(argv):
-    del argv
-    out = pathlib.Path(FLAGS.out)
-    key = jax.random.key(FLAGS.seed)
+def pretrain_grids(out: pathlib.Path) -> None:
+    """Writes nano or nano_snake."""
+    given = flags.FLAGS
+    key = jax.random.key(given.seed)
     tokenizer = (
-        Tokenizer.from_pretrained(FLAGS.tokenizer) if FLAGS.tokenizer else train_tokenizer(corpus(key), out, VOCAB_SIZE)
+        Tokenizer.from_pretrained(given.tokenizer)
+        if given.tokenizer
+        else train_tokenizer(corpus(key), out, VOCAB_SIZE["grids"])
     )
-    config = nano_config()
+    config = nano_config("grids")
     model = Transformer(config)
     params = init_params(model, jax.random.fold_in(key, 1))
-    if FLAGS.init_from:
-        _, params = huggingface.load(FLAGS.init_from)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, FLAGS.learning_rate, 50, FLAGS.steps, FLAGS.learning_rate / 10)
+    if given.init_from:
+        _, params = huggingface.load(given.init_from)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, given.learning_rate, 50, given.steps, given.learning_rate / 10)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
     variables, opt_state = {"params": params}, optimizer.init(params)
     sampling = Sampling(max_tokens=MAX_REPLY + 2, temperature=0.0)
@@ -126,11 +157,11 @@ def main(argv):
     }
     print(f"{config.num_params} weights, {tokenizer.vocab_size} tokens", flush=True)
     start = time.monotonic()
-    for i in range(FLAGS.steps):
-        name = "snake" if (i + 1) % FLAGS.snake_every == 0 else "frozen_lake"
+    for i in range(given.steps):
+        name = "snake" if (i + 1) % given.snake_every == 0 else "frozen_lake"
         variables, opt_state, metrics = steps[name](variables, opt_state, jax.random.fold_in(key, 2 + i))
-        if i % 200 in (198, 199) or i == 98 or i == FLAGS.steps - 1:
-            episodes = evaluate[name](variables, jax.random.key(FLAGS.seed + 1))
+        if i % 200 in (198, 199) or i == 98 or i == given.steps - 1:
+            episodes = evaluate[name](variables, jax.random.key(given.seed + 1))
             print(
                 f"{i + 1:5d} {name:12} loss {metrics['loss']:.4f} "
                 f"greedy return {jnp.mean(jnp.sum(episodes.turns.reward, axis=0)):.3f} "
@@ -141,5 +172,111 @@ def main(argv):
     print(f"wrote {out}")
 
 
+Pair = tuple[Chat, str]
+
+
+def tic_tac_toe_pairs(num: int, seed: int) -> list[Pair]:
+    """Reading, rules, and replies at random, at `num` positions of random games: five pairs each."""
+    rng, ask, tell = random.Random(seed), tic_tac_toe_prompts.roles("compact"), tic_tac_toe_scripts
+    pairs = []
+    for view in random_views(envs.make_board("tic_tac_toe"), num, seed):
+        policy, action = ask.policy(view), rng.choice(view.legal)
+        value = ask.value(view, action)
+        cells = tic_tac_toe_prompts.squares(view.board)
+        after = cells.replace(action, view.player)
+        line = rng.choice(tell.ROWS)
+        board, move = (chat.messages[-1]["content"] for chat in (policy, value))
+        read = [("free?", " ".join(view.legal)), (" ".join(line) + "?", _on(cells, line))]
+        question, answer = rng.choice(read)
+        pairs.append((Chat.of(f"{board}\n{question}"), answer))
+        question, answer = rng.choice([("wins?", _winner(after)), (" ".join(line) + "?", _on(after, line))])
+        pairs.append((Chat.of(f"{move}\n{question}"), answer))
+        pairs.append((policy, tell.blind_policy({"view": view}, rng)))
+        for judged in (action, rng.choice(view.legal)):
+            pairs.append((ask.value(view, judged), tell.blind_value({"view": view, "action": judged}, rng)))
+    return pairs
+
+
+def _on(cells: str, line: str) -> str:
+    """What stands on a line: "O 5 X"."""
+    return " ".join(cells[int(n) - 1] for n in line)
+
+
+def _winner(cells: str) -> str:
+    """Who has three in a row, and where: "O: 1 5 9", or "nobody"."""
+    won = [line for line in tic_tac_toe_scripts.ROWS if len({cells[int(n) - 1] for n in line}) == 1]
+    return f"{cells[int(won[0][0]) - 1]}: {' '.join(won[0])}" if won else "nobody"
+
+
+def breakthrough_pairs(num: int, seed: int) -> list[Pair]:
+    """Reading, rules, and evaluations at random, at `num` positions of random games: two pairs each."""
+    rng, ask, tell = random.Random(seed), breakthrough_prompts.roles("compact"), breakthrough_scripts
+    pairs = []
+    for view in random_views(envs.make_board("breakthrough"), num, seed):
+        value = ask.value(view)
+        piece = rng.choice("wb")
+        squares = breakthrough_prompts.squares(view.board, piece)
+        start = rng.choice(view.legal)[:2]
+        read = [(f"{piece}?", " ".join(squares)), (f"{start}?", " ".join(m for m in view.legal if m[:2] == start))]
+        question, answer = rng.choice(read)
+        pairs.append((Chat.of(f"{value.messages[-1]['content']}\n{question}"), answer))
+        pairs.append((value, tell.blind({"view": view}, rng)))
+    return pairs
+
+
+def tokenizer_for(pairs: list[Pair], folder: pathlib.Path) -> Tokenizer:
+    """A tokenizer trained on what is asked and written."""
+    texts = ["system\n", "user\n", "assistant\n"] * len(pairs)
+    texts += [text for chat, reply in pairs for text in (chat.messages[-1]["content"], reply)]
+    return train_tokenizer(texts, folder, VOCAB_SIZE["boards"], by_blanks=True)
+
+
+def pretrain_boards(out: pathlib.Path) -> None:
+    """Writes nano_board."""
+    given, clock = flags.FLAGS, time.monotonic()
+    pairs = tic_tac_toe_pairs(given.positions, 0) + breakthrough_pairs(given.positions, 0)
+    tokenizer = tokenizer_for(pairs[:2000] + pairs[-2000:], out)
+    config = nano_config("boards")
+    model = Transformer(config)
+    examples = tokenize(tokenizer, pairs)
+    print(f"{config.num_params} weights, {tokenizer.vocab_size} tokens, {len(examples)} examples", flush=True)
+    learning = SFTConfig(
+        learning_rate=given.learning_rate, schedule="cosine", warmup=0.03, epochs=1, batch_size=8, max_length=256,
+        packed=True, train="params", b2=0.95, weight_decay=0.01,
+    )  # fmt: skip
+    variables = {"params": init_params(model, jax.random.key(0))}
+
+    def report(done, total, metrics):
+        if done % 100 == 0 or done == total:
+            print(f"{done}/{total} loss {metrics['loss']:.4f} ({time.monotonic() - clock:.0f} s)", flush=True)
+
+    variables, _ = fit(model, variables, examples, learning, report)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables["params"])
+    huggingface.save(out, config, params, tokenizer)
+    print(f"wrote {out}")
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    out = pathlib.Path(flags.FLAGS.out)
+    pretrain_boards(out) if flags.FLAGS.games == "boards" else pretrain_grids(out)
+
+
+def define_flags() -> None:
+    flags.DEFINE_enum("games", "grids", ["grids", "boards"], "what the model learns to read")
+    flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
+    flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay")
+    flags.DEFINE_integer("steps", 700, "grids: training steps", lower_bound=1)
+    flags.DEFINE_integer("snake_every", 8, "grids: one step in so many is Snake, the rest FrozenLake", lower_bound=1)
+    flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
+    flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
+    flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
+    flags.DEFINE_integer("seed", 0, "grids: random seed")
+    flags.DEFINE_string("init_from", "", "grids: start from the weights in this folder")
+    flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")
+    flags.DEFINE_integer("positions", 10_000, "boards: positions of each game", lower_bound=1)
+
+
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

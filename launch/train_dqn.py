@@ -68,7 +68,7 @@ class Trainer:
     """A DQN run, or the whole sweep, with its compiled programs."""
 
     def __init__(self, config: DQNRunConfig):
-        self.dqn = config.learning()
+        self.dqn = config.dqn
         self.config, self.game = config, envs.make(config.game, "compact")
         env, env_params = self.game.env, self.game.params
         self.names = [_name(*values) for values in itertools.product(*SWEEP.values())] if config.sweep else []

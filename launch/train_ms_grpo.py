@@ -1,4 +1,4 @@
-"""Trains a language agent policy on a text game by MS-GRPO.
+r"""Trains a language agent policy on a text game by MS-GRPO.
 
     python -m launch.train_ms_grpo --preset demo --run_dir runs/demo
     python -m launch.train_ms_grpo --model smollm2 --preset laptop --run_dir runs/smollm2
@@ -166,17 +166,18 @@ def main(argv: list[str]) -> None:
     )
     episodes = jax.device_get(evaluate(variables(state)))
     episodes_shown = {"before": before["transcripts"]["before"], "after": read(episodes)}
-    write_results(run_dir, config, policy, state, before["before"], summarize(episodes), episodes_shown)
+    write_results(run_dir, config, game, policy, state, before["before"], summarize(episodes), episodes_shown)
 
 
-def write_results(run_dir: pathlib.Path, config: TrainConfig, policy, state, before, after, episodes) -> None:
+def write_results(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, policy, state, before, after, episodes):
     """results.json, the adapter, the curve and the page of a finished run; prints where they are and what came out."""
     results.write(run_dir, script=SCRIPT, before=before, after=after, transcripts=episodes)
     peft.save(run_dir / "adapter", policy.model.config, state.lora, base_model=config.model)
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
-    curve = learning_curve([run_dir], [*curves, "kl"], run_dir / "learning_curve.png")
+    start = {f"eval/{metric}": value for metric, value in before.items()}
+    curve = learning_curve([run_dir], [*curves, "kl"], run_dir / "learning_curve.png", before=start)
     report = write_report(
         run_dir,
         title=f"MS-GRPO: {config.model} on {config.game}",
@@ -186,6 +187,8 @@ def write_results(run_dir: pathlib.Path, config: TrainConfig, policy, state, bef
         curves=[curve],
         before=episodes["before"],
         after=episodes["after"],
+        headline=headline,
+        legend=game.legend,
     )
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}\n{headline}")
 

@@ -33,6 +33,7 @@ class TextGame:
       board: template of the board alone, as a person would draw it (reads the same fields).
       success: one state -> bool, whether the episode counts as won; None where a game has no such notion.
       max_actions_per_turn: how many actions one reply may name.
+      legend: meaning of the characters that `board` draws, for reports, e.g. {"G": "goal"}.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TextGame:
     board: Template
     success: Callable[[Any], jax.Array] | None = None
     max_actions_per_turn: int = 3
+    legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

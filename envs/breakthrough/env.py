@@ -166,4 +166,5 @@ def text_game(
         board=game.board,
         success=env.success,
         max_actions_per_turn=1,
+        legend={"b": "black pawn", "w": "white pawn", ".": "free"},
     )

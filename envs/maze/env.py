@@ -42,7 +42,8 @@ LAYOUTS = {
     "medium": ("11111111/10010001/10010101/11000011/11101001/10000101/10010001/11111111", (6, 6)),
 }
 OBSERVATIONS = ("full", "partial")
-SYMBOLS = ("_", "#", "P", "G", "*")  # *: the player on the goal
+SYMBOLS = ("_", "#", "P", "G", "*")
+LEGEND = {"P": "player", "G": "goal", "#": "wall", "_": "free", "*": "player on the goal"}
 _FREE, _WALL, _PLAYER, _GOAL, _ARRIVED = range(5)
 
 STEP_REWARD, UNKNOWN_REWARD = -1.0, -4.0
@@ -321,4 +322,5 @@ def text_game(
         fields=lambda state: fields(env.maze, state.position, jnp),
         board=board,
         success=env.success,
+        legend=LEGEND,
     )

@@ -171,4 +171,5 @@ def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper
         board=board,
         success=env.success,
         max_actions_per_turn=1,
+        legend={"O": "moves first", "X": "moves second"},
     )

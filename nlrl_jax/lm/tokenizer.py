@@ -1,7 +1,7 @@
 """A tokenizer, its chat template and its vocabulary as bytes.
 
 Wraps a `tokenizers.Tokenizer` (the Rust library that also runs inside `transformers`) and renders
-chat templates with jinja2, so neither torch nor `transformers` is imported.
+chat templates with jinja2. `transformers` is imported only to convert a folder without `tokenizer.json`, torch never.
 
     tokenizer = Tokenizer.from_pretrained("models/Qwen2.5-3B-Instruct")
     ids = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "Hello"}]))
@@ -17,6 +17,7 @@ import datetime
 import functools
 import itertools
 import json
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,11 @@ import jinja2
 import jinja2.sandbox
 import numpy as np
 import tokenizers
+
+from nlrl_jax.files import read_json
+
+# Vocabularies of other kinds of tokenizers, by file name.
+_OTHER_KINDS = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,33 +78,35 @@ class Tokenizer:
     def from_pretrained(folder: str | pathlib.Path) -> Tokenizer:
         """Reads a Hugging Face model folder.
 
-        `tokenizer.json` is needed; `tokenizer_config.json`, `chat_template.jinja` and
-        `generation_config.json` are read when present.
+        Reads `tokenizer.json`, and `tokenizer_config.json`, `chat_template.jinja` and `generation_config.json` where
+        they exist. A folder with another kind of vocabulary is converted by `transformers` (extra `hub`).
 
         Raises:
-          FileNotFoundError: there is no `tokenizer.json` in `folder`.
-          ValueError: a named special token is not in the vocabulary.
+          FileNotFoundError: there is no tokenizer in `folder`.
+          ValueError: a file is damaged, cannot be converted, or names a special token that is not in the vocabulary.
         """
         folder = pathlib.Path(folder)
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            found = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else "no such folder"
-            raise FileNotFoundError(f"no tokenizer.json in {folder} (found: {found}); give a Hugging Face model folder")
-        config = _read_json(folder / "tokenizer_config.json")
+        if path.is_file():
+            spec, config = read_json(path), _read_json(folder / "tokenizer_config.json")
+        elif any((folder / name).is_file() for name in _OTHER_KINDS):
+            spec, config = _convert(folder)
+        else:
+            content = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else "no such folder"
+            raise FileNotFoundError(
+                f"no tokenizer.json in {folder} (found: {content}); give a Hugging Face model folder"
+            )
         eos_ids = _read_json(folder / "generation_config.json").get("eos_token_id") or ()
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
             template = template_file.read_text(encoding="utf-8")
         else:
             template = _default_template(config.get("chat_template"))
-        return _create(
-            json.loads(path.read_text(encoding="utf-8")),
-            template,
-            _token_text(config.get("bos_token")),
-            _token_text(config.get("eos_token")),
-            _token_text(config.get("pad_token")),
-            (eos_ids,) if isinstance(eos_ids, int) else eos_ids,
-        )
+        bos, eos, pad = (_token_text(config.get(f"{role}_token")) for role in ("bos", "eos", "pad"))
+        try:
+            return _create(spec, template, bos, eos, pad, (eos_ids,) if isinstance(eos_ids, int) else eos_ids)
+        except ValueError as error:
+            raise ValueError(f"{path if path.is_file() else folder}: {error}") from None
 
     def save_pretrained(self, folder: str | pathlib.Path) -> None:
         """Writes what `from_pretrained` reads."""
@@ -205,7 +213,10 @@ class Tokenizer:
 def _create(spec, chat_template, bos_token, eos_token, pad_token, eos_ids) -> Tokenizer:
     post_processor = spec.get("post_processor")
     plain = spec | {"post_processor": None, "truncation": None, "padding": None}
-    backend = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    try:
+        backend = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    except Exception as error:  # the Rust library raises nothing more specific
+        raise ValueError(f"it does not describe a tokenizer: {error}") from None
     for role, token in (("bos", bos_token), ("eos", eos_token), ("pad", pad_token)):
         if token is not None and backend.token_to_id(token) is None:
             raise ValueError(f"the {role} token {token!r} is not in the vocabulary")
@@ -213,6 +224,29 @@ def _create(spec, chat_template, bos_token, eos_token, pad_token, eos_ids) -> To
     eos_ids = tuple(dict.fromkeys([*eos, *(int(i) for i in eos_ids)]))
     pad_id = (eos_ids or (0,))[0] if pad_token is None else backend.token_to_id(pad_token)
     return Tokenizer(backend, chat_template, bos_token, eos_token, pad_token, eos_ids, pad_id, post_processor)
+
+
+def _convert(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `tokenizer.json` and `tokenizer_config.json` would hold if the folder had them, by `transformers`."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ValueError(
+            f"{folder} has no tokenizer.json, and its other kind of tokenizer is converted by transformers; "
+            "run pip install 'nlrl_jax[hub]'"
+        ) from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    except Exception as error:  # anything: each kind of tokenizer has a converter of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"transformers cannot convert the tokenizer in {folder}: {reason} (pip install 'nlrl_jax[hub]' brings the "
+            "packages it may need)"
+        ) from None
+    named = ("bos_token", "eos_token", "pad_token", "chat_template")
+    return spec, {name: getattr(tokenizer, name) for name in named}
 
 
 @functools.lru_cache(maxsize=64)
@@ -234,11 +268,10 @@ def _jinja(source: str) -> jinja2.Template:
 
 
 def _default_template(value) -> str | None:
-    """`chat_template` is a string, or a list of named templates of which "default" counts."""
+    """`chat_template` is a string, or a list (or dict) of named templates of which "default" counts."""
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        return named.get("default")
-    return value
+        value = {entry["name"]: entry["template"] for entry in value}
+    return value.get("default") if isinstance(value, dict) else value
 
 
 def _token_text(value) -> str | None:
@@ -275,7 +308,7 @@ def _sentencepiece_bytes(token: str) -> bytes:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _write_json(path: pathlib.Path, value) -> None:

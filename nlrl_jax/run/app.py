@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import errno
 import logging
 import os
 import pathlib
@@ -19,6 +19,7 @@ from nlrl_jax.config import flat
 from nlrl_jax.run.directory import open_run, read_config
 from nlrl_jax.run.flags import Presets, help_text
 from nlrl_jax.run.flags import parse as parse_flags
+from nlrl_jax.run.loop import is_disk_full
 from nlrl_jax.types import LanguageModelError
 
 T = TypeVar("T")
@@ -32,8 +33,9 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
       takes_names: the script reads arguments that are no options.
     """
     if {"--help", "-help", "-h", "--helpshort"} & set(sys.argv[1:]):
-        print(help_text(sys.modules[main.__module__]))
-        sys.exit(0)
+        with contextlib.suppress(BrokenPipeError):  # of `--help | head`
+            print(help_text(sys.modules[main.__module__]), flush=True)
+        os._exit(0)
 
     def wrapped(argv):
         if len(argv) > 1 and not takes_names:
@@ -57,13 +59,8 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """The error in words; a full disk wherever in the chain of causes it stands."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-            return f"disk full at {cause.filename or 'the run folder'}; free space and run again with --resume"
-        cause = cause.__cause__ or cause.__context__
-    return str(error)
+    """The error in words."""
+    return "disk full; free space and run again with --resume" if is_disk_full(error) else str(error)
 
 
 def use_compilation_cache() -> None:
@@ -103,7 +100,8 @@ def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "pres
     Raises:
       ValueError: a value outside its bounds, or --resume where there is no run.
     """
-    stored = read_config(flags.FLAGS.run_dir) if flags.FLAGS.run_dir and flags.FLAGS.resume else None
+    resumed = "resume" in flags.FLAGS and flags.FLAGS.resume and flags.FLAGS.run_dir
+    stored = read_config(flags.FLAGS.run_dir) if resumed else None
     return parse_flags(config, presets, flag, stored)
 
 

@@ -1,8 +1,9 @@
-"""The training loop that every script shares: metrics, progress, checkpoints, and an end without loss."""
+"""The training loop that every script shares: metrics, progress, checkpoints and clean shutdown."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import pathlib
 import shutil
 import signal
@@ -42,7 +43,8 @@ def restore(run_dir: pathlib.Path, state: Any) -> Any:
     checkpoints = Checkpoints(run_dir / "checkpoints")
     if checkpoints.latest_step() is None:
         return state
-    _, learned, _ = checkpoints.restore(state.learned(), of_run=part_of(run_dir))
+    step, learned, _ = checkpoints.restore(state.learned(), of_run=part_of(run_dir))
+    print(f"resuming at iteration {step} ({run_dir})", flush=True)
     return state.replace(**learned)
 
 
@@ -66,13 +68,14 @@ def train(
     """Calls `state, metrics = update(state, key)` until `iterations`, from `state.iteration` on.
 
     The key of iteration i is `fold_in(key(seed), i + 1)`, so a resumed run computes the same bits. SIGTERM and
-    Ctrl-C let the running iteration finish, save, and end the process with status 0; a second one ends it at once.
+    Ctrl-C let the running iteration finish, save, and end the process with status 0; a second one ends it at once. A
+    full disk ends it too, with the last good checkpoint kept.
 
     Args:
       run_dir: the run's folder, taken by `open_run`.
       update: may donate `state`. A metric "finite" that is 0 stops the run; the update then should have left the state
-        as it was (`finite.keep_finite`), its counter too.
-      seed: one, or those of a stack of states (`algorithms.seeds`): `update` then gets keys [n] and gives metrics [n],
+        as it was (`updates.keep_finite`), its counter too.
+      seed: one, or those of a stack of states (`updates.stack`): `update` then gets keys [n] and gives metrics [n],
         and each seed's metrics go to a folder of its own (`seed_dirs`).
       columns: the metrics that progress shows.
       resume: keep the metrics before `state.iteration`.
@@ -82,8 +85,8 @@ def train(
       The state after the last iteration, saved.
 
     Raises:
-      ValueError: a non-finite loss; the last good state is saved, where the update kept it. Or before the first
-        iteration: no room for a checkpoint, or, with `resume`, lines of metrics that are missing.
+      ValueError: a non-finite loss; the last good state is saved, where the update kept it. The disk is full. Or before
+        the first iteration: no room for a checkpoint, or, with `resume`, lines of metrics that are missing.
       SystemExit: a signal asked for the end, be it in the last iteration; everything is saved.
     """
     start = done = int(jnp.ravel(state.iteration)[0])
@@ -94,7 +97,7 @@ def train(
     origin = {"run": part_of(run_dir)}
     for folder in folders if resume else ():
         _check_metrics(folder, run_dir, start)
-    with contextlib.ExitStack() as stack:
+    with _full_disk_explained(run_dir), contextlib.ExitStack() as stack:
         writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in folders]
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
         asked = stack.enter_context(asked_to_stop())
@@ -120,9 +123,31 @@ def train(
             if asked:
                 break
     if asked:
-        print(f"{asked[0]}: saved after iteration {done} of {iterations}; go on with --resume", flush=True)
+        print(f"{asked[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
         sys.exit(0)
     return state
+
+
+@contextlib.contextmanager
+def _full_disk_explained(run_dir: pathlib.Path) -> Iterator[None]:
+    """Turns whatever a full disk raises, here or in a thread of a checkpoint, into a sentence."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        kept = Checkpoints(run_dir / "checkpoints").latest_step()
+        what = "no checkpoint was made yet" if kept is None else f"checkpoint {kept} is kept"
+        raise ValueError(f"disk full at {run_dir}; {what}; free space and run again with --resume") from None
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk stands anywhere in the chain of causes."""
+    while error is not None:
+        if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "RESOURCE_EXHAUSTED: No space" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _writer(folder: pathlib.Path, resume_from: int | None) -> MetricsWriter:
@@ -168,6 +193,7 @@ def asked_to_stop() -> Iterator[list[str]]:
 
     def note(number, frame):
         asked.append(signal.Signals(number).name)
+        print("\nfinishing this iteration, then saving; again to stop now", file=sys.stderr, flush=True)
         for other, handler in old.items():
             signal.signal(other, handler)
 

@@ -1,6 +1,6 @@
 """Metrics of a run: metrics.jsonl is the truth, TensorBoard shows the same numbers.
 
-metrics.jsonl holds one line an iteration, `{"iteration": 3, "return": 0.25, ...}`, and nothing that
+metrics.jsonl holds one line per iteration, `{"iteration": 3, "return": 0.25, ...}`, and nothing that
 depends on the clock: a run that was killed and resumed leaves the same bytes as one that was not.
 Seconds are in timings.jsonl. Numbers that JSON has no word for are the strings "nan", "inf", "-inf".
 """
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 TENSORBOARD = "tensorboard"
+_UNKNOWN_TO_TENSORBOARD = re.compile(r"[^-/\w.]")
 
 
 class MetricsWriter:
@@ -27,8 +29,8 @@ class MetricsWriter:
 
     Args:
       run_dir: the run's folder.
-      resume_from: first iteration that is still to be run; lines from there on, and a line that a kill tore, are
-        dropped, and TensorBoard's events are written anew from the lines that stay. None: a new run.
+      resume_from: the next iteration to run; lines from there on, and a line cut off by a kill, are dropped, and
+        TensorBoard's events are rewritten from the remaining lines. None: a new run.
 
     Raises:
       ValueError: a new run, but there are metrics already; or a line in the middle of the file is damaged.
@@ -52,7 +54,7 @@ class MetricsWriter:
         self._timings = open(run_dir / TIMINGS, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(self, iteration: int, metrics: Mapping[str, Any], seconds: float | None = None) -> None:
-        """One iteration's scalars, and how long it took. On disk, as far as a kill of the process goes, on return.
+        """Appends one iteration's scalars and its duration. A kill of the process after the return loses nothing.
 
         Raises:
           ValueError: a metric is named "iteration".
@@ -66,7 +68,7 @@ class MetricsWriter:
         self._show(int(iteration), metrics)
 
     def close(self) -> None:
-        """Writes out what is buffered."""
+        """Flushes and closes the files."""
         self._metrics.close()
         self._timings.close()
         self._board.close()
@@ -79,13 +81,13 @@ class MetricsWriter:
 
     def _show(self, iteration: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            self._board.add_scalar(name, value, iteration)
+            self._board.add_scalar(_UNKNOWN_TO_TENSORBOARD.sub("_", name), value, iteration)
 
 
 def read_rows(run_dir: str | os.PathLike, name: str = METRICS) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl (or timings.jsonl) in order; "iteration" is an int, the others are floats.
 
-    A line that is being written, or that a kill tore, at the end is left out; no file is no rows.
+    An incomplete last line (being written, or cut off by a kill) is left out; without a file there are no rows.
 
     Raises:
       ValueError: another line is damaged.
@@ -108,9 +110,9 @@ def _append(file, row: dict[str, Any]) -> None:
 
 
 def _parse(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """(raw line, row) of every whole line."""
+    """(raw line, row) of every complete line."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    found = []
+    rows = []
     for number, line in enumerate(lines, 1):
         try:
             if not line.endswith(b"\n"):
@@ -123,8 +125,8 @@ def _parse(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
             if number == len(lines):
                 break
             raise ValueError(f"{path}, line {number}, is damaged ({error}): {line[:80]!r}") from None
-        found.append((line, row))
-    return found
+        rows.append((line, row))
+    return rows
 
 
 def _drop_from(path: pathlib.Path, iteration: int) -> None:

@@ -16,11 +16,11 @@ from nlrl_jax.rollouts.control import Record
 
 _GOOD, _BAD, _NONE = "#11723a", "#b3261e", "#8a8d94"
 _FRAMES = 4  # on a timeline
-_STRIP, _GIF = 8, 120  # frames of a strip and, at most, of a GIF
+_STRIP, _GIF = 8, 120  # frames of a strip; maximum frames of a GIF
 
 
 class Case(NamedTuple):
-    """An episode and what was said of it. states: env states, leading axis [T]."""
+    """An episode and its critical states. states: env states, leading axis [T]."""
 
     episode: Episode
     critical: Sequence[CriticalState]
@@ -34,12 +34,12 @@ def states_of(record: Record, n: int) -> Any:
 
 
 def taken_reward(state: CriticalState) -> float | None:
-    """The reward of the action taken, where there is one."""
+    """The analyst's reward for the action taken; None if it gave none."""
     return state.rewards.get(state.taken)
 
 
 def telling(critical: Sequence[CriticalState], most: int = _FRAMES) -> list[CriticalState]:
-    """The states to show, in order of time: the worst actions and the best one, some way apart."""
+    """Maximum `most` states in order of time, with a gap between them: the worst actions and the best one."""
     slots = [state.verdict.timeslot for state in critical]
     gap = max((max(slots) - min(slots)) // 25, 2) if slots else 2
     rated = sorted((s for s in critical if taken_reward(s) is not None), key=taken_reward)
@@ -52,7 +52,7 @@ def telling(critical: Sequence[CriticalState], most: int = _FRAMES) -> list[Crit
 
 
 def timeline(case: Case, draw, words, path: pathlib.Path) -> pathlib.Path:
-    """Draws an episode: its critical timesteps, the reward of the action taken in each, and frames of a few.
+    """Draws an episode: its critical timesteps, the reward of the action taken in each, and a few frames.
 
     Args:
       draw: env states -> pictures.
@@ -93,7 +93,7 @@ def timeline(case: Case, draw, words, path: pathlib.Path) -> pathlib.Path:
             frame.set_xticks([])
             frame.set_yticks([])
             frame.set_title(_caption(letter, state, words), loc="left", fontsize=9)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     return path
 
 
@@ -113,7 +113,7 @@ def _rated(state: CriticalState, action: Action) -> str:
 
 
 def strip(rows: dict[str, np.ndarray], path: pathlib.Path, title: str) -> pathlib.Path:
-    """Draws film strips under each other: label -> pictures [T, H, W, 3], of which a few are shown."""
+    """Draws a film strip of a few evenly spaced pictures for each label: label -> pictures [T, H, W, 3]."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -137,7 +137,7 @@ def strip(rows: dict[str, np.ndarray], path: pathlib.Path, title: str) -> pathli
 
 
 def gif(pictures: np.ndarray, path: pathlib.Path, seconds: float = 0.05) -> pathlib.Path:
-    """Writes a GIF of pictures [T, H, W, 3], every second, third, ... of them where there are many."""
+    """Writes a GIF of pictures [T, H, W, 3]; of long films only every second, third, ... picture."""
     from PIL import Image
 
     stride = -(-len(pictures) // _GIF)

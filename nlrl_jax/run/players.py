@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import make_mesh
-from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
+from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
+from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
 
 MODELS = f"{', '.join(BUILT_IN)} (built in), smollm2, a Hugging Face folder or Hub id, or a .gguf file"
@@ -39,10 +43,52 @@ def load(
     lora: LoraConfig | None = None,
     mesh: jax.sharding.Mesh | None = None,
     revision: str = "",
-):
+) -> LoadedModel:
     """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
     overrides = {} if lora is None else {"lora": lora}
-    return load_model(name, dtype=dtype or None, param_dtype=dtype or None, mesh=mesh, **overrides)
+    return load_model(name, dtype or None, dtype or None, mesh, revision, **overrides)
+
+
+class TrainedModel(NamedTuple):
+    """A run's model with what it learned.
+
+    loaded: the model that the run started from. lora: the adapter learned, or None where `loaded.params` are learned.
+    step: iterations done. run: the run's config.
+    """
+
+    loaded: LoadedModel
+    lora: Any
+    step: int
+    run: dict[str, Any]
+
+
+def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
+    """The model of a run with its latest checkpoint.
+
+    Args:
+      run_dir: the run's folder, or one inside it with checkpoints of its own.
+      part: which part of the checkpoint is the model's, such as "policy" or "value"; "" where there is one model.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint yet, or no such model as the run's.
+      ValueError: there is no run, it trains no language model, or its checkpoint has no such part.
+    """
+    folder = pathlib.Path(run_dir).expanduser().absolute()
+    run = read_config(next((path for path in (folder, *folder.parents) if holds_run(path)), folder))
+    if "model" not in run:
+        raise ValueError(f"the run in {run_dir} trains no language model")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    if checkpoints.latest_step() is None:
+        raise FileNotFoundError(f"{run_dir} holds no checkpoint yet")
+    kind, dtype = run.get("train", "lora"), run.get("dtype") or None
+    lora = LoraConfig(run["lora_rank"], run["lora_alpha"]) if "lora_rank" in run else LoraConfig()
+    param_dtype = "float32" if kind == "params" else dtype
+    loaded = load_model(run["model"], dtype, param_dtype, revision=run.get("revision", ""), lora=lora)
+    fresh = loaded.params if kind == "params" else init_lora(Transformer(loaded.config), jax.random.key(0))
+    step, learned = checkpoints.restore_part(part or kind, fresh)
+    if kind == "params":
+        return TrainedModel(loaded._replace(params=learned), None, step, run)
+    return TrainedModel(loaded, learned, step, run)
 
 
 def parse_mesh(text: str) -> jax.sharding.Mesh | None:

@@ -1,9 +1,16 @@
-"""Learning curves and comparisons as PNG files."""
+"""Learning curves and comparisons as PNG files.
+
+One convention for all curves of training: x is the number of iterations done. An evaluation before training stands at
+0, and the metrics of the first iteration (`"iteration": 0` in metrics.jsonl) at 1. Shares (success, win rate, accuracy)
+have an axis from 0 to 1.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +20,10 @@ from nlrl_jax.run.metrics import read_metrics
 
 _COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569", "#0891b2", "#84cc16")
 _STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888"}
+_SHARE = re.compile(r"\b(share|success|win|tie|accuracy|answered|terminated)\b|(win|tie|loss|cut)[_ ]rate|eval/loss")
 _SPARSE = 0.5  # a metric written in fewer iterations than this share is drawn as points, unsmoothed
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports each build of its font cache
 
 
 def learning_curve(
@@ -22,17 +32,19 @@ def learning_curve(
     path: str | os.PathLike,
     title: str = "",
     smoothing: float = 0.05,
+    before: Mapping[str, float] | None = None,
 ) -> pathlib.Path:
-    """Draws metrics against the iteration, one panel a metric.
+    """Draws metrics against the number of iterations done, one panel per metric.
 
     One run: the raw curve thin, a running mean over it. Several runs: the mean over runs of their running means, and a
-    band of one standard deviation. Metrics written now and then (evaluations) are points.
+    band of one standard deviation. Metrics that few iterations write (evaluations) are points.
 
     Args:
       run_dirs: one run, or several of the same experiment under different seeds.
       metrics: names as in metrics.jsonl; those that no run wrote are left out.
       path: the PNG to write.
       smoothing: width of the running mean as a share of the run; 0 is none.
+      before: values before training, drawn at 0.
 
     Returns:
       `path`.
@@ -43,6 +55,11 @@ def learning_curve(
     import matplotlib
 
     runs = [read_metrics(run_dir) for run_dir in run_dirs]
+    for run in runs:
+        run["iteration"] = run["iteration"] + 1
+        if before and len(run["iteration"]):
+            for name in run:
+                run[name] = np.concatenate([[0 if name == "iteration" else before.get(name, np.nan)], run[name]])
     written = [name for name in dict.fromkeys(metrics) if any(name in run for run in runs)]
     if not written:
         known = sorted({name for run in runs for name in run if name != "iteration"})
@@ -60,6 +77,7 @@ def _draw(runs, metrics, title, smoothing):
     for k, (axes, name) in enumerate(zip(grid, metrics, strict=True)):
         _panel(axes, runs, name, _COLORS[k % len(_COLORS)], smoothing)
         _dress(axes, name, "iteration")
+        _limit(axes, name, np.concatenate([run[name] for run in runs if name in run]))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure
 
@@ -93,6 +111,14 @@ def _curve(run, name) -> tuple[np.ndarray, np.ndarray]:
     return run["iteration"][there], run[name][there]
 
 
+def _limit(axes, name: str, values: np.ndarray) -> None:
+    """x from 0, and y from 0 to 1 for a share."""
+    axes.set_xlim(left=0)
+    values = values[np.isfinite(values)]
+    if _SHARE.search(name) and ((values >= 0) & (values <= 1)).all():
+        axes.set_ylim(-0.02, 1.02)
+
+
 def deviation(ys: Any) -> np.ndarray:
     """Standard deviation over runs, which are a sample (n - 1): float [n, ...] -> [...], 0 where there is one run.
 
@@ -115,7 +141,7 @@ def running_mean(y: np.ndarray, width: int) -> np.ndarray:
 
 
 class Series(NamedTuple):
-    """One line of a panel: x [N], and ys [n, N], a row a run (nan where a run has no value)."""
+    """One line of a panel: x [N], and ys [n, N], a row per run (nan where a run has no value)."""
 
     label: str
     x: Sequence[float]
@@ -123,9 +149,9 @@ class Series(NamedTuple):
 
 
 def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xlabel: str, ylabel: str) -> pathlib.Path:
-    """Draws a panel each with the mean of every series, a band of one standard deviation, and its best run dashed.
+    """Draws panels: the mean of each series, a band of one standard deviation, and its best run dashed.
 
-    The best run is that with the highest last value. With a single run there is only the line.
+    The best run is the one with the highest last value. With a single run there is only the line.
 
     Args:
       panels: title -> series. A label has the same colour in all panels.
@@ -147,8 +173,9 @@ def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xla
                     axes.fill_between(series.x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
                     axes.plot(series.x, ys[np.argmax(ys[:, -1])], color=color, linewidth=1, linestyle="--")
             _dress(axes, title, xlabel, ylabel)
+            _limit(axes, f"{title} {ylabel}", np.concatenate([[0.0], *(np.ravel(series.ys) for series in panel)]))
             new = {series.label for series in panel} - named
-            if new:  # a legend wherever a colour is seen for the first time
+            if new:  # a legend in the panel where a colour first appears
                 axes.legend(frameon=False, fontsize=9)
             named |= new
         return _save(figure, path)
@@ -163,7 +190,7 @@ class Bar(NamedTuple):
 
 
 def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
-    """Draws a panel of bars each, with error bars and the value written over them. A label keeps its colour."""
+    """Draws panels of bars with error bars and their values above. A label has the same colour in all panels."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):

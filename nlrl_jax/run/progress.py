@@ -1,4 +1,4 @@
-"""How far a training loop is: a live line in a terminal, an ordinary line now and then anywhere else."""
+"""The progress of a training loop: a live bar in a terminal, a line every few seconds anywhere else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
+
+COMPILING = "compiling (first time: about a minute) ..."
 
 
 class Progress:
@@ -18,9 +20,11 @@ class Progress:
     Args:
       total: iterations of the whole run.
       start: first iteration of this process; above 0 in a resumed run.
-      columns: metrics to show, in this order. A metric not seen yet is left out.
-      every_seconds: without a terminal, a line at most so often (and for the first and the last iteration).
-      file: where to write; standard output if not given.
+      columns: metrics to show, in this order, as soon as they have a value.
+      every_seconds: without a terminal, the minimum time between two lines (the first and the last are always written).
+      file: where to write; standard output by default.
+
+    The first iteration compiles, so the time left is estimated without it.
     """
 
     def __init__(
@@ -37,10 +41,13 @@ class Progress:
         self._console = Console(file=file or sys.stdout)
         self._shown: dict[str, float] = {}
         self._bar = self._task = None
-        self._begun = self._spoken = 0.0
+        self._begun = self._printed = 0.0
+        self._compiled: float | None = None  # when the first iteration ended
 
     def __enter__(self) -> Progress:
         self._begun = time.monotonic()
+        if self.start >= self.total:
+            return self
         if self._console.is_terminal:
             from rich import progress as rich_progress
             from rich.table import Column
@@ -54,7 +61,9 @@ class Progress:
                 console=self._console,
             )
             self._bar.start()
-            self._task = self._bar.add_task("compiling", total=self.total, completed=self.start)
+            self._task = self._bar.add_task(COMPILING, total=self.total, completed=self.start)
+        else:
+            print(COMPILING, file=self._console.file, flush=True)
         return self
 
     def update(self, iteration: int, metrics: Mapping[str, Any]) -> None:
@@ -65,17 +74,20 @@ class Progress:
             self._bar.update(self._task, completed=iteration + 1, description=text)
             return
         now = time.monotonic()
+        pace = self._pace(iteration + 1, now)
         first, last = iteration == self.start, iteration + 1 >= self.total
-        if first or last or now - self._spoken >= self.every_seconds:
-            self._spoken = now
-            print(f"[{iteration + 1}/{self.total}] {text}  {self._pace(iteration + 1, now)}", file=self._console.file)
-            self._console.file.flush()
+        if first or last or now - self._printed >= self.every_seconds:
+            self._printed = now
+            print(f"[{iteration + 1}/{self.total}] {text}  {pace}", file=self._console.file, flush=True)
 
     def __exit__(self, *_) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     def _pace(self, done: int, now: float) -> str:
-        seconds = (now - self._begun) / max(done - self.start, 1)
+        if self._compiled is None:
+            self._compiled = now
+            return f"({now - self._begun:.2f} s with compilation)"
+        seconds = (now - self._compiled) / (done - self.start - 1)
         left = round(seconds * (self.total - done))
         return f"({seconds:.2f} s/it, {left // 60}:{left % 60:02d} left)"

@@ -1,4 +1,4 @@
-"""report.html: what a run asked, what came out, and the episodes themselves, in one file without a network."""
+"""report.html: a run's question, its results and its episodes, in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from nlrl_jax.run.transcript import flaws, outcome, printable
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 _TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9_]*>)")
+_ZERO = re.compile(r"[-0.→± ]*")
 _NEUTRAL = "_.-#"  # floor and walls of the usual boards
 _COLORS = 10  # cell colours of the style sheet
 _TAG_COLORS = 6
@@ -36,45 +37,58 @@ def write_report(
     exchanges: Sequence[Mapping[str, Any]] = (),
     labels: tuple[str, str] = ("Before", "After"),
     name: str = "report.html",
+    headline: str = "",
+    legend: Mapping[str, str] | None = None,
 ) -> pathlib.Path:
     """Writes one self-contained page into the run's folder.
 
-    Everything is escaped; nothing is loaded from elsewhere, and there is no script.
+    All text is escaped; nothing is loaded from elsewhere, and there is no script.
 
     Args:
-      title, question: what the page is about, in words.
+      title, question: plain text.
       config: shown as a table.
-      summary: the numbers: {metric: (before, after)}, {metric: number}, or rows {column: value} of any table.
-      curves: PNG files, inlined; any other name is a metric, which is drawn from the run's metrics.jsonl.
+      summary: {metric: (before, after)}, {metric: number}, or rows {column: value} of any table. Of pairs, those that
+        are 0 and 0 or repeat another metric are folded away.
+      curves: PNG and GIF files, inlined; any other name is a metric, drawn from the run's metrics.jsonl.
       before, after: records of `transcript.transcripts`; those with the same position stand side by side, so they
-        should be episodes from the same initial state.
-      notes: paragraphs under the numbers.
-      exchanges: what language models were asked and wrote: {"title", "board" or "", "parts": [(label, text), ...]}.
-      labels: what the two sides of the episodes are called.
-      name: the file.
+        should be episodes from the same initial state. The most telling pair is open (`telling`).
+      notes: paragraphs below the table.
+      exchanges: prompts and replies of language models: {"title", "board" or "", "parts": [(label, text), ...]}.
+      labels: names of the two sides of an episode.
+      name: the file's name.
+      headline: the result in a few words, in large letters, e.g. "greedy success 0.224 → 0.820".
+      legend: meaning of the characters on boards (`TextGame.legend`); only those that occur are shown.
 
     Returns:
       The file's path.
 
     Raises:
-      FileNotFoundError: a PNG that is not there.
-      ValueError: a metric that the run did not write.
+      FileNotFoundError: a picture does not exist.
+      ValueError: the run wrote none of the metrics.
     """
     from markupsafe import Markup
 
     run_dir = pathlib.Path(run_dir)
     pairs = [(before[i : i + 1], after[i : i + 1]) for i in range(max(len(before), len(after)))]
     boards = [board for episode in [*before, *after] for board in _boards(episode)]
-    colors = cell_colors([*boards, *(exchange["board"] for exchange in exchanges)])
-    columns, rows = _table(summary)
+    boards += [exchange["board"] for exchange in exchanges]
+    colors = cell_colors(boards)
+    cells = {cell for board in boards for row in _cells(board) or () for cell in row}
+    columns, rows, hidden = _table(summary)
+    pictures = _pictures(run_dir, curves)
     page = _template().render(
         title=title,
         question=question,
         config=config,
         columns=columns,
         rows=rows,
-        images=[_data_uri(path) for path in _pngs(run_dir, curves)],
+        hidden=hidden,
+        headline=headline.replace("->", "→"),
+        legend={cell: words for cell, words in (legend or {}).items() if cell in cells},
+        images=[(path.stem, _data_uri(path)) for path in pictures if path.suffix == ".png"],
+        films=[(path.stem, _data_uri(path)) for path in pictures if path.suffix == ".gif"],
         pairs=pairs,
+        most_telling=telling(pairs),
         notes=[notes] if isinstance(notes, str) else notes,
         exchanges=exchanges,
         labels=labels,
@@ -82,6 +96,7 @@ def write_report(
         flaws=flaws,
         path=lambda episode: list(dict.fromkeys(_boards(episode))),
         draw=lambda board: Markup(draw_board(board, colors)),
+        draw_cell=lambda cell: Markup(f'<span class="board">{_draw_cell(cell, colors)}</span>'),
         mark=lambda reply: Markup(mark_reply(reply)),
     )
     path = run_dir / name
@@ -101,7 +116,7 @@ def _template():
 
 
 def _clean(value: Any) -> Any:
-    """Every value of the page passes here: text without control characters, short numbers."""
+    """Applied to each value on the page: text without control characters, short numbers."""
     if type(value) is str:
         return printable(value)
     return number(value) if type(value) is float else value
@@ -145,9 +160,9 @@ def mark_reply(reply: str) -> str:
 
 
 def cell_colors(boards: Sequence[str]) -> dict[str, int]:
-    """Character -> colour number, for all characters that stand alone in a cell of these boards.
+    """Character -> colour number, for the cells of these boards, in whatever order they come.
 
-    Floor and walls, and the most frequent character, have none. The same boards in any order give the same colours.
+    Floor, walls and the most frequent character have no colour.
     """
     count = Counter(cell for board in boards for row in _cells(board) or () for cell in row)
     if not count:
@@ -167,13 +182,17 @@ def _cells(board: str) -> list[list[str]] | None:
     return None
 
 
+def _draw_cell(cell: str, colors: Mapping[str, int]) -> str:
+    color = f' class="c{colors[cell]}"' if cell in colors else ""
+    return f"<span{color}>{_escape(cell)}</span>"
+
+
 def draw_board(board: str, colors: Mapping[str, int]) -> str:
     """HTML of a board: a grid of coloured cells, or the text as it is."""
     rows = _cells(board)
     if rows is None:
         return f'<pre class="text-board">{_escape(board)}</pre>'
-    cell = lambda c: f'<span class="c{colors[c]}">{_escape(c)}</span>' if c in colors else f"<span>{_escape(c)}</span>"
-    lines = "".join(f"<div>{''.join(cell(c) for c in row)}</div>" for row in rows)
+    lines = "".join(f"<div>{''.join(_draw_cell(cell, colors) for cell in row)}</div>" for row in rows)
     size = " small" if max(len(rows), len(rows[0])) > 6 else ""
     return f'<div class="board{size}" role="img" aria-label="{_escape(board)}">{lines}</div>'
 
@@ -182,28 +201,59 @@ def _boards(episode: Episode) -> list[str]:
     return [turn["board"] for turn in episode["turns"]] + [episode["final_board"]]
 
 
-def _table(summary) -> tuple[list[str], list[list[str]]]:
-    """(column names, rows of text)."""
+def telling(pairs: Sequence[tuple[Sequence[Episode], Sequence[Episode]]]) -> int:
+    """Position of the pair that fails before and succeeds after; among several, or without one, the largest gain."""
+
+    def gain(i: int) -> tuple[bool, float]:
+        if not all(pairs[i]):
+            return False, 0.0
+        (before,), (after,) = pairs[i]
+        return bool(after["success"] and not before["success"]), after["env_return"] - before["env_return"]
+
+    return max(range(len(pairs)), key=gain, default=0)
+
+
+def distinct(table: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
+    """(rows worth reading, sentences that name the others): rows of zeros, and rows that repeat an earlier one."""
+    shown: dict[tuple[str, ...], str] = {}
+    zero, same = [], {}
+    for name, values in table.items():
+        text = tuple(map(number, values))
+        if all(_ZERO.fullmatch(value) for value in text):
+            zero.append(name)
+        elif text in shown:
+            same.setdefault(shown[text], []).append(name)
+        else:
+            shown[text] = name
+    hidden = [f"always 0: {', '.join(zero)}"] if zero else []
+    return list(shown.values()), hidden + [f"equal to {name}: {', '.join(names)}" for name, names in same.items()]
+
+
+def _table(summary) -> tuple[list[str], list[list[str]], list[str]]:
+    """(column names, rows of text, what was left out)."""
     if not isinstance(summary, Mapping):
         columns = list(dict.fromkeys(name for row in summary for name in row))
-        return columns, [[number(row.get(name, "")) for name in columns] for row in summary]
+        return columns, [[number(row.get(name, "")) for name in columns] for row in summary], []
     if all(not isinstance(value, Sequence) or isinstance(value, str) for value in summary.values()):
-        return ["", "value"], [[name, number(value)] for name, value in summary.items()]
+        return ["", "value"], [[name, number(value)] for name, value in summary.items()], []
+    pair = lambda value: value if isinstance(value, Sequence) and not isinstance(value, str) else ("", value)
+    table = {name: pair(summary[name]) for name in sorted(summary, key=lambda name: name != "success")}
+    names, hidden = distinct(table)
     rows = []
-    for name, value in summary.items():
-        old, new = value if isinstance(value, Sequence) and not isinstance(value, str) else ("", value)
+    for name in names:
+        old, new = table[name]
         numeric = all(isinstance(x, int | float) for x in (old, new))
         rows.append([name, number(old), number(new), f"{new - old:+.3g}" if numeric and new != old else ""])
-    return ["", "before", "after", "change"], rows
+    return ["", "before", "after", "change"], rows, hidden
 
 
-def _pngs(run_dir: pathlib.Path, curves) -> list[pathlib.Path]:
+def _pictures(run_dir: pathlib.Path, curves) -> list[pathlib.Path]:
     from nlrl_jax.run.plots import learning_curve
 
-    files = [pathlib.Path(curve) for curve in curves if str(curve).endswith(".png")]
-    metrics = [str(curve) for curve in curves if not str(curve).endswith(".png")]
+    files = [pathlib.Path(curve) for curve in curves if str(curve).endswith((".png", ".gif"))]
+    metrics = [str(curve) for curve in curves if not str(curve).endswith((".png", ".gif"))]
     return files + ([learning_curve([run_dir], metrics, run_dir / "curves.png")] if metrics else [])
 
 
 def _data_uri(path: pathlib.Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    return f"data:image/{path.suffix[1:]};base64," + base64.b64encode(path.read_bytes()).decode()

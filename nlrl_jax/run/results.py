@@ -8,9 +8,10 @@
      ...}
 
 "before" and "after" are the same evaluation before and after training: a number for each metric, or a list with one
-number per seed. "after" is {} until the run has finished, and "before" is {} where nothing was trained.
-"seeds" is how many, or a list of them. "transcripts" holds records of `transcript.transcripts`. A script may add
-keys of its own. Numbers that JSON has no word for are the strings "nan", "inf" and "-inf", as in metrics.jsonl.
+number per seed. A metric that metrics.jsonl calls "eval/NAME" is NAME here. "after" is {} until the run has finished,
+and "before" is {} where nothing was trained. "seeds" is how many, or a list of them. "transcripts" holds records of
+`transcript.transcripts`, and "legend" is the game's. A script may add keys of its own. Numbers that JSON has no word
+for are the strings "nan", "inf" and "-inf", as in metrics.jsonl.
 """
 
 from __future__ import annotations

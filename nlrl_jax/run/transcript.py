@@ -1,9 +1,7 @@
-"""Episodes as something a person can read: JSON-able records, and a view for the terminal."""
+"""Readable episodes: records for JSON, and a view for the terminal."""
 
 from __future__ import annotations
 
-import json
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,14 +32,14 @@ def transcripts(
     """Some of B played episodes as plain records. Host only.
 
     Args:
-      policy: who played; its tokenizer reads the tokens.
-      game: what was played; its `board` draws the states.
-      episodes: what `text_games.play` returned, on the device or not.
-      rows: which episodes.
+      policy: the player; its tokenizer decodes the tokens.
+      game: its `board` draws the states.
+      episodes: from `text_games.play`, on the device or not.
+      rows: positions of the episodes.
 
     Returns:
-      One dict a row: "success" (None where the game has no such notion), "terminated", "env_return", "final_board"
-      and "turns", those that were played: "board", "prompt", "reply", "actions" (valid words, in order), "steps" (how
+      One dict per row: "success" (None where the game has no such notion), "terminated", "env_return", "final_board"
+      and "turns", without the padding: "board", "prompt", "reply", "actions" (valid words, in order), "steps" (how
       many of them the game took), "invalid" (count), "format_penalty", "reward" (the environment's), "cut" (the
       reply hit max_tokens).
 
@@ -94,23 +92,6 @@ def check_episode(record: Any) -> None:
         turn["board"], turn["prompt"], turn["reply"], turn["actions"], turn["reward"]
 
 
-def read_evaluation(path: pathlib.Path) -> dict[str, Any]:
-    """What a script stored of an evaluation: {"summary": {name: number}, "transcripts": records of `transcripts`}.
-
-    Raises:
-      ValueError: it is damaged.
-    """
-    try:
-        stored = json.loads(path.read_text())
-        for value in stored["summary"].values():
-            float(value)
-        for episode in stored["transcripts"]:
-            check_episode(episode)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error!r:.80}); delete it: the run's --resume makes it again") from None
-    return stored
-
-
 def outcome(episode: dict[str, Any]) -> str:
     """How an episode ended, in a few words."""
     if episode.get("success") is not None:
@@ -121,11 +102,11 @@ def outcome(episode: dict[str, Any]) -> str:
 
 
 def print_transcript(episode: dict[str, Any], console: Any = None, prompts: bool = False) -> None:
-    """Shows one record of `transcripts` in the terminal.
+    """Prints one record of `transcripts` in the terminal.
 
     Args:
-      console: a `rich.console.Console`; a new one if not given.
-      prompts: show what the model read, too.
+      console: a `rich.console.Console`; a new one by default.
+      prompts: print the prompts too.
     """
     from rich.console import Console
     from rich.panel import Panel
@@ -156,12 +137,12 @@ def print_transcript(episode: dict[str, Any], console: Any = None, prompts: bool
 
 
 def flaws(turn: dict[str, Any]) -> list[str]:
-    """What was wrong with a reply, as short labels."""
-    found = []
+    """The faults of a reply as short labels."""
+    labels = []
     if turn.get("invalid"):
-        found.append(f"{turn['invalid']} invalid action{'s' * (turn['invalid'] != 1)}")
+        labels.append(f"{turn['invalid']} invalid action{'s' * (turn['invalid'] != 1)}")
     if turn.get("format_penalty"):
-        found.append(f"format penalty {turn['format_penalty']:g}")
+        labels.append(f"format penalty {turn['format_penalty']:g}")
     if turn.get("cut"):
-        found.append("reply cut")
-    return found
+        labels.append("reply cut")
+    return labels

@@ -10,12 +10,18 @@ Every leaf is stored with its checksum, and a checkpoint is used only if all of 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import logging
 import os
 import pathlib
 import shutil
+import sys
 import warnings
 import zlib
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -53,10 +59,10 @@ class Checkpoints:
 
         Raises:
           ValueError: a leaf is not an array of numbers, or `metadata` is not JSON.
-          OSError and others: this save's disk work or that of the save before failed (here, in `wait` or in `close`).
+          OSError and others: the disk is full, or cannot be written, for this save or the one before it (raised here,
+            in `wait` or in `close`). The checkpoints before that one stay.
         """
-        import orbax.checkpoint as ocp
-
+        ocp = _orbax()
         leaves = {name: _host(name, leaf) for name, leaf in _flatten(tree).items()}
         index = {"format": _FORMAT, "step": int(step), "leaves": {name: _describe(x) for name, x in leaves.items()}}
         try:
@@ -64,10 +70,12 @@ class Checkpoints:
         except TypeError as error:
             raise ValueError(f"the metadata of checkpoint {step} is not JSON: {error}") from None
         manager = self._writer()
-        manager.wait_until_finished()
+        self.wait()
         for old in self.steps():
             if old >= step:
                 manager.delete(old)
+        if shutil.disk_usage(self.folder).free < sum(leaf.nbytes for leaf in leaves.values()):
+            raise self._disk_full()
         items = ocp.args.Composite(tree=ocp.args.PyTreeSave(leaves), index=ocp.args.JsonSave(index))
         manager.save(int(step), args=items, force=True)
 
@@ -106,17 +114,31 @@ class Checkpoints:
     def wait(self) -> None:
         """Returns once the last save is on disk."""
         if self._manager is not None:
-            self._manager.wait_until_finished()
+            with self._clear_errors():
+                self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits for the last save and stops the background threads."""
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            with self._clear_errors():
+                manager.close()
+
+    @contextlib.contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" in str(error) or "No space left" in str(error):
+                raise self._disk_full() from error
+            raise
+
+    def _disk_full(self) -> OSError:
+        kept = f"checkpoint {self.latest_step()} is kept" if self.steps() else "there is no checkpoint yet"
+        return OSError(f"disk full at {self.folder}; {kept}; free space, then continue with --resume")
 
     def _writer(self) -> Any:
-        import orbax.checkpoint as ocp
-
+        ocp = _orbax()
         if self._manager is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             for remains in self.folder.glob("*.orbax-checkpoint-tmp*"):  # of a save that was killed
@@ -144,6 +166,17 @@ class Checkpoints:
 
 class _Refused(Exception):
     """Why a checkpoint cannot be used."""
+
+
+@functools.cache
+def _orbax() -> ModuleType:
+    """Orbax without its noise: it raises each error that it also logs, and closes event loops that are still in use."""
+    import orbax.checkpoint
+
+    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda report: str(report.exc_value) == "Event loop is closed" or hook(report)
+    return orbax.checkpoint
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
@@ -182,8 +215,7 @@ def _read(folder: pathlib.Path, template: Any, name: str, whole: bool, of_run: s
     Raises:
       _Refused: it is damaged, its leaves are not the template's, or it is of another run.
     """
-    import orbax.checkpoint as ocp
-
+    ocp = _orbax()
     try:
         with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
             index = reader.restore(folder / "index")
@@ -220,6 +252,9 @@ def _paths(template: Any) -> list[tuple[Any, Any]]:
 
 def _check_same(stored: dict, wanted: dict, prefix: str, name: str, whole: bool) -> None:
     mine = {key for key in stored if whole or key == name or key.startswith(prefix)}
+    if not mine:
+        parts = sorted({key.partition(".")[0] for key in stored})
+        raise ValueError(f"the checkpoint has no part {name!r}; its parts are {', '.join(parts)}")
     for key, leaf in wanted.items():
         if key not in stored:
             raise _Refused(f"it has no leaf {key}: it belongs to another model or optimizer")
@@ -237,8 +272,7 @@ def _check_same(stored: dict, wanted: dict, prefix: str, name: str, whole: bool)
 
 def _place(leaf: Any) -> Any:
     """Where Orbax puts a leaf: on the template's devices, or on the host."""
-    import orbax.checkpoint as ocp
-
+    ocp = _orbax()
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     return ocp.RestoreArgs(restore_type=np.ndarray)

@@ -58,7 +58,7 @@ def load(
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: not a GGUF; an architecture other than llama; an option that is not implemented; a
+      ValueError: not a GGUF, or a damaged one; an architecture other than llama; an option that is not implemented; a
         tensor that is missing, unexpected or of a wrong shape, by name.
     """
     from gguf import dequantize
@@ -87,6 +87,18 @@ def read_config(path: str | os.PathLike) -> ModelConfig:
 
 def _open(path: pathlib.Path) -> tuple[ModelConfig, dict[str, Any]]:
     """(configuration, tensors by name, still quantised)."""
+    reader = open_gguf(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return _config(path, _metadata(reader), tensors), tensors
+
+
+def open_gguf(path: pathlib.Path) -> Any:
+    """A `gguf.GGUFReader`.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: it is no GGUF file, or a damaged one.
+    """
     from gguf import GGUFReader
 
     if not path.is_file():
@@ -94,9 +106,10 @@ def _open(path: pathlib.Path) -> tuple[ModelConfig, dict[str, Any]]:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
-    reader = GGUFReader(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    return _config(path, _metadata(reader), tensors), tensors
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # numpy's and others': the package checks no lengths
+        raise ValueError(f"{path} is damaged or cut off; download it again") from error
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:

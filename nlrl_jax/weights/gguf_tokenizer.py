@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.weights.gguf import open_gguf
 
 # The published pre-tokenizer patterns of the families, by the name that GGUF writes for them.
 _SPLIT = (
@@ -47,14 +48,10 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: not a byte-level BPE, or a pre-tokenizer this function does not know.
+      ValueError: a damaged file, not a byte-level BPE, or a pre-tokenizer this function does not know.
     """
-    import gguf
-
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no GGUF file at {path}")
-    fields = gguf.GGUFReader(path).fields
+    fields = open_gguf(path).fields
 
     def read(name, default=None):
         field = fields.get(f"tokenizer.{name}")

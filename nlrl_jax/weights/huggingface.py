@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from nlrl_jax.files import read_json
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.weights import layout
 
@@ -82,7 +83,7 @@ def load(
     weights plus one stacked parameter, or with `mesh` one parameter's slices for its own devices.
 
     Args:
-      folder: a local folder; nothing is downloaded.
+      folder: a local folder.
       dtype: dtype of the activations; that of the weights if None.
       param_dtype: dtype of the weights; that of the checkpoint's embedding if None, so bfloat16 stays bfloat16.
       mesh: where the weights go (`lm.sharding`'s rules); the default device if None.
@@ -91,12 +92,12 @@ def load(
     Returns: (config, the "params" collection of `lm.transformer.Transformer(config)`).
 
     Raises:
-      FileNotFoundError: no config.json or no safetensors, with what was found instead.
-      ValueError: an unknown architecture or option; a tensor that is missing, unexpected or of a
+      FileNotFoundError: no config.json or no safetensors; the message lists what the folder holds.
+      ValueError: a damaged file; an unknown architecture or option; a tensor that is missing, unexpected or of a
         wrong shape or dtype, by name.
     """
     folder = pathlib.Path(folder)
-    config = ModelConfig.from_hf(_read_config(folder), **overrides)
+    config = dataclasses.replace(read_config(folder), **overrides)
     with _Tensors(folder) as tensors:
         _check(folder, config, tensors)
         stored = _DTYPES.get(tensors.dtype(_TOP[("embedding",)]))
@@ -112,14 +113,26 @@ def load(
 
 def read_config(folder: str | os.PathLike) -> ModelConfig:
     """The configuration of a folder, without its weights. Errors: see `load`."""
-    return ModelConfig.from_hf(_read_config(pathlib.Path(folder)))
+    folder = pathlib.Path(folder)
+    file = folder / "config.json"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder; give one with config.json and {SINGLE}")
+    if not file.exists():
+        raise FileNotFoundError(f"{folder} holds no config.json; it holds {_listing(folder)}")
+    contents = read_json(file)
+    try:
+        return ModelConfig.from_hf(contents)
+    except KeyError as error:
+        raise ValueError(f"{file} lacks {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def read_eos_ids(folder: str | os.PathLike) -> tuple[int, ...]:
     """Ids that end a generation, from generation_config.json, else config.json; () where neither says."""
     for name in ("generation_config.json", "config.json"):
         file = pathlib.Path(folder) / name
-        eos = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
+        eos = read_json(file).get("eos_token_id") if file.exists() else None
         if eos is not None:
             return tuple(eos) if isinstance(eos, list) else (eos,)
     return ()
@@ -172,16 +185,14 @@ class _Tensors:
     """The tensors of a folder by name, read slice by slice."""
 
     def __init__(self, folder: pathlib.Path):
-        self._open = {file: safe_open(file, "numpy") for file in _weight_files(folder)}
+        self._open = {file: open_safetensors(file) for file in _weight_files(folder)}
         self.files: dict[str, pathlib.Path] = {}
         for file, handle in self._open.items():
             self.files.update(dict.fromkeys(handle.keys(), file))
-        index = folder / INDEX
         if not (folder / SINGLE).exists():
-            listed = json.loads(index.read_text())["weight_map"]
-            for name, file in listed.items():
+            for name, file in _weight_map(folder).items():
                 if self.files.get(name) != folder / file:
-                    raise ValueError(f"{index} places tensor {name!r} in {file}, which does not hold it")
+                    raise ValueError(f"{folder / INDEX} places tensor {name!r} in {file}, which does not hold it")
 
     def __enter__(self) -> Self:
         return self
@@ -202,22 +213,34 @@ class _Tensors:
         return self._open[self.files[name]].get_slice(name)
 
 
-def _read_config(folder: pathlib.Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} is not a folder; give a local folder with config.json and {SINGLE} (nothing is downloaded)"
-        )
-    file = folder / "config.json"
-    if not file.exists():
-        raise FileNotFoundError(f"{folder} holds no config.json; it holds {_listing(folder)}")
-    return json.loads(file.read_text())
+def open_safetensors(file: pathlib.Path) -> Any:
+    """`safetensors.safe_open`, for numpy.
+
+    Raises:
+      ValueError: it is no safetensors file, or a damaged one.
+    """
+    try:
+        return safe_open(file, "numpy")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file} is not a whole safetensors file ({error}); it may be cut off, an error page or a Git LFS pointer: "
+            "download it again"
+        ) from None
+
+
+def _weight_map(folder: pathlib.Path) -> dict[str, str]:
+    """The index's table: tensor -> file."""
+    listed = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(listed, dict):
+        raise ValueError(f"{folder / INDEX} lacks 'weight_map'")
+    return listed
 
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if (folder / INDEX).exists():
-        files = sorted({folder / f for f in json.loads((folder / INDEX).read_text())["weight_map"].values()})
+        files = sorted({folder / file for file in _weight_map(folder).values()})
         missing = [f.name for f in files if not f.exists()]
         if missing:
             raise FileNotFoundError(f"{folder / INDEX} names {', '.join(missing)}, not in the folder")
@@ -236,7 +259,7 @@ def _listing(folder: pathlib.Path) -> str:
 
 
 def _check(folder: pathlib.Path, config: ModelConfig, tensors: _Tensors) -> None:
-    """Every tensor the config calls for is there, in its shape and a known dtype, and no other."""
+    """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
     expected = {name: (path, shape) for name, path, shape in _expected(config)}
     present = {name for name in tensors.files if not _BUFFER.match(name)}
     head, embedding = _TOP[("lm_head",)], _TOP[("embedding",)]
@@ -317,9 +340,9 @@ def _host(config: ModelConfig, flat: dict, lora: Any, path: layout.Path, layer: 
 
 
 def _remove_weights(folder: pathlib.Path) -> None:
-    """Takes away the weights an earlier save left, so that no stale shard or index is read."""
+    """Deletes the weights of an earlier save, so that no stale shard or index is read."""
     if (folder / INDEX).exists():
-        for file in set(json.loads((folder / INDEX).read_text())["weight_map"].values()):
+        for file in set(_weight_map(folder).values()):
             (folder / file).unlink(missing_ok=True)
     for name in (INDEX, SINGLE):
         (folder / name).unlink(missing_ok=True)

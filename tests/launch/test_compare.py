@@ -7,7 +7,7 @@ import pytest
 
 from launch import compare as report
 from nlrl_jax.run.directory import close_run, open_run
-from nlrl_jax.run.transcript import read_evaluation
+from nlrl_jax.run.results import write as write_results
 from tests.launch.scripts import refusal, run
 
 
@@ -37,9 +37,9 @@ def test_seeds_are_a_mean_and_a_band_and_parts_are_lines(matrix, tmp_path, capsy
     assert report.parts_of(matrix) == [matrix / "dqn", matrix / "snake"]
     runs = [report.read_run(part) for part in report.parts_of(matrix)]
     dqn, snake = report.table(runs)
-    assert dqn["return"] == 4.0 and snake["return"] == "2 ± 1.4" and snake["eval/snake"] == "0.6 ± 0.14"
+    assert dqn["return"] == "4" and snake["return"] == "2 ± 1.4" and snake["eval/snake"] == "0.6 ± 0.14"
     assert snake["iterations done"] == 2 and "eval/lr=1" not in snake  # as far as both seeds are
-    panels = report.curves(runs)
+    panels, _ = report.curves(runs)
     assert [line.label for line in panels["return"]] == ["dqn", "snake"]
     np.testing.assert_array_equal(panels["return"][1].ys, [[0, 1], [2, 3]])
     run("compare", matrix)
@@ -63,17 +63,54 @@ def test_labels_are_as_short_as_tells_runs_apart(names, want):
     assert found == want if want else len(set(found)) == 3
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"summary": {}}', '{"summary": {"success": []}, "transcripts": []}',
-             '{"summary": {}, "transcripts": [{"env_return": 1.0, "final_board": "", "turns": [{}]}]}'],
-)  # fmt: skip
-def test_a_damaged_evaluation_is_named(tmp_path, text):
+EPISODE = {"success": True, "terminated": True, "env_return": 1.0, "final_board": "P G", "turns": []}
+
+
+def test_results_of_any_script_are_read(tmp_path):
+    """A part without metrics, and one whose evaluation before training is the first point of its curve."""
+    folder = make_run(tmp_path / "run")
+    write(folder / "a" / "seed_0", [0.5, 0.5], **{"eval/win": 0.5})
+    write(folder / "a" / "seed_1", [0.5, 0.5], **{"eval/win": 0.75})
+    write_results(
+        folder / "a", script="x", before={"win": 0.25, "ties": 0}, after={"win": [0.5, 0.75], "ties": 0}, seeds=2
+    )
+    write_results(folder / "b", script="x", before={}, after={"win": 1.0}, transcripts={"after": [EPISODE]})
+    assert report.parts_of(folder) == [folder / "a", folder / "b"]
+    runs = [report.read_run(part) for part in report.parts_of(folder)]
+    panels, flat = report.curves(runs)
+    assert flat == ["return"] and list(panels) == ["eval/win"]
+    np.testing.assert_array_equal(panels["eval/win"][0].x, [0, 1, 2])
+    np.testing.assert_array_equal(panels["eval/win"][0].ys, [[0.25, 0.5, 0.5], [0.25, 0.75, 0.75]])
+    a, b = report.summary(runs)[0]
+    assert a["win (before → after)"] == "0.25 → 0.625 ± 0.18" and b["win (before → after)"] == "1"
+    run("compare", folder)
+    page = (folder / "comparison.html").read_text()
+    for words in (
+        "0.625 ± 0.18",
+        "Constant in all runs, so not drawn: return.",
+        "always 0: ties (before → after)",
+        "success, return 1",
+    ):
+        assert words in page
+    run("compare", folder / "b")  # no metrics at all: no picture
+    assert not (folder / "b" / "comparison.png").exists()
+
+
+def test_a_wide_table_has_a_column_per_run(tmp_path):
+    settings = {f"setting_{n}": n for n in range(9)}
+    for name, shift in (("a", 0), ("b", 1)):
+        write(make_run(tmp_path / name, **{key: n + shift for key, n in settings.items()}), [1.0])
+    rows, _ = report.summary([report.read_run(tmp_path / name) for name in "ab"])
+    assert {"": "setting_3", "a": 3, "b": 4} in rows and {"": "iterations done", "a": 1, "b": 1} in rows
+    few, _ = report.summary([report.read_run(tmp_path / "a")])
+    assert [row["run"] for row in few] == ["a"]
+
+
+def test_damaged_results_are_named(tmp_path):
     folder = make_run(tmp_path / "run")
     write(folder, [1.0])
-    (folder / "before.json").write_text(text)
-    assert f"{folder / 'before.json'} is damaged" in refusal("compare", folder)
-    (folder / "before.json").write_text('{"summary": {"success": 0.5}, "transcripts": []}')
-    assert read_evaluation(folder / "before.json")["summary"] == {"success": 0.5}
+    (folder / "results.json").write_text("{")
+    assert f"{folder / 'results.json'} is damaged" in refusal("compare", folder)
 
 
 def test_a_run_that_has_done_nothing_yet(tmp_path):

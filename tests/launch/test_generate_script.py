@@ -105,7 +105,7 @@ def test_models_that_are_not_there(tmp_path):
     line = refusal("generate", f"--model={tmp_path}", "--prompt_ids=5")
     assert "holds no model.safetensors" in line and "\n" not in line
     assert "unknown game 'chess'" in refusal("evaluate", "--game=chess")
-    assert "holds no run (no config.json)" in refusal("play", f"--run_dir={tmp_path / 'nowhere'}")
+    assert "holds no run" in refusal("evaluate", f"--run_dir={tmp_path / 'nowhere'}")
 
 
 def test_as_a_process(tmp_path):

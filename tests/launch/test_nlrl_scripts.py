@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import ablate_nlrl, train_language_actor_critic
+from launch import ablate, train_language_actor_critic
 from nlrl_jax.config import replace
 from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
@@ -247,8 +247,8 @@ def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
             for name, value in (("states", -3), ("test_states", 0), ("variations", 0), ("look_ahead", 0))
         ),
         ("train_language_td", ["--judge_games=0"], "--judge_games is 0; it must be"),
-        ("ablate_nlrl", ["--opponent=both"], "--opponent is 'both'; choose one of first_move, random"),
-        ("ablate_nlrl", ["--study=all"], "--study is 'all'; choose from look_ahead"),
+        ("ablate", ["--study=mask", "--opponent=both"], "--opponent is 'both'; choose one of random, first_move"),
+        ("ablate", ["--study=all"], "--study is 'all'; choose one or more of one algorithm"),
     ],
 )
 def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
@@ -259,10 +259,10 @@ def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
 @pytest.mark.slow
 def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_path):
     small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move", f"--run_dir={tmp_path / 'run'}"]
-    run("ablate_nlrl", "--study=mask", *small)
+    run("ablate", "--study=mask", *small)
     parts = tmp_path / "run" / "actor_critic"
     trained = (parts / "base" / "metrics.jsonl").stat().st_mtime_ns
-    run("ablate_nlrl", "--study=mask,buffer", "--resume", *small)
+    run("ablate", "--study=mask,buffer", "--resume", *small)
     assert (parts / "base" / "metrics.jsonl").stat().st_mtime_ns == trained
     assert sorted(path.name for path in parts.iterdir()) == ["base", "buffer_1", "buffer_2", "mask_False"]
     assert (tmp_path / "run" / "ablation.png").stat().st_size > 0
@@ -271,14 +271,18 @@ def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_
 
 
 def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
-    config = ablate_nlrl.AblationConfig(study="epochs,k,buffer,games,top_m,mask", iterations=3)
-    base, runs = ablate_nlrl.base_of(config), ablate_nlrl.settings(config)
-    folders = [ablate_nlrl.folder_of(run, base) for labels in runs.values() for run in labels.values()]
+    config = ablate.AblationConfig(study="epochs,k,buffer,games,top_m,mask", iterations=3)
+    base = ablate.base_of(config, "k")
+    runs = {
+        study: {label: replace(base, **options) for label, options in labels.items()}
+        for study, labels in config.studies.items()
+    }
+    folders = [ablate.folder_of(run, base) for labels in runs.values() for run in labels.values()]
     assert folders.count("base") == 6 and len(set(folders)) == len(folders) - 5
     assert "k_2" in folders and runs["k"]["K_MC = 2"] == replace(base, k=2)
     assert base.iterations == 3 and base.learning.games == 128
     with pytest.raises(ValueError, match="'k,states'"):
-        ablate_nlrl.settings(ablate_nlrl.AblationConfig(study="k,states"))
+        ablate.AblationConfig(study="k,states")
 
 
 def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from launch import ablate_ms_grpo, reproduce_ms_grpo, train_dqn, train_ms_grpo
+from launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
+from nlrl_jax.config import make, replace
 from nlrl_jax.run import cost, report
 from nlrl_jax.run.metrics import read_metrics
 from tests.launch.scripts import refusal
@@ -19,8 +20,8 @@ TINY = {
 def test_table_1_by_hand():
     results = {
         "snake": {
-            "initial": {"snake": -2.0, "snake_poison": -3.0, "frozen_lake_slippery": 0.0, "frozen_lake": 0.1},
-            "final": {
+            "before": {"snake": -2.0, "snake_poison": -3.0, "frozen_lake_slippery": 0.0, "frozen_lake": 0.1},
+            "after": {
                 "snake": [0.0, -1.0], "snake_poison": [-3, -3], "frozen_lake_slippery": [0, 1], "frozen_lake": [1, 0],
             },
         }
@@ -37,9 +38,15 @@ def test_table_1_by_hand():
 @pytest.mark.slow
 def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
     setting = {**train_ms_grpo.PRESETS["demo"], **TINY, "iterations": 2}
-    configs = {game: train_ms_grpo.TrainConfig(game=game, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
-    dqn = train_dqn.DQNRunConfig(
-        iterations=2, num_envs=4, buffer_size=40, learning_starts=8, batch_size=4, steps_per_iteration=4
+    configs = {game: make(train_ms_grpo.TrainConfig, game=game, **setting) for game in reproduce_ms_grpo.TRAINED_ON}
+    dqn = make(
+        train_dqn.DQNRunConfig,
+        iterations=2,
+        num_envs=4,
+        buffer_size=40,
+        learning_starts=8,
+        batch_size=4,
+        steps_per_iteration=4,
     )
     first = reproduce_ms_grpo.reproduce(configs, dqn, 2, False, False, tmp_path, False)
     assert (tmp_path / "table_1.md").read_text().count("\n") == 10
@@ -53,9 +60,9 @@ def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
 
 
 def test_the_plan_counts_tokens_and_operations():
-    config = train_ms_grpo.TrainConfig(**{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
-    policy, game, learning = reproduce_ms_grpo._policy_of(config)
-    work = cost.work_of(policy, learning)
+    config = make(train_ms_grpo.TrainConfig, **{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
+    policy, _ = reproduce_ms_grpo._policy_of(config)
+    work = cost.work_of(policy, config.learning)
     assert work.reply_tokens == 4 * 2 * 8
     assert work.prompt_tokens == len(policy.template.prefix) + 4 * 2 * policy.template.max_length
     assert work.learned_tokens == 2 * 2 * (policy.template.max_length + 8)
@@ -65,21 +72,28 @@ def test_the_plan_counts_tokens_and_operations():
     assert 1e8 < cost.matmul_rate(256) < 1e15
 
 
+def runs_of(**options):
+    """label -> config of the first study."""
+    config = ablate.AblationConfig(**options)
+    (study, labels), *_ = config.studies.items()
+    base = ablate.base_of(config, study)
+    return base, {label: replace(base, **fields) for label, fields in labels.items()}
+
+
 def test_the_settings_of_the_studies():
-    panels = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig())
-    sizes = {(c.group_size, c.group_sample) for runs in panels.values() for c in runs.values()}
-    assert sizes == {(100, 25), (100, 50), (100, 100), (25, 25), (50, 25)}
-    folders = [ablate_ms_grpo.folder_of(c) for runs in panels.values() for c in runs.values()]
-    assert len(folders) == 7 and len(set(folders)) == 6
-    runs = ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="exploration"))["final reward"]
-    assert runs["MS-GRPO"].credit == "episode" and runs["MS-GRPO"].num_templates == 1
-    assert len({ablate_ms_grpo.folder_of(c) for c in runs.values()}) == 4
-    with pytest.raises(ValueError, match="study 'x' is not known"):
-        ablate_ms_grpo.settings(ablate_ms_grpo.AblationConfig(study="x"))
+    base, runs = runs_of()
+    assert {(c.learning.group_size, c.learning.group_sample) for c in runs.values()} == {
+        (100, 25), (100, 50), (100, 100), (25, 25), (50, 25),
+    }  # fmt: skip
+    assert len({ablate.folder_of(c, base) for c in runs.values()}) == 6
+    base, runs = runs_of(study="credit")
+    assert [run.learning.credit for run in runs.values()] == ["episode", "turn"]
+    assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "credit_turn"]
+    with pytest.raises(ValueError, match="--study is 'aaw,epochs'; choose one or more of one algorithm"):
+        ablate.AblationConfig(study="aaw,epochs")
 
 
 def test_series_is_in_seconds_without_the_compilation(tmp_path):
-    config = train_ms_grpo.TrainConfig(game="frozen_lake")
     for seed, values in ((0, (0.2, 0.4)), (1, (0.0, 0.8))):
         folder = tmp_path / f"seed_{seed}"
         folder.mkdir()
@@ -87,20 +101,24 @@ def test_series_is_in_seconds_without_the_compilation(tmp_path):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         seconds = [{"iteration": i, "seconds": s} for i, s in enumerate((60.0, 9.0, 4.0, 9.0))]
         (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in seconds))
-    line, pace = ablate_ms_grpo.series("a", tmp_path, config, -0.5, 2)
-    assert pace == pytest.approx((60 + 4) / 2 / 2)
+    result = {"before": {"frozen_lake": -0.5}, "after": {"frozen_lake": [0.4, 0.8]}, "seeds": [0, 1]}
+    line, row = ablate.in_seconds("a", tmp_path, "frozen_lake", result)
+    pace = (60 + 4) / 2 / 2
+    assert float(row["s/iteration"]) == pytest.approx(pace) and row["final"] == "0.600"
     np.testing.assert_allclose(line.ys, [[-0.5, 0.2, 0.4], [-0.5, 0.0, 0.8]])
     np.testing.assert_allclose(line.x, pace * np.array([0, 2, 4]))
 
 
 def test_bad_input(tmp_path):
-    assert "scale 'huge' is not known" in refusal("reproduce_ms_grpo", "--scale=huge", f"--run_dir={tmp_path}")
+    assert "--scale is 'huge'; choose one of nano, smollm2, paper" in refusal(
+        "reproduce_ms_grpo", "--scale=huge", f"--run_dir={tmp_path}"
+    )
     assert "give its folder, --model PATH" in refusal("reproduce_ms_grpo", "--scale=paper", f"--run_dir={tmp_path}")
-    assert "study 'x'" in refusal("ablate_ms_grpo", "--study=x", f"--run_dir={tmp_path}")
+    assert "--study is 'x'" in refusal("ablate", "--study=x", f"--run_dir={tmp_path}")
     assert "--seeds is -1" in refusal("reproduce_ms_grpo", "--seeds=-1", f"--run_dir={tmp_path}")
-    assert "--iterations is -1" in refusal("ablate_ms_grpo", "--iterations=-1", f"--run_dir={tmp_path}")
+    assert "--iterations is -1" in refusal("ablate", "--iterations=-1", f"--run_dir={tmp_path}")
     for arg, says in (
-        ("--eval_every=0", "--eval_every is 0; it must be a finite number of at least 1"),
+        ("--eval_every=0", "--eval_every is 0; it must be at least 1"),
         ("--checkpoint_every=0", "--checkpoint_every is 0"),
         ("--learning_rate=nan", "--learning_rate is nan"),
         ("--buffer_size=7", "buffer_size 7 is not a multiple of num_envs 20"),

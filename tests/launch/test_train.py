@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from nlrl_jax.run import directory
+from nlrl_jax.run import directory, results
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.weights.checkpoint import Checkpoints
 from tests.launch.scripts import refusal, run
@@ -50,7 +50,7 @@ def lora_of(run_dir):
 
 
 def test_leaves_everything_behind(whole):
-    for name in ("config.json", "metrics.jsonl", "before.json", "after.json", "report.html", "learning_curve.png"):
+    for name in ("config.json", "metrics.jsonl", "results.json", "report.html", "learning_curve.png"):
         assert (whole / name).stat().st_size > 0, name
     assert (whole / "adapter" / "adapter_config.json").is_file()
     assert any((whole / "tensorboard").iterdir())
@@ -76,8 +76,22 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(whole, tmp_path, capsys)
     assert re.fullmatch(r"greedy success: \d\.\d+ -> \d\.\d+", last), last
     assert (run_dir / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert lora_of(run_dir) == lora_of(whole)
-    assert json.loads((run_dir / "after.json").read_text()) == json.loads((whole / "after.json").read_text())
-    assert json.loads((run_dir / "before.json").read_text()) == json.loads((whole / "before.json").read_text())
+    assert results.read(run_dir) == results.read(whole)
+
+
+def test_resume_alone_takes_the_stored_config_and_says_where_it_is(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    train(run_dir, "--iterations=1", "--seed=7")
+    capsys.readouterr()
+    try:
+        run("train_ms_grpo", f"--run_dir={run_dir}", "--resume", "--iterations=2")
+    finally:
+        directory.close_run(run_dir)
+    assert "resuming at iteration 1" in capsys.readouterr().out
+    config = directory.read_config(run_dir)
+    assert config["seed"] == 7 and config["group_size"] == 8 and config["script"] == "train_ms_grpo"
+    assert "holds no run" in refusal("train_ms_grpo", f"--run_dir={tmp_path / 'rum'}", "--resume")
+    assert not (tmp_path / "rum").exists()
 
 
 def test_another_configuration_is_not_resumed(whole):
@@ -93,12 +107,12 @@ def test_another_configuration_is_not_resumed(whole):
     [
         (["--group_sample=9"], "group_sample (G') is 9; it must be between 2 and group_size (G) = 8"),
         (["--game=chess"], "unknown game 'chess'"),
-        (["--kl_estimator=k9"], "kl_estimator 'k9' is not known"),
+        (["--kl_estimator=k9"], "--kl_estimator is 'k9'; choose one of k1, k2, k3"),
         (["--prompt=long"], "'long'"),
         (["--max_tokens=2000"], "Lower max_tokens"),
         (["--mesh=3,1,1"], "mesh data=3 x fsdp=1 x tensor=1 needs 3 devices"),
-        (["--lora_rank=0"], "LoRA rank is 0"),
-        (["--iterations=0"], "--iterations is 0; it must be a finite number of at least 1"),
+        (["--lora_rank=0"], "--lora_rank is 0"),
+        (["--iterations=0"], "--iterations is 0; it must be at least 1"),
         (["--checkpoint_every=0"], "--checkpoint_every is 0"),
         (["--eval_episodes=0"], "--eval_episodes is 0"),
         (["--learning_rate=nan"], "--learning_rate is nan"),
@@ -106,8 +120,12 @@ def test_another_configuration_is_not_resumed(whole):
         (["--temperature=nan"], "--temperature is nan"),
         (["--micro_batch=-1"], "--micro_batch is -1"),
         (["--clip_low=-1"], "--clip_low is -1.0"),
-        (["--max_temperature=1"], "max_temperature 1.0 is below the sampling temperature 2.5"),
-        (["--dtype=float7"], "--dtype is 'float7'; it must be float32 or bfloat16"),
+        (["--std_ddof=4"], "std_ddof is 4; it must be below the 4 episodes"),
+        (["--max_turns=0"], "--max_turns is 0"),
+        (["--game=snake", "--maps=all"], "--maps does nothing for snake"),
+        (["--game=nowhere:game"], "there is no module 'nowhere'"),
+        (["--game=json:game"], "json has no TextGame named 'game'"),
+        (["--dtype=float7"], "--dtype is 'float7'; choose one of '', float32, bfloat16"),
         (["--model=/nowhere/model"], "no model at '/nowhere/model'"),
     ],
 )
@@ -152,7 +170,7 @@ def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
         "2 runs compared",
         "beta",
         "0.3",
-        "success after",
+        "success (before → after)",
         str(other),
         "data:image/png;base64,",
         "&lt;action&gt;",
@@ -162,4 +180,4 @@ def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
     run("compare", whole)
     assert "before and after" in (whole / "comparison.html").read_text()
     assert "holds no run" in refusal("compare", tmp_path / "nowhere")
-    assert "say which runs" in refusal("compare")
+    assert "name the runs" in refusal("compare")

@@ -150,3 +150,55 @@ def test_imports_neither_torch_nor_transformers():
     code = "import sys, nlrl_jax.lm.tokenizer; print([m for m in ('torch', 'transformers', 'jax') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "torch" not in out.stdout and "transformers" not in out.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        ("tokenizer.json", "", "tokenizer.json is not valid JSON: it is empty"),
+        ("tokenizer.json", "<html>", "tokenizer.json is not valid JSON"),
+        ("tokenizer.json", "{}", "tokenizer.json: it does not describe a tokenizer"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE"}}', "tokenizer.json: it does not describe"),
+        ("tokenizer_config.json", '{"eos_token": ', "tokenizer_config.json is not valid JSON"),
+        ("tokenizer_config.json", '{"eos_token": "<nope>"}', "tokenizer.json: the eos token '<nope>' is not in"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, contents, message):
+    wheels.small_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_text(contents)
+    with pytest.raises(ValueError, match=message) as error:
+        Tokenizer.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def write_other_kind(folder):
+    """GPT-2's two files in place of tokenizer.json, for the same tokenizer."""
+    wheels.small_tokenizer().save_pretrained(folder)
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    special = {"additional_special_tokens": ["<|im_start|>"], "bos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **special, "tokenizer_class": "GPT2Tokenizer"}))
+    (folder / "tokenizer.json").unlink()
+
+
+def test_another_kind_of_tokenizer_is_converted(tmp_path):
+    write_other_kind(tmp_path)
+    tokenizer, again = wheels.small_tokenizer(), Tokenizer.from_pretrained(tmp_path)
+    text = tokenizer.render_chat(CHAT)
+    assert again.encode(again.render_chat(CHAT)) == tokenizer.encode(text)
+    assert (again.eos_ids, again.pad_id, again.special_ids) == (tokenizer.eos_ids, tokenizer.pad_id, {0, 1, 2})
+    again.save_pretrained(tmp_path / "converted")
+    assert Tokenizer.from_pretrained(tmp_path / "converted").encode(text) == tokenizer.encode(text)
+
+
+def test_conversion_that_fails_is_one_sentence(tmp_path, monkeypatch):
+    write_other_kind(tmp_path)
+    (tmp_path / "vocab.json").write_text("[")
+    with pytest.raises(ValueError, match="transformers cannot convert the tokenizer in .*: ") as error:
+        Tokenizer.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"no tokenizer.json, .* pip install 'nlrl_jax\[hub\]'"):
+        Tokenizer.from_pretrained(tmp_path)

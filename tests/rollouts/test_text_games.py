@@ -103,6 +103,30 @@ def test_hand_worked_episodes(hand_worked, name, steps, reward, active, terminat
     assert (out.final_fields["player_x"][i], out.final_fields["player_y"][i]) == end
 
 
+@pytest.mark.parametrize(
+    "name, invalid",
+    [
+        ("goal", [0, 0, 0, 0]),
+        ("hole", [0, 0, 0, 0]),
+        ("invalid", [3, 3, 3, 3]),
+        ("half invalid", [2, 2, 2, 2]),
+    ],
+)
+def test_invalid_actions_are_counted_while_the_episode_lasts(hand_worked, name, invalid):
+    names, out, _ = hand_worked
+    np.testing.assert_array_equal(out.turns.invalid[:, names.index(name)], invalid)
+
+
+def test_invalid_actions_behind_the_end_are_not_fined():
+    """Right reaches the goal, or the step limit; what is named after it is nobody's action any more."""
+    table = [script(c14=(RIGHT, NO, NO)), script(c14=(NO, RIGHT, NO)), script(c14=(NO, LEFT, NO))]
+    states = jax.tree.map(lambda *x: jnp.stack(x), *[lake(position=14)] * 3)
+    out = play(Scripted(np.stack(table)), states, max_turns=1, max_steps=1)
+    np.testing.assert_array_equal(out.turns.invalid, [[0, 1, 1]])
+    out = play(Scripted(np.stack(table)), states, max_turns=1, max_steps=5)
+    np.testing.assert_array_equal(out.turns.invalid, [[0, 1, 2]])
+
+
 def test_fields_are_those_before_the_turn(hand_worked):
     names, out, _ = hand_worked
     i = names.index("goal")

@@ -116,9 +116,10 @@ def test_a_path_that_is_still_there_may_be_written_differently_only(run_dir, tmp
     open_run(run_dir, config | {"model": str(tmp_path / "b" / "model")}, resume=True)
 
 
-def test_resume_before_the_first_config_starts(run_dir, capsys):
-    open_run(run_dir, CONFIG, resume=True)
-    assert "starting one" in capsys.readouterr().out and directory.holds_run(run_dir)
+def test_resume_without_a_run_is_refused(run_dir):
+    with pytest.raises(ValueError, match=f"{run_dir} holds no run"):
+        open_run(run_dir, CONFIG, resume=True)
+    assert not directory.holds_run(run_dir)
 
 
 def test_damaged_config(run_dir):

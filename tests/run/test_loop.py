@@ -1,5 +1,6 @@
 """The shared loop: a run killed or stopped at random moments and resumed is the run that was not."""
 
+import errno
 import json
 import pathlib
 import random
@@ -59,7 +60,8 @@ import pathlib, sys, time
 from tests.run import test_loop
 from nlrl_jax.run.directory import open_run
 
-run_dir = open_run(sys.argv[1], {"seed": 0}, resume=True)
+run_dir = pathlib.Path(sys.argv[1])
+open_run(run_dir, {"seed": 0}, resume=(run_dir / "config.json").exists())
 step = test_loop.jax.jit(test_loop.update)
 def slow(state, key):
     time.sleep(float(sys.argv[2]))
@@ -108,7 +110,7 @@ def test_sigterm_saves_and_ends_with_status_0(tmp_path, whole):
     assert process.returncode == 0
     done = Checkpoints(tmp_path / "checkpoints").latest_step()
     assert 1 <= done < STEPS and len(read_rows(tmp_path)) == done
-    assert f"SIGTERM: saved after iteration {done} of {STEPS}; go on with --resume" in out
+    assert f"SIGTERM: saved after iteration {done} of {STEPS}; continue with --resume" in out
     train(tmp_path)
     assert same(tmp_path, whole)
 
@@ -215,3 +217,29 @@ def test_evaluations_stand_beside_the_metrics(tmp_path):
     rows = read_rows(tmp_path)
     assert [row.get("eval/x") for row in rows] == [None, None, 3.0, None, None, 6.0]
     assert json.loads((tmp_path / "timings.jsonl").read_text().splitlines()[0])["seconds"] > 0
+
+
+def test_a_full_disk_is_a_sentence_and_the_checkpoint_is_kept(tmp_path, monkeypatch):
+    save = Checkpoints.save
+
+    def full(self, step, *args):
+        if step == 10:
+            try:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            except OSError as error:
+                raise RuntimeError("a background thread failed") from error
+        save(self, step, *args)
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    with pytest.raises(ValueError, match=f"disk full at {tmp_path}; checkpoint 5 is kept; free space and run again"):
+        train(tmp_path)
+    monkeypatch.undo()
+    assert train(tmp_path).iteration == STEPS
+
+
+def test_another_error_stays_what_it_is(tmp_path):
+    def broken(state, key):
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train(tmp_path, broken)

@@ -72,6 +72,13 @@ def test_tensorboard_shows_the_same_numbers(tmp_path):
         np.testing.assert_array_equal(np.float32([v for _, v in points]), columns[name][there].astype(np.float32))
 
 
+def test_names_that_tensorboard_refuses(tmp_path, caplog):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"never ended": 1.0, "eval/lr=1": 2.0})
+    assert not caplog.records and set(scalars(tmp_path)) == {"never_ended", "eval/lr_1"}
+    assert "never ended" in read_metrics(tmp_path)
+
+
 def test_non_finite_numbers_are_valid_json(tmp_path):
     def refuse(word):
         raise AssertionError(word)

@@ -1,5 +1,7 @@
 """Curves: the numbers drawn, and a PNG on disk."""
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,33 @@ def test_band_is_mean_and_standard_deviation():
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [2, 2, 3])
     band = axes.collections[0].get_paths()[0].vertices
     np.testing.assert_allclose([band[:, 1].min(), band[:, 1].max()], [2 - 2**0.5, 2 + 2**0.5])
+
+
+def drawn_axes(monkeypatch, draw, *arguments, **options):
+    """The axes of the figure that a function of `plots` would save."""
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    draw(*arguments, **options)
+    return figures[0].axes
+
+
+def test_one_axis_for_all_curves(tmp_path, monkeypatch):
+    """x is iterations done, 0 before training; a share has its axis from 0 to 1, also where it changes little."""
+    names = ["return", "eval/success"]
+    (run,), start = [make_run(tmp_path / "a", 0)], {"eval/success": 0.125}
+    reward, share = drawn_axes(monkeypatch, plots.learning_curve, [run], names, "", smoothing=0, before=start)
+    assert reward.lines[0].get_xdata()[0] == 1 and reward.lines[0].get_xdata()[-1] == 40
+    assert share.lines[0].get_xdata().tolist() == [0, 10, 20, 30, 40] and share.lines[0].get_ydata()[0] == 0.125
+    assert reward.get_xlim()[0] == share.get_xlim()[0] == 0
+    line = lambda top: [plots.Series("x", [0, 1], np.array([[0.25, top]]))]
+    panels = {"win rate": line(0.5), "score": line(0.5), "success": line(2.0)}
+    win, score, beyond = drawn_axes(monkeypatch, plots.compare, panels, "", "iteration", "")
+    for axes, whole in ((share, True), (win, True), (reward, False), (score, False), (beyond, False)):
+        assert (axes.get_ylim() == (-0.02, 1.02)) == whole
+
+
+def test_matplotlib_reports_no_font_cache():
+    assert not logging.getLogger("matplotlib.font_manager").isEnabledFor(logging.WARNING)
 
 
 def test_deviation_is_of_a_sample():

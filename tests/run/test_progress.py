@@ -1,6 +1,7 @@
 """Progress is a live bar in a terminal and a few lines elsewhere."""
 
 import io
+import time
 
 from nlrl_jax.run.progress import Progress
 
@@ -19,8 +20,9 @@ def loop(file, start=0, total=100, **options):
 def test_lines_without_a_terminal():
     file = io.StringIO()
     loop(file)
-    first, last = file.getvalue().splitlines()
-    assert first.startswith("[1/100] return 0  (") and "left" in first
+    compiling, first, last = file.getvalue().splitlines()
+    assert compiling == "compiling (first time: about a minute) ..."
+    assert first.startswith("[1/100] return 0  (") and "left" not in first
     assert last.startswith("[100/100] return 0.99  eval/success 0.5  (") and last.endswith("0:00 left)")
     assert "\x1b" not in file.getvalue() and "loss" not in file.getvalue()
 
@@ -28,7 +30,22 @@ def test_lines_without_a_terminal():
 def test_every_line_when_asked_and_resumed():
     file = io.StringIO()
     loop(file, start=97, every_seconds=0)
-    assert [line.split("]")[0] for line in file.getvalue().splitlines()] == ["[98/100", "[99/100", "[100/100"]
+    assert [line.split("]")[0] for line in file.getvalue().splitlines()[1:]] == ["[98/100", "[99/100", "[100/100"]
+
+
+def test_compilation_does_not_count_in_the_time_left(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    file = io.StringIO()
+    with Progress(12, 2, (), every_seconds=0, file=file) as progress:
+        for i, seconds in zip(range(2, 5), (60.0, 2.0, 4.0)):
+            clock[0] += seconds
+            progress.update(i, {})
+    assert [line.split("(")[1] for line in file.getvalue().splitlines()[1:]] == [
+        "60.00 s with compilation)",
+        "2.00 s/it, 0:16 left)",
+        "3.00 s/it, 0:21 left)",
+    ]
 
 
 def test_nothing_left_to_do():

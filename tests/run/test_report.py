@@ -6,7 +6,7 @@ import re
 import pytest
 
 from nlrl_jax.run.metrics import MetricsWriter
-from nlrl_jax.run.report import cell_colors, draw_board, mark_reply, write_report
+from nlrl_jax.run.report import cell_colors, distinct, draw_board, mark_reply, telling, write_report
 
 BOARD = "P _ O\n_ _ _\nO _ G"
 HOSTILE = [
@@ -106,6 +106,40 @@ def test_before_and_after(tmp_path):
 def test_tables(tmp_path, summary):
     assert "<table>" in write(tmp_path, [], [], summary=summary)
     assert "<table>" not in write(tmp_path, [], [], summary={})
+
+
+def test_rows_of_zeros_and_repeats_are_folded(tmp_path):
+    summary = {"env_return": (0.25, 0.5), "invalid": (0, 0.0), "turns": (2.0, 2.0), "success": (0.25, 0.5)}
+    text = "".join(Page(write(tmp_path, [], [], summary=summary)).text)
+    assert text.index("success") < text.index("turns") < text.index("always 0: invalid")
+    assert "equal to success: env_return" in text and text.count("env_return") == 1
+    assert distinct({"a": ["0 → 0", ""], "b": ["10 → 0", ""], "c": ["0 ± 0"]}) == (["b"], ["always 0: a, c"])
+
+
+def test_headline_and_legend(tmp_path):
+    legend = {"P": "player", "X": "player in a hole"}
+    page = write(tmp_path, [episode()], [], headline="success 0.224 -> 0.820", legend=legend)
+    text = "".join(Page(page).text)
+    assert text.index("success 0.224 → 0.820") < text.index("question?") < text.index("P player")
+    assert "player in a hole" not in text  # no X on any board
+
+
+def test_the_most_telling_episode_is_open(tmp_path):
+    lost, won = episode(success=False) | {"env_return": 0.0}, episode()
+    rich = [episode(success=True) | {"env_return": gain} for gain in (0.0, 9.0)]
+    pairs = lambda before, after: [([b], [a]) for b, a in zip(before, after)]
+    assert telling(pairs([lost, rich[0], lost, lost], [lost, rich[1], won, won])) == 2
+    assert telling(pairs([lost, rich[0]], [lost, rich[1]])) == 1
+    assert telling([([lost], []), ([], [won])]) == telling([]) == 0
+    page = write(tmp_path, [won, lost], [won, won])
+    assert page.count('episode" open') == 1 and page.index('episode" open') < page.index("Episode 2")
+    assert page.index('episode" open') > page.index("Episode 1")
+
+
+def test_films_are_inlined(tmp_path):
+    (tmp_path / "before.gif").write_bytes(b"GIF89a")
+    page = write(tmp_path, [], [], curves=[tmp_path / "before.gif"])
+    assert 'src="data:image/gif;base64,R0lGODlh"' in page
 
 
 def test_missing_png(tmp_path):

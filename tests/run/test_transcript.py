@@ -70,7 +70,8 @@ def episodes():
     )
     reward = jnp.asarray([[0.0, 0.0, 0.25], [1.0, 0.0, 0.0]])
     active = jnp.asarray([[True, True, True], [True, True, False]])
-    turns = Turns(fields, said, reward, jnp.asarray([[1, 0, 2], [1, 0, 0]]), active)
+    invalid = jnp.where(active, said.parsed.num_invalid, 0)
+    turns = Turns(fields, said, reward, jnp.asarray([[1, 0, 2], [1, 0, 0]]), invalid, active)
     final = stack([at(5), at(0), at(9)])
     return Episodes(turns, jnp.asarray([False, False, True]), jnp.asarray([True, False, False]), final)
 

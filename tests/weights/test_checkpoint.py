@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 import warnings
 
 import jax
@@ -103,6 +104,7 @@ def test_template_decides_where_arrays_go(saved):
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of Orbax's threads
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty_folder", "index"])
 def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
     latest = saved.folder / "3"
@@ -163,6 +165,31 @@ def test_nothing_there(tmp_path):
         checkpoints.restore(make_tree())
     assert not (tmp_path / "none").exists()  # reading makes nothing
     checkpoints.close()
+
+
+def test_a_part_that_is_not_there(saved):
+    with pytest.raises(ValueError, match="no part 'policy'; its parts are iteration, lora, opt_state"):
+        saved.restore_part("policy", jnp.int32(0))
+
+
+def test_full_disk(saved, monkeypatch, caplog):
+    kept = r"disk full at .*checkpoints; checkpoint 3 is kept; free space, then continue with --resume"
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=1))
+        with pytest.raises(OSError, match=kept):
+            saved.save(4, make_tree(4))
+    with monkeypatch.context() as patch:  # it filled up while the file was written
+
+        async def write(*args, **kwargs):
+            raise ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device")
+
+        patch.setattr("tensorstore.TensorStore.write", write)
+        with pytest.raises(OSError, match=kept):
+            saved.save(4, make_tree(4))
+            saved.wait()
+    saved.close()
+    assert not caplog.records
+    assert saved.restore(make_tree())[0] == 3
 
 
 def test_bad_input(tmp_path):

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from nlrl_jax.lm.attention import llama3_factors
 from nlrl_jax.weights import gguf, huggingface
+from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 NAMES = {
@@ -121,6 +122,16 @@ def test_not_a_gguf(tmp_path):
     (tmp_path / "text.gguf").write_text("hello")
     with pytest.raises(ValueError, match="text.gguf is not a GGUF file"):
         gguf.load(tmp_path / "text.gguf")
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.1, 0.5, 0.99])
+def test_cut_off(kept, tmp_path):
+    path = write(tmp_path / "model.gguf", "llama")
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    for read in (gguf.load, tokenizer_from_gguf):
+        with pytest.raises(ValueError, match="model.gguf is damaged or cut off") as error:
+            read(path)
+        assert "\n" not in str(error.value)
 
 
 def test_missing_package_says_how_to_install_it(monkeypatch):

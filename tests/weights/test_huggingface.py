@@ -193,3 +193,45 @@ def test_index_that_does_not_fit_its_shards(folder, tmp_path):
     (tmp_path / "out" / first).unlink()
     with pytest.raises(FileNotFoundError, match=f"names {first}, not in the folder"):
         huggingface.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "message"),
+    [
+        ("config.json", b"", "config.json is not valid JSON: it is empty"),
+        ("config.json", b'{"vocab_size": 64,', "config.json is not valid JSON: Expecting"),
+        ("config.json", b"\xff\xfe\x00", "config.json is not valid JSON"),
+        ("config.json", b"[1]", "config.json holds a JSON list, not an object"),
+        ("model.safetensors", b"", "model.safetensors is not a whole safetensors file"),
+        ("model.safetensors", b"<!DOCTYPE html><html>404</html>", "model.safetensors is not a whole safetensors file"),
+        ("generation_config.json", b"{", "generation_config.json is not valid JSON"),
+        ("model.safetensors.index.json", b"{}", "model.safetensors.index.json lacks 'weight_map'"),
+    ],
+)
+def test_damaged_files_are_named(folder, file, contents, message):
+    if file.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / file).write_bytes(contents)
+    with pytest.raises(ValueError, match=message) as error:
+        huggingface.load(folder)
+        huggingface.read_eos_ids(folder)
+    assert str(folder / file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_weights_cut_off(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="model.safetensors is not a whole safetensors file"):
+        huggingface.load(folder)
+
+
+def test_config_without_a_key(folder):
+    file = folder / "config.json"
+    contents = json.loads(file.read_text())
+    for key in ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads"):
+        file.write_text(json.dumps({name: value for name, value in contents.items() if name != key}))
+        with pytest.raises(ValueError, match=f"config.json lacks '{key}'"):
+            huggingface.load(folder)
+    file.write_text(json.dumps({**contents, "hidden_size": "wide", "head_dim": None}))
+    with pytest.raises(ValueError, match="config.json: unsupported operand"):
+        huggingface.load(folder)

@@ -94,3 +94,22 @@ def test_missing_files_are_named(config, folder):
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"no adapter_model.safetensors \(found: adapter_config.json"):
         peft.load(folder, config)
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "message"),
+    [
+        ("adapter_config.json", b"{", "adapter_config.json is not valid JSON"),
+        ("adapter_model.safetensors", b"<html>", "adapter_model.safetensors is not a whole safetensors file"),
+    ],
+)
+def test_damaged_files_are_named(config, folder, file, contents, message):
+    (folder / file).write_bytes(contents)
+    with pytest.raises(ValueError, match=message):
+        peft.load(folder, config)
+
+
+def test_config_without_a_key(config, folder):
+    edit_config(folder, r=None)
+    with pytest.raises(ValueError, match="adapter_config.json: r is None; it must be a number"):
+        peft.load(folder, config)

@@ -61,7 +61,7 @@ def write(
             {"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [("analysis", analysis)]}
         )
     best = max(final, key=lambda name: scores[name].mean())
-    pictures.append(film(run, base, best, final[best], int(scores[best].argmax())))
+    pictures += film(run, base, best, final[best], int(scores[best].argmax()))
     summary = [*tables[0], *({"method": f"{row['method']} (table 2)", "score": row["score"]} for row in tables[1])]
     told = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
     return write_report(
@@ -130,15 +130,15 @@ def exchange(state: CriticalState, words) -> dict[str, Any]:
     return {"title": f"Episode {state.episode}, timeslot {state.verdict.timeslot}", "board": "", "parts": parts}
 
 
-def film(run: Run, base: PPOState, name: str, states: PPOState, seed: int) -> pathlib.Path:
-    """Film strips and GIFs of an episode before and after refinement by the best method, from the same start."""
+def film(run: Run, base: PPOState, name: str, states: PPOState, seed: int) -> list[pathlib.Path]:
+    """A film strip and GIFs of an episode before and after refinement by the best method, from the same start."""
     game, steps = run.setting.game, run.config.episode_steps
     record_one = functools.partial(control.record, game.env, game.params, run.agent)
     play = jax.jit(lambda params, moments, key: record_one(params, moments, key, 1, steps))
-    pictures = {}
+    pictures, gifs = {}, []
     after = jax.tree.map(lambda leaf: leaf[seed], (states.params, states.obs_moments))
     for label, agent in (("before", (base.params, base.obs_moments)), (f"after {name}", after)):
         record = play(*agent, run.key(5))
         pictures[label] = run.setting.draw(ultra_pictures.states_of(record, 0))
-        ultra_pictures.gif(pictures[label], run.run_dir / f"{label.split()[0]}.gif")
-    return ultra_pictures.strip(pictures, run.run_dir / "film.png", "One episode from the same start")
+        gifs.append(ultra_pictures.gif(pictures[label], run.run_dir / f"{label.split()[0]}.gif"))
+    return [ultra_pictures.strip(pictures, run.run_dir / "film.png", "One episode from the same start"), *gifs]

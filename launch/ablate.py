@@ -1,0 +1,221 @@
+"""Ablations: one command, a table and a picture with a panel per study.
+
+    python -m launch.ablate --study aaw --run_dir runs/aaw                                    # MS-GRPO, Figure 3
+    python -m launch.ablate --study credit --run_dir runs/credit
+    python -m launch.ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
+    python -m launch.ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
+
+Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO runs several seeds and
+draws the reward against wall time without compilation, the others one seed against iterations. `aaw` varies how many
+episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn without regard
+to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which the paper's
+discussion proposes. Everything that is not varied or named below is as in the algorithm's own script: preset demo (with
+another model than the built-in ones: paper) or nano scale.
+
+Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
+Qwen2.5-3B, the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
+the paper's ablations do; its evaluated policy is the mean of the last three iterations' weights (`--average 1`: the
+last).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from launch import train_language_actor_critic, train_language_td, train_ms_grpo
+from launch.reproduce_ms_grpo import EVAL_SEED
+from launch.train_ms_grpo import TrainConfig, train_agents
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.config import check, flat, make, option, replace
+from nlrl_jax.files import write_atomically
+from nlrl_jax.run import app, loop, results
+from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.metrics import TIMINGS, read_metrics
+from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.weights.load import BUILT_IN
+
+EVENLY = 1e6  # a T_ep at which AAW draws all episodes alike
+# algorithm -> study -> label -> options that differ
+STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
+    "ms_grpo": {
+        "aaw": {
+            **{f"G = 100, G' = {n}": {"group_size": 100, "group_sample": n} for n in (25, 50, 100)},
+            "G = 100, G' = 25, any": {"group_size": 100, "group_sample": 25, "sampling_temperature": EVENLY},
+            **{f"G = {n}, G' = 25": {"group_size": n, "group_sample": 25} for n in (25, 50)},
+        },
+        "credit": {"MS-GRPO": {}, "return-to-go": {"credit": "turn"}},
+    },
+    "language_td": {
+        "look_ahead": {f"{n} steps": {"look_ahead": n} for n in (1, 2, 4, 8)},
+        "variations": {f"{n} variations": {"variations": n} for n in (1, 2, 4, 8)},
+        "states": {f"{n} states": {"states": n} for n in (400, 1000, 2500, 6000)},
+    },
+    "actor_critic": {
+        "epochs": {f"{n} epochs": {"epochs": n} for n in (1, 2, 4)},
+        "k": {f"K_MC = {n}": {"k": n} for n in (1, 2, 5)},
+        "buffer": {f"K_buffer = {n}": {"buffer": n} for n in (1, 2, 3)},
+        "games": {f"{n} games": {"games": n} for n in (64, 128, 256)},
+        "top_m": {f"m = {n}": {"top_m": n} for n in (2, 5, 10)},
+        "mask": {"with the mask": {"mask": True}, "without": {"mask": False}},
+    },
+}
+# what an MS-GRPO study changes in the preset demo
+DEMO = {"aaw": {"num_groups": 1, "sampling_temperature": 0.1}}
+LISTED = "; ".join(f"{algorithm}: {', '.join(studies)}" for algorithm, studies in STUDIES.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class AblationConfig:
+    """What is run."""
+
+    study: str = option("aaw", f"one, or several of one algorithm by commas. {LISTED}")
+    model: str = option("", "the model that learns; empty: nano, or nano_board for NLRL")
+    iterations: int = option(0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL", least=0)
+    game: str = option("frozen_lake", "MS-GRPO: the game")
+    seeds: int = option(0, "MS-GRPO: runs of each setting; 0: 2 for aaw, 5 for credit", least=0)
+    eval_episodes: int = option(100, "MS-GRPO: greedy episodes per evaluation, from the same initial states", least=1)
+    states: int = option(1500, "language TD: positions it learns from, unless they are what varies", least=1)
+    test_states: int = option(400, "language TD: positions of the evaluation", least=1)
+    games: int = option(128, "actor-critic: games per iteration, unless they are what varies", least=1)
+    eval_games: int = option(1000, "actor-critic: greedy games per evaluation", least=1)
+    opponent: str = option("random", "actor-critic: random or first_move", choices=("random", "first_move"))
+    average: int = option(3, "actor-critic: iterations whose policies' mean is evaluated; the paper: 1", least=1)
+    seed: int = option(0, "NLRL: everything random follows from it", least=0)
+
+    def __post_init__(self):
+        check(self)
+        chosen = set(self.study.split(","))
+        if not any(chosen <= set(studies) for studies in STUDIES.values()):
+            raise ValueError(f"--study is {self.study!r}; choose one or more of one algorithm. {LISTED}")
+
+    @property
+    def algorithm(self) -> str:
+        return next(name for name, studies in STUDIES.items() if self.study.split(",")[0] in studies)
+
+    @property
+    def studies(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """study -> label -> options that differ."""
+        return {study: STUDIES[self.algorithm][study] for study in self.study.split(",")}
+
+
+def base_of(config: AblationConfig, study: str) -> Any:
+    """The config of the run that the settings of a study differ from, each in few options."""
+    iterations = {"iterations": config.iterations} if config.iterations else {}
+    if config.algorithm == "ms_grpo":
+        model = config.model or "nano"
+        common = {"eval_every": 50} | iterations
+        if model in BUILT_IN:
+            length = config.iterations or 60
+            common = {**train_ms_grpo.PRESETS["demo"], **DEMO.get(study, {}), "eval_every": 10}
+            common |= {"iterations": length, "decay_steps": length * 5 // 4}
+        own = {"model": model, "game": config.game, "eval_episodes": config.eval_episodes}
+        return make(TrainConfig, **{**common, **own})
+    common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
+    if config.algorithm == "language_td":
+        return make(train_language_td.RunConfig, **common, states=config.states, test_states=config.test_states)
+    own = {name: getattr(config, name) for name in ("games", "eval_games", "opponent", "average")}
+    return make(train_language_actor_critic.RunConfig, **common, **own)
+
+
+def folder_of(run: Any, base: Any) -> str:
+    """One folder for equal settings: two studies share the run that is in both."""
+    values, usual = flat(run), flat(base)
+    return "-".join(f"{name}_{values[name]}" for name in values if values[name] != usual[name]) or "base"
+
+
+def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int) -> dict[str, Any]:
+    """Trains, or with `resume` continues, or reads what is finished: `results.read` of the folder."""
+    if isinstance(run, TrainConfig):
+        together = run.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
+        return train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (resume and (folder / results.RESULTS).exists()):
+        if isinstance(run, train_language_td.RunConfig):
+            train_language_td.train(run, folder, resume)
+        else:
+            train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
+    return results.read(folder)
+
+
+def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
+    """(reward against seconds of wall time without compilation, a row of the table) of MS-GRPO's seeds."""
+    folders = loop.seed_dirs(folder, result["seeds"])
+    runs, seconds = [read_metrics(one) for one in folders], read_metrics(folders[0], TIMINGS)["seconds"]
+    there = np.isfinite(runs[0][f"eval/{game}"])
+    pace = float(np.median(seconds[~there])) / len(folders)  # iterations without evaluation; all seeds share one
+    start, final = result["before"][game], np.array(result["after"][game])
+    ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
+    numbers = {"start": start, "final": final.mean(), "std over seeds": deviation(final), "worst run": final.min()}
+    numbers |= {"best run": final.max(), "s/iteration": pace}
+    line = Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys)
+    return line, {name: f"{number:.3f}" for name, number in numbers.items()}
+
+
+def in_iterations(
+    label: str, folder: pathlib.Path, metric: str, result: dict[str, Any]
+) -> tuple[Series, dict[str, str]]:
+    """(the metric against iterations, a row of the table) of NLRL's run."""
+    metrics = read_metrics(folder)
+    there = np.isfinite(metrics[f"eval/{metric}"])
+    y = np.array([result["before"][metric], *metrics[f"eval/{metric}"][there]])
+    numbers = {"start": y[0], "final": y[-1], "best": y.max(), "last drop": y.max() - y[-1]}
+    line = Series(label, [0, *(metrics["iteration"][there] + 1)], y[None])
+    return line, {name: f"{number:.3f}" for name, number in numbers.items()}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = app.parse(AblationConfig)
+    read: dict[str, tuple[Callable, str, str, str]] = {
+        "ms_grpo": (in_seconds, config.game, "wall time of one run, s", "environment reward"),
+        "language_td": (in_iterations, "accuracy", "iteration", "advantage accuracy"),
+        "actor_critic": (in_iterations, "win", "iteration", f"win rate against {config.opponent}"),
+    }
+    line_of, metric, xlabel, ylabel = read[config.algorithm]
+    if config.algorithm != "ms_grpo":
+        script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
+        script.validate(base_of(config, config.study))
+    run_dir, resume = app.take_run_dir("ablate", config, may_change=("study",)), flags.FLAGS.resume
+    panels, rows, finished = {}, [], {}
+    for study, labels in config.studies.items():
+        base, panels[study] = base_of(config, study), []
+        seeds = config.seeds or (2 if study == "aaw" else 5)
+        for label, options in labels.items():
+            run = replace(base, **options)
+            folder = run_dir / config.algorithm / (study if study in DEMO else "") / folder_of(run, base)
+            if folder not in finished:
+                print(f"{study}, {label}: {run.iterations} iterations", flush=True)
+                finished[folder] = train(run, folder, resume, seeds)
+            line, row = line_of(label, folder, metric, finished[folder])
+            panels[study].append(line)
+            rows.append({"study": study, "setting": label, **row})
+    table = markdown(rows)
+    write_atomically(run_dir / "table.md", table)
+    picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel)
+    report = write_report(
+        run_dir,
+        title=f"Ablation of {config.algorithm}: {', '.join(panels)}",
+        question="What does each choice change?",
+        config=flat(config),
+        summary=rows,
+        curves=[picture],
+    )
+    print(f"\n{table}\npicture: {picture}\nreport:  {report}")
+
+
+def define_flags() -> None:
+    config_flags.define(AblationConfig)
+    app.define_run_flags()
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

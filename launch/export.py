@@ -1,0 +1,59 @@
+"""Writes a trained model as a Hugging Face folder that `transformers` and --model load.
+
+    python -m launch.export --run_dir runs/demo --out models/demo
+    python -m launch.export --model smollm2 --adapter runs/smollm2/adapter --out models/smollm2_frozen_lake
+    python -m launch.export --run_dir runs/actor_critic/random/actor-critic --part policy --out models/policy
+
+With --run_dir the latest checkpoint is exported; a LoRA adapter is merged into the weights. Without it, --model is
+exported with --adapter, if there is one. The folder holds config.json, the weights (in several files above 5 GB), the
+tokenizer with its chat template, and generation_config.json.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from absl import flags
+
+from nlrl_jax.config import DTYPES
+from nlrl_jax.run import app
+from nlrl_jax.run.players import MODELS, load, load_trained
+from nlrl_jax.weights import huggingface, peft
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    given = flags.FLAGS
+    out = pathlib.Path(given.out).expanduser()
+    if not given.out:
+        raise ValueError("say where the model goes: --out models/NAME")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"--out {out} is not an empty folder; choose another one")
+    if bool(given.run_dir) == bool(given.model) or (given.run_dir and given.adapter):
+        raise ValueError("give either --run_dir, or --model and perhaps --adapter")
+    if given.run_dir:
+        (config, params, tokenizer), lora, step, _ = load_trained(given.run_dir, given.part)
+        name = f"{given.run_dir} at iteration {step}"
+    else:
+        config, params, tokenizer = load(given.model, given.dtype, revision=given.revision)
+        lora, name = None, given.model
+        if given.adapter:
+            config, lora = peft.load(given.adapter, config)
+            name += f" with {given.adapter}"
+    huggingface.save(out, config, params, tokenizer, lora)
+    print(f"{name}: exported to {out}")
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint is exported")
+    flags.DEFINE_string("part", "", "with --run_dir: policy or value, where the run trains both")
+    flags.DEFINE_string("model", "", f"without --run_dir: {MODELS}")
+    flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
+    flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
+    flags.DEFINE_enum("dtype", "", DTYPES, "without --run_dir: float32 or bfloat16; empty keeps the checkpoint's")
+    flags.DEFINE_string("out", "", "folder to write, new or empty")
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,79 @@
+"""Configs of configs: bounds, parts, flat names."""
+
+import dataclasses
+import math
+
+import pytest
+
+from nlrl_jax.config import OptionError, check, flat, make, option, options, part, replace
+
+
+@dataclasses.dataclass(frozen=True)
+class Oven:
+    heat: float = option(180.0, "degrees", least=0, below=300)
+    shelf: int = option(1, "which", least=1, most=3)
+    door: str = option("shut", "open or shut", choices=("open", "shut"))
+    light: bool = option(True, "whether")
+    maker: str = "ours"  # no option
+
+    def __post_init__(self):
+        check(self)
+        if self.door == "open" and self.heat > 0:
+            raise ValueError("an open oven is not heated")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cake:
+    size: int = option(3, "how large", least=1)
+    floor: float = option(-math.inf, "the least", infinite=True)
+    oven: Oven = part(Oven(heat=200.0), names={"heat": "oven_heat"}, without=("light",))
+
+    def __post_init__(self):
+        check(self)
+
+
+def test_options_are_flat_with_the_parts_own_names_and_defaults():
+    assert flat(Cake()) == {"size": 3, "floor": -math.inf, "oven_heat": 200.0, "shelf": 1, "door": "shut"}
+    by_name = {one.name: one for one in options(Cake)}
+    assert by_name["oven_heat"].group is Oven and by_name["oven_heat"].path == ("oven", "heat")
+
+
+def test_make_and_replace_take_flat_names():
+    cake = make(Cake, oven_heat=100.0, size=5)
+    assert cake == Cake(size=5, oven=Oven(heat=100.0))
+    assert replace(cake, shelf=2, door="shut").oven == Oven(heat=100.0, shelf=2)
+    with pytest.raises(TypeError, match="Cake has no option 'light'; it has size"):
+        replace(cake, light=False)
+
+
+@pytest.mark.parametrize(
+    "values, says",
+    [
+        ({"size": 0}, "size is 0; it must be at least 1"),
+        ({"oven_heat": -1.0}, "oven_heat is -1.0; it must be at least 0 and below 300"),
+        ({"oven_heat": 300.0}, "oven_heat is 300.0"),
+        ({"oven_heat": math.nan}, "oven_heat is nan"),
+        ({"shelf": 4}, "shelf is 4; it must be at least 1 and at most 3"),
+        ({"door": "ajar"}, "door is 'ajar'; choose one of open, shut"),
+        ({"floor": math.nan}, "floor is nan; it must be a number"),
+    ],
+)
+def test_a_value_out_of_its_bounds_is_named_as_the_option_is(values, says):
+    with pytest.raises(OptionError, match=f"^{says}"):
+        make(Cake, **values)
+
+
+def test_rules_between_fields_hold_in_parts_and_infinity_is_asked_for():
+    with pytest.raises(ValueError, match="an open oven is not heated"):
+        make(Cake, door="open")
+    assert make(Cake, door="open", oven_heat=0.0, floor=math.inf).floor == math.inf
+
+
+def test_two_options_of_one_name_are_a_mistake_in_the_config():
+    @dataclasses.dataclass(frozen=True)
+    class Twice:
+        heat: float = option(1.0, "of the room")
+        oven: Oven = part(Oven())
+
+    with pytest.raises(TypeError, match="Twice has two options named heat"):
+        options(Twice())

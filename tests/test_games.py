@@ -1,0 +1,61 @@
+"""Games by name: ours, and one's own as module:attribute."""
+
+import dataclasses
+import sys
+import types
+
+import jax
+import pytest
+
+import envs
+from envs.walkers import demonstrate, reply_template
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """A module of the user's own with games in several forms."""
+    module = types.ModuleType("my_module")
+    lake = dataclasses.replace(envs.make("frozen_lake", "compact"), name="my_lake", max_actions_per_turn=2)
+    module.value = lake
+    module.text_game = lambda prompt="paper", size=4: dataclasses.replace(lake, rules=f"{prompt} {size}")
+    module.one_form = lambda: lake
+    module.board_game = lambda: envs.make_board("tic_tac_toe")
+    module.number = 3
+    monkeypatch.setitem(sys.modules, "my_module", module)
+    return lake
+
+
+def test_own_games_are_values_or_functions(mine):
+    assert envs.make("my_module:value") is mine
+    assert envs.make("my_module:text_game", "compact").rules == "compact 4"
+    assert envs.make("my_module:text_game", size=8).rules == "paper 8"
+    assert envs.make("my_module:one_form", "compact") is mine
+    assert envs.make_board("my_module:board_game").name == "tic_tac_toe"
+
+
+@pytest.mark.parametrize(
+    "make, name, says",
+    [
+        (envs.make, "chess", "unknown game 'chess'; choose one of frozen_lake, .* or your own as my_module:text_game"),
+        (envs.make_board, "go", "choose one of tic_tac_toe, breakthrough, or your own as my_module:board_game"),
+        (envs.make_control, "go", "choose one of pong, hopper, .* or your own as my_module:control_game"),
+        (envs.make, "nowhere:game", "there is no module 'nowhere' here or on PYTHONPATH"),
+        (envs.make, "my_module:number", "my_module has no TextGame named 'number'; it has value, text_game, one_form"),
+        (envs.make, "my_module:chess", "my_module has no TextGame named 'chess'"),
+        (envs.make_control, "my_module:board_game", "my_module has no ControlGame named 'board_game'"),
+    ],
+)
+def test_what_is_no_game_is_named(mine, make, name, says):
+    with pytest.raises(ValueError, match=says):
+        make(name)
+
+
+def test_a_game_without_a_walker_shows_random_actions_in_the_form_of_a_reply(mine):
+    fields, actions = jax.jit(lambda key: demonstrate(mine, key, 200, 0.0, False))(jax.random.key(0))
+    assert actions.shape == (200, 2) and set(map(int, actions.ravel())) == {-1, 0, 1, 2, 3}
+    assert (actions[:, 0] >= 0).all() and 50 < int((actions[:, 1] >= 0).sum()) < 150
+    assert len({(int(x), int(y)) for x, y in zip(fields["player_x"], fields["player_y"])}) > 4  # not the start alone
+    shown = {"shown": [1, 0], "num_shown": 2}
+    assert reply_template(mine, "compact").render(shown) == "<action>Down || Up</action>"
+    paper = reply_template(mine, "paper").render(shown)
+    assert paper.endswith("<plan>I choose Down, then Up.</plan>\n<action>Down || Up</action>")
