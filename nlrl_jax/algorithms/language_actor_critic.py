@@ -36,7 +36,10 @@ def _sampling(sampling: Sampling, **names: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class ActorCriticConfig:
-    """The language actor-critic. Defaults: the paper's tables 8, 10 and 11; samplings as in the authors' code."""
+    """The natural-language actor-critic.
+
+    Defaults: the paper's tables 8, 10 and 11; samplings as in the authors' code.
+    """
 
     games: int = option(512, "games per iteration [N]", least=1)
     estimate: str = option("mc", "language value estimate: mc (equation 7) or td (equation 8)", choices=ESTIMATES)

@@ -37,7 +37,10 @@ _ROUND = 32  # rows are a multiple of this long
 
 @dataclasses.dataclass(frozen=True)
 class SFTConfig:
-    """Supervised fine-tuning (SFT). Defaults: NLRL, tables 6 and 9."""
+    """Supervised fine-tuning (SFT).
+
+    Defaults: NLRL, tables 6 and 9.
+    """
 
     learning_rate: float = option(1e-5, "peak learning rate of AdamW in SFT", above=0)
     schedule: str = option("constant", "learning rate after the warm-up; cosine falls to 0", choices=SCHEDULES)
