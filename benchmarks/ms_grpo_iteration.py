@@ -4,7 +4,7 @@
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset laptop
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset paper --dtype bfloat16 --micro_batch 25   # a GPU
 
-The whole iteration is one program, so generation is timed by itself: `rollout.play` under the same key, which plays
+The whole iteration is one program, so generation is timed by itself: `text_games.play` under the same key, which plays
 the same episodes. The rest of the iteration is the update. Both take turns within a repeat; figures are of the median.
 
 Work is what has to be done for these episodes, padding left out: two operations a weight and token; the
@@ -29,6 +29,7 @@ import numpy as np
 
 from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.config import make
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run.cost import matmul_rate
@@ -90,8 +91,9 @@ def timed(run) -> float:
 
 def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     """Rows (phase, seconds, share, tokens a second, share of the compute limit, share of the memory limit)."""
-    game, _, policy, params, learning = build(config)
-    state = init_state(policy.model, params, learning, jax.random.key(0), config.temperature)
+    game, _, policy, params = build(config)
+    learning = config.learning
+    state = init_state(policy.model, params, learning, jax.random.key(0))
     update = jax.jit(make_update(policy, game, learning))
     G, T = learning.group_size, learning.max_turns
 
@@ -145,10 +147,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     given = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
-    config = TrainConfig(
-        **{**PRESETS[args.preset], **given, "model": args.model, "game": args.game, "dtype": args.dtype},
-        remat=args.remat,
-    )
+    own = {"model": args.model, "game": args.game, "dtype": args.dtype, "remat": args.remat}
+    config = make(TrainConfig, **{**PRESETS[args.preset], **given, **own})
     print(
         f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
         f"{jax.devices()[0].device_kind}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}"

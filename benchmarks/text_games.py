@@ -4,7 +4,7 @@
     python -m benchmarks.text_games --model smollm2     # environment turns a second of 8 and 32 episodes
 
 Three ways to play the same episodes with the same weights, sampling and prompts:
-- "one program": `rollout.play` under jit; text, parsing and game on the device, the prefix computed once;
+- "one program": `text_games.play` under jit; text, parsing and game on the device, the prefix computed once;
 - "host, batched": strings, `tokenizer.encode`, parsing and game steps in Python; all chats of a turn in one call;
 - "host, one by one": the same with one chat a call.
 The host loops call the same jitted `generate` on whole prompts, padded to a bucket. An iteration adds
@@ -31,6 +31,7 @@ from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax import losses
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import loss_and_grad, micro_batches
+from nlrl_jax.config import make
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.returns import group_advantage
 from nlrl_jax.rollouts import text_games
@@ -125,7 +126,7 @@ def host_iteration(loop: HostLoop, learning: MSGRPOConfig, config: TrainConfig):
         chosen = np.argsort(-(weight + noise), axis=-1)[:, : learning.group_sample]
         advantages = group_advantage(jnp.take_along_axis(jnp.asarray(returns), jnp.asarray(chosen), axis=-1))
         picked = [episodes[g * learning.group_size + i] for g, row in enumerate(chosen) for i in row]
-        T, J, S, N = learning.max_turns, len(picked), loop.bucket, config.max_tokens
+        T, J, S, N = learning.max_turns, len(picked), loop.bucket, config.sampling.max_tokens
         turn = Turn(
             prompts=np.zeros((T, J, S), np.int32), prompt_lengths=np.ones((T, J), np.int32),
             replies=np.zeros((T, J, N), np.int32), reply_lengths=np.zeros((T, J), np.int32),
@@ -137,7 +138,7 @@ def host_iteration(loop: HostLoop, learning: MSGRPOConfig, config: TrainConfig):
                 turn.prompts[t, j, S - len(prompt) :] = prompt
                 turn.replies[t, j, : len(reply)] = reply
                 turn.prompt_lengths[t, j], turn.reply_lengths[t, j], active[t, j] = len(prompt), len(reply), True
-        turns = text_games.Turns({}, turn, np.zeros((T, J), np.float32), np.zeros((T, J), np.int32), active)
+        turns = text_games.Turns({}, turn, np.zeros((T, J), np.float32), *np.zeros((2, T, J), np.int32), active)
         return learn(state, turns, advantages.reshape(-1))
 
     return iterate
@@ -151,7 +152,8 @@ def timed(run) -> tuple[float, Any]:
 
 def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bool) -> list[list[str]]:
     """Rows (episodes, way, turns a second, ratio to the batched loop)."""
-    game, _, policy, params, learning = build(config)
+    game, _, policy, params = build(config)
+    learning = config.learning
     prompt = players.prompt_for(config.model, config.prompt)
     variables = {"params": params}
     rows = []
@@ -191,7 +193,8 @@ def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bo
 
 def iterations(config: TrainConfig, repeats: int) -> list[list[str]]:
     """Rows (episodes, way, seconds an iteration, speed relative to the batched loop)."""
-    game, _, policy, params, learning = build(config)
+    game, _, policy, params = build(config)
+    learning = config.learning
     prompt = players.prompt_for(config.model, config.prompt)
     state = init_state(policy.model, params, learning, jax.random.key(0))
     update = jax.jit(make_update(policy, game, learning))
@@ -219,17 +222,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--no_one_by_one", action="store_true", help="leave out the slowest way")
-    parser.add_argument("--turns", type=int, default=5, help="turns an episode at most")
+    parser.add_argument("--turns", type=int, default=5, help="maximum turns per episode")
     args = parser.parse_args()
     print(
         f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
         f"{jax.devices()[0].device_kind}; {args.model}, FrozenLake, medians of {args.repeats}"
     )
     if args.model == "nano":
-        config = TrainConfig(max_turns=args.turns, **PRESETS["demo"])
+        config = make(TrainConfig, max_turns=args.turns, **PRESETS["demo"])
         rows = rollouts(config, args.sizes, args.repeats, not args.no_one_by_one) + iterations(config, args.repeats)
     else:
-        config = TrainConfig(model=args.model, max_tokens=48, group_size=2, group_sample=2, max_turns=args.turns)
+        config = make(TrainConfig, model=args.model, max_tokens=48, group_size=2, group_sample=2, max_turns=args.turns)
         rows = rollouts(config, args.sizes, args.repeats, not args.no_one_by_one)
     print("| what | how | speed | ratio to host, batched |\n| --- | --- | --- | --- |")
     for row in rows:

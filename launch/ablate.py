@@ -141,7 +141,7 @@ def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int) -> dict[str,
         if isinstance(run, train_language_td.RunConfig):
             train_language_td.train(run, folder, resume)
         else:
-            train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage())
+            train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage(folder))
     return results.read(folder)
 
 

@@ -7,8 +7,8 @@ Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`en
 reply format and plays far from optimally. Every batch is new: games are reset, walked and rendered inside the training
 step.
 
-Boards (tic-tac-toe and breakthrough): the model learns to read, the rules, and the form of the replies it will be asked
-for: what stands where, what a move leads to and whether that wins, which squares would complete a row, which moves
+Boards (tic-tac-toe and breakthrough): the model learns to read, the rules, and the form of its later replies: what
+stands where, what a move leads to and whether that wins, which squares would complete a row, which moves
 there are. The moves and evaluations it learns to write are random. So it names legal moves and writes proper
 evaluations, and does not know a good one from a bad one. Weights are kept in bfloat16.
 
@@ -225,7 +225,7 @@ def breakthrough_pairs(num: int, seed: int) -> list[Pair]:
 
 
 def tokenizer_for(pairs: list[Pair], folder: pathlib.Path) -> Tokenizer:
-    """A tokenizer trained on what is asked and written."""
+    """A tokenizer trained on prompts and replies."""
     texts = ["system\n", "user\n", "assistant\n"] * len(pairs)
     texts += [text for chat, reply in pairs for text in (chat.messages[-1]["content"], reply)]
     return train_tokenizer(texts, folder, VOCAB_SIZE["boards"], by_blanks=True)

@@ -6,7 +6,7 @@
 
 Trains one agent on Snake-Standard and one on FrozenLake-NotSlippery under several seeds, and evaluates each, as
 it learns, on all four variants: greedy, 20 replies and steps, the same 50 initial states. A DQN on Snake stands
-beside them. Leaves table_1.md, figure_1.png, figure_2.png and report.html; goes on where it was stopped with --resume.
+beside them. Leaves table_1.md, figure_1.png, figure_2.png and report.html; --resume continues where it stopped.
 
 Departures from the paper: evaluation maps of FrozenLake follow the paper's distribution, training maps leave out the
 held-out eighth of them; all seeds start from one untrained model, greedy, so the start has no spread over seeds.

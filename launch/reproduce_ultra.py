@@ -40,8 +40,8 @@ from nlrl_jax.algorithms.refiners import methods as ultra_methods
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.refiners.methods import Shared
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.cached import KeptReplies
-from nlrl_jax.backends.usage import KeptUsage
+from nlrl_jax.backends.cached import CachedModel
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check_numbers, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.trajectories import Episode, Verdict
@@ -208,11 +208,11 @@ class Run:
     def analyst(self) -> LanguageModel:
         """The language model of ULTRA's roles, its replies kept on disk and its calls counted."""
         config = self.config
-        name, usage = config.analyst, KeptUsage(self.run_dir)
+        name, usage = config.analyst, Usage(self.run_dir)
         metered = models.large_model(name, self.setting.scripts, self.run_dir, usage, config, config.endpoint_model)
         if name in ("scripted", "endpoint"):  # rules cost nothing, and an endpoint has its cache
             return metered
-        return dataclasses.replace(metered, model=KeptReplies(metered.model, DiskCache(self.run_dir / "cache")))
+        return dataclasses.replace(metered, model=CachedModel(metered.model, DiskCache(self.run_dir / "cache")))
 
     def findings(self, name: str, episodes: list[Episode], analyst: LanguageModel, verdicts=None) -> Findings:
         """What the analyst says of the episodes; kept in a file."""

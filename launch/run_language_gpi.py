@@ -41,7 +41,7 @@ from envs.maze.prompts import MazeRoles
 from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.scripted import CountingModel
-from nlrl_jax.backends.usage import KeptUsage, Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, cost, models, results
@@ -196,7 +196,7 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
     with MetricsWriter(run_dir, resume_from=done if resume else None) as writer:
         for n, (maze, row) in enumerate(jobs):
             if n >= done:
-                clock = time.perf_counter()
+                usage.section, clock = f"{maze}_{row.name}/", time.perf_counter()
                 try:
                     result = play(config, maze, row, model)
                 except LanguageModelError as error:
@@ -258,7 +258,7 @@ def main(argv: list[str]) -> None:
         return
     models.check_large_model(config.model_name, config.endpoint, config.model, config.sampling.max_tokens)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=models.MAY_CHANGE)
-    usage = KeptUsage(run_dir)
+    usage = Usage(run_dir)
     finished = run(config, run_dir, flags.FLAGS.resume, usage)
     line = write_results(config, run_dir, finished)
     model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"

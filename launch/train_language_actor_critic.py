@@ -35,7 +35,7 @@ from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCr
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
-from nlrl_jax.backends.usage import KeptUsage, Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
@@ -260,7 +260,7 @@ def train_actor_critic(
     """Trains in a folder. Returns results.json's content: see `Trainer.evaluate`.
 
     Args:
-      paid: where an endpoint's account and replies are kept; the run's folder by default.
+      paid: where an endpoint's replies are cached; the run's folder by default.
     """
     large = large_model(config, config.aggregator, paid or run_dir, usage)
     trainer = Trainer(config, opponent, run_dir, usage, large)
@@ -370,7 +370,7 @@ def main(argv: list[str]) -> None:
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("base_url", "endpoint_model")
     run_dir = app.take_run_dir(SCRIPT, config, may_change)
-    usage, methods = KeptUsage(run_dir), ["actor-critic", *(["LLM-PPO"] if config.ppo else []), *config.prompted_models]
+    usage, methods = Usage(run_dir), ["actor-critic", *(["LLM-PPO"] if config.ppo else []), *config.prompted_models]
     finished = {
         (opponent, method): run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
         for opponent in opponents

@@ -34,7 +34,7 @@ from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
-from nlrl_jax.backends.usage import KeptUsage, Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.rollouts.board_games import random_opponent
@@ -184,7 +184,7 @@ def _grid(board: str) -> str:
 
 def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Trains in an opened run folder. Returns results.json's content; writes the page too."""
-    usage = KeptUsage(run_dir)
+    usage = Usage(run_dir)
     trainer = Trainer(config, run_dir, usage)
     state = trainer.init()
     before, words_before = trainer.judge(state)

@@ -145,12 +145,13 @@ class Chat:
 
 
 class Reply(NamedTuple):
-    """What a language model answered.
+    """A language model's reply.
 
     text: without the end token.
     prompt_tokens, tokens: how many were read and written; 0 where nothing was computed.
-    ended: False where the reply was cut at `max_tokens`, or never came.
+    ended: False where the reply was cut at `max_tokens`, was refused, or never came.
     cached: it came from a cache and cost nothing.
+    refused: a content filter or the model itself refused.
     """
 
     text: str
@@ -158,6 +159,7 @@ class Reply(NamedTuple):
     tokens: int = 0
     ended: bool = True
     cached: bool = False
+    refused: bool = False
 
 
 class Score(NamedTuple):

@@ -30,6 +30,27 @@ def test_hand_worked_objective():
     np.testing.assert_allclose(down, 2.1, rtol=1e-6)
 
 
+def test_hand_worked_clipping_on_either_side():
+    """epsilon_low = 0.1 and epsilon_up = 0.3: each bound is its own, and has no gradient behind it."""
+    ratios = jnp.array([[0.7, 1.5]])
+    weights = jnp.full((1, 2), 0.5)
+    loss = lambda ratios, A: losses.ms_grpo(
+        jnp.log(ratios),
+        jnp.zeros((1, 2)),
+        jnp.log(ratios),
+        jnp.array([A]),
+        weights,
+        clip_low=0.1,
+        clip_high=0.3,
+        beta=0.0,
+    )[0]
+    # A = 1: min(0.7, 0.9) + min(1.5, 1.3) = 2.0; A = -1: min(-0.7, -0.9) + min(-1.5, -1.3) = -2.4; halved
+    np.testing.assert_allclose(loss(ratios, 1.0), -1.0, rtol=1e-6)
+    np.testing.assert_allclose(loss(ratios, -1.0), 1.2, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(ratios, 1.0), [[-0.5, 0.0]], rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(ratios, -1.0), [[0.0, 0.5]], rtol=1e-6)
+
+
 def test_hand_worked_kl():
     d = jnp.log(jnp.array(0.5 / 0.8))
     zero = jnp.zeros(())

@@ -21,7 +21,7 @@ import numpy as np
 
 from envs.maze import env as mazes
 from envs.maze.env import ACTIONS, Maze, Walk
-from nlrl_jax.roles.json_reply import read_json
+from nlrl_jax.roles.json_reply import read_choice, read_json
 from nlrl_jax.types import Chat
 
 SYSTEM = "You know mazes well. Answer with one JSON object and nothing around it."
@@ -150,8 +150,8 @@ class MazeRoles:
         word = fields.get("action")
         if word is None:
             return -1, problem or "missing"
-        word = " ".join(str(word).lower().split())
-        return (ACTIONS.index(word), problem) if word in ACTIONS else (-1, "illegal")
+        action = read_choice(word, ACTIONS)
+        return (-1, "illegal") if action is None else (action, problem)
 
     def read_evaluation(self, text: str) -> tuple[str, str]:
         """(evaluation, problem); the evaluation is the JSON object as text, else what was written.

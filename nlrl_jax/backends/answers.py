@@ -1,76 +1,97 @@
-"""Replies and scores out of what an OpenAI-compatible server answers."""
+"""Replies and scores out of an OpenAI-compatible server's response."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
+from typing import Any
 
-from nlrl_jax.backends.transport import EndpointError, Unusable
+from nlrl_jax.backends.transport import EndpointError, InvalidResponse
 from nlrl_jax.types import Reply, Score
 
+_FILTER = re.compile(
+    r"content[ _-]?(filter|policy|management)|responsible_?ai|invalid_prompt|\bflagged\b", re.IGNORECASE
+)
 
-def read_replies(answer: dict, prompt_tokens: int, tokens: int, wanted: int) -> list[Reply]:
-    """The usable choices of an answer, `wanted` at most, in the order of their indices.
+
+def read_replies(response: dict, prompt_tokens: int, tokens: int, count: int) -> list[Reply]:
+    """The valid choices of a response, maximum `count`, in the order of their indices.
 
     Raises:
-      Unusable: it has no list of choices, or none of use where one was wanted. A message without a text (a model that
-        refuses) may be taken in the end as an empty reply that has not ended.
+      InvalidResponse: it has no list of choices, or no valid one where one was requested. If a message is well-formed
+        but for its text, the fallback is an empty reply that has not ended.
     """
-    choices = answer.get("choices")
+    choices = response.get("choices")
     if not isinstance(choices, list):
-        raise Unusable("it has no list of choices")
+        raise InvalidResponse("it has no list of choices")
     choices = [choice if isinstance(choice, dict) else {} for choice in choices]
     if all(type(choice.get("index")) is int for choice in choices):
         choices.sort(key=lambda choice: choice["index"])
-    found = [reply for reply in map(_read_choice, choices) if reply is not None]
-    if wanted == 1 and not found:
-        silent = [Reply("", prompt_tokens, tokens, ended=False)] if any(map(_is_silent, choices)) else None
-        message = f"it has {len(choices)} choices and none with a text" if choices else "it has no choice"
-        raise Unusable(message, silent)
-    lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in found), initial=0))
-    ends = [round(tokens * length / lengths[-1]) for length in lengths] if found else []
+    replies = [reply for reply in map(_read_choice, choices) if reply is not None]
+    if count == 1 and not replies:
+        empty = [Reply("", prompt_tokens, tokens, ended=False)] if any(map(_lacks_text, choices)) else None
+        raise InvalidResponse(f"it has {len(choices)} choices and none with a text", empty)
+    lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))
+    ends = [round(tokens * length / lengths[-1]) for length in lengths] if replies else []
     return [
-        Reply(reply.text, prompt_tokens if i == 0 else 0, ends[i + 1] - ends[i], reply.ended)
-        for i, reply in enumerate(found[:wanted])
+        reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=ends[i + 1] - ends[i])
+        for i, reply in enumerate(replies[:count])
     ]
 
 
+def is_filtered(error: EndpointError) -> bool:
+    """Whether a request was refused for its content, so that other prompts may well be accepted."""
+    return _FILTER.search(error.body) is not None
+
+
 def _read_choice(choice: dict) -> Reply | None:
-    """One choice, without tokens. A null is an empty text where the server says that it was cut; else no reply."""
+    """One choice, without tokens. No text is an empty one if the server says why, else no reply."""
     message, reason = choice.get("message"), choice.get("finish_reason")
-    cut = reason in ("length", "content_filter")
-    text = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(text, str):
-        return Reply("", ended=False) if _is_silent(choice) and cut else None
+    message = message if isinstance(message, dict) else {}
+    text, refusal = _text(message.get("content")), _text(message.get("refusal"))
+    cut, refused = reason == "length", reason == "content_filter" or bool(refusal)
+    if text is None and not cut and not refused:
+        return None
+    return Reply(text or refusal or "", ended=not cut and not refused, refused=refused)
+
+
+def _text(content: Any) -> str | None:
+    """The text of a message, which may be a list of parts, of which those of other types are left out."""
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type", "text") == "text"]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        content = "".join(texts) if texts else None
+    if not isinstance(content, str):
+        return None
     # JSON can hold halves of surrogate pairs, which no file and no tokenizer takes.
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return Reply(text, ended=not cut)
+    return content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _is_silent(choice: dict) -> bool:
+def _lacks_text(choice: dict) -> bool:
     """Whether its message is well-formed but for the text, which is null or missing."""
     message = choice.get("message")
     return isinstance(message, dict) and message.get("content") is None
 
 
-def read_score(answer: dict, continuation: str) -> Score:
+def read_score(response: dict, continuation: str) -> Score:
     """Sums the log-probabilities of the last tokens, which must spell the continuation.
 
     Counted from the end, because special tokens at the beginning may be spelt unlike the prompt.
 
     Raises:
       EndpointError: they spell something else; sending it again would not help.
-      Unusable: fields are missing.
+      InvalidResponse: fields are missing.
     """
     try:
-        found = answer["choices"][0]["logprobs"]
-        tokens, log_probs = list(found["tokens"]), list(found["token_logprobs"])
+        echo = response["choices"][0]["logprobs"]
+        tokens, log_probs = list(echo["tokens"]), list(echo["token_logprobs"])
         start, text = len(tokens), ""
         while start > 0 and len(text) < len(continuation):
             start -= 1
             text = tokens[start] + text
     except (KeyError, IndexError, TypeError):
-        raise Unusable("it has no choices[0].logprobs with tokens and token_logprobs") from None
+        raise InvalidResponse("it has no choices[0].logprobs with tokens and token_logprobs") from None
     if text != continuation or start == 0 or len(tokens) != len(log_probs):
         raise EndpointError(
             f"the last tokens that the server echoes spell {text[-80:]!r}, and before them there must be a "
@@ -78,5 +99,5 @@ def read_score(answer: dict, continuation: str) -> Score:
             "over the border: let `render` end where a token ends"
         )
     if not all(isinstance(log_prob, int | float) and not math.isnan(log_prob) for log_prob in log_probs[start:]):
-        raise Unusable("a token of the continuation has no log-probability")
+        raise InvalidResponse("a token of the continuation has no log-probability")
     return Score(float(sum(log_probs[start:])), len(tokens) - start)

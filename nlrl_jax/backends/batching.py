@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-class Run(NamedTuple):
-    """Prompts that are worked on together.
+class Batch(NamedTuple):
+    """Prompts that are processed together.
 
-    bucket: tokens that each of them is padded to.
-    prompts: their numbers, in the caller's order.
+    bucket: the number of tokens each is padded to.
+    prompts: their indices, in the caller's order.
     """
 
     bucket: int
@@ -25,7 +25,7 @@ def bucket(n: int, smallest: int = 16) -> int:
 
 
 def power_of_two(n: int, most: int) -> int:
-    """The smallest power of two that is at least n, but `most` at most."""
+    """The smallest power of two that is at least n, limited to `most`."""
     return min(most, 1 << max(0, n - 1).bit_length())
 
 
@@ -38,13 +38,13 @@ def distinct(items: Sequence[T]) -> tuple[list[T], list[int]]:
 
 def shared_prefix(prompts: Sequence[Sequence[int]], multiple: int = 32) -> int:
     """Tokens that all prompts begin with, rounded down to a multiple; each keeps at least one token of its own."""
-    first, last = min(prompts), max(prompts)  # in the order of words these two differ first
+    first, last = min(prompts), max(prompts)  # the two that differ first, in lexical order
     most = min(len(prompt) for prompt in prompts) - 1
     common = next((i for i in range(most) if first[i] != last[i]), most)
     return common // multiple * multiple
 
 
-def plan(lengths: Sequence[int], counts: Sequence[int], rows: int) -> list[Run]:
+def plan(lengths: Sequence[int], counts: Sequence[int], rows: int) -> list[Batch]:
     """Which prompts go together: those of a length bucket; one that does not fill the rows joins the next longer.
 
     Args:
@@ -55,10 +55,10 @@ def plan(lengths: Sequence[int], counts: Sequence[int], rows: int) -> list[Run]:
     by_bucket: dict[int, list[int]] = {}
     for prompt, length in enumerate(lengths):
         by_bucket.setdefault(bucket(length), []).append(prompt)
-    runs, waiting = [], []
+    batches, waiting = [], []
     for size in sorted(by_bucket):
         waiting += by_bucket[size]
         if sum(counts[prompt] for prompt in waiting) >= rows or size == max(by_bucket):
-            runs.append(Run(size, tuple(sorted(waiting))))
+            batches.append(Batch(size, tuple(sorted(waiting))))
             waiting = []
-    return runs
+    return batches

@@ -1,4 +1,4 @@
-"""What was paid for once, on disk: one small file an entry, safe for threads, processes and a kill at any moment."""
+"""Replies and scores on disk: one small file per entry, safe for threads, processes and a kill at any moment."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import json
 import os
 import pathlib
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-_ENTRY = ".json"
-_UNFINISHED = ".tmp"
+from nlrl_jax.types import Reply
 
 
 def cache_key(parts: Mapping[str, Any]) -> str:
-    """A sha256 in hex of everything that decides an answer. The order of the fields does not matter.
+    """A sha256 in hex of everything that decides an entry. The order of the fields does not matter.
 
     Raises:
       TypeError: a part is not JSON-able.
@@ -28,13 +26,11 @@ def cache_key(parts: Mapping[str, Any]) -> str:
 class DiskCache:
     """A folder of entries, each a JSON object under a sha256.
 
-    An entry is written beside its place and moved there, so it is there whole or not at all, whenever the process is
-    killed. Nothing is flushed to the platter: after a power cut the last entries may be torn. A torn entry counts as
-    absent.
+    An entry is written beside its place and moved there, so it is whole or absent whenever the process is killed.
+    Nothing is flushed to the disk: a power cut may tear the last entries. A torn entry counts as absent.
 
     Attributes:
-      folder: made if it is not there. Several caches, in several processes, may share it.
-      damaged: how many torn entries `get` met so far.
+      folder: made if missing. Several caches, in several processes, may share it.
 
     Raises:
       ValueError: the folder cannot be made or written.
@@ -42,8 +38,6 @@ class DiskCache:
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = pathlib.Path(folder).expanduser().absolute()
-        self.damaged = 0
-        self._lock = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -55,24 +49,18 @@ class DiskCache:
         return f"DiskCache({str(self.folder)!r})"
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The entry, or None where there is none or a torn one."""
+        """The entry; None where it is absent or torn."""
         try:
             entry = json.loads(self._path(key).read_text())
-            if isinstance(entry, dict):
-                return entry
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
-        except ValueError:
-            pass
-        with self._lock:
-            self.damaged += 1
-        return None
+        return entry if isinstance(entry, dict) else None
 
     def put(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Writes an entry; one that is there already is replaced."""
+        """Writes an entry, in place of an earlier one."""
         path = self._path(key)
         path.parent.mkdir(exist_ok=True)
-        descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=_UNFINISHED)
+        descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with open(descriptor, "w", encoding="ascii") as file:
                 json.dump(dict(entry), file)
@@ -81,18 +69,14 @@ class DiskCache:
             pathlib.Path(unfinished).unlink(missing_ok=True)
             raise
 
-    def __len__(self) -> int:
-        """How many entries there are, torn ones included."""
-        return sum(path.suffix == _ENTRY for path in self._files())
+    def get_reply(self, key: str) -> Reply | None:
+        """An entry as a reply that cost nothing."""
+        entry = self.get(key)
+        return None if entry is None else Reply(**entry, cached=True)
 
-    def clear(self) -> None:
-        """Deletes all entries, and what killed processes left unfinished. Other files in the folder stay."""
-        for path in list(self._files()):
-            path.unlink(missing_ok=True)
+    def put_reply(self, key: str, reply: Reply) -> None:
+        """Writes a reply without its token counts."""
+        self.put(key, {name: getattr(reply, name) for name in ("text", "ended", "refused")})
 
     def _path(self, key: str) -> pathlib.Path:
-        return self.folder / key[:2] / (key + _ENTRY)
-
-    def _files(self) -> Iterator[pathlib.Path]:
-        for folder in self.folder.glob("[0-9a-f][0-9a-f]"):
-            yield from (path for path in folder.iterdir() if path.suffix in (_ENTRY, _UNFINISHED))
+        return self.folder / key[:2] / (key + ".json")

@@ -1,7 +1,7 @@
 """The language model in this process.
 
 Every distinct prompt is read once, and what all prompts of a call begin with is read once for the whole call. Rows
-that have finished are refilled while the others go on, so a long reply does not hold the batch.
+that have finished are refilled while the others continue, so a long reply does not hold up the batch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LocalModel:
         return dataclasses.replace(self, variables=variables)
 
     def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
-        """One reply a chat. A reply's token counts are those of its text, also where a duplicate cost nothing.
+        """One reply per chat. A reply's token counts are those of its text, also where a duplicate cost nothing.
 
         Raises:
           ValueError: a prompt and `sampling.max_tokens` do not fit the model's context; the chat template refuses a
@@ -84,9 +84,9 @@ class LocalModel:
         prompts, which = self._prompts(chats, [sampling.max_tokens] * len(chats))
         # Greedy replies to one prompt are equal, so a prompt is one row; else each chat is a row with its own draws.
         greedy = sampling.temperature == 0
-        asked = list(range(len(prompts))) if greedy else which
+        rows = list(range(len(prompts))) if greedy else which
         key = jax.random.key(zlib.crc32(f"{seed}/{role}".encode()))  # `key` itself would drop all but 32 bits
-        written = self._write(prompts, asked, sampling, key)
+        written = self._write(prompts, rows, sampling, key)
         replies = []
         for i, prompt in enumerate(which):
             tokens, ended = written[prompt if greedy else i]
@@ -103,9 +103,7 @@ class LocalModel:
           ValueError: a continuation has no tokens, or does not fit the model's context; the lists differ in length.
         """
         if len(chats) != len(continuations):
-            raise ValueError(
-                f"{len(chats)} chats but {len(continuations)} lists of continuations; give one list a chat"
-            )
+            raise ValueError(f"{len(chats)} chats but {len(continuations)} lists of continuations; give one per chat")
         encode = _Memo(self.tokenizer.encode)
         tokens = [[encode(text) for text in texts] for texts in continuations]
         for i, (texts, ids) in enumerate(zip(continuations, tokens, strict=True)):
@@ -151,20 +149,20 @@ class LocalModel:
             tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
         return _prefill(self.model, self.variables, tokens, lengths, prefix)
 
-    def _write(self, prompts, asked, sampling, key) -> dict[int, tuple[list[int], bool]]:
-        """Replies to prompts[asked[i]] by i: (tokens with the end token, whether there is one)."""
+    def _write(self, prompts, rows, sampling, key) -> dict[int, tuple[list[int], bool]]:
+        """Replies to prompts[rows[i]] by i: (tokens with the end token, whether there is one)."""
         prefix, prompts = self._split(prompts)
         rows_of = [[] for _ in prompts]
-        for i, prompt in enumerate(asked):
+        for i, prompt in enumerate(rows):
             rows_of[prompt].append(i)
         written = {}
-        for run in batching.plan([len(p) for p in prompts], [len(r) for r in rows_of], self.rows):
-            queue = deque((n, i) for n, prompt in enumerate(run.prompts) for i in rows_of[prompt])
-            self._work([prompts[p] for p in run.prompts], run.bucket, queue, prefix, sampling, key, written)
+        for batch in batching.plan([len(p) for p in prompts], [len(r) for r in rows_of], self.rows):
+            queue = deque((n, i) for n, prompt in enumerate(batch.prompts) for i in rows_of[prompt])
+            self._work([prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, sampling, key, written)
         return written
 
     def _work(self, prompts, S, queue, prefix, sampling, key, written) -> None:
-        """Writes the replies of a run: `queue` holds (prompt, draw number), `written` takes {draw number: reply}."""
+        """Writes the replies of a batch: `queue` holds (prompt, draw number), `written` takes {draw number: reply}."""
         R, M = batching.power_of_two(len(queue), self.rows), batching.power_of_two(len(prompts), self.rows)
         N = batching.bucket(sampling.max_tokens)
         static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
@@ -217,11 +215,11 @@ class LocalModel:
         for n, (prompt, _) in enumerate(pairs):
             pairs_of[prompt].append(n)
         out = [0.0] * len(pairs)
-        for run in batching.plan([len(p) for p in prompts], [len(n) for n in pairs_of], self.rows):
-            M = batching.power_of_two(len(run.prompts), self.rows)
-            for first in range(0, len(run.prompts), M):
-                chosen = run.prompts[first : first + M]
-                block = self._read([prompts[p] for p in chosen], M, run.bucket, prefix)
+        for batch in batching.plan([len(p) for p in prompts], [len(n) for n in pairs_of], self.rows):
+            M = batching.power_of_two(len(batch.prompts), self.rows)
+            for first in range(0, len(batch.prompts), M):
+                chosen = batch.prompts[first : first + M]
+                block = self._read([prompts[p] for p in chosen], M, batch.bucket, prefix)
                 todo = [(source, n) for source, prompt in enumerate(chosen) for n in pairs_of[prompt]]
                 for start in range(0, len(todo), self.rows):
                     chunk = todo[start : start + self.rows]

@@ -1,4 +1,4 @@
-"""A language model that is a function: every algorithm runs, and can learn, with no weights at all."""
+"""A language model that is a function, so that every algorithm runs, and can learn, without weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from nlrl_jax.types import Chat, Reply, Sampling, Score
 
-# (context of the chat, randomness) -> what is written. At temperature 0 the same context must give the same text.
+# (context of the chat, randomness) -> reply. At temperature 0 the same context must give the same text.
 Script = Callable[[Mapping[str, Any], random.Random], str]
 
 

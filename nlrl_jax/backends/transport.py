@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import email.utils
 import json
@@ -17,39 +16,40 @@ from typing import Any, TypeVar
 
 import httpx
 
-from nlrl_jax.backends.budget import Account, Budget
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import LanguageModelError
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
-_EXCERPT = 300  # characters of a server's answer in an error
-_HIDDEN = "[key hidden]"
-_REAL_KEY = 8  # characters; a shorter one is a placeholder ("EMPTY", "none") that a reply may well contain
+BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before an attempt
+MAX_BYTES = 8_000_000  # of a response's body
+_EXCERPT = 300  # characters of a response in an error
 _RETRIED = (408, 409, 425, 429)
+_log = logging.getLogger(__name__)
 
 
 class EndpointError(LanguageModelError):
-    """The server did not give what was asked for.
+    """A request that the server refused, or that failed in every attempt.
 
     Attributes:
-      status: of its last answer; None where none came.
+      status: HTTP status of the last response; None where there was none.
+      body: of the response that refused the request, without the key; "" where it failed otherwise.
     """
 
-    def __init__(self, message: str, status: int | None = None):
+    def __init__(self, message: str, status: int | None = None, body: str = ""):
         super().__init__(message)
-        self.status = status
+        self.status, self.body = status, body
 
 
-class Unusable(Exception):
-    """An answer that is not what was asked for; the request is sent again.
+class InvalidResponse(Exception):
+    """A response that does not hold what was requested; the request is sent again.
 
     Attributes:
-      at_last: what is taken for it where the last attempt ends so; None is an error.
+      fallback: what counts as the result if the last attempt ends like this; None is an error.
     """
 
-    def __init__(self, message: str, at_last: Any = None):
+    def __init__(self, message: str, fallback: Any = None):
         super().__init__(message)
-        self.at_last = at_last
+        self.fallback = fallback
 
 
 class Stopped(Exception):
@@ -57,18 +57,18 @@ class Stopped(Exception):
 
 
 class _Failure(Exception):
-    """An attempt that may go better next time."""
+    """An attempt that may succeed next time."""
 
-    def __init__(self, message: str, status: int | None = None, wait: float | None = None, at_last: Any = None):
+    def __init__(self, message: str, status: int | None = None, wait: float = 0.0, fallback: Any = None):
         super().__init__(message)
-        self.status, self.wait, self.at_last = status, wait, at_last
+        self.status, self.wait, self.fallback = status, wait, fallback
 
 
 class ApiKey:
     """A key from an environment variable. Neither `repr` nor a traceback that prints variables shows it."""
 
     def __init__(self, variable: str):
-        """Raises ValueError: what the variable holds cannot stand in an HTTP header."""
+        """Raises ValueError: an HTTP header cannot hold the variable's value."""
         self.variable = variable
         self._value = os.environ.get(variable, "").strip() if variable else ""
         if not all("!" <= letter <= "~" for letter in self._value):
@@ -84,55 +84,54 @@ class ApiKey:
         """The text with the key blotted out, plain or as JSON writes it."""
         escaped = json.dumps(self._value)[1:-1]
         for form in {self._value, escaped, escaped.replace("/", "\\/")} - {""}:
-            text = text.replace(form, _HIDDEN)
+            text = text.replace(form, "[key hidden]")
         return text
 
-    def hide_if_secret(self, text: str) -> str:
-        """The same, but a placeholder stays: it is no secret and may be a word in a reply."""
-        return self.hide(text) if len(self._value) >= _REAL_KEY else text
 
+def retry_wait(attempt: int, requested: float = 0.0) -> float:
+    """Seconds before the next attempt: doubling from `BACKOFF` to `LONGEST_WAIT`, with jitter.
 
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """How long to go on. Waits double from `backoff` to `longest_wait`, with jitter; all in seconds.
-
-    A server's Retry-After is honoured up to `longest_wait`.
+    requested: what the server's Retry-After says, which is honoured up to `LONGEST_WAIT`.
     """
-
-    timeout: float
-    max_retries: int
-    backoff: float
-    longest_wait: float
-
-    def wait(self, attempt: int, asked: float | None) -> float:
-        wait = min(self.backoff * 2.0 ** min(attempt, 64), self.longest_wait) * random.uniform(0.5, 1.0)
-        return max(wait, min(asked or 0.0, self.longest_wait))
+    wait = min(BACKOFF * 2.0 ** min(attempt, 64), LONGEST_WAIT) * random.uniform(0.5, 1.0)
+    return max(wait, min(requested, LONGEST_WAIT))
 
 
 class Transport:
-    """The connections of one batch of requests; its threads share one. A context manager.
+    """Sends requests, from any number of threads, while its `with` block runs.
+
+    Args:
+      base_url: without a slash at the end.
+      timeout: seconds for one attempt, from sending to the last byte.
+      max_retries: further attempts after a 408, 409, 425, 429 or 5xx, a timeout, a cut connection or an invalid
+        response.
+      connections: maximum number at once.
+      usage, role: where responses are counted.
+      token_budget: tokens in `usage` from which on nothing is sent; 0 is no limit.
 
     Attributes:
-      failure: the first error that ended the batch; None while all is well.
+      failure: what `stop` was given first.
     """
 
     def __init__(
         self,
         base_url: str,
         key: ApiKey,
-        patience: Patience,
+        timeout: float,
+        max_retries: int,
         connections: int,
-        budget: Budget | None = None,
-        account: Account | None = None,
+        usage: Usage,
+        role: str,
+        token_budget: int = 0,
     ):
-        self.base_url, self.key, self.patience = base_url, key, patience
-        self.budget, self.account = budget, account
+        self.base_url, self.key, self.timeout, self.max_retries = base_url, key, timeout, max_retries
+        self.usage, self.role, self.token_budget = usage, role, token_budget
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._client = httpx.Client(
             headers=key.headers(),
-            timeout=patience.timeout,
+            timeout=timeout,
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
 
@@ -150,40 +149,39 @@ class Transport:
         self._stop.set()
 
     def post(self, path: str, body: dict[str, Any], read: Callable[[dict, int, int], T]) -> T:
-        """Sends a request until `read(answer, prompt tokens, tokens)` accepts the answer, and returns what it returns.
+        """Sends a request until `read(response, prompt tokens, tokens)` accepts the response, and returns its result.
 
-        After `max_retries` + 1 attempts, what the last one's `Unusable` has at last, if anything.
+        After `max_retries` + 1 attempts, the fallback of the last `InvalidResponse`, if it has one.
 
         Raises:
-          EndpointError: it was refused, or went wrong `max_retries` + 1 times.
+          EndpointError: it was refused, or failed `max_retries` + 1 times.
           BudgetExceeded, Stopped: it must not be sent (again).
         """
         attempt = 0
         while True:
             if self._stop.is_set():
                 raise Stopped
-            if self.budget is not None:
-                self.budget.check(self.account)
+            self.usage.check_budget(self.token_budget)
             try:
                 return self._attempt(path, body, read)
-            except _Failure as failure:
-                message, status, asked, at_last = str(failure), failure.status, failure.wait, failure.at_last
-            if attempt == self.patience.max_retries and at_last is not None:
-                return at_last
-            if attempt == self.patience.max_retries:
-                raise EndpointError(
-                    f"{self.base_url}{path} failed {attempt + 1} times, the last time so: {message}. What was answered "
-                    "before is in the cache, if there is one: run again later, or with a longer timeout, more "
-                    "max_retries or less concurrency",
-                    status,
-                )
-            wait = self.patience.wait(attempt, asked)
-            _log.info("%s%s: %s; attempt %d in %.2g s", self.base_url, path, message, attempt + 2, wait)
+            except _Failure as error:
+                failure = error
+            if attempt == self.max_retries:
+                break
+            wait = retry_wait(attempt, failure.wait)
+            attempt += 1
+            _log.info("%s%s: %s; attempt %d in %.2g s", self.base_url, path, failure, attempt + 1, wait)
             if self._stop.wait(wait):
                 raise Stopped
-            attempt += 1
-            if self.account is not None:
-                self.account.add(retries=1)
+            self.usage.add(self.role, retries=1)
+        if failure.fallback is not None:
+            return failure.fallback
+        raise EndpointError(
+            f"{self.base_url}{path} failed {attempt + 1} times, the last time with: {failure}. Earlier replies are in "
+            "the cache, if there is one: run again later, or with a longer --timeout, more --max_retries or less "
+            "--concurrency",
+            failure.status,
+        )
 
     def _attempt(self, path: str, body: dict[str, Any], read: Callable[[dict, int, int], T]) -> T:
         sent = json.dumps(body).encode()
@@ -195,57 +193,55 @@ class Transport:
             place = f" (it redirects to {headers['Location']})" if "Location" in headers else ""
             advice = _advice(status, self.key)
             message = f"{self.base_url}{path} answered with status {status}{place}: {excerpt}. {advice}"
-            raise EndpointError(self.key.hide(message), status)
+            raise EndpointError(self.key.hide(message), status, content.decode("utf-8", errors="replace"))
         try:
-            answer = json.loads(content)
-            if not isinstance(answer, dict):
-                raise ValueError
+            response = json.loads(content) if len(content) <= MAX_BYTES else None
         except (ValueError, RecursionError):
-            self._charge({}, len(sent), len(content))
-            raise _Failure(f"an answer that is not a JSON object: {excerpt}", status) from None
-        tokens = self._charge(answer, len(sent), len(content))
+            response = None
+        tokens = self._count(response, len(sent), len(content))
+        if len(content) > MAX_BYTES:
+            raise _Failure(f"a response above {MAX_BYTES} bytes: {excerpt}", status)
+        if not isinstance(response, dict):
+            raise _Failure(f"a response that is not a JSON object: {excerpt}", status)
         try:
-            return read(answer, *tokens)
-        except Unusable as error:
-            raise _Failure(f"an answer of no use ({error}): {excerpt}", status, at_last=error.at_last) from None
+            return read(response, *tokens)
+        except InvalidResponse as error:
+            raise _Failure(f"an invalid response ({error}): {excerpt}", status, fallback=error.fallback) from None
 
     def _exchange(self, path: str, sent: bytes) -> tuple[int, httpx.Headers, bytes]:
-        """Status, headers and whole body without the key. The timeout is for all of it: httpx's is for each piece."""
-        deadline = time.monotonic() + self.patience.timeout
+        """Status, headers and body. The timeout is for all of it, where httpx's is for each piece; the body is cut off
+        above `MAX_BYTES`."""
+        deadline = time.monotonic() + self.timeout
         headers = {"Content-Type": "application/json"}
+        content = bytearray()
         try:
             with self._client.stream("POST", self.base_url + path, content=sent, headers=headers) as response:
-                pieces = []
                 for piece in response.iter_bytes():
-                    pieces.append(piece)
+                    content += piece
                     if time.monotonic() > deadline:
                         raise httpx.ReadTimeout("")
-                content = b"".join(pieces)
+                    if len(content) > MAX_BYTES:
+                        break
         except httpx.TimeoutException:
-            raise _Failure(f"no whole answer within {self.patience.timeout:g} s") from None
+            raise _Failure(f"no whole response within {self.timeout:g} s") from None
         except httpx.HTTPError as error:
             raise _Failure(self.key.hide(f"{type(error).__name__}: {error}")) from None
-        # Latin-1 maps each byte to a letter and back, so that only the key changes.
-        return (
-            response.status_code,
-            response.headers,
-            self.key.hide_if_secret(content.decode("latin-1")).encode("latin-1"),
-        )
+        if not response.is_success:  # it may quote the key; Latin-1 keeps all other bytes
+            content = self.key.hide(content.decode("latin-1")).encode("latin-1")
+        return response.status_code, response.headers, bytes(content)
 
-    def _charge(self, answer: dict, sent: int, received: int) -> tuple[int, int]:
-        """Tokens read and written, after the account has taken note of them."""
-        usage = answer.get("usage")
-        counts = [
-            usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")
-        ]
+    def _count(self, response: Any, sent: int, received: int) -> tuple[int, int]:
+        """Tokens read and written, which are in the ledger from now on."""
+        usage = response.get("usage") if isinstance(response, dict) else None
+        usage = usage if isinstance(usage, dict) else {}
+        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
         known = [type(count) is int and count >= 0 for count in counts]
-        tokens = [count if ok else math.ceil(size / 4) for count, ok, size in zip(counts, known, (sent, received))]
-        if self.account is not None:
-            cost = self.budget.cost(*tokens) if self.budget else 0.0
-            self.account.add(
-                prompt_tokens=tokens[0], tokens=tokens[1], cost=cost, answers=1, estimated=int(not all(known))
-            )
-        return tokens[0], tokens[1]
+        read, written = (
+            count if ok else math.ceil(size / 4) for count, ok, size in zip(counts, known, (sent, received))
+        )
+        paid, estimated = read + written, int(not all(known))
+        self.usage.add(self.role, prompt_tokens=read, tokens=written, paid=paid, estimated=estimated)
+        return read, written
 
     def _excerpt(self, content: bytes) -> str:
         """The beginning of a body on one line. The key goes first: a cut through it would leave half of it."""
@@ -253,26 +249,24 @@ class Transport:
         return repr(text if len(text) <= _EXCERPT else text[:_EXCERPT] + "...")
 
 
-def retry_after(header: str | None, now: float) -> float | None:
-    """Seconds that a Retry-After header asks to wait (RFC 9110, 10.2.3: seconds or a date); None if it says nothing."""
-    if header is None:
-        return None
+def retry_after(header: str | None, now: float) -> float:
+    """Seconds to wait by a Retry-After header (RFC 9110, 10.2.3: seconds or a date); 0 if it says nothing."""
     try:
-        wait = float(header)
+        wait = float(header or 0)
     except ValueError:
         try:
             date = email.utils.parsedate_to_datetime(header)
         except ValueError:
-            return None
+            return 0.0
         wait = date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now
-    return None if math.isnan(wait) else max(wait, 0.0)
+    return 0.0 if math.isnan(wait) else max(wait, 0.0)
 
 
 def _advice(status: int, key: ApiKey) -> str:
     if status in (401, 403):
         return f"The server does not accept the key: {key!r}; set that variable to a key that is valid here"
     if status == 404:
-        return "Check base_url (it usually ends in /v1) and the model's name"
+        return "Check --base_url (it usually ends in /v1) and the model's name"
     if 300 <= status < 400:
-        return "Give the address it redirects to as base_url"
-    return "A field it does not know is taken out of the request by extra={'field': None}"
+        return "Give the address it redirects to as --base_url"
+    return "--extra field=null leaves out a field that the server does not know"

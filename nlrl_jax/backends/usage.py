@@ -1,4 +1,4 @@
-"""What the language models of a run were used for: calls, tokens, seconds and cache hits by role."""
+"""The ledger of a run: calls, tokens, seconds and cache hits of its language models, by role."""
 
 from __future__ import annotations
 
@@ -7,67 +7,96 @@ import json
 import pathlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from nlrl_jax.backends.budget import Account
 from nlrl_jax.files import write_atomically
-from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling, Score
+from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling, Score
+
+
+class BudgetExceeded(LanguageModelError):
+    """The token budget is spent. Every reply that was paid for is in the cache, if there is one."""
 
 
 @dataclasses.dataclass
 class RoleUsage:
-    """Sums over everything one role asked for.
+    """The sums of one role.
 
     Attributes:
       calls: replies and scores.
-      prompt_tokens, tokens: read and written. What came from a cache counts as none. A score has read its tokens. Of a
-        call that raised, what the model's account says was paid for all the same.
+      prompt_tokens, tokens: read and written. Cached replies count as none. A score has read its tokens.
+      paid: the tokens, read and written, of an endpoint, counted as each response arrives, useful or not.
       seconds: wall time inside the model, also of calls that raised.
       cache_hits: calls that came from a cache.
-      cut: replies that did not end.
+      cut: replies that reached `max_tokens` or never came.
+      refused: prompts or replies stopped by a content filter or by the model itself.
+      retries: requests that were sent again.
+      estimated: responses without token counts; a quarter of the bytes sent and received counts instead.
     """
 
     calls: int = 0
     prompt_tokens: int = 0
     tokens: int = 0
+    paid: int = 0
     seconds: float = 0.0
     cache_hits: int = 0
     cut: int = 0
+    refused: int = 0
+    retries: int = 0
+    estimated: int = 0
 
 
 class Usage:
-    """The accounts of a run; any number of models and threads may write into one."""
+    """The sums of a run by role. Any number of models and threads may share one.
 
-    def __init__(self):
-        self._roles: dict[str, RoleUsage] = {}
+    With a folder it is on disk (`usage.json`) after every change, so neither a kill nor a resume loses a count.
+
+    Attributes:
+      section: goes in front of each role's name, e.g. "medium_2x1/"; a script may change it between its parts.
+    """
+
+    def __init__(self, folder: pathlib.Path | None = None):
+        self.section = ""
+        self._path = None if folder is None else folder / "usage.json"
         self._lock = threading.Lock()
+        rows = json.loads(self._path.read_text()) if self._path and self._path.exists() else []
+        self._roles = {row.pop("role"): RoleUsage(**row) for row in rows}
 
     def add(self, role: str, **amounts: float) -> None:
         """Adds to the sums of a role; the names are those of `RoleUsage`."""
         with self._lock:
-            sums = self._roles.setdefault(role, RoleUsage())
+            sums = self._roles.setdefault(self.section + role, RoleUsage())
             for name, amount in amounts.items():
                 setattr(sums, name, getattr(sums, name) + amount)
+            if self._path is not None:
+                write_atomically(self._path, json.dumps(self._rows(), indent=2) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a role, by name: {"role": ..., "calls": ..., ...}."""
+        """One row per role, sorted by name: {"role": ..., "calls": ..., ...}."""
         with self._lock:
-            return [{"role": role, **dataclasses.asdict(self._roles[role])} for role in sorted(self._roles)]
+            return self._rows()
 
-    def metrics(self) -> dict[str, float]:
-        """The same as one flat dict: {"policy/calls": 12.0, ...}. "<role>/seconds" depends on the clock."""
-        rows = self.rows()
-        return {f"{row['role']}/{name}": float(row[name]) for row in rows for name in row if name != "role"}
+    def check_budget(self, tokens: int) -> None:
+        """Raises BudgetExceeded where this many tokens are paid for; 0 is no limit."""
+        paid = sum(row["paid"] for row in self.rows())
+        if 0 < tokens <= paid:
+            raise BudgetExceeded(
+                f"{paid} tokens are spent and the limit is {tokens}; raise --token_budget and run again: cached "
+                "replies are not paid for twice"
+            )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"role": role, **dataclasses.asdict(self._roles[role])} for role in sorted(self._roles)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Metered:
-    """A language model that keeps accounts of another one.
+    """A language model whose calls are counted.
 
     Attributes:
-      model: any `types.LanguageModel`.
-      usage: where it writes.
+      model: any `types.LanguageModel`. One that has this ledger as its own `usage` counts its tokens itself.
+      usage: the ledger.
     """
 
     model: LanguageModel
@@ -79,86 +108,47 @@ class Metered:
 
     def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
         """See `types.LanguageModel`."""
-        start, paid = time.perf_counter(), self._paid()
+        replies, start = [], time.perf_counter()
         try:
             replies = self.model.complete(chats, sampling, role, seed)
-        except BaseException:
-            self._add_failed(role, start, paid)
-            raise
-        fresh = [reply for reply in replies if not reply.cached]
-        self.usage.add(
-            role,
-            calls=len(replies),
-            prompt_tokens=sum(reply.prompt_tokens for reply in fresh),
-            tokens=sum(reply.tokens for reply in fresh),
-            seconds=time.perf_counter() - start,
-            cache_hits=len(replies) - len(fresh),
-            cut=sum(not reply.ended for reply in replies),
-        )
+        finally:
+            fresh = [reply for reply in replies if not reply.cached]
+            self._add(
+                role,
+                start,
+                calls=len(replies),
+                prompt_tokens=sum(reply.prompt_tokens for reply in fresh),
+                tokens=sum(reply.tokens for reply in fresh),
+                cache_hits=len(replies) - len(fresh),
+                cut=sum(not reply.ended and not reply.refused for reply in replies),
+                refused=sum(reply.refused for reply in replies),
+            )
         return replies
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """See `types.LanguageModel`."""
-        start, paid = time.perf_counter(), self._paid()
+        scores, start = [], time.perf_counter()
         try:
             scores = self.model.score(chats, continuations, role)
-        except BaseException:
-            self._add_failed(role, start, paid)
-            raise
-        self.usage.add(
-            role,
-            calls=sum(map(len, scores)),
-            prompt_tokens=sum(score.tokens for row in scores for score in row),
-            seconds=time.perf_counter() - start,
-        )
+        finally:
+            read = sum(score.tokens for row in scores for score in row)
+            self._add(role, start, calls=sum(map(len, scores)), prompt_tokens=read)
         return scores
 
-    def _paid(self) -> dict[str, float]:
-        """What the model's account says so far; nothing where it has none."""
-        account = getattr(self.model, "account", None)
-        return {} if account is None else account.as_dict()
-
-    def _add_failed(self, role: str, start: float, before: dict[str, float]) -> None:
-        """Counts what a call that raised has cost: its answers are in the cache, where they will count as none."""
-        now = self._paid()
-        tokens = {name: now[name] - before[name] for name in ("prompt_tokens", "tokens") if name in now}
-        self.usage.add(role, seconds=time.perf_counter() - start, **tokens)
-
-
-class KeptAccount(Account):
-    """An account that is on disk after every answer, so that a budget holds across restarts and kills."""
-
-    def __init__(self, path: pathlib.Path):
-        super().__init__(**(json.loads(path.read_text()) if path.exists() else {}))
-        self._path, self._writing = path, threading.Lock()
-
-    def add(self, **amounts: float) -> None:
-        """See `Account`."""
-        super().add(**amounts)
-        with self._writing:
-            write_atomically(self._path, json.dumps(self.as_dict(), indent=2) + "\n")
-
-
-class KeptUsage(Usage):
-    """What the models of a run were used for, in usage.json after every call: a resumed run counts on."""
-
-    def __init__(self, run_dir: pathlib.Path):
-        super().__init__()
-        self._path, self._writing = run_dir / "usage.json", threading.Lock()
-        for row in json.loads(self._path.read_text()) if self._path.exists() else []:
-            super().add(**row)
-
-    def add(self, role: str, **amounts: float) -> None:
-        """See `Usage`."""
-        super().add(role, **amounts)
-        with self._writing:
-            write_atomically(self._path, json.dumps(self.rows(), indent=2) + "\n")
+    def _add(self, role: str, start: float, **amounts: int) -> None:
+        if getattr(self.model, "usage", None) is self.usage:
+            amounts = {name: amount for name, amount in amounts.items() if name not in ("prompt_tokens", "tokens")}
+        self.usage.add(role, seconds=time.perf_counter() - start, **amounts)
 
 
 def describe_usage(usage: Usage) -> list[str]:
-    """A sentence a role, for a report."""
+    """One sentence per role, all sections together, for a report."""
+    sums: dict[str, Counter] = {}
+    for row in usage.rows():
+        sums.setdefault(row.pop("role").rpartition("/")[2], Counter()).update(row)
     return [
-        f"{row['role']}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
+        f"{role}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
         f"{row['seconds']:.0f} s, {row['cache_hits']} from the cache, {row['cut']} cut"
-        for row in usage.rows()
+        + "".join(f", {row[name]} {name}" for name in ("refused", "retries", "estimated") if row[name])
+        for role, row in sums.items()
     ]

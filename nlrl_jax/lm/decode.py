@@ -189,7 +189,7 @@ def score_continuations(
     """log p of continuations of prompts that have been read -> float32 [R, C]; entries after a row's end are padding's.
 
     Args:
-      source: int32 [R], the prompt of the block that each row goes on from.
+      source: int32 [R], the prompt of the block that each row continues.
       continuations: int32 [R, C], right-padded.
     """
     C, S = continuations.shape[1], block.kv.k.shape[2]

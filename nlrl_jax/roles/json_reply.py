@@ -1,4 +1,4 @@
-"""Reads the JSON object that a language model was asked for out of what it wrote."""
+"""Reads the requested JSON object out of a language model's reply."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 PROBLEMS = ("empty", "prose", "cut", "repaired", "nothing")
@@ -14,7 +15,7 @@ _DECODER = json.JSONDecoder(strict=False)  # line breaks inside strings are lega
 
 
 class JsonReply(NamedTuple):
-    """What was found.
+    """A reply as an object.
 
     fields: the object; empty if there is none.
     problem: "" for one clean object, else the first that applies: "empty" (no text), "prose" (a whole object with text
@@ -63,6 +64,20 @@ def read_number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if abs(number) < float("inf") else None
+
+
+def read_choice(value: Any, words: Sequence[str]) -> int | None:
+    """The index of the word that a field names; None if it names none of them, or says anything besides.
+
+    Case, underscores, a final full stop and a verb in front ("move up" for "up", and the reverse) do not matter.
+    """
+    name, names = _bare(str(value)), [_bare(word) for word in words]
+    return names.index(name) if names.count(name) == 1 else None
+
+
+def _bare(word: str) -> str:
+    words = " ".join(word.lower().replace("_", " ").split()).removesuffix(".")
+    return re.sub(r"^(?:move|go|step) (?=.)", "", words)
 
 
 def _whole(text: str) -> str:

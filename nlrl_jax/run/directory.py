@@ -132,7 +132,7 @@ def _compare(run_dir, stored, config, may_change) -> None:
     wrong = [name for name, pair in changed.items() if name not in may_change and not _is_path(name, *pair)]
     if wrong:
         raise ValueError(
-            f"the run in {run_dir} was started with another configuration and cannot go on with this one:\n  "
+            f"the run in {run_dir} was started with another configuration and cannot continue with this one:\n  "
             + "\n  ".join(lines[name] for name in wrong)
             + "\nGive the old values, or start a new run in another --run_dir"
         )
@@ -196,7 +196,7 @@ def _check_free(run_dir: pathlib.Path) -> None:
     found = _found(run_dir)
     if holds_run(run_dir):
         if len(found) > 1:  # a config alone is of a command that was refused or stopped before it did anything
-            raise ValueError(f"{run_dir} already holds a run; pass --resume to go on with it, or another --run_dir")
+            raise ValueError(f"{run_dir} already holds a run; pass --resume to continue it, or another --run_dir")
     elif found:
         there = found[0].name
         raise ValueError(f"{run_dir} is not empty and holds no run ({there} lies there); choose another --run_dir")

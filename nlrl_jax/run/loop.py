@@ -100,7 +100,7 @@ def train(
     with _full_disk_explained(run_dir), contextlib.ExitStack() as stack:
         writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in folders]
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
-        asked = stack.enter_context(asked_to_stop())
+        signals = stack.enter_context(stop_signals())
         progress = stack.enter_context(Progress(iterations, start, columns))
         for i in range(start, iterations):
             clock = time.monotonic()
@@ -118,12 +118,12 @@ def train(
                 )
             progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
             done = i + 1
-            if done % checkpoint_every == 0 or done == iterations or asked:
+            if done % checkpoint_every == 0 or done == iterations or signals:
                 checkpoints.save(done, state.learned(), origin)
-            if asked:
+            if signals:
                 break
-    if asked:
-        print(f"{asked[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
+    if signals:
+        print(f"{signals[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
         sys.exit(0)
     return state
 
@@ -176,23 +176,21 @@ def _check_metrics(folder: pathlib.Path, run_dir: pathlib.Path, start: int) -> N
 
 
 def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Checkpoints) -> str:
-    seen = ", ".join(f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value).all())
+    bad = ", ".join(f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value).all())
     checkpoints.wait()
     kept = checkpoints.latest_step()
     where = "no state was saved" if kept is None else f"the last good state is in {checkpoints.folder / str(kept)}"
-    return (
-        f"iteration {iteration} is not finite ({seen or 'in its gradients'}). Stopped; {where}. Lower --learning_rate"
-    )
+    return f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {where}. Lower --learning_rate"
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[list[str]]:
+def stop_signals() -> Iterator[list[str]]:
     """A list that names SIGTERM or SIGINT once it came. The second signal does what it always does."""
-    asked: list[str] = []
+    signals: list[str] = []
     old = {}
 
     def note(number, frame):
-        asked.append(signal.Signals(number).name)
+        signals.append(signal.Signals(number).name)
         print("\nfinishing this iteration, then saving; again to stop now", file=sys.stderr, flush=True)
         for other, handler in old.items():
             signal.signal(other, handler)
@@ -203,7 +201,7 @@ def asked_to_stop() -> Iterator[list[str]]:
     except ValueError:  # not the main thread: signals are somebody else's
         pass
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.endpoint import Budget, EndpointModel
+from nlrl_jax.backends.endpoint import EndpointModel, EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
-from nlrl_jax.backends.usage import KeptAccount, Metered, Usage
-from nlrl_jax.config import check, option
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
@@ -25,26 +24,7 @@ from nlrl_jax.types import Chat, Learn
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 # Options of an endpoint that do not change what is computed.
-MAY_CHANGE = ("api_key_env", "concurrency", "token_budget")
-
-
-@dataclasses.dataclass(frozen=True)
-class EndpointOptions:
-    """An OpenAI-compatible endpoint."""
-
-    base_url: str = option("", "the endpoint's address, such as http://localhost:8000/v1")
-    api_key_env: str = option("OPENAI_API_KEY", "the environment variable that holds the endpoint's key")
-    concurrency: int = option(16, "maximum number of concurrent requests", least=1)
-    token_budget: int = option(0, "tokens, read and written, after which the run stops; 0: no limit", least=0)
-
-    def __post_init__(self):
-        check(self)
-
-
-def _endpoint(options: EndpointOptions, model: str) -> EndpointModel:
-    if not options.base_url or not model:
-        raise ValueError("an endpoint needs an address (--base_url http://.../v1) and the name of its model")
-    return EndpointModel(options.base_url, model, api_key_env=options.api_key_env, concurrency=options.concurrency)
+MAY_CHANGE = ("api_key_env", "concurrency", "timeout", "max_retries", "token_budget")
 
 
 def local_model(
@@ -87,7 +67,7 @@ def large_model(
     """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
     Args:
-      run_dir: where an endpoint's replies and account are kept.
+      run_dir: where an endpoint's replies are cached.
       options, endpoint_model: the endpoint, and its name for the model.
 
     Raises:
@@ -96,12 +76,8 @@ def large_model(
     if name == "scripted":
         model = ScriptedModel(scripts)
     elif name == "endpoint":
-        model = dataclasses.replace(
-            _endpoint(options, endpoint_model),
-            budget=Budget(max_tokens=options.token_budget) if options.token_budget else None,
-            account=KeptAccount(run_dir / "account.json"),
-            cache=DiskCache(run_dir / "cache"),
-        )
+        model = EndpointModel(options, endpoint_model, usage)
+        model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))  # a folder only for a valid endpoint
     else:
         model = local_model(name)
     return Metered(model, usage)
@@ -121,7 +97,7 @@ def check_large_model(
         a reply.
     """
     if name == "endpoint":
-        _endpoint(options, endpoint_model)
+        EndpointModel(options, endpoint_model)
     elif name != "scripted":
         tokenizer = tokenizer_of(name)
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)

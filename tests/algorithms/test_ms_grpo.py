@@ -489,3 +489,13 @@ def test_bad_config_is_refused_by_name(wrong, message):
 
 def test_without_aaw_sampling_group_sample_does_not_matter():
     MSGRPOConfig(group_size=4, sampling_temperature=0.0)
+
+
+def test_every_part_of_the_objective_reaches_the_loss(policy, state, monkeypatch):
+    seen, loss = {}, ms_grpo.losses.ms_grpo
+    monkeypatch.setattr(
+        ms_grpo.losses, "ms_grpo", lambda *args, **options: seen.update(options) or loss(*args, **options)
+    )
+    options = {"clip_low": 0.11, "clip_high": 0.22, "beta": 0.33, "kl_estimator": "k2"}
+    jax.eval_shape(make_update(policy, GAME, dataclasses.replace(CONFIG, **options)), state, KEY)
+    assert seen == options

@@ -1,11 +1,12 @@
-"""Replies that are kept: a model is asked for each chat once, also across a kill."""
+"""A cached model answers each chat once, also across a kill."""
 
 import dataclasses
 
 import pytest
 
+from nlrl_jax.backends import cached
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.cached import KeptReplies
+from nlrl_jax.backends.cached import CachedModel
 from nlrl_jax.types import Chat, Reply, Sampling
 
 GREEDY = Sampling(8, 0.0)
@@ -25,14 +26,15 @@ class Model:
         return [Reply(f"re: {text}", 3, 2, text != "cut") for text in texts]
 
 
-def test_every_chat_is_asked_once_and_a_kill_loses_one_piece(tmp_path):
+def test_every_chat_is_asked_once_and_a_kill_loses_one_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr(cached, "PIECE", 2)
     model = Model([])
-    kept = KeptReplies(model, DiskCache(tmp_path), piece=2)
+    ask = CachedModel(model, DiskCache(tmp_path))
     chats = [Chat.of(text) for text in ("a", "cut", "a", "b", "die", "c")]
     with pytest.raises(KeyboardInterrupt):
-        kept.complete(chats, GREEDY, "role")
+        ask.complete(chats, GREEDY, "role")
     assert model.asked == [["a", "cut"]]
-    again = KeptReplies(model, DiskCache(tmp_path), piece=2)
+    again = CachedModel(model, DiskCache(tmp_path))
     replies = again.complete(chats[:4], GREEDY, "role")
     assert model.asked == [["a", "cut"], ["b"]]
     assert [reply.text for reply in replies] == ["re: a", "re: cut", "re: a", "re: b"]
@@ -43,9 +45,9 @@ def test_every_chat_is_asked_once_and_a_kill_loses_one_piece(tmp_path):
     assert len(model.asked) == 4  # something else was asked
 
 
-def test_only_greedy_replies_can_be_kept(tmp_path):
-    kept = KeptReplies(Model([]), DiskCache(tmp_path))
+def test_only_greedy_replies_can_be_cached(tmp_path):
+    ask = CachedModel(Model([]), DiskCache(tmp_path))
     with pytest.raises(ValueError, match="only replies at temperature 0"):
-        kept.complete([Chat.of("a")], Sampling(8, 0.5), "role")
+        ask.complete([Chat.of("a")], Sampling(8, 0.5), "role")
     with pytest.raises(NotImplementedError):
-        kept.score([Chat.of("a")], [["b"]], "role")
+        ask.score([Chat.of("a")], [["b"]], "role")

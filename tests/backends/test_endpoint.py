@@ -1,17 +1,21 @@
 """The endpoint backend against a real HTTP server that misbehaves."""
 
 import email.utils
+import json
 import logging
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from nlrl_jax.backends import endpoint, transport
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.endpoint import Account, Budget, BudgetExceeded, EndpointError, EndpointModel
-from nlrl_jax.backends.transport import Patience, retry_after
+from nlrl_jax.backends.endpoint import EndpointModel, EndpointOptions
+from nlrl_jax.backends.transport import EndpointError, retry_after, retry_wait
+from nlrl_jax.backends.usage import BudgetExceeded, Metered, Usage
 from nlrl_jax.types import Chat, Reply, Sampling
 from tests.backends import server as s
 from tests.backends.server import Server
@@ -25,11 +29,27 @@ HOT = Sampling(max_tokens=20, temperature=1.0)
 def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(transport, "BACKOFF", 0.01)
+    monkeypatch.setattr(transport, "LONGEST_WAIT", 0.05)
 
 
-def model(server, **fields):
-    fields = {"max_retries": 3, "backoff": 0.01, "longest_wait": 0.05, "timeout": 5.0, **fields}
-    return EndpointModel(server.url, "m", **fields)
+def model(server, name="m", usage=None, cache=None, render=None, **options):
+    options = EndpointOptions(**{"base_url": server.url, "max_retries": 3, "timeout": 5.0, **options})
+    return EndpointModel(options, name, usage or Usage(), cache, render)
+
+
+def nowhere(**options):
+    return EndpointModel(EndpointOptions(**{"base_url": "http://127.0.0.1:9/v1", **options}), "m")
+
+
+def entries(cache):
+    return len([*cache.folder.glob("*/*.json")])
+
+
+def spent(ask):
+    """The ledger's row of the role."""
+    (row,) = ask.usage.rows()
+    return row
 
 
 def chats(n):
@@ -51,7 +71,7 @@ def test_a_request_has_the_sampling_the_key_and_the_messages_but_not_the_context
     with Server() as server:
         sampling = Sampling(max_tokens=7, temperature=0.5, top_k=40, top_p=0.9)
         chat = Chat.of("hi", system="rules", secret_board=1)
-        (reply,) = model(server, extra={"stop": ["\n"], "top_p": None}).complete([chat], sampling, "policy", 3)
+        (reply,) = model(server, extra='stop=["\\n"],top_p=null').complete([chat], sampling, "policy", 3)
         (request,) = server.requests
     seed = request.body.pop("seed")
     assert 0 <= seed < 2**31
@@ -95,16 +115,17 @@ def test_at_temperature_0_duplicates_are_asked_once_without_a_seed():
     assert len(set(texts(replies))) == 1 and [r.tokens for r in replies] == [5, 0, 0, 0]
 
 
-def test_max_choices_splits_a_group_and_seeds_differ_between_its_requests_and_between_chats():
+def test_a_large_group_is_split_and_seeds_differ_between_its_requests_and_between_chats(monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_CHOICES", 2)
     with Server() as server:
-        replies = model(server, max_choices=2).complete(chats(1) * 5 + chats(2)[1:], HOT, "policy")
+        replies = model(server).complete(chats(1) * 5 + chats(2)[1:], HOT, "policy")
         assert sorted(r.body.get("n", 1) for r in server.requests) == [1, 1, 2, 2]
         assert len({r.body["seed"] for r in server.requests}) == 4
     assert len(set(texts(replies))) == 6
 
 
 def test_no_chats_need_no_server():
-    assert EndpointModel("http://127.0.0.1:9/v1", "m").complete([], HOT, "policy") == []
+    assert nowhere().complete([], HOT, "policy") == []
 
 
 # Order and concurrency.
@@ -155,21 +176,21 @@ FLAKY = {
     "no message": s.raw(b'{"choices": [{"index": 0}]}'),
     "a choice that is a string": s.raw(b'{"choices": ["hello"]}'),
     "null content": s.null,
-    "content in parts": s.raw(b'{"choices": [{"message": {"content": [{"text": "a"}]}}]}'),
+    "content as a mapping": s.raw(b'{"choices": [{"message": {"content": {"text": "a"}}}]}'),
 }
 
 
 @pytest.mark.parametrize("name", FLAKY)
 def test_a_passing_failure_is_retried(name):
-    account = Account()
     with Server(FLAKY[name], FLAKY[name]) as server:
-        (reply,) = model(server, account=account).complete(chats(1), HOT, "policy")
+        ask = model(server)
+        (reply,) = ask.complete(chats(1), HOT, "policy")
         assert len(server.requests) == 3
         assert len({r.body["seed"] for r in server.requests}) == 1
-    assert reply.text.startswith("re: question 0") and account.retries == 2
+    assert reply.text.startswith("re: question 0") and spent(ask)["retries"] == 2
 
 
-@pytest.mark.parametrize("name", [name for name in FLAKY if name != "null content"])
+@pytest.mark.parametrize("name", ["429", "503", "cut connection", "half a JSON", "null choices"])
 def test_a_lasting_failure_ends_in_a_clear_error_and_what_was_paid_for_is_cached(name, tmp_path):
     cache = DiskCache(tmp_path)
     bad = lambda request: FLAKY[name] if request.asked == "question 5" else s.well
@@ -182,7 +203,7 @@ def test_a_lasting_failure_ends_in_a_clear_error_and_what_was_paid_for_is_cached
         assert list(server.asked()) == ["question 5"]
     assert len(str(caught.value)) < 800
     assert [r.cached for r in replies] == [True] * 5 + [False]
-    if name in ("429", "500", "503"):
+    if name.isdecimal():
         assert caught.value.status == int(name) and name in str(caught.value)
 
 
@@ -199,17 +220,14 @@ def test_nobody_listens():
     with Server() as server:
         url = server.url
     with pytest.raises(EndpointError, match="failed 2 times.*ConnectError") as caught:
-        EndpointModel(url, "m", max_retries=1, backoff=0.01).complete(chats(1), HOT, "policy")
+        nowhere(base_url=url, max_retries=1).complete(chats(1), HOT, "policy")
     assert caught.value.status is None
 
 
-def test_retry_after_is_honoured_up_to_the_longest_wait():
-    with Server(s.status(429, Retry_After="1")) as server:
-        model(server, longest_wait=9.0).complete(chats(1), HOT, "policy")
-        first, second = (r.time for r in server.requests)
-    assert 1.0 <= second - first < 8.0
+def test_retry_after_is_honoured_up_to_the_longest_wait(monkeypatch):
+    monkeypatch.setattr(transport, "LONGEST_WAIT", 0.2)
     with Server(s.status(429, Retry_After="3600")) as server:
-        model(server, longest_wait=0.2).complete(chats(1), HOT, "policy")
+        model(server).complete(chats(1), HOT, "policy")
         first, second = (r.time for r in server.requests)
     assert 0.2 <= second - first < 60
 
@@ -220,16 +238,17 @@ def test_retry_after_reads_seconds_and_dates():
     assert retry_after(email.utils.formatdate(now + 30, usegmt=True), now) == 30.0
     assert retry_after(email.utils.formatdate(now - 30, usegmt=True), now) == 0.0
     assert retry_after("-5", now) == 0.0
-    assert retry_after(None, now) is retry_after("soon", now) is retry_after("nan", now) is None
+    assert retry_after(None, now) == retry_after("soon", now) == retry_after("nan", now) == 0.0
 
 
-def test_waits_double_with_jitter_and_are_never_longer_than_allowed():
-    patience = Patience(timeout=1.0, max_retries=9, backoff=0.1, longest_wait=0.3)
+def test_waits_double_with_jitter_and_are_never_longer_than_allowed(monkeypatch):
+    monkeypatch.setattr(transport, "BACKOFF", 0.1)
+    monkeypatch.setattr(transport, "LONGEST_WAIT", 0.3)
     for attempt, most in enumerate((0.1, 0.2, 0.3, 0.3)):
-        waits = [patience.wait(attempt, None) for _ in range(200)]
+        waits = [retry_wait(attempt) for _ in range(200)]
         assert most / 2 <= min(waits) < max(waits) <= most
-    assert 0.15 <= patience.wait(10_000, None) <= 0.3
-    assert patience.wait(0, 0.25) == 0.25 and patience.wait(0, 3600.0) == 0.3
+    assert 0.15 <= retry_wait(10_000) <= 0.3
+    assert retry_wait(0, 0.25) == 0.25 and retry_wait(0, 3600.0) == 0.3
 
 
 # Wrong numbers of choices.
@@ -246,11 +265,11 @@ def test_choices_that_do_not_come_are_asked_for_one_by_one(number):
 
 
 def test_choices_nobody_asked_for_are_left_but_paid_for():
-    account = Account()
     with Server(s.choices(4)) as server:
-        replies = model(server, account=account).complete(chats(1), HOT, "policy")
+        ask = model(server)
+        replies = ask.complete(chats(1), HOT, "policy")
         assert len(server.requests) == 1
-    assert len(replies) == 1 and replies[0].tokens == 5 and account.tokens == 20
+    assert len(replies) == 1 and replies[0].tokens == 5 and spent(ask)["tokens"] == 20
 
 
 def test_one_null_among_the_choices_is_asked_for_again_and_the_others_are_kept():
@@ -275,20 +294,24 @@ def test_choices_go_by_their_index():
     assert [text.split("/")[1] for text in texts(replies)] == ["0]", "1]", "2]"]
 
 
-def test_a_server_that_does_not_know_top_k_is_asked_without_it_from_then_on(tmp_path):
-    refuse = lambda request: s.status(400, "Unrecognized argument: top_k") if "top_k" in request.body else s.well
+@pytest.mark.parametrize("code", [400, 422])
+def test_a_server_that_refuses_fields_by_name_is_served_without_them(code, tmp_path):
+    def picky(request):
+        bad = next((name for name in ("max_tokens", "top_k", "seed") if name in request.body), None)
+        return s.status(code, "x " * 400 + f"'{bad}' is not supported") if bad else s.well
+
     sampling, cache = Sampling(20, 1.0, top_k=50), DiskCache(tmp_path)
-    with Server(behaviour=refuse) as server:
+    with Server(behaviour=picky) as server:
         ask = model(server, concurrency=1, cache=cache)
-        assert len(ask.complete(chats(1) * 2, sampling, "policy")) == 2
-        ask.complete(chats(3)[1:], sampling, "policy")
-        assert ["top_k" in r.body for r in server.requests] == [True, False, False, False]
-        assert server.requests[1].body["n"] == 2
+        assert len(ask.complete(chats(3), sampling, "policy")) == 3
+        bodies = [request.body for request in server.requests if picky(request) is s.well]
+        assert len(bodies) == 3 and len(server.requests) == 3 + 3  # one refusal for each field of the call
+        assert all(body["max_completion_tokens"] == 20 for body in bodies)
         assert all(r.cached for r in model(server, cache=cache).complete(chats(3), sampling, "policy"))
-    with Server(behaviour=lambda request: s.status(400, "no such model")) as server:
-        with pytest.raises(EndpointError, match="no such model"):
-            model(server).complete(chats(1), sampling, "policy")
-        assert len(server.requests) == 1
+    with Server(behaviour=lambda request: s.status(code, "max_tokens is too large")) as server:
+        with pytest.raises(EndpointError, match="too large"):
+            model(server).complete(chats(1), GREEDY, "policy")
+        assert len(server.requests) == 2
 
 
 # What a reply says.
@@ -296,10 +319,11 @@ def test_a_server_that_does_not_know_top_k_is_asked_without_it_from_then_on(tmp_
 
 def test_a_message_that_never_has_a_text_is_an_empty_reply_after_the_retries(tmp_path):
     silent = lambda request: s.null if request.asked == "question 1" else s.well
-    account, cache = Account(), DiskCache(tmp_path)
+    cache = DiskCache(tmp_path)
     with Server(behaviour=silent) as server:
-        replies = model(server, cache=cache, account=account).complete(chats(3), HOT, "policy")
-        assert sum(r.asked == "question 1" for r in server.requests) == 4 and account.answers == 6
+        ask = model(server, cache=cache)
+        replies = ask.complete(chats(3), HOT, "policy")
+        assert sum(r.asked == "question 1" for r in server.requests) == 4 and spent(ask)["paid"] == 6 * 15
         assert [bool(reply.text) for reply in replies] == [reply.ended for reply in replies] == [True, False, True]
         assert replies[1].prompt_tokens == 10
         model(server, cache=cache).complete(chats(3), HOT, "policy")
@@ -329,17 +353,80 @@ def test_an_empty_text_and_half_a_surrogate_pair_are_replies():
 
 
 def test_without_token_counts_a_quarter_of_the_bytes_is_taken_and_counted():
-    account = Account()
     with Server(s.says(lambda whole: whole.pop("usage"))) as server:
-        (reply,) = model(server, account=account).complete([Chat.of("x" * 4000)], HOT, "policy")
+        ask = model(server)
+        (reply,) = ask.complete([Chat.of("x" * 4000)], HOT, "policy")
     assert 1000 <= reply.prompt_tokens <= 1100 and 1000 <= reply.tokens <= 1200
-    assert account.estimated == account.answers == 1
+    assert spent(ask)["estimated"] == 1 and spent(ask)["paid"] == reply.prompt_tokens + reply.tokens
+
+
+def filtered(whole):
+    whole["choices"][0] = {"index": 0, "message": {"content": None}, "finish_reason": "content_filter"}
+
+
+def declined(whole):
+    whole["choices"][0]["message"] = {"content": None, "refusal": "I cannot help with that."}
+
+
+AZURE = {"error": {"message": "Please modify your prompt. " * 20, "code": "content_filter"}}
+
+
+@pytest.mark.parametrize(
+    "behaviour, text",
+    [
+        (s.says(filtered), ""),
+        (s.says(declined), "I cannot help with that."),
+        (s.status(400, json.dumps(AZURE)), ""),
+        (s.status(403, '{"error": {"message": "your input was flagged"}}'), ""),
+    ],
+    ids=["filter", "refusal", "filtered prompt", "flagged prompt"],
+)
+def test_a_refusal_of_one_prompt_is_counted_and_neither_sent_again_nor_the_end(behaviour, text, tmp_path):
+    bad = lambda request: behaviour if request.asked == "question 1" else s.well
+    with Server(behaviour=bad) as server:
+        ask = model(server, cache=DiskCache(tmp_path))
+        metered = Metered(ask, ask.usage)
+        replies = metered.complete(chats(3), HOT, "policy")
+        assert len(server.requests) == 3
+        assert spent(ask)["refused"] == 1 and spent(ask)["cut"] == 0
+        assert metered.complete(chats(3), HOT, "policy")[1].refused and len(server.requests) == 3
+    assert [(reply.refused, reply.ended) for reply in replies] == [(False, True), (True, False), (False, True)]
+    assert replies[1].text == text
+
+
+def test_a_text_in_parts_is_read_without_the_thoughts():
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "move "}, {"type": "text", "text": "up"}]
+    with Server(s.says(lambda whole: whole["choices"][0]["message"].update(content=parts))) as server:
+        assert texts(model(server).complete(chats(1), HOT, "policy")) == ["move up"]
+        assert len(server.requests) == 1
+
+
+def test_a_giant_response_is_cut_off_while_it_arrives_and_sent_again(monkeypatch):
+    monkeypatch.setattr(transport, "MAX_BYTES", 100_000)
+    cut_off = threading.Event()
+
+    def giant(handler, request):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(10**12))
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(b" " * 10_000)
+        except OSError:
+            cut_off.set()
+
+    with Server(giant) as server:
+        ask = model(server)
+        (reply,) = ask.complete(chats(1), HOT, "policy")
+        assert cut_off.wait(20) and len(server.requests) == 2
+    assert reply.text.startswith("re: question 0")
+    assert spent(ask)["retries"] == 1 and spent(ask)["paid"] > 25_000
 
 
 # Refusals.
 
 
-@pytest.mark.parametrize("code, advice", [(401, "OPENAI_API_KEY, set"), (404, "base_url"), (400, "extra=")])
+@pytest.mark.parametrize("code, advice", [(401, "OPENAI_API_KEY, set"), (404, "base_url"), (400, "--extra ")])
 def test_a_refusal_is_final_and_stops_the_batch(code, advice):
     refuse = lambda request: s.status(code, "no such thing " + "x" * 5000)
     with Server(behaviour=refuse) as server:
@@ -363,14 +450,15 @@ def test_a_redirect_is_not_followed_with_the_key():
         assert not elsewhere.requests
 
 
-def test_a_refusal_wakes_those_who_wait_and_keeps_what_is_under_way(tmp_path):
+def test_a_refusal_wakes_those_who_wait_and_keeps_what_is_under_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "LONGEST_WAIT", 60.0)
     plans = {0: s.status(429, Retry_After="30"), 1: s.slow(0.4), 2: s.status(401)}
     start = time.monotonic()
     with Server(behaviour=lambda request: plans[int(request.asked[-1])]) as server:
         with pytest.raises(EndpointError, match="401"):
-            model(server, cache=DiskCache(tmp_path), longest_wait=60.0).complete(chats(3), HOT, "policy")
+            model(server, cache=DiskCache(tmp_path)).complete(chats(3), HOT, "policy")
     assert time.monotonic() - start < 5
-    assert len(DiskCache(tmp_path)) == 1
+    assert entries(DiskCache(tmp_path)) == 1
 
 
 # The cache.
@@ -393,8 +481,8 @@ def test_everything_that_matters_is_in_the_key_and_the_context_is_not(tmp_path):
         asks = [
             (model(server, cache=cache), base, HOT, 0),
             (model(other, cache=cache), base, HOT, 0),
-            (model(server, cache=cache, extra={"stop": ["x"]}), base, HOT, 0),
-            (EndpointModel(server.url, "m2", cache=cache), base, HOT, 0),
+            (model(server, cache=cache, extra="stop=x"), base, HOT, 0),
+            (model(server, "m2", cache=cache), base, HOT, 0),
             (model(server, cache=cache), Chat.of("ho"), HOT, 0),
             (model(server, cache=cache), Chat.of("hi", system="s"), HOT, 0),
             (model(server, cache=cache), base, HOT, 1),
@@ -406,7 +494,7 @@ def test_everything_that_matters_is_in_the_key_and_the_context_is_not(tmp_path):
         ]
         for ask, chat, sampling, seed in asks:
             assert not ask.complete([chat], sampling, "policy", seed)[0].cached
-        assert len(cache) == len(asks)
+        assert entries(cache) == len(asks)
         assert model(server, cache=cache).complete([Chat.of("hi", board=1)], HOT, "value", 0)[0].cached
         assert model(server, cache=cache).complete([base], GREEDY, "policy", 9)[0].cached  # greedy: no seed matters
 
@@ -421,47 +509,22 @@ def test_more_duplicates_than_last_time_pay_for_the_new_ones_only(tmp_path):
     assert [r.cached for r in more] == [True, True, False, False, False]
 
 
-def test_a_torn_entry_is_asked_for_again(tmp_path):
-    cache = DiskCache(tmp_path)
-    with Server() as server:
-        model(server, cache=cache).complete(chats(3), HOT, "policy")
-        path = next(tmp_path.glob("*/*.json"))
-        path.write_bytes(path.read_bytes()[:-3])
-        replies = model(server, cache=cache).complete(chats(3), HOT, "policy")
-        assert len(server.requests) == 4
-    assert cache.damaged == 1 and sum(r.cached for r in replies) == 2
-
-
-def test_a_run_that_the_server_ends_goes_on_where_it_was(tmp_path):
-    with Server() as server:
-        whole = model(server).complete(chats(20), HOT, "policy")
-    dies = lambda request: s.well if request.number < 7 else s.status(403, "quota")
-    with Server(behaviour=dies) as server:
-        ask = model(server, cache=DiskCache(tmp_path), concurrency=3)
-        with pytest.raises(EndpointError, match="403"):
-            ask.complete(chats(20), HOT, "policy")
-        paid = {r.asked for r in server.requests if r.number < 7}
-        server.behaviour, server.requests = None, []
-        replies = ask.complete(chats(20), HOT, "policy")
-        assert sorted(server.asked()) == sorted(set(questions(20)) - paid)
-    assert texts(replies) == texts(whole)
-
-
 # A run of its own, on the server and the cache that its arguments name.
 # A shell starts its background jobs with SIGINT ignored, and what they start ignores it too.
 RUN = """
-import signal, sys
+import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.lm.generate import Sampling
-from nlrl_jax.types import Chat
-model = EndpointModel(sys.argv[1], "m", concurrency=2, cache=DiskCache(sys.argv[2]))
+from nlrl_jax.backends.endpoint import EndpointModel, EndpointOptions
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.types import Chat, Sampling
+folder = pathlib.Path(sys.argv[2])
+model = EndpointModel(EndpointOptions(sys.argv[1], concurrency=2), "m", Usage(folder), DiskCache(folder))
 model.complete([Chat.of(f"question {i}", system="rules") for i in range(12)], Sampling(20, 1.0), "policy")
 """
 
 
-def test_a_killed_run_pays_nothing_twice(tmp_path):
+def test_a_killed_run_pays_nothing_twice_and_its_ledger_agrees(tmp_path):
     hang = lambda request: s.well if request.number < 5 else s.slow(600)
     with Server(behaviour=hang) as server:
         child = subprocess.Popen([sys.executable, "-c", RUN, server.url, str(tmp_path)])
@@ -471,11 +534,15 @@ def test_a_killed_run_pays_nothing_twice(tmp_path):
             time.sleep(0.02)
         child.send_signal(signal.SIGKILL)
         child.wait()
-        assert len(DiskCache(tmp_path)) == 5
+        assert entries(DiskCache(tmp_path)) == 5
         paid = {r.asked for r in server.requests[:5]}
         server.behaviour, server.requests = None, []
-        model(server, cache=DiskCache(tmp_path)).complete(chats(12), HOT, "policy")
+        ask = model(server, usage=Usage(tmp_path), cache=DiskCache(tmp_path))
+        assert (spent(ask)["prompt_tokens"], spent(ask)["tokens"], spent(ask)["paid"]) == (50, 25, 75)
+        Metered(ask, ask.usage).complete(chats(12), HOT, "policy")
         assert sorted(server.asked()) == sorted(set(questions(12)) - paid)
+    row = spent(ask)
+    assert (row["prompt_tokens"], row["tokens"], row["calls"], row["cache_hits"]) == (120, 60, 12, 5)
 
 
 def test_an_interrupt_keeps_what_is_under_way_and_sends_no_more(tmp_path):
@@ -488,55 +555,43 @@ def test_an_interrupt_keeps_what_is_under_way_and_sends_no_more(tmp_path):
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=120)
         assert b"KeyboardInterrupt" in errors
-        assert len(server.requests) == 2 and len(DiskCache(tmp_path)) == 1
+        assert len(server.requests) == 2 and entries(DiskCache(tmp_path)) == 1
 
 
 # The budget.
 
 
-@pytest.mark.parametrize(
-    "limit, message",
-    [
-        ({"max_tokens": 40}, "45 tokens are spent and the limit is 40"),
-        ({"max_cost": 7e-5, "prompt_price": 1.0, "completion_price": 3.0}, "7.5e-05 is spent and the limit is 7e-05"),
-    ],
-)
-def test_the_budget_stops_before_a_request_and_a_rerun_goes_on(tmp_path, limit, message):
-    account, cache = Account(), DiskCache(tmp_path)
+def test_the_budget_stops_before_a_request_and_a_rerun_continues(tmp_path):
+    usage, cache = Usage(), DiskCache(tmp_path)
+    usage.add("policy", tokens=1000)  # of a local model: nothing that a budget limits
     with Server() as server:
-        ask = model(server, concurrency=1, budget=Budget(**limit), account=account, cache=cache)
-        with pytest.raises(BudgetExceeded, match=message):  # 15 tokens a request: 10 read, 5 written; 0.000025
-            ask.complete(chats(10), HOT, "policy")
-        assert len(server.requests) == 3 == len(cache) == account.answers
-        with pytest.raises(BudgetExceeded):
-            ask.complete(chats(10), HOT, "policy")
-        assert len(server.requests) == 3
+        ask = model(server, concurrency=1, token_budget=40, usage=usage, cache=cache)
+        for _ in range(2):
+            with pytest.raises(BudgetExceeded, match="45 tokens are spent and the limit is 40; raise --token_budget"):
+                ask.complete(chats(10), HOT, "policy")
+            assert len(server.requests) == 3 == entries(cache)
         assert len(ask.complete(chats(3), HOT, "policy")) == 3  # all from the cache
-        rest = model(server, budget=Budget(max_tokens=1000), account=account, cache=cache)
-        rest.complete(chats(10), HOT, "policy")
+        model(server, token_budget=1000, usage=usage, cache=cache).complete(chats(10), HOT, "policy")
         assert len(server.requests) == 10
-    assert (account.prompt_tokens, account.tokens) == (100, 50)
-    assert Account(**account.as_dict()) == account
+    assert (spent(ask)["prompt_tokens"], spent(ask)["tokens"], spent(ask)["paid"]) == (100, 1050, 150)
 
 
 def test_a_spent_budget_waits_for_what_is_under_way(tmp_path):
-    account, cache = Account(), DiskCache(tmp_path)
+    cache = DiskCache(tmp_path)
     late = lambda request: s.well if request.number == 0 else s.slow(0.3)
     with Server(behaviour=late) as server:
-        ask = model(server, concurrency=4, budget=Budget(max_tokens=1), account=account, cache=cache)
+        ask = model(server, concurrency=4, token_budget=1, cache=cache)
         with pytest.raises(BudgetExceeded):
             ask.complete(chats(20), HOT, "policy")
-        assert len(server.requests) == len(cache) == account.answers <= 4
+        assert len(server.requests) == entries(cache) == spent(ask)["paid"] / 15 <= 4
 
 
 @pytest.mark.parametrize("behaviour", [s.null, s.raw(b"<p>" + b"x" * 40)])
-def test_answers_of_no_use_are_paid_for_too(behaviour):
-    account = Account()
+def test_invalid_responses_are_paid_for_too(behaviour):
     with Server(*[behaviour] * 20) as server:
-        ask = model(server, max_retries=20, budget=Budget(max_tokens=40), account=account)
         with pytest.raises(BudgetExceeded):
-            ask.complete(chats(1), HOT, "policy")
-        assert len(server.requests) == account.answers <= 3
+            model(server, max_retries=20, token_budget=40).complete(chats(1), HOT, "policy")
+        assert len(server.requests) <= 3
 
 
 # Secrets.
@@ -546,7 +601,7 @@ def test_the_key_is_nowhere(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     shown = []
     with Server() as server:
-        ask = model(server, cache=DiskCache(tmp_path), account=Account())
+        ask = model(server, cache=DiskCache(tmp_path))
         for code in (401, 400, 500):
             server.behaviour = lambda request, code=code: s.echo_key(code)
             with pytest.raises(EndpointError) as caught:
@@ -564,11 +619,9 @@ def test_the_key_is_nowhere(tmp_path, caplog):
         with pytest.raises(EndpointError) as caught:
             ask.complete(chats(1), HOT, "policy")
         shown.append(str(caught.value))
-        leak = s.says(lambda whole: whole["choices"][0]["message"].update(content=f"your key is {KEY}"))
-        server.behaviour = lambda request: leak
-        (reply,) = ask.complete(chats(1), HOT, "policy")
-        assert reply.text == "your key is [key hidden]"
-        shown += [repr(ask), str(ask), repr(ask.account), reply.text]
+        server.behaviour = None
+        ask.complete(chats(1), HOT, "policy")
+        shown += [repr(ask), str(ask), repr(ask.usage.rows())]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 1 and "httpx" in caplog.text and "nlrl_jax" in caplog.text
     shown += [caplog.text, *(path.read_text() for path in files), *map(str, files)]
@@ -580,27 +633,12 @@ def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(monkeypatch
     for bad in ("sk-1234567890\nX-Evil: 1", "sk-1234567890-\u00e9", "sk 1234567890"):
         monkeypatch.setenv("OPENAI_API_KEY", bad)
         with pytest.raises(ValueError, match="OPENAI_API_KEY") as caught:
-            EndpointModel("http://127.0.0.1:9/v1", "m")
+            nowhere()
         assert "1234567890" not in str(caught.value)
     monkeypatch.setenv("OPENAI_API_KEY", f"  {KEY}\n")  # as `export KEY="$(cat file)"` and its like leave it
     with Server() as server:
         model(server).complete(chats(1), HOT, "policy")
         assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
-
-
-@pytest.mark.parametrize("code", [401, 500])
-def test_a_short_key_is_hidden_in_errors_too(monkeypatch, code):
-    monkeypatch.setenv("OPENAI_API_KEY", "q7-zz")
-    with Server(behaviour=lambda request: s.echo_key(code)) as server:
-        with pytest.raises(EndpointError, match="key hidden") as caught:
-            model(server).complete(chats(1), HOT, "policy")
-    assert "q7-zz" not in str(caught.value)
-
-
-def test_a_placeholder_key_may_be_a_word_of_a_reply(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
-    with Server(s.says(lambda whole: whole["choices"][0]["message"].update(content="cell 3 is EMPTY"))) as server:
-        assert texts(model(server).complete(chats(1), HOT, "policy")) == ["cell 3 is EMPTY"]
 
 
 # Scores.
@@ -623,7 +661,7 @@ def render(messages):
 
 def test_scores_are_the_sums_over_the_tokens_of_each_continuation(tmp_path):
     with Server(behaviour=lambda request: echoes) as server:
-        ask = model(server, scoring="completions", render=render, cache=DiskCache(tmp_path))
+        ask = model(server, render=render, cache=DiskCache(tmp_path))
         assert ask.can_score
         batch = [Chat.of("abc"), Chat.of("abcdefg")]
         rows = ask.score(batch, [["leftdown", "down", ""], ["down", "down"]], "policy")
@@ -639,58 +677,65 @@ def test_scores_are_the_sums_over_the_tokens_of_each_continuation(tmp_path):
 
 def test_a_token_over_the_border_and_a_server_that_does_not_echo_are_errors_at_once():
     with Server(behaviour=lambda request: echoes) as server:
-        ask = model(server, scoring="completions", render=render)
+        ask = model(server, render=render)
         with pytest.raises(EndpointError, match="reaches over the border"):
             ask.score([Chat.of("abc")], [["rightdown"]], "policy")
         assert len(server.requests) == 1
     only = s.raw(b'{"choices": [{"logprobs": {"tokens": ["down"], "token_logprobs": [-0.5]}}]}')
     with Server(only) as server:
         with pytest.raises(EndpointError, match="does not echo"):
-            model(server, scoring="completions", render=render).score([Chat.of("abc")], [["down"]], "policy")
+            model(server, render=render).score([Chat.of("abc")], [["down"]], "policy")
 
 
 def test_a_score_without_log_probabilities_is_retried():
     with Server(s.raw(b'{"choices": [{"text": "abc>down", "logprobs": null}]}'), echoes) as server:
-        ask = model(server, scoring="completions", render=render)
+        ask = model(server, render=render)
         assert ask.score([Chat.of("abc")], [["down"]], "policy") == [[(-2.0, 1)]]
 
 
 def test_without_scoring_the_refusal_says_what_to_do():
-    ask = EndpointModel("http://127.0.0.1:9/v1", "m")
+    ask = nowhere()
     assert not ask.can_score
-    with pytest.raises(NotImplementedError, match='scoring="completions"'):
+    with pytest.raises(NotImplementedError, match="render="):
         ask.score(chats(1), [["a"]], "policy")
 
 
-# Fields that cannot be right.
+# Options.
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "options, message",
     [
+        ({"base_url": ""}, "--base_url http"),
         ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'"),
         ({"base_url": "http://me:pass@host/v1"}, "no user, password"),
         ({"base_url": "http://host/v1?key=1"}, "query"),
-        ({"base_url": f"http://host/{KEY}"}, "OPENAI_API_KEY also stands"),
-        ({"extra": {"headers": KEY}}, "OPENAI_API_KEY also stands"),
-        ({"extra": {"n": 3}}, "extra has n"),
-        ({"extra": {"stop": object()}}, "JSON"),
+        ({"extra": "n=3"}, "extra sets n"),
+        ({"extra": "top_p"}, "extra is 'top_p'; it must be field=value"),
+        ({"extra": "a b=1"}, "field=value"),
         ({"concurrency": 0}, "concurrency is 0"),
         ({"concurrency": 100_000}, "concurrency is 100000"),
         ({"max_retries": -1}, "max_retries is -1"),
+        ({"timeout": 0.0}, "timeout is 0"),
         ({"timeout": float("nan")}, "timeout is nan"),
-        ({"budget": Budget(max_tokens=3)}, "account"),
-        ({"scoring": "chat"}, "scoring is 'chat'"),
-        ({"scoring": "completions"}, "render"),
+        ({"token_budget": -1}, "token_budget is -1"),
     ],
 )
-def test_a_wrong_field_is_refused_before_anything_is_sent(fields, message):
+def test_a_wrong_option_is_refused_before_anything_is_sent(options, message):
     with pytest.raises(ValueError, match=message) as caught:
-        EndpointModel(**{"base_url": "http://host/v1", "model": "m", **fields})
-    assert KEY not in str(caught.value) and "pass@" not in str(caught.value)
+        nowhere(**options)
+    assert "pass@" not in str(caught.value)
 
 
-@pytest.mark.parametrize("fields", [{"max_tokens": -1}, {"max_cost": 1.0}, {"prompt_price": float("nan")}])
-def test_a_wrong_budget_is_refused(fields):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        Budget(**fields)
+def test_extra_fields_are_json_where_they_parse():
+    text = 'effort=low, seed=null,stop=["a,b=c", "d"],kw={"x": false},top_p=0.5,name=1a,word="1",empty='
+    assert EndpointOptions(extra=text).extra_fields() == {
+        "effort": "low",
+        "seed": None,
+        "stop": ["a,b=c", "d"],
+        "kw": {"x": False},
+        "top_p": 0.5,
+        "name": "1a",
+        "word": "1",
+        "empty": "",
+    }

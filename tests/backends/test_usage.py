@@ -1,13 +1,12 @@
-"""Accounts of language models by role."""
+"""The ledger of language models by role."""
 
 import dataclasses
 import time
 
 import pytest
 
-from nlrl_jax.backends.budget import Account
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import BudgetExceeded, Metered, Usage, describe_usage
 from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 
@@ -28,21 +27,24 @@ class Fixed:
         return [[Score(-1.0, len(text)) for text in row] for row in continuations]
 
 
-def test_calls_tokens_hits_and_cuts_are_summed_by_role():
-    replies = (Reply("a", 10, 3), Reply("b", 0, 4, ended=False), Reply("c", 10, 9, cached=True))
+def test_calls_tokens_hits_cuts_and_refusals_are_summed_by_role():
+    replies = (
+        Reply("a", 10, 3),
+        Reply("b", 0, 4, ended=False),
+        Reply("c", 10, 9, cached=True),
+        Reply("", ended=False, refused=True),
+    )
     usage = Usage()
     model = Metered(Fixed(replies), usage)
-    chats = [Chat.of("x")] * 3
+    chats = [Chat.of("x")] * 4
     assert model.complete(chats, Sampling(), "value") == list(replies)
     model.complete(chats, Sampling(), "value")
     model.complete(chats, Sampling(), "policy")
     policy, value = usage.rows()
     assert value.pop("seconds") >= 0.02
-    assert value == {"role": "value", "calls": 6, "prompt_tokens": 20, "tokens": 14, "cache_hits": 2, "cut": 2}
-    assert (policy["role"], policy["calls"]) == ("policy", 3)
-    metrics = usage.metrics()
-    assert metrics["value/tokens"] == 14.0 and metrics["policy/cut"] == 1.0 and len(metrics) == 12
-    assert all(type(number) is float for number in metrics.values())
+    counts = {"calls": 8, "prompt_tokens": 20, "tokens": 14, "cache_hits": 2, "cut": 2, "refused": 2}
+    assert value == {"role": "value", **counts, "paid": 0, "retries": 0, "estimated": 0}
+    assert (policy["role"], policy["calls"]) == ("policy", 4)
 
 
 def test_a_score_is_a_call_that_reads_its_tokens():
@@ -63,20 +65,44 @@ def test_a_call_that_raises_still_costs_its_seconds():
     assert row["calls"] == 0 and row["seconds"] >= 0.01
 
 
-def test_a_call_that_raises_costs_what_the_account_says():
+def test_only_the_models_own_ledger_is_not_counted_twice():
     @dataclasses.dataclass(frozen=True)
     class Paid(Fixed):
-        account: Account = dataclasses.field(default_factory=lambda: Account(prompt_tokens=5))
+        usage: Usage = dataclasses.field(default_factory=Usage)
 
         def complete(self, chats, sampling, role, seed=0):
-            self.account.add(prompt_tokens=100, tokens=7)
+            self.usage.add(role, prompt_tokens=100, tokens=7, paid=107)
             return super().complete(chats, sampling, role, seed)
 
+    model, other = Paid((Reply("a", 100, 7),)), Usage()
+    for usage in (model.usage, other):
+        Metered(model, usage).complete([Chat.of("x")], Sampling(), "value")
+    own, others = model.usage.rows()[0], other.rows()[0]
+    assert (own["prompt_tokens"], own["tokens"], own["paid"], own["calls"]) == (200, 14, 214, 1)
+    assert (others["prompt_tokens"], others["tokens"], others["paid"], others["calls"]) == (100, 7, 0, 1)
+
+
+def test_a_ledger_in_a_folder_is_on_disk_after_every_change_and_continues(tmp_path):
+    usage = Usage(tmp_path)
+    usage.add("policy", calls=3, seconds=0.5, paid=6)
+    assert Usage(tmp_path).rows() == usage.rows()
+    again = Usage(tmp_path)
+    again.add("policy", calls=1, paid=1)
+    again.add("value", calls=1, paid=2)
+    assert [row["calls"] for row in Usage(tmp_path).rows()] == [4, 1]
+    Usage(tmp_path).check_budget(0)
+    Usage(tmp_path).check_budget(10)
+    with pytest.raises(BudgetExceeded, match="9 tokens are spent and the limit is 9; raise --token_budget"):
+        Usage(tmp_path).check_budget(9)
+
+
+def test_sections_are_rows_of_their_own_and_one_sentence_per_role():
     usage = Usage()
-    with pytest.raises(RuntimeError, match="gone"):
-        Metered(Paid(), usage).complete([Chat.of("x")], Sampling(), "value")
-    (row,) = usage.rows()
-    assert (row["prompt_tokens"], row["tokens"], row["calls"]) == (100, 7, 0)
+    for usage.section in ("a/", "b/"):
+        usage.add("value", calls=2, tokens=5, refused=1)
+    assert [row["role"] for row in usage.rows()] == ["a/value", "b/value"]
+    (line,) = describe_usage(usage)
+    assert line == "value: 4 calls, 0 tokens read and 10 written in 0 s, 0 from the cache, 0 cut, 2 refused"
 
 
 def test_a_scripted_model_is_metered_and_stays_what_it_is():

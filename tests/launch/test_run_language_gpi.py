@@ -79,6 +79,8 @@ def test_killed_run_goes_on_with_the_next_row_and_leaves_the_same_files(tmp_path
     page = (whole / "report.html").read_text()
     for word in ("Improvement:", "variation 2", "final_evaluation", "language policy alone", "data:image/png"):
         assert word in page, word
+    roles = [row["role"] for row in json.loads((whole / "usage.json").read_text())]
+    assert {f"medium_2x1/{role}" for role in ("value", "aggregator", "improver")} < set(roles)
     ended = results.read(whole)
     assert ended["before"]["medium/return"] == pytest.approx([before, before])
     assert np.mean(ended["after"]["medium/return"]) == pytest.approx(after) and len(ended["rows"]["medium"]) == 3
@@ -126,27 +128,27 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
         "--backend=endpoint", f"--base_url={server}", "--model=m", "--mazes=double_t", "--rows=policy,2x1",
         "--starts=2", "--seeds=1", "--max_steps=2", f"--run_dir={tmp_path}", "--max_tokens=40", "--history=5",
     )  # fmt: skip
-    read = lambda name: json.loads((tmp_path / name).read_text())
-    tokens_paid = lambda: read("account.json")["tokens"]
-    tokens_by_role = lambda: sum(row["tokens"] for row in read("usage.json"))
+    rows = lambda: json.loads((tmp_path / "usage.json").read_text())
+    tokens = lambda: (sum(row["prompt_tokens"] + row["tokens"] for row in rows()), sum(row["paid"] for row in rows()))
+    replies = lambda: sum(body.get("n", 1) for body in Nonsense.requests)
     try:
         # 2 states x 2 steps: 4 calls for the policy, then 2 x 8 + 8 + 2 = 26 a step; the budget ends the first one.
         line = refusal("run_language_gpi", *args, "--token_budget=700", "--concurrency=1")
         assert "1 of 2 rows are finished; --resume continues" in line
         paid = len(Nonsense.requests)
-        assert tokens_by_role() == tokens_paid()
+        assert tokens() == (100 * paid + 10 * replies(),) * 2
         directory.close_run(tmp_path)
         run("run_language_gpi", *args, "--token_budget=0", "--concurrency=1", "--resume")
     finally:
         directory.close_run(tmp_path)
-    assert tokens_by_role() == tokens_paid()  # also what was paid for before the budget ended
+    assert tokens() == (100 * len(Nonsense.requests) + 10 * replies(),) * 2  # before and after the budget ended
     texts = [json.dumps([body["messages"], body.get("seed")]) for body in Nonsense.requests]
     assert len(set(texts)) == len(texts) > paid > 4  # nothing was paid for twice
     assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in Nonsense.requests)
     problems = json.loads((tmp_path / "rows" / "double_t_2x1.json").read_text())["problems"]
     assert problems["value/nothing"] == 2 * 2 * 8 and problems["aggregator/cut"] == 2 * 2 * 4
     assert not any(name.startswith("improver") for name in problems)
-    used = {row["role"]: row for row in read("usage.json")}
+    used = {row["role"].removeprefix("double_t_2x1/"): row for row in rows()}
     assert used["value"]["calls"] == 32 and used["value"]["cache_hits"] > 0 and used["improver"]["tokens"] > 0
     assert "unreadable double_t" in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from nlrl_jax.roles.json_reply import PROBLEMS, read_json, read_number
+from nlrl_jax.roles.json_reply import PROBLEMS, read_choice, read_json, read_number
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,24 @@ from nlrl_jax.roles.json_reply import PROBLEMS, read_json, read_number
 )
 def test_what_is_read(text, fields, problem):
     assert read_json(text) == (fields, problem)
+
+
+@pytest.mark.parametrize(
+    "value, index",
+    [
+        ("up", 0),
+        (" Move  UP. ", 0),
+        ("go_up", 0),
+        ("step", 2),
+        ("up down", None),
+        ("upper", None),
+        ("", None),
+        (1, None),
+    ],
+)
+def test_a_choice_is_one_word_and_nothing_besides(value, index):
+    assert read_choice(value, ("up", "down", "step")) == index
+    assert read_choice("move up", ("move up", "up")) is None
 
 
 @hypothesis.given(st.text())

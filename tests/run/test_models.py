@@ -16,7 +16,7 @@ from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.backends.usage import KeptAccount, KeptUsage, Metered, Usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View
@@ -60,30 +60,14 @@ def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys
         models.check_rows("nano_board", [(pair[0], "long " * 60)], row_tokens=64, max_tokens=32)
 
 
-def test_accounts_and_usage_are_on_disk_after_every_answer(tmp_path):
-    account = KeptAccount(tmp_path / "account.json")
-    account.add(prompt_tokens=10, answers=1)
-    account.add(prompt_tokens=5, answers=1)
-    again = KeptAccount(tmp_path / "account.json")
-    assert again.as_dict() == account.as_dict() and (again.prompt_tokens, again.answers) == (15, 2)
-    usage = KeptUsage(tmp_path)
-    usage.add("policy", calls=3, seconds=0.5)
-    usage = KeptUsage(tmp_path)
-    usage.add("policy", calls=1)
-    usage.add("value", calls=1)
-    assert KeptUsage(tmp_path).rows() == usage.rows()
-    assert usage.metrics()["policy/calls"] == 4 and usage.metrics()["policy/seconds"] == 0.5
-
-
-def test_an_endpoint_has_the_account_the_budget_and_all_the_options(tmp_path):
-    options = models.EndpointOptions(ADDRESS["base_url"], api_key_env="MY_KEY", concurrency=3, token_budget=7)
-    model = models.large_model("endpoint", {}, tmp_path, Usage(), options, "m").model
-    assert (model.base_url, model.model) == (ADDRESS["base_url"], "m")
-    assert (model.api_key_env, model.concurrency) == ("MY_KEY", 3)
-    model.account.add(tokens=7)
+def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
+    options, usage = models.EndpointOptions(ADDRESS["base_url"], "MY_KEY", concurrency=3, token_budget=7), Usage()
+    model = models.large_model("endpoint", {}, tmp_path, usage, options, "m").model
+    assert (model.options, model.model) == (options, "m")
+    assert model.usage is usage and model.cache.folder == tmp_path / "cache"
+    usage.add("policy", paid=7)
     with pytest.raises(Exception, match="the limit is 7; raise --token_budget"):
         model.complete([Chat.of("hi")], Sampling(5), "policy")
-    assert (tmp_path / "account.json").exists()
 
 
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):

@@ -13,7 +13,7 @@ import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState, Findings
 from nlrl_jax.algorithms.ppo import PPOState
-from nlrl_jax.backends.usage import KeptUsage, describe_usage
+from nlrl_jax.backends.usage import Usage, describe_usage
 from nlrl_jax.roles.trajectories import Episode
 from nlrl_jax.rollouts import control
 from nlrl_jax.rollouts.control import Record
@@ -76,7 +76,7 @@ def write(
             f"{run.config.seeds} seeds. Every agent plays alone, without the lookup table.",
             f"The analyst: {told}.",
             *hit_rates(run, scores),
-            *describe_usage(KeptUsage(folder)),
+            *describe_usage(Usage(folder)),
         ],
         exchanges=exchanges,
     )
