@@ -211,9 +211,3 @@ def check_numbers(
             value = getattr(config, name)
             if not (math.isfinite(value) and holds(value)):
                 raise ValueError(f"--{name} is {value!r}; it must be {wanted}")
-
-
-def check_dtype(dtype: str) -> None:
-    """Raises ValueError for what `--dtype` may not be."""
-    if dtype not in ("", "float32", "bfloat16"):
-        raise ValueError(f"--dtype is {dtype!r}; it must be float32 or bfloat16, or empty for the checkpoint's")
