@@ -191,9 +191,9 @@ def tic_tac_toe_pairs(num: int, seed: int) -> list[Pair]:
         pairs.append((Chat.of(f"{board}\n{question}"), answer))
         question, answer = rng.choice([("wins?", _winner(after)), (" ".join(line) + "?", _on(after, line))])
         pairs.append((Chat.of(f"{move}\n{question}"), answer))
-        pairs.append((policy, tell.blind_policy({"view": view}, rng)))
+        pairs.append((policy, tell.random_policy({"view": view}, rng)))
         for judged in (action, rng.choice(view.legal)):
-            pairs.append((ask.value(view, judged), tell.blind_value({"view": view, "action": judged}, rng)))
+            pairs.append((ask.value(view, judged), tell.random_value({"view": view, "action": judged}, rng)))
     return pairs
 
 

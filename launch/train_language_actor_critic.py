@@ -60,8 +60,9 @@ class RunConfig:
     aggregator: str = option("scripted", "aggregator and improver: scripted, endpoint, or a local model's name")
     opponent: str = option("both", "first_move, random or both", choices=("both", *OPPONENTS))
     style: str = option(
-        "auto", "prompts: paper, compact, or auto: compact for the built-in models", choices=("auto", *prompts.STYLES)
-    )
+        "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
+        choices=("auto", *prompts.STYLES),
+    )  # fmt: skip
     iterations: int = option(5, "iterations", least=1)
     learning: ActorCriticConfig = part(
         ActorCriticConfig(
@@ -183,10 +184,10 @@ class Trainer:
         config, roles = self.config, self.setup.roles
         views = random_views(self.setup.game, config.format_examples, config.seed)
         rng = random.Random(config.seed)
-        policy = [(roles.policy(view), scripts.blind_policy({"view": view}, rng)) for view in views]
+        policy = [(roles.policy(view), scripts.random_policy({"view": view}, rng)) for view in views]
         moves = [rng.choice(view.legal) for view in views]
         value = [
-            (roles.value(view, move), scripts.blind_value({"view": view, "action": move}, rng))
+            (roles.value(view, move), scripts.random_value({"view": view, "action": move}, rng))
             for view, move in zip(views, moves)
         ]
 
@@ -325,8 +326,8 @@ def validate(config: RunConfig) -> None:
     game, rng, large = board_game(), random.Random(0), config.learning.aggregation.max_tokens
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
     context, roles = {"view": view, "action": "5"}, prompts.roles(players.prompt_for(config.model, config.style))
-    policy = roles.policy(view), scripts.blind_policy(context, rng)
-    value = roles.value(view, "5"), scripts.blind_value(context, rng)
+    policy = roles.policy(view), scripts.random_policy(context, rng)
+    value = roles.value(view, "5"), scripts.random_value(context, rng)
     rows = config.sft.max_length, config.learning.rollout.max_tokens
     models.check_rows(config.model, [policy, value], *rows, large * (config.aggregator != "scripted"))
     models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large)
@@ -337,7 +338,7 @@ def validate(config: RunConfig) -> None:
 
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
-    own = {"policy": scripts.blind_policy, "candidates": scripts.blind_policy, "value": scripts.blind_value}
+    own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
     rules, usages = CountingModel(scripts.SCRIPTS | own), (Usage(), Usage())
     model, prompted = (Metered(rules, usage) for usage in usages)
     learn = lambda model, pairs: (model, {})

@@ -38,8 +38,9 @@ class RunConfig:
     model: str = option("nano_board", "nano_board, smollm2, a Hugging Face folder or a .gguf file")
     opponent: str = option("random", "first_move or random", choices=tuple(GAMES))
     style: str = option(
-        "auto", "prompts: paper, compact, or auto: compact for the built-in models", choices=("auto", *prompts.STYLES)
-    )
+        "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
+        choices=("auto", *prompts.STYLES),
+    )  # fmt: skip
     iterations: int = option(5, "iterations", least=1)
     learning: LanguagePPOConfig = part(
         LanguagePPOConfig(num_games=320, actor_learning_rate=3e-4, critic_learning_rate=1e-3),

@@ -1,4 +1,4 @@
-"""The shared nouns: a text game, a board game, what one says to a language model and what it answers."""
+"""The shared nouns: games (text, board, control), language models, their chats, replies and sampling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TextGame:
       fields: one state -> the int arrays that the template's slots read. Pure; works under `vmap`.
       board: template of the board alone, as a person would draw it (reads the same fields).
       success: one state -> bool, whether the episode counts as won; None where a game has no such notion.
-      max_actions_per_turn: how many actions one reply may name.
+      max_actions_per_turn: maximum number of actions per reply.
       legend: meaning of the characters that `board` draws, for reports, e.g. {"G": "goal"}.
     """
 
@@ -51,25 +51,26 @@ class TextGame:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoardGame:
-    """A two-player zero-sum game with perfect information: its rules as pure functions, and its text.
+    """A two-player zero-sum game with perfect information: its rules as pure functions, named as in pgx, and its text.
 
-    A position is a pytree of arrays. Every function takes one position and works under `vmap` and `jit`.
+    A position is a pytree of arrays. Every function but `parse` takes one position and works under `vmap` and `jit`.
 
     Attributes:
       name: e.g. "breakthrough".
-      players: their names in the text; the position is the player's id, and player 0 moves first.
-      actions: action words; the position is the action id. A = len(actions).
-      max_moves: no game is longer.
-      init: () -> position.
-      legal_action_mask: position -> bool [A]; all False once the game is over.
+      players: their names in the text; the index is the player's id, and player 0 moves first.
+      actions: action words; the index is the action id. A = len(actions).
+      max_moves: maximum length of a game.
+      init: () -> the first position.
       step: (position, int action) -> position. The action must be legal.
       current_player: position -> int32 [], 0 or 1.
+      legal_action_mask: position -> bool [A]; all False in terminal positions.
       is_terminal: position -> bool [].
-      returns: position -> float32 [], 1 if player 0 has won, -1 if player 1 has, else 0 (a draw, or not over).
+      returns: position -> float32 [], 1 if player 0 has won, -1 if player 1 has, else 0 (a draw, or not terminal).
       rules: the rules as text.
       board: template of the board as a person would draw it.
       fields: position -> the int arrays that `board` reads.
-      parse: text of a board and whose turn it is -> position, on the host. Raises ValueError for what cannot occur.
+      parse: (text of a board, the name of the player to move) -> position, on the host. Raises ValueError for a
+        position that cannot occur.
     """
 
     name: str
@@ -77,9 +78,9 @@ class BoardGame:
     actions: tuple[str, ...]
     max_moves: int
     init: Callable[[], Any]
-    legal_action_mask: Callable[[Any], jax.Array]
     step: Callable[[Any, jax.Array], Any]
     current_player: Callable[[Any], jax.Array]
+    legal_action_mask: Callable[[Any], jax.Array]
     is_terminal: Callable[[Any], jax.Array]
     returns: Callable[[Any], jax.Array]
     rules: str
@@ -94,11 +95,11 @@ class BoardGame:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ControlGame:
-    """A game for agents that see numbers and act at once, without language.
+    """A game for agents that observe numbers and act without language.
 
     Attributes:
       name: e.g. "pong".
-      env: the gymnax environment. Its state can be stored and gone on from.
+      env: the gymnax environment. Its state can be stored and resumed.
       params: its parameters.
       actions: action words by id; empty where actions are continuous.
       state_code: observation [..., D] -> int32 [...], equal for equal states; None where states are continuous.
@@ -126,12 +127,11 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chat:
-    """What is said to a language model.
+    """The prompt of a language model.
 
     Attributes:
       messages: ({"role": "system" | "user" | "assistant", "content": text}, ...).
-      context: what the messages were written from. Only a scripted model reads it; it never changes what a real
-        one computes.
+      context: the data behind the messages. Only a scripted model reads it; a real one computes the same without.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -148,9 +148,9 @@ class Reply(NamedTuple):
     """A language model's reply.
 
     text: without the end token.
-    prompt_tokens, tokens: how many were read and written; 0 where nothing was computed.
+    prompt_tokens, tokens: tokens read and written; 0 where nothing was computed.
     ended: False where the reply was cut at `max_tokens`, was refused, or never came.
-    cached: it came from a cache and cost nothing.
+    cached: from a cache, at no cost.
     refused: a content filter or the model itself refused.
     """
 
@@ -163,18 +163,18 @@ class Reply(NamedTuple):
 
 
 class Score(NamedTuple):
-    """log p(continuation | chat): the sum over its tokens, and how many they are."""
+    """log p(continuation | chat): the sum over its tokens, and their number."""
 
     log_prob: float
     tokens: int
 
 
 class LanguageModelError(RuntimeError):
-    """A language model gave no answer, or may not be asked any more: a sentence for the person who runs it."""
+    """A language model gave no answer, or its token budget is spent: a sentence for the user."""
 
 
 class LanguageModel(Protocol):
-    """A language model behind a host-side algorithm. A value: it holds nothing that changes between calls.
+    """A language model behind a host-side algorithm. A value: no call changes it.
 
     Attributes:
       can_score: whether `score` works.
@@ -183,14 +183,14 @@ class LanguageModel(Protocol):
     can_score: bool
 
     def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
-        """One reply a chat, in order. The same arguments give the same replies where the model allows it.
+        """One reply per chat, in order. The same arguments give the same replies where the model allows it.
 
-        A chat that stands there n times gets n replies, drawn independently; at temperature 0 they are equal.
+        A chat that is listed n times gets n independent replies; at temperature 0 they are equal.
 
         Args:
-          role: what the caller wants it for ("policy", "value", "aggregator", "improver", ...); for the accounts, and
-            what a scripted model goes by.
-          seed: of everything random.
+          role: the purpose ("policy", "value", "aggregator", "improver", ...); usage is counted by role, and a scripted
+            model chooses its script by it.
+          seed: of all randomness.
         """
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:

@@ -1,7 +1,7 @@
 """Breakthrough for one player: a gymnax environment with the opponent inside `step`, and its text.
 
-The rules are those of `breakthrough.py`, which the algorithms of NLRL play with both sides. An action is the number of
-a move word such as `a2b3` (`b4a3*` captures); words that no position allows are left out.
+The rules are those of `rules.py`, which the algorithms of NLRL play from both sides. An action is the index of a move
+word such as `a2b3` (`b4a3*` captures); words that no position allows are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPPONENTS = ("random", "first_move")
 
 @struct.dataclass
 class EnvState(environment.EnvState):
-    """time: int32 []. position: see `breakthrough.Position`. side: int32 [], 0 if the agent plays black, 1 if white."""
+    """time: int32 []. position: see `rules.Position`. side: int32 [], 0 if the agent plays black, 1 if white."""
 
     position: Position
     side: jax.Array
@@ -30,18 +30,18 @@ class EnvState(environment.EnvState):
 
 @struct.dataclass
 class EnvParams(environment.EnvParams):
-    """max_steps_in_episode: moves of the agent, those that were not legal included."""
+    """max_steps_in_episode: moves of the agent, illegal ones included."""
 
     max_steps_in_episode: int = 40
 
 
-class Breakthrough(environment.Environment[EnvState, EnvParams]):
+class BreakthroughEnv(environment.Environment[EnvState, EnvParams]):
     """gymnax environment of one player; observations are float32 [rows, columns, 2]: own pawns, the opponent's.
 
     Args:
-      rows, columns, pawn_rows: as in `breakthrough.board_game`.
+      rows, columns, pawn_rows: as in `rules.board_game`.
       opponent: "random" (uniform over legal moves) or "first_move" (the legal move with the lowest id).
-      side: "black", "white" or "both" (drawn at reset). The opponent of white has moved when the game is handed over.
+      side: "black", "white" or "both" (random at reset). Against white the opponent has moved first.
 
     Raises:
       ValueError: an unknown opponent or side, or a board that `board_game` refuses.
@@ -137,15 +137,15 @@ def text_game(
     """Breakthrough against an opponent as a text game; one reply is one move.
 
     Args:
-      rows, columns, pawn_rows, opponent, side: as in `Breakthrough`.
+      rows, columns, pawn_rows, opponent, side: as in `BreakthroughEnv`.
       prompt: "paper" (rules and board) or "compact" (the board and whose turn it is).
-      max_steps: moves until truncation, those that were not legal included.
+      max_steps: moves until truncation, illegal ones included.
 
     Raises:
       ValueError: an argument outside its range.
     """
     grid_text.check_prompt(prompt)
-    env = Breakthrough(rows, columns, pawn_rows, opponent, side)
+    env = BreakthroughEnv(rows, columns, pawn_rows, opponent, side)
     game, turn = env.game, Choice("player", env.game.players)
     if prompt == "compact":
         rules = "Breakthrough: choose a legal move."

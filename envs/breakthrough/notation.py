@@ -1,4 +1,4 @@
-"""What is written about breakthrough: squares, moves, the board, the rules; and boards read back from text."""
+"""The text of breakthrough: squares, moves, the board, the rules; and the reader of boards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BreakthroughText:
         return f"{self.letters[cell % self.columns]}{self.rows - cell // self.columns}"
 
     def moves(self) -> tuple[str, ...]:
-        """OpenSpiel's word of every action id, e.g. "a5a4" or "a5b4*"; "" for ids that no position allows."""
+        """OpenSpiel's word for every action id, e.g. "a5a4" or "a5b4*"; "" for ids that no position allows."""
         words = []
         for action in range(self.rows * self.columns * 12):
             cell, direction, capture = action // 12, action // 2 % 6, action % 2
@@ -46,7 +46,7 @@ class BreakthroughText:
         return tuple(words)
 
     def board(self) -> Template:
-        """What OpenSpiel prints, without the newline at the end. Reads the field "cells"."""
+        """The board as OpenSpiel prints it, without the last newline. Reads the field "cells"."""
         width = len(str(self.rows))
         parts = []
         for row in range(self.rows):
@@ -78,12 +78,12 @@ class BreakthroughText:
         return "\n".join(lines)
 
     def read(self, text: str, player: str) -> tuple[np.ndarray, int, int]:
-        """A board and whose turn it is: (cells, indices into `SYMBOLS`; player; winner or -1).
+        """Reads a board: (cells, indices into `SYMBOLS`; player; winner or -1).
 
-        Takes it with or without labels and blanks, in capitals, and finished.
+        Labels and blanks are optional, capitals and finished games are fine.
 
         Raises:
-          ValueError: what cannot occur in a game.
+          ValueError: a position that cannot occur.
         """
         names = {name: i for i, full in enumerate(PLAYERS) for name in (full, full[0])}
         if player.strip().lower() not in names:
@@ -133,20 +133,20 @@ class BreakthroughText:
     def _check_moves(self, sides: tuple[np.ndarray, np.ndarray], counts: list[int], mover: int) -> None:
         """Raises ValueError where no numbers of moves lead here: the rows bound them, and taking a pawn is a move.
 
-        A pawn that was taken may have stood on any row but its far one.
+        A captured pawn may have stood on any row but its far one.
         """
         start = self.columns * sum(range(self.pawn_rows))
         ranges = []
         for side, count, name, enemies in zip(sides, counts, PLAYERS, reversed(counts)):
             gone, taken = self.pawns - count, self.pawns - enemies
-            seen = int(side.sum(1) @ np.arange(self.rows)) - start
-            least, most = max(seen, taken), seen + gone * (self.rows - 2)
+            moves = int(side.sum(1) @ np.arange(self.rows)) - start
+            least, most = max(moves, taken), moves + gone * (self.rows - 2)
             if least > most:
                 raise ValueError(f"{name} has made {most} moves at most, too few to have taken {taken} pawns")
             ranges.append((least, most))
         black, white = ranges
         if max(black[0], white[0] + mover) > min(black[1], white[1] + mover):
-            told = [str(least) if least == most else f"{least} to {most}" for least, most in ranges]
+            counts = [str(least) if least == most else f"{least} to {most}" for least, most in ranges]
             raise ValueError(
-                f"black has made {told[0]} moves and white {told[1]}, so it cannot be {PLAYERS[mover]}'s turn"
+                f"black has made {counts[0]} moves and white {counts[1]}, so it cannot be {PLAYERS[mover]}'s turn"
             )

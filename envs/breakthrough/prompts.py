@@ -1,8 +1,8 @@
-"""What the roles of language TD are told about breakthrough (NLRL, appendix C.2).
+"""The prompts of language TD on 5 x 5 breakthrough (NLRL, appendix C.2), and the reader of its evaluations.
 
-The wording is ours; the four concepts of an evaluation and the marks <white> and <black> are the paper's. Style
-"compact",
-for very small models, is an addition: the side to move, the pawns, and the last two concepts.
+The wording is ours; the four concepts of an evaluation and the marks <white> and <black> are the paper's, which has no
+examples here. Style "compact", for very small models, is an addition: the side to move, the pawns, and the last two
+concepts.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from envs.breakthrough.notation import BreakthroughText
 from nlrl_jax.roles.board_games import Evaluated, Line, TDRoles, View
 from nlrl_jax.types import Chat
 
 STYLES = ("paper", "compact")
 NAMES = {"w": "White", "b": "Black"}
 
-_RULES = """\
-Breakthrough is played by black and white with pawns on a board of squares; each side starts with its pawns on the \
-rows nearest to it, white at the bottom. Black begins. A move takes one pawn one square forward, straight or \
-diagonally, onto an empty square; diagonally forward it may also capture an enemy pawn. The first to bring a pawn to \
-the far row, or to capture every enemy pawn, wins.
-In the drawing b is a black pawn, w a white one and . an empty square. Numbers name the rows, letters the columns."""
+_RULES = f"{BreakthroughText(rows=5, columns=5, pawn_rows=2).rules()} An empty square is drawn as a dot."
 _CONCEPTS = """\
 Write four short parts under these headings:
 1. *Tactical Considerations*: threats, tactics and weak spots of this moment.
@@ -33,7 +29,7 @@ _VALUE = f"{_RULES}\n\nYou annotate games of breakthrough. You are given a posit
 _AGGREGATE = f"""{_RULES}
 
 You annotate games of breakthrough by looking ahead. You are given a position and some variations that were played \
-from it, each with an evaluation of where it ends. Compare them and conclude what they say about the position at the
+from it, each with an evaluation of where it ends. Compare them and conclude what they say about the position at the \
 start. {_CONCEPTS}"""
 _MARK = re.compile("<(white|black)>")
 
@@ -54,7 +50,7 @@ def value(view: View) -> Chat:
 
 
 def aggregate(view: View, variations: Sequence[Evaluated]) -> Chat:
-    parts = "\n\n".join(f"*Variation {n}:*\n{_told(line, text)}" for n, (line, text) in enumerate(variations, 1))
+    parts = "\n\n".join(f"*Variation {n}:*\n{_variation(line, text)}" for n, (line, text) in enumerate(variations, 1))
     user = f"The position:\n{described(view)}\n\n{parts}\n\nEvaluate the position at the start."
     return Chat.of(user, _AGGREGATE, view=view, variations=tuple(variations))
 
@@ -76,20 +72,20 @@ def squares(board: str, piece: str) -> list[str]:
     """Names of the squares with a piece, row by row from the top: ["a5", "b5"]."""
     *rows, letters = board.splitlines()
     letters = letters.strip()
-    found = []
+    names = []
     for row in rows:
         label = row[: len(row) - len(letters)]
-        found += [letters[i] + label.strip() for i, cell in enumerate(row[len(label) :]) if cell == piece]
-    return found
+        names += [letters[i] + label.strip() for i, cell in enumerate(row[len(label) :]) if cell == piece]
+    return names
 
 
-def _told(line: Line, evaluation: str) -> str:
+def _variation(line: Line, evaluation: str) -> str:
     moves = "\n".join(f"{step.before.player} moves {_move(step.action)}." for step in line.steps)
-    listed = ",".join(step.action for step in line.steps)
+    words = ",".join(step.action for step in line.steps)
     end = line.steps[-1].after
     if line.over:
-        return f"Moves: {listed}\n{moves}\nIt ends the game:\n{end.board}\n{line.winner} has won."
-    return f"Moves: {listed}\n{moves}\nIt leads to:\n{described(end)}\nEvaluation of that position:\n{evaluation}"
+        return f"Moves: {words}\n{moves}\nIt ends the game:\n{end.board}\n{line.winner} has won."
+    return f"Moves: {words}\n{moves}\nIt leads to:\n{described(end)}\nEvaluation of that position:\n{evaluation}"
 
 
 def _move(word: str) -> str:

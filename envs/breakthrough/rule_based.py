@@ -1,9 +1,8 @@
 """Rule-based stand-ins for the large model of language TD on breakthrough.
 
-The aggregator reads the variations in front of it: who won those that end the game, what the evaluations of the others
-say. It knows neither the rules nor the board. `blind` writes evaluations in the right form with an advantage drawn by
-lot: what a model is taught that should know the form and nothing else. `material` counts pawns, as somebody would who
-  knows little.
+The aggregator reads the variations in its prompt: who won the finished ones, and what the evaluations of the others
+say. It knows neither the rules nor the board. `blind` writes evaluations with a random advantage, which teach the reply
+format only. `material` counts pawns, as a beginner would.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from envs.breakthrough.prompts import read_advantage, squares
 
 SIDES = ("white", "black")
 SIGN = {"white": 1.0, "black": -1.0, None: 0.0}
-CERTAIN = 2.0  # how much more a finished game says than an evaluation
+CERTAIN = 2.0  # weight of a finished game against an evaluation's
 
 
 def aggregate(context: Mapping[str, Any], rng: random.Random) -> str:
@@ -31,12 +30,12 @@ def aggregate(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def blind(context: Mapping[str, Any], rng: random.Random) -> str:
-    """An evaluation that looks at nothing."""
+    """A random evaluation."""
     return evaluation(rng.choice(context["view"].legal), rng.choice(SIDES))
 
 
 def material(context: Mapping[str, Any], rng: random.Random) -> str:
-    """An evaluation that counts pawns; a tie is drawn by lot."""
+    """An evaluation that counts pawns; ties are broken at random."""
     view = context["view"]
     lead = len(squares(view.board, "w")) - len(squares(view.board, "b"))
     return evaluation(rng.choice(view.legal), "white" if lead > 0 else "black" if lead < 0 else rng.choice(SIDES))

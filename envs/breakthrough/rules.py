@@ -2,8 +2,8 @@
 
 Each side has one or two full rows of pawns; black (player 0) starts at the top, moves first and moves down. A pawn
 goes one square straight ahead if it is empty, or diagonally ahead if no pawn of its own is there, and captures only
-diagonally. Who reaches the far row or takes every enemy pawn wins; there are no draws (NLRL, appendix B.2: 5x5 with
-two rows each).
+diagonally. The first to reach the far row or to take every enemy pawn wins; there are no draws (NLRL, appendix B.2:
+5x5 with two rows each).
 
 Action ids are OpenSpiel's: `((row * columns + column) * 6 + direction) * 2 + capture`, directions 0-2 down (left,
 straight, right) and 3-5 up. Many ids can never be legal; their word is empty. So that a search need not look at all of
@@ -35,7 +35,7 @@ Words = tuple[jax.Array, ...]
 
 class Position(NamedTuple):
     """black, white: the cells of their pawns, a tuple of uint32 [] words. player: int32 [], who moves.
-    winner: int32 [], -1 while the game goes on."""
+    winner: int32 [], -1 before the end."""
 
     black: Words
     white: Words
@@ -45,7 +45,7 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Breakthrough(BoardGame):
-    """A `BoardGame` that also lists its legal moves and says in words what it sees.
+    """A `BoardGame` that also lists its legal moves and describes positions in words.
 
     Attributes:
       max_legal: no position has more legal moves.

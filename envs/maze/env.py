@@ -6,10 +6,10 @@ drawn uniformly, that is not the goal. Positions in the text are (row, column), 
 
 LMRL-Gym names no goal for the medium maze. Ours is (6, 6), the free cell in the lower right corner.
 
-An action id that is none of 0 to 3 stands for a word that is no action: it earns -4, takes a step and moves nobody.
+An action id outside 0 to 3 stands for a word that is no action: it earns -4, takes a step and moves nobody.
 
-Besides the gymnax environment there are the bare rules, `step`, on a `Maze`: they take arrays of positions of any
-shape, numpy's or JAX's, which is what a look-ahead over many mazes at once needs.
+Besides the gymnax environment there are the bare rules, `step`, on a `Maze`: they take NumPy or JAX arrays of positions
+of any shape, for look-aheads over many mazes at once.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def step(maze: Maze, position: Any, action: Any, xp: Any = np) -> tuple[Any, Any
 
     Args:
       position: int32 [...], free cells.
-      action: int32 [...]; other ids than 0 to 3 are unknown actions.
+      action: int32 [...]; ids outside 0 to 3 are unknown actions.
 
     Returns:
-      (position int32 [...], reward float32 [...], whether the player is on the goal bool [...]). Who was on the goal
+      (position int32 [...], reward float32 [...], whether the player is on the goal bool [...]). A player on the goal
       stays there, with reward 0.
     """
     position, action = xp.asarray(position), xp.asarray(action)
@@ -123,7 +123,7 @@ def step(maze: Maze, position: Any, action: Any, xp: Any = np) -> tuple[Any, Any
 
 
 class Walk(NamedTuple):
-    """Where a player has been, on the host: n + 1 positions, the last one the present, and the n actions between."""
+    """A player's past on the host: n + 1 positions, the last one the present, and the n actions between."""
 
     positions: tuple[int, ...]
     actions: tuple[int, ...] = ()
@@ -233,7 +233,7 @@ class MazeEnv(environment.Environment[EnvState, EnvParams]):
 
 
 def fields(maze: Maze, position: Any, xp: Any = np) -> dict[str, Any]:
-    """What the text of a position reads, all int32: row, column, walls []; cells [C], indices into `SYMBOLS`."""
+    """The fields of a position's text, all int32: row, column, walls []; cells [C], indices into `SYMBOLS`."""
     cells = np.arange(len(maze.walls))
     ground = np.where(maze.walls, _WALL, np.where(cells == maze.goal, _GOAL, _FREE))
     player = np.where(cells == maze.goal, _ARRIVED, _PLAYER)
@@ -247,7 +247,7 @@ def fields(maze: Maze, position: Any, xp: Any = np) -> dict[str, Any]:
 
 
 def wall_sentence(code: int) -> str:
-    """What LMRL-Gym says of the walls around a cell; bit a of `code` is the wall that action a runs into."""
+    """LMRL-Gym's sentence about the walls around a cell; bit a of `code` is the wall that action a runs into."""
     sides = [side for side, action in _SIDES if code >> action & 1]
     if not sides:
         return "There are no walls near you."
@@ -302,7 +302,7 @@ def text_game(
       layout: "double_t" or "medium".
       observation: "full" (goal, position, walls) or "partial" (walls alone).
       prompt: "paper" is LMRL-Gym's sentences after our rules; "compact", for very small models, has short rules and
-        shows the board (partial: the wall sentence again, which hides the board).
+        shows the board (partial: the wall sentence, which hides the board).
       max_steps: steps until truncation.
 
     Raises:
@@ -311,14 +311,14 @@ def text_game(
     grid_text.check_prompt(prompt)
     env = MazeEnv(layout, observation)
     board = board_template(env.maze)
-    drawn = prompt == "compact" and observation == "full"
+    has_board = prompt == "compact" and observation == "full"
     return TextGame(
         name=f"maze_{layout}",
         env=env,
         params=env.default_params.replace(max_steps_in_episode=max_steps),
         rules=_COMPACT if prompt == "compact" else _RULES,
         actions=ACTIONS,
-        observation=board if drawn else observation_template(env.maze, observation),
+        observation=board if has_board else observation_template(env.maze, observation),
         fields=lambda state: fields(env.maze, state.position, jnp),
         board=board,
         success=env.success,

@@ -1,12 +1,12 @@
-"""What is said to a language model about a maze, and how its answers are read (NLRL, appendix B.1 and C.1).
+"""The prompts of language GPI in a maze, and the readers of its replies (NLRL, appendix B.1 and C.1).
 
-Roles: the language policy, the state value V^L of the end of a look-ahead, the state-action value Q^L without
-look-ahead (a baseline), the aggregator G2 (with G1: the paper's maze experiment gives it all variations of an action at
-once) and the improvement operator I. The sentences are ours; roles, inputs and JSON fields ("thoughts",
-"final_evaluation", "action") are the paper's, and so is the rule that the improvement goes by the evaluations alone.
-The policy and the improvement are asked for their thoughts too, which the report shows.
+Roles: the language policy, the state value V^L of a look-ahead's last position, the state-action value Q^L without
+look-ahead (a baseline), the aggregator G2 (with G1: in the paper's maze experiment it reads all variations of an action
+at once) and the improvement operator I. The sentences are ours; roles, inputs and JSON fields ("thoughts",
+"final_evaluation", "action") are the paper's, and so is the rule that the improvement uses the evaluations alone. The
+paper has no examples here. Policy and improvement also write their thoughts, for the report.
 
-`Chat.context` holds the very texts that the messages hold and nothing else, so a script knows what a model would.
+`Chat.context` holds the texts of the messages and nothing else, so a script knows no more than a model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GAME = (
 _POLICY = """{game}
 
 Choose the agent's next action. What the agent saw and did, oldest first:
-{seen}
+{history}
 
 Fields of your answer:
 - "thoughts": what you can tell from the position, the goal and the walls.
@@ -44,7 +44,7 @@ _VALUE = """{game}
 
 Act as the state value function: judge how good the agent's last position is. What the agent saw and did, oldest \
 first:
-{seen}
+{history}
 
 Fields of your answer:
 - "thoughts": step by step, how far the goal is, what walls stand in the way, whether the agent has been here before.
@@ -54,7 +54,7 @@ _Q = """{game}
 
 Act as the state-action value function: judge how good it is to take the action "{action}" now. What the agent saw \
 and did, oldest first:
-{seen}
+{history}
 
 Fields of your answer:
 - "thoughts": step by step, what the action "{action}" does, where it leads and how far the goal is from there.
@@ -63,7 +63,7 @@ _AGGREGATE = """{game}
 
 Act as the state-action value function, with the help of look-ahead: judge how good it is to take the action \
 "{action}" now. What the agent saw and did, oldest first:
-{seen}
+{history}
 
 Here are {count} ways in which it could go on after "{action}", the steps behind the first one taken at random. \
 Somebody has evaluated where each of them ends.
@@ -85,13 +85,12 @@ Fields of your answer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MazeRoles:
-    """What `nlrl_jax.algorithms.language_gpi` asks of a game, for a maze. States and variations are `Walk`s.
+    """The `Roles` of `nlrl_jax.algorithms.language_gpi` for a maze. States and variations are `Walk`s.
 
     Attributes:
       maze: see `envs.maze.maze`.
       observation: "full" or "partial".
-      history: how many of the episode's own moves are shown before the present; a longer past is left out, and the
-        text says how many moves it was.
+      history: maximum number of the episode's own moves in the text, which says how many earlier ones it leaves out.
     """
 
     maze: Maze
@@ -100,7 +99,7 @@ class MazeRoles:
     actions: tuple[str, ...] = ACTIONS
 
     def candidates(self, state: Walk) -> Sequence[int]:
-        """The actions to be judged: all four, bumps into walls too, as in the paper."""
+        """The actions to evaluate: all four, bumps into walls included, as in the paper."""
         return range(len(ACTIONS))
 
     def look_ahead(
@@ -111,29 +110,29 @@ class MazeRoles:
 
     def policy(self, state: Walk) -> Chat:
         """The prompted language policy pi_L."""
-        return self._chat(_POLICY, self._shown(state))
+        return self._chat(_POLICY, self._history(state))
 
     def value(self, state: Walk, variation: Walk) -> Chat:
-        """V^L of where a variation ends, with the moves that led there."""
-        return self._chat(_VALUE, self._shown(state, variation))
+        """V^L of a variation's last position, with the moves that led there."""
+        return self._chat(_VALUE, self._history(state, variation))
 
     def q(self, state: Walk, action: int) -> Chat:
         """Q^L(s, a) without look-ahead."""
-        return self._chat(_Q, self._shown(state), action=ACTIONS[action])
+        return self._chat(_Q, self._history(state), action=ACTIONS[action])
 
     def describe(self, state: Walk, variation: Walk) -> str:
-        """d: the moves of a variation, their reward and what is seen at its end."""
+        """d: the moves of a variation, their reward and its last observation."""
         _, reward, _ = mazes.step(self.maze, np.array(variation.positions[:-1]), np.array(variation.actions))
         moves = ", ".join(ACTIONS[action] for action in variation.actions)
         return f"Moves: {moves}. Reward: {reward.sum():g}. It ends so: {self._text(variation.positions[-1])}"
 
     def aggregate(self, state: Walk, action: int, descriptions: Sequence[str], evaluations: Sequence[str]) -> Chat:
-        """G2 and G1: what the variations of an action say about it."""
+        """G2 and G1: the value of an action from its variations."""
         pairs = enumerate(zip(descriptions, evaluations, strict=True), 1)
-        variations = "\n".join(f"Variation {i}. {told}\nEvaluation of its end: {value}" for i, (told, value) in pairs)
+        variations = "\n".join(f"Variation {i}. {text}\nEvaluation of its end: {value}" for i, (text, value) in pairs)
         context = {"descriptions": tuple(descriptions), "evaluations": tuple(evaluations)}
-        shown, word = self._shown(state), ACTIONS[action]
-        return self._chat(_AGGREGATE, shown, context, action=word, count=len(descriptions), variations=variations)
+        history, word = self._history(state), ACTIONS[action]
+        return self._chat(_AGGREGATE, history, context, action=word, count=len(descriptions), variations=variations)
 
     def improve(self, state: Walk, values: Mapping[int, str]) -> Chat:
         """I: the best action by its evaluation alone."""
@@ -154,7 +153,7 @@ class MazeRoles:
         return (-1, "illegal") if action is None else (action, problem)
 
     def read_evaluation(self, text: str) -> tuple[str, str]:
-        """(evaluation, problem); the evaluation is the JSON object as text, else what was written.
+        """(evaluation, problem); the evaluation is the JSON object as text, else the reply itself.
 
         The problem is "" or that of `read_json`, or "missing" (no "final_evaluation").
         """
@@ -169,8 +168,8 @@ class MazeRoles:
     def _text(self, cell: int) -> str:
         return _observation(self.maze, self.observation, cell)
 
-    def _shown(self, state: Walk, ahead: Walk | None = None) -> dict[str, Any]:
-        """What is seen and done: "observations", one more than "actions", and "before", moves that are not shown."""
+    def _history(self, state: Walk, ahead: Walk | None = None) -> dict[str, Any]:
+        """The fields "observations", one more than "actions", and "before", the number of moves that are left out."""
         before = max(len(state.actions) - self.history, 0)
         positions, actions = state.positions[before:], state.actions[before:]
         if ahead is not None:
@@ -178,14 +177,16 @@ class MazeRoles:
         observations = tuple(self._text(cell) for cell in positions)
         return {"observations": observations, "actions": tuple(ACTIONS[a] for a in actions), "before": before}
 
-    def _chat(self, prompt: str, shown: dict[str, Any], context: Mapping[str, Any] | None = None, **slots: Any) -> Chat:
+    def _chat(
+        self, prompt: str, history: dict[str, Any], context: Mapping[str, Any] | None = None, **slots: Any
+    ) -> Chat:
         named = {"action": slots["action"]} if "action" in slots else {}
-        text = prompt.format(game=_GAME, seen=history_text(**shown), **slots)
-        return Chat.of(text, SYSTEM, **shown, **named, **(context or {}))
+        text = prompt.format(game=_GAME, history=history_text(**history), **slots)
+        return Chat.of(text, SYSTEM, **history, **named, **(context or {}))
 
 
 def history_text(observations: Sequence[str], actions: Sequence[str], before: int) -> str:
-    """What was seen, a line each, with the actions between."""
+    """The observations, a line each, with the actions between."""
     lines = [f"({before} earlier moves are not shown)"] if before else []
     for observation, action in zip(observations, actions):
         lines += [observation, f"> {action}"]

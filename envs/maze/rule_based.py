@@ -1,18 +1,18 @@
-"""Rule-based scripts for the roles of language GPI in a maze: what a plain reader makes of the text, and no more.
+"""Rule-based scripts for the roles of language GPI in a maze.
 
-A script gets the texts that stand in the prompt (`envs.maze.prompts` puts nothing else into the context) and parses
-them: no layout, no true distances, no search. A walker's reach is the Manhattan distance; beyond that a reader of a
-position sees walls that force a detour, dead ends, and places visited before.
+A script parses the texts of the prompt (`envs.maze.prompts` puts nothing else into the context): no layout, no true
+distances, no search. The policy goes by the Manhattan distance; the value also reads walls that force a detour, dead
+ends and places visited before.
 
-- policy: takes a move that no wall blocks with probability proportional to exp(-distance after it / 0.5) and remembers
-  nothing, so it goes back and forth where the distance misleads. Its one number is set so that alone it is as good on
+- policy: takes a move that no wall blocks with probability proportional to exp(-distance after it / 0.5) and has no
+  memory, so it walks back and forth where the distance misleads. Its temperature is set so that alone it is as good on
   double T as the paper's gpt-4o-mini: -27.9 expected over all starts, against -27.3. On medium it earns -18.7 (paper:
-  -27.1, with a goal that is not told). Greedy (0) it would earn -32.0 and -18.5, at 0.7 -22.7 and -18.8, and at its
-  best (1.2) -18.6 and -18.7.
+  -27.1, with a goal that it does not name). Greedy (0) it would earn -32.0 and -18.5, at 0.7 -22.7 and -18.8, and at
+  its best (1.2) -18.6 and -18.7.
 - value: the distance, plus 2 for a detour, 2 for a dead end and 1 for each earlier visit of the place in the text.
-- q: the distance after the action by arithmetic, 1 for each earlier visit; what the walls are like there it cannot see.
+- q: the distance after the action by arithmetic, plus 1 for each earlier visit; the walls there are unknown to it.
 - aggregator: averages the steps that the evaluations name, and adds the moves of the variation.
-- improver: takes the action whose evaluation names the fewest steps, a random one of equals.
+- improver: takes the action whose evaluation names the fewest steps; ties are broken at random.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SIDE = {"move up": "above you", "move down": "below you", "move left": "to your
 _STEPS = re.compile(r"about (\d+(?:\.\d+)?) steps")
 
 
-class Seen(NamedTuple):
-    """What an observation's text says. goal, position: (row, column), or None where it does not tell."""
+class Observation(NamedTuple):
+    """The content of an observation's text. goal, position: (row, column), or None where the text has none."""
 
     goal: tuple[int, int] | None
     position: tuple[int, int] | None
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
         return self.position is not None and self.position == self.goal
 
     def distance(self, action: str = "") -> int | None:
-        """Rows plus columns to the goal, after an action if one is given; None where the text does not tell."""
+        """Rows plus columns to the goal, after an action if one is given; None where the text has neither."""
         if self.goal is None or self.position is None:
             return None
         row, column = self.after(action)
@@ -60,45 +60,45 @@ class Seen(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def read_observation(text: str) -> Seen:
+def read_observation(text: str) -> Observation:
     """Reads an observation as `envs.maze` writes it."""
     cell = lambda name: re.search(rf"{name} (?:is )?at position (\d+), (\d+)", text)
     goal, position = cell("goal"), cell("Your current position is")
-    pair = lambda found: (int(found[1]), int(found[2])) if found else None
+    pair = lambda match: (int(match[1]), int(match[2])) if match else None
     walls = text if position is None else text[position.end() :]
-    return Seen(pair(goal), pair(position), tuple(word for word in ACTIONS if _SIDE[word] not in walls))
+    return Observation(pair(goal), pair(position), tuple(word for word in ACTIONS if _SIDE[word] not in walls))
 
 
 def policy(context: Mapping[str, Any], rng: random.Random) -> str:
     """pi_L: the last observation alone."""
-    seen = read_observation(context["observations"][-1])
-    choices = seen.open or ACTIONS
-    if seen.distance() is None:
+    now = read_observation(context["observations"][-1])
+    choices = now.open or ACTIONS
+    if now.distance() is None:
         action, thoughts = rng.choice(choices), "The goal cannot be seen, so any way that is open will do."
     else:
-        weights = [math.exp(-seen.distance(word) / TEMPERATURE) for word in choices]
+        weights = [math.exp(-now.distance(word) / TEMPERATURE) for word in choices]
         action = rng.choices(choices, weights)[0]
-        told = ", ".join(f"{word} to {seen.distance(word)}" for word in choices)
-        thoughts = f"The goal is {seen.distance()} steps away if no wall were in between. Open are: {told}."
+        distances = ", ".join(f"{word} to {now.distance(word)}" for word in choices)
+        thoughts = f"The goal is {now.distance()} steps away if no wall were in between. Open are: {distances}."
     return json.dumps({"thoughts": thoughts, "action": action})
 
 
 def value(context: Mapping[str, Any], rng: random.Random) -> str:
     """V^L: the last position and the moves that led to it."""
-    *past, seen = map(read_observation, context["observations"])
-    if seen.arrived:
+    *past, now = map(read_observation, context["observations"])
+    if now.arrived:
         return _evaluation("The agent stands on the goal.", 0)
-    if seen.distance() is None:
-        return _unclear(seen)
-    thoughts = [f"The goal {_cell(seen.goal)} is {seen.distance()} rows and columns away from {_cell(seen.position)}."]
-    steps = seen.distance()
-    if not any(seen.distance(word) < steps for word in seen.open):
+    if now.distance() is None:
+        return _unclear(now)
+    thoughts = [f"The goal {_cell(now.goal)} is {now.distance()} rows and columns away from {_cell(now.position)}."]
+    steps = now.distance()
+    if not any(now.distance(word) < steps for word in now.open):
         thoughts.append(f"Walls block every direct way; a detour costs {DETOUR} more.")
         steps += DETOUR
-    if len(seen.open) == 1:
+    if len(now.open) == 1:
         thoughts.append(f"It is a dead end, open to one side only: {DEAD_END} more.")
         steps += DEAD_END
-    visits = _visits(past, seen.position)
+    visits = _visits(past, now.position)
     if visits:
         thoughts.append(f"The moves so far lead back here, visits before this one: {visits}, so {VISIT * visits} more.")
         steps += VISIT * visits
@@ -107,16 +107,16 @@ def value(context: Mapping[str, Any], rng: random.Random) -> str:
 
 def q(context: Mapping[str, Any], rng: random.Random) -> str:
     """Q^L(s, a) without look-ahead: where the action leads by arithmetic."""
-    *past, seen = map(read_observation, context["observations"])
+    *past, now = map(read_observation, context["observations"])
     action = context["action"]
-    if seen.distance() is None:
-        return _unclear(seen)
-    there, steps = seen.after(action), seen.distance(action)
-    if action in seen.open:
-        thoughts = f"To {action} leads from {_cell(seen.position)} to {_cell(there)}, {steps} rows and columns away."
+    if now.distance() is None:
+        return _unclear(now)
+    there, steps = now.after(action), now.distance(action)
+    if action in now.open:
+        thoughts = f"To {action} leads from {_cell(now.position)} to {_cell(there)}, {steps} rows and columns away."
     else:
         thoughts = f"A wall blocks the way: to {action} changes nothing, and the goal stays {steps} away."
-    visits = _visits([*past, seen], there)
+    visits = _visits([*past, now], there)
     if visits and steps:
         thoughts += f" Visits there before: {visits}."
     return _evaluation(thoughts, 1 + steps + (VISIT * visits if steps else 0))
@@ -125,8 +125,8 @@ def q(context: Mapping[str, Any], rng: random.Random) -> str:
 def aggregator(context: Mapping[str, Any], rng: random.Random) -> str:
     """G2 and G1: the mean over the variations of the moves made and the steps that the evaluation names."""
     totals, thoughts = [], []
-    for i, (told, evaluation) in enumerate(zip(context["descriptions"], context["evaluations"], strict=True), 1):
-        moves, left = told.split(" Reward:")[0].count("move "), _named_steps(evaluation)
+    for i, (variation, evaluation) in enumerate(zip(context["descriptions"], context["evaluations"], strict=True), 1):
+        moves, left = variation.split(" Reward:")[0].count("move "), _named_steps(evaluation)
         if left is None:
             thoughts.append(f"Variation {i} is not evaluated in steps.")
             continue
@@ -149,23 +149,23 @@ def improver(context: Mapping[str, Any], rng: random.Random) -> str:
         return json.dumps({"thoughts": thoughts, "action": rng.choice(list(named))})
     least = min(known.values())
     action = rng.choice([word for word, steps in known.items() if steps == least])
-    told = ", ".join(f"{word} about {steps:g}" for word, steps in sorted(known.items(), key=lambda item: item[1]))
-    thoughts = f"Steps to the goal by the evaluations: {told}. The fewest follow after {action}."
+    listed = ", ".join(f"{word} about {steps:g}" for word, steps in sorted(known.items(), key=lambda item: item[1]))
+    thoughts = f"Steps to the goal by the evaluations: {listed}. The fewest follow after {action}."
     return json.dumps({"thoughts": thoughts, "action": action})
 
 
 SCRIPTS = {"policy": policy, "value": value, "q": q, "aggregator": aggregator, "improver": improver}
 
 
-def _visits(past: list[Seen], there: tuple[int, int]) -> int:
-    """How often the agent was in a place before; a step that a wall stopped counts too."""
-    return [seen.position for seen in past].count(there)
+def _visits(past: list[Observation], there: tuple[int, int]) -> int:
+    """The number of earlier visits of a place; a step that a wall stopped counts too."""
+    return [earlier.position for earlier in past].count(there)
 
 
 def _named_steps(evaluation: str) -> float | None:
     """The number of steps in a final evaluation's sentence."""
-    found = _STEPS.search(evaluation.rpartition("final_evaluation")[2])
-    return float(found[1]) if found else None
+    match = _STEPS.search(evaluation.rpartition("final_evaluation")[2])
+    return float(match[1]) if match else None
 
 
 def _evaluation(thoughts: str, steps: float, subject: str = "") -> str:
@@ -174,8 +174,8 @@ def _evaluation(thoughts: str, steps: float, subject: str = "") -> str:
     return json.dumps({"thoughts": thoughts, "final_evaluation": final[0].upper() + final[1:]})
 
 
-def _unclear(seen: Seen) -> str:
-    ways = len(seen.open)
+def _unclear(now: Observation) -> str:
+    ways = len(now.open)
     final = "A dead end, poor." if ways == 1 else f"Open to {ways} sides; how far the goal is cannot be told."
     return json.dumps({"thoughts": "Neither goal nor position is shown, only walls.", "final_evaluation": final})
 

@@ -1,12 +1,13 @@
-"""Tic-tac-toe (NLRL, section 5.3): its rules as a board game, and one player's view of it as a text game.
+"""Tic-tac-toe (NLRL, section 5.3) for one player: a gymnax environment with the opponent inside `step`, and its text.
 
-O moves first, as in the paper's reference environment. A position is the board alone: int8 [9] in reading order, -1
-for a free cell, 0 for O, 1 for X; the counts tell whose turn it is. Action i marks cell i, and its word is i + 1.
+The environment of one player. A position is the board alone: int8 [9] in reading order, -1 for a free cell, 0 for O, 1
+for X; the counts give whose turn it is. Action i marks cell i, and its word is i + 1. O moves first, as in the paper's
+reference environment.
 
-What is ours: the wording of the rules, the side drawn at every reset ("both"), and a third opponent, "minimax". It
-plays perfectly, with no preference between a quick and a slow win.
+Additions to the paper: our wording of the rules, a random side at every reset ("both"), and a third opponent,
+"minimax", which plays perfectly, with no preference between a quick and a slow win.
 
-An action on a taken cell changes nothing but the time; `info["illegal_move"]` counts it.
+An action on a taken cell changes only the time; `info["illegal_move"]` marks it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class EnvState(environment.EnvState):
 
 @struct.dataclass
 class EnvParams(environment.EnvParams):
-    """max_steps_in_episode: an agent has 5 moves at most; more are left for actions on taken cells."""
+    """max_steps_in_episode: a game takes at most 5 moves of the agent; the others are for actions on taken cells."""
 
     max_steps_in_episode: int = 9
 
@@ -60,7 +61,7 @@ class TicTacToe(environment.Environment[EnvState, EnvParams]):
     Args:
       opponent: "random" (uniform over free cells), "first_move" (the lowest free cell) or "minimax" (uniform over
         the moves that are best under perfect play).
-      side: "O", "X" or "both" (drawn at reset). The opponent of an X has moved when the game is handed over.
+      side: "O", "X" or "both" (random at reset). Against an X the opponent has moved first.
 
     Raises:
       ValueError: an unknown opponent or side.

@@ -1,48 +1,53 @@
-"""What the roles of the natural-language actor-critic are told about tic-tac-toe (NLRL, appendix C.3).
+"""The prompts of the natural-language actor-critic on tic-tac-toe (NLRL, appendix C.3), and the readers of its replies.
 
 The wording is ours; roles, fields and JSON formats are the paper's. `final_evaluation` is a number from -1 (X wins) to
-1 (O wins). Style "compact", for very small models, is an addition: the board (for a value the one
-that the move leads to) and a short thought, in the same JSON.
+1 (O wins). Styles:
+- "paper": as the paper has it, with one example each for the policy and for the Monte-Carlo aggregator, in the system
+  message;
+- "paper_zero_shot": the same without examples;
+- "compact", for very small models, is an addition: the board (for a value the one after the move) and a short thought,
+  in the same JSON; aggregators and improver are those of "paper_zero_shot".
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 
-from envs.tic_tac_toe.rules import ACTIONS, MAX_MOVES, PLAYERS, board_template
-from nlrl_jax.roles.board_games import ActorCriticRoles, Evaluated, Line, Move, View
+from envs.tic_tac_toe.rules import ACTIONS, LINES, MAX_MOVES, PLAYERS, RULES, board_template
+from nlrl_jax.roles.board_games import ActorCriticRoles, Evaluated, Line, Move, Step, View
 from nlrl_jax.roles.json_reply import read_json, read_number
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 from nlrl_jax.types import Chat
 
-STYLES = ("paper", "compact")
+STYLES = ("paper", "paper_zero_shot", "compact")
 
-_RULES = """\
-Tic-tac-toe is played by two, O and X, on a board of 3 by 3 squares. O begins, and they take turns to claim a free \
-square. Three own marks in a row, in a column or on a diagonal win. A full board without such a line is a draw. In the \
-drawing a free square shows its number, 1 to 9.
-"""
-_POLICY = f"""{_RULES}\
+_POLICY = f"""{RULES}
+
 You are a strong player. Find the best move for the side whose turn it is and answer with one JSON object of two \
-fields: "thought", your reasoning step by step, and "best_move", the number of a free square."""
+fields: "thought", your reasoning step by step, and "best_move", the number of a free position."""
 _EVALUATION = """\
 Answer with one JSON object of two fields. "thought" is an object with "Reflection" (what happened after the move), \
 "Win probability" (of O and of X), "Threat" (lines that are about to be completed) and "Potential strategies". \
 "final_evaluation" is a number: 1 if O is winning, -1 if X is winning, 0 for a draw, or something between."""
-_VALUE = f"""{_RULES}\
-You judge moves. You are shown a board and a move, and say how good the position is after it.
+_VALUE = f"""{RULES}
+
+You judge moves. You are given a board and a move, and evaluate the board after it.
 {_EVALUATION}"""
-_MONTE_CARLO = f"""{_RULES}\
-You judge moves by what came of them. You are shown a board, a move, and complete games that went on from there. Sum \
-up these games only; do not add knowledge of your own about the game.
+_MONTE_CARLO = f"""{RULES}
+
+You judge moves by their results. You are given a board, a move, and complete games that continue from there. Sum up \
+these games only; do not add knowledge of your own about the game.
 {_EVALUATION}"""
-_TEMPORAL_DIFFERENCE = f"""{_RULES}\
-You judge moves by where they lead. You are shown a board, a move, and what happened until the same side was to move \
-again, each with somebody's evaluation of the position reached. Combine these into an evaluation of the first move, \
+_TEMPORAL_DIFFERENCE = f"""{RULES}
+
+You judge moves by the boards they lead to. You are given a board, a move, and what happened until the same side was \
+to move again, each time with an evaluation of the board reached. Combine these into an evaluation of the first move, \
 and rely on nothing else.
 {_EVALUATION}"""
-_IMPROVE = f"""{_RULES}\
+_IMPROVE = f"""{RULES}
+
 You choose a move by comparing evaluations. Each possible move comes with one: a JSON object whose "final_evaluation" \
 is 1 where O is winning, -1 where X is winning and 0 for a draw. Do not use knowledge of your own about the game. \
 Answer with one JSON object of two fields: "thought", your comparison step by step, and "best_move", the number of the \
@@ -56,11 +61,11 @@ def roles(style: str = "paper") -> ActorCriticRoles:
       ValueError: an unknown style.
     """
     _check(style)
-    paper = style == "paper"
+    example = style == "paper"
     return ActorCriticRoles(
-        policy=policy if paper else _compact_policy,
-        value=value if paper else _compact_value,
-        monte_carlo=monte_carlo,
+        policy=_compact_policy if style == "compact" else functools.partial(policy, example=example),
+        value=_compact_value if style == "compact" else value,
+        monte_carlo=functools.partial(monte_carlo, example=example),
         temporal_difference=temporal_difference,
         improve=improve,
         read_move=read_move,
@@ -70,7 +75,7 @@ def roles(style: str = "paper") -> ActorCriticRoles:
 
 
 def policy_template(style: str = "paper") -> tuple[Template, str]:
-    """What `roles(style).policy` says as data: (the user's message, reading `envs.tic_tac_toe.fields`; the system's).
+    """The chat of `roles(style).policy` as data: (the user's message, reading `rules.fields`; the system's).
 
     For a policy that plays under `jax.jit`. Errors: see `roles`.
     """
@@ -81,27 +86,29 @@ def policy_template(style: str = "paper") -> tuple[Template, str]:
         return Template((player, Literal(":"), *(part for cell in cells for part in (Literal(" "), cell)))), ""
     free = Repeat("num_legal", MAX_MOVES, (Choice("legal_move", ACTIONS),))
     turn = Template((Literal("It is "), player, Literal("'s turn on this board:\n")))
-    return turn + board_template() + Template((Literal("\nFree squares: "), free, Literal("."))), _POLICY
+    user = turn + board_template() + Template((Literal("\nFree positions: "), free, Literal(".")))
+    return user, _POLICY + (policy_example() if style == "paper" else "")
 
 
-def policy(view: View) -> Chat:
-    user = f"It is {view.player}'s turn on this board:\n{view.board}\nFree squares: {', '.join(view.legal)}."
-    return Chat.of(user, _POLICY, view=view)
+def policy(view: View, example: bool = False) -> Chat:
+    user = f"It is {view.player}'s turn on this board:\n{view.board}\nFree positions: {', '.join(view.legal)}."
+    return Chat.of(user, _POLICY + (policy_example() if example else ""), view=view)
 
 
 def value(view: View, action: str) -> Chat:
     return Chat.of(f"{_question(view, action)}\nEvaluate the move.", _VALUE, view=view, action=action)
 
 
-def monte_carlo(view: View, action: str, lines: Sequence[Line]) -> Chat:
-    games = "\n\n".join(f"Game {n}:\n{_told(line)}" for n, line in enumerate(lines, 1))
+def monte_carlo(view: View, action: str, lines: Sequence[Line], example: bool = False) -> Chat:
+    games = "\n\n".join(f"Game {n}:\n{_moves(line)}" for n, line in enumerate(lines, 1))
     user = f"{_question(view, action)}\n\n{games}\n\nEvaluate the move."
-    return Chat.of(user, _MONTE_CARLO, view=view, action=action, lines=tuple(lines))
+    system = _MONTE_CARLO + (monte_carlo_example() if example else "")
+    return Chat.of(user, system, view=view, action=action, lines=tuple(lines))
 
 
 def temporal_difference(view: View, action: str, reached: Sequence[Evaluated]) -> Chat:
     parts = [
-        f"Continuation {n}:\n{_told(line)}" + (f"\nIts evaluation: {text}" if text else "")
+        f"Continuation {n}:\n{_moves(line)}" + (f"\nIts evaluation: {text}" if text else "")
         for n, (line, text) in enumerate(reached, 1)
     ]
     user = f"{_question(view, action)}\n\n" + "\n\n".join(parts) + "\n\nEvaluate the move."
@@ -154,15 +161,54 @@ def _question(view: View, action: str) -> str:
     return f"It is {view.player}'s turn on this board:\n{view.board}\n{view.player} plays {action}."
 
 
-def _told(line: Line) -> str:
+def _moves(line: Line) -> str:
+    """The moves of a line, the board after each, and the result with the line that won."""
     moves = "\n".join(f"{s.before.player} plays {s.action}:\n{s.after.board}" for s in line.steps)
     if not line.over:
         return moves
-    return f"{moves}\nThe game is over: " + (f"{line.winner} wins." if line.winner else "a draw.")
+    if line.winner is None:
+        return f"{moves}\nThe game is over: a draw."
+    cells = squares(line.steps[-1].after.board)
+    row = next(row for row in LINES if all(cells[cell] == line.winner for cell in row))
+    return f"{moves}\nThe game is over: {line.winner} wins. Its line is {', '.join(ACTIONS[cell] for cell in row)}."
+
+
+@functools.cache
+def policy_example() -> str:
+    """One question to the policy with a good reply: X must stop the line 4, 5, 6."""
+    thought = (
+        "O holds 5 and 6, so O's next mark on 4 would complete 4, 5, 6. X has one mark, on 1, and cannot win at once. "
+        "X must take 4. This also gives X 1 and 4, and a threat on 7."
+    )
+    return _example(policy(_view("X...OO...", "X")), {"thought": thought, "best_move": 4})
+
+
+@functools.cache
+def monte_carlo_example() -> str:
+    """One question to the Monte-Carlo aggregator with a good reply: X did not stop the line 4, 5, 6, and O won."""
+    boards = _view("X...OO...", "X"), _view("XX..OO...", "O"), _view("XX.OOO...", "X")
+    line = Line((Step(boards[0], "2", boards[1]), Step(boards[1], "4", boards[2])), True, "O")
+    thought = {
+        "Reflection": "X extended its own row to 1 and 2 and left 4 free. O took 4 at once and won.",
+        "Win probability": "High for O, low for X.",
+        "Threat": "After the move O threatens 4, 5, 6 and X threatens 1, 2, 3, but O is first to play.",
+        "Potential strategies": "X should take 4 to stop O. O only has to complete its line.",
+    }
+    return _example(monte_carlo(boards[0], "2", [line]), {"thought": thought, "final_evaluation": 0.9})
+
+
+def _example(chat: Chat, reply: dict) -> str:
+    return f"\n\nEXAMPLE\nuser:\n{chat.messages[-1]['content']}\nassistant:\n{json.dumps(reply)}"
+
+
+def _view(cells: str, player: str) -> View:
+    """A position of nine characters such as "X...OO..."."""
+    board = board_template().render({"cells": [".OX".index(cell) for cell in cells]})
+    return View(board, player, tuple(n for n, cell in zip(ACTIONS, cells) if cell == "."))
 
 
 def squares(board: str) -> str:
-    """The nine squares of a drawn board, row by row: "OX34O67X9"."""
+    """The nine cells of a drawn board, row by row: "OX34O67X9"."""
     return "".join(character for character in board if character in "OX123456789")
 
 
@@ -171,11 +217,11 @@ def _compact_policy(view: View) -> Chat:
 
 
 def _compact_value(view: View, action: str) -> Chat:
-    """The move and the board that it leads to."""
+    """The move and the board after it."""
     after = squares(view.board).replace(action, view.player)
     return Chat.of(f"{view.player} {action}: {_numbered(after)}", view=view, action=action)
 
 
 def _numbered(cells: str) -> str:
-    """Every square's number, with its mark behind it: a small model tells O on 1 from O on 5 by the token before it."""
+    """Every position's number, then its mark: a small model tells O on 1 from O on 5 by the token before it."""
     return " ".join(f"{n}{cell}" if cell in "OX" else cell for n, cell in enumerate(cells, 1))

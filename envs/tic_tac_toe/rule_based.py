@@ -1,8 +1,8 @@
 """Rule-based stand-ins for the large model of the natural-language actor-critic on tic-tac-toe.
 
-They know what they are shown and no more: the aggregators count the games or read the evaluations in front of them,
-the improver compares the numbers in the evaluations it is given. Each also reads off the board which squares would
-complete a row (the paper's field "Threat"). None knows what that is worth, or anything else of the game.
+They use their prompts alone: the aggregators count the games or read the evaluations, the improver compares the
+numbers of the evaluations. Each also reads off the board which positions would complete a row (the paper's field
+"Threat"). None knows what that is worth, or anything else about the game.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def monte_carlo(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def temporal_difference(context: Mapping[str, Any], rng: random.Random) -> str:
-    """G1 over G2: a finished game counts as it ended, another as the evaluation of where it leads says."""
+    """G1 over G2: a finished game counts by its result, another one by the evaluation of its last position."""
     del rng
     values = [SIGN[line.winner] if line.over else read_value(text) for line, text in context["reached"]]
     known = [value for value in values if value is not None]
@@ -43,7 +43,7 @@ def temporal_difference(context: Mapping[str, Any], rng: random.Random) -> str:
 def improve(context: Mapping[str, Any], rng: random.Random) -> str:
     """I: the move with the best number for the side to move, the mean where a move has several evaluations.
 
-    Ties are drawn; a number that cannot be read is 0.
+    Ties are broken at random; a number that cannot be read is 0.
     """
     side = SIGN[context["view"].player]
     read: dict[str, list[float]] = {}
@@ -56,15 +56,15 @@ def improve(context: Mapping[str, Any], rng: random.Random) -> str:
     return json.dumps({"thought": thought, "best_move": int(action)})
 
 
-def blind_policy(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A move drawn by lot, in the form of an improved policy's: what teaches the form and nothing else."""
+def random_policy(context: Mapping[str, Any], rng: random.Random) -> str:
+    """A random legal move in the improver's reply format; it teaches the format only."""
     view, worth = context["view"], rng.randint(-10, 10) / 10
     action = rng.choice(view.legal)
     return json.dumps({"thought": f"{threats(view)} {action} is worth {worth:g}.", "best_move": int(action)})
 
 
-def blind_value(context: Mapping[str, Any], rng: random.Random) -> str:
-    """An evaluation drawn by lot, in the form of `monte_carlo`'s."""
+def random_value(context: Mapping[str, Any], rng: random.Random) -> str:
+    """A random evaluation in the reply format of `monte_carlo`; it teaches the format only."""
     won = rng.randint(0, 5)
     lost = rng.randint(0, 5 - won)
     counts = f"{won} of 5 games are won by O, {lost} by X, {5 - won - lost} drawn."
@@ -72,31 +72,25 @@ def blind_value(context: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def threats(view: View, action: str = "") -> str:
-    """What a board shows, after a move if one is given: the squares that complete a row, or the row that is complete.
+    """The positions of a board, after a move if one is given, that complete a row, or the complete row.
 
-    It is read off the board and says nothing of who is better.
+    It is read off the board and does not say who is better.
     """
     cells = squares(view.board)
     cells = cells.replace(action, view.player) if action else cells
-    told = []
+    parts = []
     for side in "OX":
         rows = ["".join(cells[int(n) - 1] for n in row) for row in ROWS]
         done = [row for row, held in zip(ROWS, rows) if held == 3 * side]
         if done:
             return f"{side}: {' '.join(done[0])}."
         open_ = {held.strip("OX") for held in rows if held.count(side) == 2 and held.strip("OX")}
-        told.append(f"{side} {' '.join(sorted(open_)) or 'nobody'}")
-    return f"Threat: {', '.join(told)}."
+        parts.append(f"{side} {' '.join(sorted(open_)) or 'nobody'}")
+    return f"Threat: {', '.join(parts)}."
 
 
 def _evaluation(thought: str, number: float) -> str:
     return json.dumps({"thought": thought, "final_evaluation": round(number, 1)})
 
 
-SCRIPTS = {
-    "monte_carlo": monte_carlo,
-    "temporal_difference": temporal_difference,
-    "improver": improve,
-    "blind_policy": blind_policy,
-    "blind_value": blind_value,
-}
+SCRIPTS = {"monte_carlo": monte_carlo, "temporal_difference": temporal_difference, "improver": improve}

@@ -13,23 +13,11 @@ from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 from nlrl_jax.types import BoardGame
 
 PLAYERS = ("O", "X")
-
-
 ACTIONS = tuple("123456789")
-
-
 WINNERS = ("nobody yet", *PLAYERS, "nobody")  # what the field "winner" indexes
-
-
 MAX_MOVES = 9
-
-
 EMPTY = -1
-
-
 LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)])
-
-
 _CODES = 3 ** np.arange(9)
 
 
@@ -39,7 +27,7 @@ def init() -> jax.Array:
 
 
 def current_player(board: jax.Array) -> jax.Array:
-    """Whose turn the counts say it is, also after the end: int8 [9] -> int32 []."""
+    """Whose turn it is by the counts, also after the end: int8 [9] -> int32 []."""
     return ((board == 0).sum(-1) - (board == 1).sum(-1)).astype(np.int32)
 
 
@@ -77,7 +65,7 @@ def code(board: jax.Array) -> jax.Array:
 def minimax() -> tuple[np.ndarray, np.ndarray]:
     """Perfect play: the outcome under it, int8 [3 ** 9], and the moves that reach it, bool [3 ** 9, 9], by `code`.
 
-    Rows of positions that cannot occur say nothing.
+    Rows of positions that cannot occur mean nothing.
     """
     codes = np.arange(3**9)
     boards = (codes[:, None] // _CODES % 3 - 1).astype(np.int8)
@@ -97,7 +85,7 @@ def minimax() -> tuple[np.ndarray, np.ndarray]:
 
 
 def fields(board: jax.Array) -> dict[str, jax.Array]:
-    """What the text of a position reads, all int32.
+    """The fields of a position's text, all int32.
 
     Returns:
       cells [9]: 0 free, 1 O, 2 X. player []: who is to move. winner []: an index into `WINNERS`.

@@ -5,17 +5,19 @@
     state = init_state(model, params, config, key)
     state, metrics = update(state, key)     # one XLA program: games, advantages, gradient steps
 
-The actor is softmax(score / T) over the legal moves, a move's score being the log-probability of its word as the
-beginning of the reply: one forward pass for all moves, see `move_policy.py`. The critic reads the hidden state that the
-reply is predicted from.
+The actor is softmax(score / T) over the legal moves, where a move's score is the log-probability of its word as the
+beginning of the reply: one forward pass for all moves, see `text/word_policy.py`. The critic reads the hidden state
+that predicts the reply.
 
 Departures from the paper, and what it leaves open:
-- moves are the digits the tokenizer has, as in the authors' code, not added special tokens; the bare digit is scored,
-  whatever form of reply the prompt asks for;
+- moves are the tokenizer's own digits, as in the authors' code, not added special tokens; the bare digit is scored,
+  whatever reply format the prompt asks for;
 - all games of an iteration run in lockstep, not 8 at a time;
-- the critic's error does not reach the actor's weights (`critic_trains_actor` lets it);
-- the hidden layer is as wide as the model, and its output starts at zero;
-- advantages are normalised over an iteration's moves, gradients clipped to norm 1 (actor and critic each);
+- the critic's error does not reach the actor's weights;
+- the critic's hidden layer is as wide as the model, and its output starts at zero;
+- advantages are normalised over the moves of an iteration: once every game has the same return, they are the critic's
+  errors at full size, which a learning rate far above the default turns into a random walk;
+- gradients are clipped to norm 1, actor and critic each;
 - all weights learn, or an adapter (`train`).
 """
 
@@ -38,6 +40,7 @@ from nlrl_jax.returns import gae
 from nlrl_jax.rollouts.scored_words import Moves, play_games, results
 from nlrl_jax.text.word_policy import MovePolicy, move_log_probs
 from nlrl_jax.types import TextGame
+from nlrl_jax.updates import keep_finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +71,6 @@ class LanguagePPOConfig:
     max_grad_norm: float = option(1.0, "clip gradients to this norm, actor and critic each", above=0)
     remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
 
-    value_width: int = 0
-    normalize_advantages: bool = True
-    critic_trains_actor: bool = False
-
     def __post_init__(self):
         check(self)
 
@@ -87,14 +86,14 @@ class ValueHead(nn.Module):
         return jnp.tanh(nn.Dense(1, kernel_init=nn.initializers.zeros)(x))[..., 0]
 
 
-def value_head(model: Transformer, config: LanguagePPOConfig) -> ValueHead:
+def value_head(model: Transformer) -> ValueHead:
     """The critic of a model."""
-    return ValueHead(config.value_width or model.config.hidden_size)
+    return ValueHead(model.config.hidden_size)
 
 
 @flax.struct.dataclass
 class LanguagePPOState:
-    """params: the model's weights. lora: the adapter or None. critic: the value head's. train: which of them learns."""
+    """params: the model's weights. lora: the adapter or None. critic: the value head's. train: "params" or "lora"."""
 
     params: Any
     lora: Any
@@ -105,11 +104,11 @@ class LanguagePPOState:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the model is applied to."""
+        """The model's variables."""
         return {"params": self.params} | ({} if self.lora is None else {"lora": self.lora})
 
     def learned(self) -> dict[str, Any]:
-        """What a checkpoint holds: all but frozen weights."""
+        """The contents of a checkpoint: all but frozen weights."""
         names = (self.train, "critic", "opt_state", "iteration")
         return {name: getattr(self, name) for name in names}
 
@@ -124,11 +123,11 @@ def optimizer(config: LanguagePPOConfig) -> optax.GradientTransformation:
 
 
 def init_state(model: Transformer, params: Any, config: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
-    """The model as it is, a critic that says 0 everywhere, a fresh optimizer."""
+    """The model unchanged, a critic that is 0 everywhere, a fresh optimizer."""
     key_lora, key_critic = jax.random.split(key)
     lora = init_lora(model, key_lora) if config.train == "lora" else None
     hidden = jnp.zeros((1, model.config.hidden_size))
-    critic = value_head(model, config).init(key_critic, hidden)["params"]
+    critic = value_head(model).init(key_critic, hidden)["params"]
     opt_state = optimizer(config).init({"actor": params if lora is None else lora, "critic": critic})
     return LanguagePPOState(params, lora, critic, opt_state, jnp.zeros((), jnp.int32), config.train)
 
@@ -142,7 +141,7 @@ def play(
 
 
 class Rows(NamedTuple):
-    """Moves to learn from, any leading axes: the fields of `Moves` and what they are worth."""
+    """Moves to learn from, with any leading axes, their advantages and their value targets."""
 
     moves: Moves
     advantage: jax.Array
@@ -150,19 +149,20 @@ class Rows(NamedTuple):
 
 
 def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> Rows:
-    """Advantages and value targets of the moves [T, B], by GAE; rows that are not active get anything."""
+    """Advantages (mean 0, deviation 1 over the active moves) and value targets of the moves [T, B], by GAE.
+
+    Rows that are not active mean nothing.
+    """
     discounts = jnp.where(moves.terminated, 0.0, config.discount)
     following = jnp.concatenate([moves.value[1:], cut_value[None]])
     advantages, targets = gae(moves.reward, discounts, moves.value, following, config.trace_decay)
-    if config.normalize_advantages:
-        mean = jnp.mean(advantages, where=moves.active)
-        deviation = jnp.std(advantages, where=moves.active)
-        advantages = (advantages - mean) / (deviation + 1e-8)
-    return Rows(moves, advantages, targets)
+    mean = jnp.mean(advantages, where=moves.active)
+    deviation = jnp.std(advantages, where=moves.active)
+    return Rows(moves, (advantages - mean) / (deviation + 1e-8), targets)
 
 
 def shuffle(key: jax.Array, rows: Rows, config: LanguagePPOConfig) -> Rows:
-    """Rows [T, B, ...] in random order as [steps, accumulation, batch_size, ...]; those not active at the end."""
+    """Rows [T, B, ...] in random order as [steps, accumulation, batch_size, ...], the inactive ones last."""
     active = rows.moves.active.reshape(-1)
     order = jnp.argsort(jnp.where(active, jax.random.uniform(key, active.shape), 2.0))
     size = config.accumulation * config.batch_size
@@ -185,7 +185,7 @@ def make_update(
     A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
     """
     learner = dataclasses.replace(policy, model=policy.model.clone(remat=config.remat))
-    head, tx = value_head(policy.model, config), optimizer(config)
+    head, tx = value_head(policy.model), optimizer(config)
 
     def loss_of(learned, frozen, rows, weights):
         """The PPO loss of B moves; weights [B]."""
@@ -194,8 +194,7 @@ def make_update(
         scores, hidden = learner.forward(variables, learner.prefix(variables), moves.prompts, lengths)
         log_probs = move_log_probs(scores, moves.legal, config.temperature)
         entropy = -jnp.sum(jnp.where(moves.legal, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
-        hidden = hidden if config.critic_trains_actor else jax.lax.stop_gradient(hidden)
-        value = head.apply({"params": learned["critic"]}, hidden)
+        value = head.apply({"params": learned["critic"]}, jax.lax.stop_gradient(hidden))
         log_prob = jnp.take_along_axis(log_probs, moves.action[:, None], axis=-1)[:, 0]
         return losses.ppo(
             log_prob, moves.log_prob, rows.advantage, value, rows.target, entropy, weights,
@@ -235,24 +234,23 @@ def make_update(
             carry, metrics = jax.lax.cond(do, step, skip, carry, rows)
             return carry, {**metrics, "steps": do.astype(jnp.float32)}
 
-        seen = []
+        by_epoch = []
         for epoch in range(config.epochs):
             batches = shuffle(jax.random.fold_in(key_order, epoch), rows, config)
             carry, metrics = jax.lax.scan(step_or_nothing, carry, batches)
-            seen.append(metrics)
-        metrics = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *seen)
+            by_epoch.append(metrics)
+        metrics = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *by_epoch)
         steps = metrics.pop("steps")
         metrics = {name: value / steps for name, value in metrics.items()}
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
-        old = {"actor": getattr(state, config.train), "critic": state.critic}, state.opt_state
-        learned, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), carry, old)
+        learned, opt_state = carry
         state = state.replace(
             **{config.train: learned["actor"]},
             critic=learned["critic"],
             opt_state=opt_state,
-            iteration=state.iteration + finite,
+            iteration=state.iteration + 1,
         )
-        played = {**results(moves), "moves": jnp.sum(moves.active), "gradient_steps": steps}
-        return state, {**metrics, **played, "finite": finite}
+        games = {**results(moves), "moves": jnp.sum(moves.active), "gradient_steps": steps}
+        return state, {**metrics, **games, "finite": finite}
 
-    return update
+    return keep_finite(update)

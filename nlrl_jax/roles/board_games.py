@@ -1,4 +1,4 @@
-"""A board game as a language model meets it: positions, moves and whole games as text."""
+"""Board games as text: positions, moves and whole games, and the roles that a language model plays in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class View(NamedTuple):
 
     board: as a person would draw it.
     player: whose turn it is.
-    legal: the words of the moves there are; none once the game is over.
+    legal: the words of the legal moves; none in a terminal position.
     """
 
     board: str
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
     steps: the moves, in order.
     over: whether the game ends with the last one.
-    winner: who has won; None where nobody has (a draw, or not over).
+    winner: the winner's name; None in a draw or before the end.
     """
 
     steps: tuple[Step, ...]
@@ -47,14 +47,14 @@ class Line(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """A line of moves and the language value of where it ends; "" where the game is over."""
+    """A line of moves and the language value of its last position; "" where the game is over."""
 
     line: Line
     value: str
 
 
 class Move(NamedTuple):
-    """A move read out of a reply. word: None where there is no legal one. problem: what was wrong, "" if nothing."""
+    """The move that a reply names. word: None without a legal one. problem: a short name of what is wrong, or ""."""
 
     word: str | None
     problem: str
@@ -62,18 +62,18 @@ class Move(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorCriticRoles:
-    """What the roles of the natural-language actor-critic (NLRL, algorithm 3) are told, and how they are read.
+    """Prompts and readers of the natural-language actor-critic's roles (NLRL, algorithm 3).
 
     Attributes:
       policy: a view -> the chat that asks for a move.
-      value: (view, action) -> the chat that asks what the move is worth.
-      monte_carlo: (view, action, lines that begin with it and end with the game) -> the chat for G1 (equation 7).
-      temporal_difference: (view, action, lines from it up to the next own move, evaluated) -> the chat for
+      value: (view, action) -> the chat that asks for the value of the move.
+      monte_carlo: (view, action, complete games from there, the action first) -> the chat for G1 (equation 7).
+      temporal_difference: (view, action, evaluated lines from the action to the next own move) -> the chat for
         G1 and G2 (equation 8).
       improve: (view, [(action, its evaluation), ...]) -> the chat for I (equation 10).
-      read_move: (reply, legal words) -> the move that a policy's or improver's reply names.
-      read_value: reply -> the number of an evaluation, above 0 where player 0 stands better; None if there is none.
-      clean: a reply with a legal move -> the text that the policy learns: its JSON without anything around it.
+      read_move: (reply of a policy or improver, legal words) -> its move.
+      read_value: an evaluation -> its number, above 0 where player 0 is ahead; None if there is none.
+      clean: a reply with a legal move -> the text that the policy learns: its JSON alone.
     """
 
     policy: Callable[[View], Chat]
@@ -88,13 +88,12 @@ class ActorCriticRoles:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TDRoles:
-    """What the roles of language TD (NLRL, algorithm 2) are told, and how they are read.
+    """Prompts and reader of language TD's roles (NLRL, algorithm 2).
 
     Attributes:
       value: a view -> the chat that asks for its evaluation.
-      aggregate: (view, look-ahead variations from it, evaluated where they end) -> the chat for G1 and G2.
-      read_advantage: text of an evaluation -> the player it takes to be ahead; None where it does not say, or says
-        both.
+      aggregate: (view, look-ahead variations from it with evaluated last positions) -> the chat for G1 and G2.
+      read_advantage: an evaluation -> the player who is ahead; None if it names neither or both.
     """
 
     value: Callable[[View], Chat]
@@ -103,12 +102,12 @@ class TDRoles:
 
 
 class Viewer:
-    """Turns positions of one game into views. Keeps what it has drawn: the same position is rendered once."""
+    """Turns positions of one game into views. Every position is rendered once."""
 
     def __init__(self, game: BoardGame):
         self.game = game
         self._read = jax.jit(jax.vmap(lambda p: (game.fields(p), game.legal_action_mask(p), game.current_player(p))))
-        self._drawn: dict[bytes, View] = {}
+        self._views_by_key: dict[bytes, View] = {}
 
     def views(self, positions: Any) -> list[View]:
         """The views of positions, leading axis [B]."""
@@ -119,7 +118,7 @@ class Viewer:
         row = {name: value[i] for name, value in fields.items()}
         key = b"".join(np.ascontiguousarray(value).tobytes() for value in row.values())
         key += legal[i].tobytes() + to_move[i].tobytes()
-        if key not in self._drawn:
+        if key not in self._views_by_key:
             words = tuple(self.game.actions[a] for a in np.flatnonzero(legal[i]))
-            self._drawn[key] = View(self.game.board.render(row), self.game.players[int(to_move[i])], words)
-        return self._drawn[key]
+            self._views_by_key[key] = View(self.game.board.render(row), self.game.players[int(to_move[i])], words)
+        return self._views_by_key[key]

@@ -1,4 +1,4 @@
-"""Reads the requested JSON object out of a language model's reply."""
+"""Reads the JSON object in a language model's reply, also through prose, cuts and broken JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DECODER = json.JSONDecoder(strict=False)  # line breaks inside strings are lega
 
 
 class JsonReply(NamedTuple):
-    """A reply as an object.
+    """The object of a reply.
 
     fields: the object; empty if there is none.
     problem: "" for one clean object, else the first that applies: "empty" (no text), "prose" (a whole object with text
-      around it), "cut" (it breaks off: what was complete is kept), "repaired" (no JSON, but its `"name": value` pairs
-      can be told), "nothing" (no field at all).
+      around it), "cut" (it breaks off; its complete fields are kept), "repaired" (no JSON, but with readable
+      `"name": value` pairs), "nothing" (no field at all).
     """
 
     fields: dict[str, Any]
@@ -30,7 +30,7 @@ class JsonReply(NamedTuple):
 def read_json(text: str) -> JsonReply:
     """The first JSON object of a reply, behind its <think> block if it begins with one. Never raises.
 
-    Halves of surrogate pairs, which no file and no tokenizer takes, become replacement characters.
+    Halves of surrogate pairs, which files and tokenizers refuse, become replacement characters.
     """
     stripped = _without_fence(without_thoughts(_whole(text)).strip())
     if not stripped:
@@ -57,8 +57,8 @@ def read_number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, str):
-        found = re.search(_NUMBER, value)
-        value = found.group() if found else None
+        match = re.search(_NUMBER, value)
+        value = match.group() if match else None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -91,7 +91,7 @@ def _decode(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
 
 
 def without_thoughts(text: str) -> str:
-    """A reply without what a reasoning model thinks in front; "" where it thinks without end.
+    """A reply without a reasoning model's thoughts at its beginning; "" where they never end.
 
     Some servers leave out the opening tag.
     """
@@ -100,7 +100,7 @@ def without_thoughts(text: str) -> str:
 
 
 def _without_fence(text: str) -> str:
-    """Markdown's code fence around everything is taken off."""
+    """A text without Markdown's code fence around all of it."""
     if not text.startswith("```"):
         return text
     text = text.removeprefix("```").removesuffix("```")
@@ -108,8 +108,8 @@ def _without_fence(text: str) -> str:
 
 
 def _complete(text: str) -> dict[str, Any]:
-    """The fields of an object that breaks off before its end; empty if that is not what is wrong with it."""
-    inside, escaped, is_open = False, False, None  # what is open: (its closing bracket, what is open around it)
+    """The fields of an object that breaks off before its end; empty if it is broken in another way."""
+    inside, escaped, is_open = False, False, None  # the open bracket: (its closing one, the open bracket around it)
     ends: collections.deque[tuple[int, Any]] = collections.deque(maxlen=50)
     for i, character in enumerate(text):
         if inside:
@@ -147,8 +147,8 @@ def _brackets(is_open: Any) -> str:
 
 def _pairs(text: str) -> dict[str, Any]:
     """`"name": number` and `"name": "string"` wherever they stand; the first of a name counts."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     value = rf'({_NUMBER})(?=\s*[,}}\]\n]|\s*$)|"((?:[^"\\]|\\.)*)"'
     for name, number, string in re.findall(rf'(?<!\w)["\']?(\w{{1,64}}+)["\']?\s*+:\s*+(?:{value})', text):
-        found.setdefault(name, float(number) if number else string)
-    return found
+        fields.setdefault(name, float(number) if number else string)
+    return fields

@@ -1,4 +1,4 @@
-"""Board games between a language policy and an opponent, in lockstep: every ply is one call to either side."""
+"""Board games between a language policy and an opponent, in lockstep: one call to either side per ply."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Played(NamedTuple):
 
 
 def random_opponent(game: BoardGame) -> Opponent:
-    """Plays a legal move drawn uniformly."""
+    """Plays a uniformly random legal move."""
 
     def opponent(key, positions):
         logits = jnp.where(jax.vmap(game.legal_action_mask)(positions), 0.0, -jnp.inf)
@@ -96,12 +96,12 @@ def play_on(
     seed: int,
     first: Sequence[str] | None = None,
 ) -> list[Played]:
-    """Games from given positions to their end, in lockstep.
+    """Plays games from any positions to their end, in lockstep.
 
     Args:
-      positions: leading axis [B]; none of them over.
-      agents: int [B], which player the agent is in each.
-      first: words of the agent's first moves, played in place of its own; it must be the agent's turn everywhere.
+      positions: leading axis [B]; none of them terminal.
+      agents: int [B], the agent's player id in each.
+      first: words of the agent's first moves, in place of its own; it must be the agent's turn everywhere.
     """
     num = len(agents)
     read, forward = _programs(game, opponent)
@@ -110,10 +110,10 @@ def play_on(
     steps: list[list[Step]] = [[] for _ in range(num)]
     before = viewer.views(positions)
     for ply in range(game.max_moves):
-        over, to_move, _ = jax.device_get(read(positions))
+        over, player, _ = jax.device_get(read(positions))
         if over.all():
             break
-        mine = ~over & (to_move == agents)
+        mine = ~over & (player == agents)
         rows, chosen = np.flatnonzero(mine), np.zeros(num, np.int32)
         if len(rows):
             words = first if first is not None and ply == 0 else act([before[r] for r in rows], seed + ply)
@@ -123,17 +123,17 @@ def play_on(
         for r in np.flatnonzero(~over):
             steps[r].append(Step(before[r], game.actions[int(actions[r])], after[r]))
         before = after
-    over, _, outcome = jax.device_get(read(positions))
+    over, _, returns = jax.device_get(read(positions))
     winner = {1.0: game.players[0], -1.0: game.players[1], 0.0: None}
     return [
         Played(Line(tuple(s), bool(o), winner[float(v)]), game.players[a])
-        for s, o, v, a in zip(steps, over, outcome, agents, strict=True)
+        for s, o, v, a in zip(steps, over, returns, agents, strict=True)
     ]
 
 
 @functools.lru_cache(maxsize=16)
 def _programs(game: BoardGame, opponent: Opponent) -> tuple[Callable, Callable]:
-    """(what is over, whose turn it is and who won; everybody's next move), compiled once for a game and an opponent."""
+    """(terminal, player to move and returns of positions; the next ply), compiled once for a game and an opponent."""
     read = jax.jit(jax.vmap(lambda p: (game.is_terminal(p), game.current_player(p), game.returns(p))))
 
     @jax.jit
@@ -144,7 +144,7 @@ def _programs(game: BoardGame, opponent: Opponent) -> tuple[Callable, Callable]:
 
 
 def advance(game: BoardGame, positions: Any, actions: jax.Array) -> tuple[Any, jax.Array]:
-    """Every game that is not over takes its move: (positions [B, ...] afterwards, the actions)."""
+    """One move in every game that is not over: (positions [B, ...] afterwards, the actions)."""
     over = jax.vmap(game.is_terminal)(positions)
     after = jax.vmap(game.step)(positions, actions)
     return where(over, positions, after), actions
@@ -157,20 +157,20 @@ def rates(games: Sequence[Played]) -> dict[str, float]:
 
 
 def random_views(game: BoardGame, num: int, seed: int) -> list[View]:
-    """`num` unfinished positions out of games in which both sides play at random; the same seed gives the same ones."""
+    """`num` unfinished positions from games between random players; the same seed gives the same positions."""
     viewer, games = Viewer(game), min(max(num // 4, 8), 512)
     opponent = random_opponent(game)
 
     forward = jax.jit(lambda key, positions: advance(game, positions, opponent(key, positions))[0])
-    found: list[View] = []
+    unfinished: list[View] = []
     key, n = jax.random.key(seed), 0
-    while len(found) < num:
+    while len(unfinished) < num:
         positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (games, *jnp.shape(leaf))), game.init())
         for _ in range(game.max_moves):
             views = [view for view in viewer.views(positions) if view.legal]
             if not views:
                 break
-            found += views
+            unfinished += views
             positions, n = forward(jax.random.fold_in(key, n), positions), n + 1
-    order = np.random.default_rng(seed).permutation(len(found))[:num]
-    return [found[i] for i in order]
+    order = np.random.default_rng(seed).permutation(len(unfinished))[:num]
+    return [unfinished[i] for i in order]

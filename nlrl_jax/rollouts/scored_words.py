@@ -1,4 +1,7 @@
-"""Vectorised games of a policy that scores the words of the legal moves: one forward pass a turn."""
+"""Vectorised games of a `MovePolicy`, which scores the words of the legal moves: `Moves`, `play_games`, `results`.
+
+One forward pass per turn for all games; the policy itself is in `text/word_policy.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from nlrl_jax.updates import where
 
 
 class Moves(NamedTuple):
-    """The moves of B games, time-major [T, B, ...]; rows that are not `active` come after a game's end and say nothing.
+    """The moves of B games, time-major [T, B, ...]; rows that are not `active` come after the end of a game.
 
-    prompts int32 [T, B, S] left-padded, lengths; legal bool [T, B, A]; action, log_prob (of the action, as drawn);
+    prompts int32 [T, B, S] left-padded, lengths; legal bool [T, B, A]; action, log_prob (of the action, as sampled);
     value; reward; terminated (this move ended the game); active.
     """
 
@@ -42,13 +45,13 @@ def play_games(
     max_turns: int,
     temperature: float,
 ) -> tuple[Moves, jax.Array]:
-    """Plays `num` games side by side, one forward pass a turn. Pure.
+    """Plays `num` games side by side, one forward pass per turn. Pure.
 
     Args:
       value_of: last hidden states [B, H] -> values [B].
       temperature: 0 takes the best move.
 
-    Returns: the moves, and the value of the position each game was cut in, float32 [num]; 0 where it terminated.
+    Returns: the moves, and the value of each game's last position, float32 [num]; 0 where it terminated.
     """
     key_reset, key_play = jax.random.split(key)
     prefix = policy.prefix(variables)
@@ -65,13 +68,13 @@ def play_games(
         prompts, lengths, legal, scores, value = look(states)
         log_probs = move_log_probs(scores, legal, temperature or 1.0)
         action = jax.random.categorical(key_act, log_probs) if temperature else jnp.argmax(log_probs, axis=-1)
-        _, after, reward, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
+        _, after, reward, terminated, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key_game, num), states, action, game.params
         )
         log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
         reward, active = jnp.where(over, 0.0, reward), ~over
-        moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, end & active, active)
-        return (where(over, states, after), over | end), moves
+        moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, terminated & active, active)
+        return (where(over, states, after), over | terminated), moves
 
     start = text_games.reset(game, key_reset, num), jnp.zeros((num,), bool)
     shapes = jax.eval_shape(turn, start, key)[1]
@@ -87,7 +90,7 @@ def play_games(
 
 
 def results(moves: Moves) -> dict[str, jax.Array]:
-    """Shares of games won (return above 0), tied, lost (below 0) and cut, and the mean return."""
+    """Shares of games won (return above 0), tied, lost (below 0) and cut off, and the mean return."""
     returns, ended = jnp.sum(moves.reward, axis=0), jnp.any(moves.terminated, axis=0)
     shares = {
         "win_rate": returns > 0,

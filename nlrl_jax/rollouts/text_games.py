@@ -1,6 +1,6 @@
 """Vectorised episodes: B agents play B copies of a text game under one `lax.scan`.
 
-Letters: T turns, B episodes, A actions a turn at most.
+Letters: T turns, B episodes, A maximum number of actions per turn.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ class Turns(NamedTuple):
     """The turns of B episodes, time-major.
 
     fields: the game's fields before the turn, each [T, B, ...].
-    turn: what was read and written, each [T, B, ...]; see `Turn`.
+    turn: prompts, replies and actions, each [T, B, ...]; see `Turn`.
     reward: float32 [T, B], the environment's reward over the turn's steps.
     steps: int32 [T, B], environment steps taken in the turn.
-    invalid: int32 [T, B], invalid actions of the reply. Those named behind the action that ended the episode do not
-      count: nobody is asked to act any more.
-    active: bool [T, B], False once the episode is over: nothing else in that row counts.
+    invalid: int32 [T, B], invalid actions of the reply, without those after the action that ended the episode.
+    active: bool [T, B], False once the episode is over: then nothing else in that row counts.
     """
 
     fields: dict[str, jax.Array]
@@ -69,16 +68,16 @@ def play(
 ) -> Episodes:
     """Plays B episodes to their end or to a limit (Algorithm 1 of MS-GRPO, lines 6-16). Pure; no host call.
 
-    Each turn the policy reads the state as text, writes a reply and the game takes its actions one by
-    one. An invalid action moves nothing and takes no environment step.
+    Each turn the policy reads the state as text and writes a reply, whose actions the game takes one by one. An invalid
+    action moves nothing and takes no environment step.
 
     Args:
       variables: the model's parameters.
       key: folded once per turn.
       states: B initial states, leading axis [B].
-      max_turns: replies an episode at most ("LAP actions" in the paper).
-      max_steps: environment steps an episode at most.
-      prefix: `policy.prefix(variables)` if the caller has it already.
+      max_turns: maximum replies per episode ("LAP actions" in the paper).
+      max_steps: maximum environment steps per episode.
+      prefix: `policy.prefix(variables)`, if already computed.
     """
     B = jax.tree.leaves(states)[0].shape[0]
     prefix = policy.prefix(variables) if prefix is None else prefix

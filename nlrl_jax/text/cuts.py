@@ -4,7 +4,7 @@ The tokenizer splits a text into pre-tokens and merges only within them, so a te
 parts if and only if the parts meet at pre-token borders. Whether two strings meet at one depends on
 both: Qwen and Llama-3 glue a space to the word behind it and newlines to the punctuation before them.
 
-A template is seen here as *things* (slots and lists) with literal *gaps* between them. For each gap
+A template consists of *things* (slots and lists) with literal *gaps* between them. For each gap
 `find_cut` looks for positions that are borders for every text that may stand before and behind it.
 What lies before the first such position is drawn into the strings of the thing on the left, what lies
 behind the last into those on the right.
@@ -174,19 +174,19 @@ def rest_of_item(of: List, slot: int) -> list[str | Slot | Tail]:
 
 
 class Cutter:
-    """Finds cuts with one tokenizer and remembers what it found."""
+    """Finds cuts with one tokenizer and remembers them."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._found: dict[tuple, tuple[int, int] | None] = {}
+        self._cuts: dict[tuple, tuple[int, int] | None] = {}
 
     def find_cut(self, lefts: Sequence[str], gap: str, rights: Sequence[str]) -> tuple[int, int] | None:
         """The first and last position of `gap` that is a border in `left + gap + right` for all; None without one."""
         lefts, rights = tuple(dict.fromkeys(lefts)), tuple(dict.fromkeys(rights))
         key = (lefts, gap, rights)
-        if key not in self._found:
-            self._found[key] = self._search(lefts, gap, rights)
-        return self._found[key]
+        if key not in self._cuts:
+            self._cuts[key] = self._search(lefts, gap, rights)
+        return self._cuts[key]
 
     def is_cut(self, lefts: Sequence[str], gap: str, rights: Sequence[str], position: int) -> bool:
         """Whether `position` of `gap` is a border for all of `lefts` and `rights`."""

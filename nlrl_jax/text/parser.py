@@ -1,9 +1,9 @@
 """The action parser psi and the format penalty Phi of MS-GRPO (paper: "Reward design" and appendix "Agents").
 
-What the paper leaves open, and what is done here:
+What the paper leaves open, and our choice:
 
   * Several actions in one reply are separated by `separator`. At most `max_actions` of them are
-    executed; what is named beyond counts together as one invalid action.
+    executed; all further ones count together as one invalid action.
   * "Missing, unnecessary or incorrectly nested" tags are counted as below.
   * The -0.5 for an invalid action belongs to the environment's reward R, not to Phi, so it is not in
     `format_penalty`; `num_invalid` carries it.

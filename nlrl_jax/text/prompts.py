@@ -1,4 +1,4 @@
-"""The agent template T of a language agent policy: what is said to the model around an observation.
+"""The agent template T of a language agent policy: the prompt around an observation.
 
 Departures from the paper (MS-GRPO, appendix "LAP Agent Template"):
 - the sentences are ours; slots, tags, the reply skeleton and the action list are the paper's;
@@ -40,10 +40,10 @@ def chat_prompt(
       game: its `observation` fills the state.
       render_chat: messages -> text, up to where the reply begins (`Tokenizer.render_chat`).
       prompt: "paper" or "compact".
-      max_tokens: what the reply may take; told to the model.
+      max_tokens: maximum length of a reply, which the prompt states.
 
     Raises:
-      ValueError: an unknown `prompt`, or a chat template that does not keep the message as it was given.
+      ValueError: an unknown `prompt`, or a chat template that changes the message.
     """
     if prompt not in PROMPTS:
         raise ValueError(f"prompt {prompt!r} is not known; choose one of {', '.join(PROMPTS)}")
@@ -57,7 +57,7 @@ def chat_prompt(
     else:
         chat = [{"role": "user", "content": f"{game.rules}\n{_STATE}"}]
     text = render_chat(chat)
-    before, found, after = text.partition(_STATE)
-    if not found or _STATE in after:
+    before, state, after = text.partition(_STATE)
+    if not state or _STATE in after:
         raise ValueError("the chat template does not repeat the user's message exactly once")
     return Template((Literal(before),)) + game.observation + after

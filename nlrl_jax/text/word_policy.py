@@ -1,8 +1,9 @@
-"""A language model that plays by scoring the words of the legal moves: one forward pass a move, no text written.
+"""`MovePolicy`: a language model that chooses a move by scoring words, in one forward pass and without writing text.
 
-A move's score is the log-probability of its word as the beginning of the reply. Words of several tokens are read as a
-trie behind the prompt (`text/word_trie.py`), so even those of breakthrough take one pass. It is the bare word that
-is scored, also where the model was asked for a JSON object, or has learned to write one, that ends with the move.
+A move's score is the log-probability of its word as the beginning of the reply; `move_log_probs` turns the scores into
+a policy over the legal moves. Words of several tokens are read as a trie behind the prompt (`text/word_trie.py`), so
+even those of breakthrough take one pass. The bare word is scored, also where the prompt asks for a JSON object. Games
+are played in `rollouts/scored_words.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _USER = "\x00user\x00"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MovePolicy:
-    """A language model that chooses a game's actions by the score of their words. Holds no parameters.
+    """A language model that chooses a game's actions by the scores of their words. Holds no parameters.
 
     Attributes:
       model: applied to parameters that are passed in.
@@ -53,13 +54,13 @@ class MovePolicy:
             format.
 
         Raises:
-          ValueError: the game's fields do not say which actions are legal ("legal", [A]); a word's tokens depend on
-            the prompt, or two are the same; prompt and word do not fit the model.
+          ValueError: the game has no field "legal" [A]; a word's tokens depend on the prompt, or two words have the
+            same; prompt and word do not fit the model.
         """
         start = lambda key: game.fields(game.env.reset_env(key, game.params)[1])
         legal = jax.eval_shape(start, jax.random.key(0)).get("legal")
         if legal is None or legal.shape != (len(game.actions),):
-            raise ValueError(f"{game.name} has no field 'legal' of {len(game.actions)} values, one an action")
+            raise ValueError(f"{game.name} has no field 'legal' of {len(game.actions)} values, one per action")
         if user is None:
             template = chat_prompt(game, tokenizer.render_chat, "compact", max_tokens=1)
         else:
@@ -122,7 +123,7 @@ class MovePolicy:
         return log_probs @ words.path.T, hidden[:, 0]
 
     def _sees(self, valid: jax.Array) -> jax.Array:
-        """What prompt [B, S] and trie see of each other: a word's token sees the prompt and its own beginning."""
+        """The attention mask of prompt [B, S] and trie: a word's token sees the prompt and its own beginning."""
         B, S = valid.shape
         M = self.words.tokens.size
         prompt = jnp.tril(jnp.ones((S, S), bool)) & valid[:, None, :]

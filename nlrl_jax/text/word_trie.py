@@ -3,7 +3,7 @@
     trie = word_trie([[3, 7], [3, 8], [5]])
     # the forward pass reads the prompt and then trie.tokens = [3]; `3` is read once for the two words it begins
 
-Only tokens that others follow are read; the last token of a word is only predicted.
+Only tokens with a successor are read; the last token of a word is only predicted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WordTrie(NamedTuple):
 
 
 def word_trie(words: Sequence[Sequence[int]]) -> WordTrie:
-    """The trie of words given as token ids.
+    """The trie of words, each a sequence of token ids.
 
     Raises:
       ValueError: a word without tokens, or one that another begins with or equals (it would always be likelier).

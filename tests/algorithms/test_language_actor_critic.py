@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from envs.tic_tac_toe.prompts import roles, squares
+from envs.tic_tac_toe.prompts import STYLES, roles, squares
 from envs.tic_tac_toe.rule_based import SCRIPTS
 from envs.tic_tac_toe.rules import board_game
 from nlrl_jax.algorithms import language_actor_critic as nlac
@@ -250,12 +250,12 @@ def test_several_evaluations_of_a_move_are_averaged():
     assert [len(t.evaluations) for t in record.improvements] == [3 * n for n in compared]
 
 
-@pytest.mark.parametrize("style", ["paper", "compact"])
+@pytest.mark.parametrize("style", STYLES)
 def test_prompts_show_the_board_the_side_and_the_moves(style):
     r, view = roles(style), view_of()
     said = r.policy(view).messages[-1]["content"]
     assert "X" in said and "O" in said and "9" in said
-    assert ("Free squares: 2, 3, 4, 5, 6, 7, 8, 9." in said) == (style == "paper")
+    assert ("Free positions: 2, 3, 4, 5, 6, 7, 8, 9." in said) == (style != "compact")
     assert r.value(view, "5").messages != r.value(view, "6").messages
     asked = r.improve(view, [("5", "good"), ("6", "bad")]).messages[-1]["content"]
     assert "Evaluation of move 5:\ngood" in asked and "Possible moves: 5, 6." in asked
@@ -269,5 +269,5 @@ def test_prompts_show_the_board_the_side_and_the_moves(style):
 def test_bad_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         ActorCriticConfig(**wrong)
-    with pytest.raises(ValueError, match="style is 'short'; choose one of paper, compact"):
+    with pytest.raises(ValueError, match="style is 'short'; choose one of paper, paper_zero_shot, compact"):
         roles("short")

@@ -55,7 +55,7 @@ def state(params):
 
 
 def value_of(state):
-    return lambda hidden: ppo.value_head(MODEL, CONFIG).apply({"params": state.critic}, hidden)
+    return lambda hidden: ppo.value_head(MODEL).apply({"params": state.critic}, hidden)
 
 
 @pytest.fixture(scope="module")
@@ -162,23 +162,20 @@ def test_games_are_whole(played):
 
 def test_advantages_are_a_plain_loop_over_each_game(played):
     moves, cut_value = played
-    config = dataclasses.replace(CONFIG, normalize_advantages=False)
-    rows = ppo.make_rows(moves, cut_value, config)
-    normal = ppo.make_rows(moves, cut_value, CONFIG)
+    rows = ppo.make_rows(moves, cut_value, CONFIG)
     assert np.abs(moves.value).max() > 0.1
+    plain = np.zeros(moves.value.shape)
     for b in range(24):
         later, after = 0.0, 0.0
         for t in range(moves.active[:, b].sum() - 1, -1, -1):
             delta = moves.reward[t, b] + 0.99 * after - moves.value[t, b]
-            later = delta + 0.99 * 0.95 * later
+            plain[t, b] = later = delta + 0.99 * 0.95 * later
             after = moves.value[t, b]
-            np.testing.assert_allclose(rows.advantage[t, b], later, atol=1e-5)
             np.testing.assert_allclose(rows.target[t, b], later + moves.value[t, b], atol=1e-5)
-    counted = np.asarray(rows.advantage)[moves.active]
+    plain = plain[moves.active]
     np.testing.assert_allclose(
-        np.asarray(normal.advantage)[moves.active], (counted - counted.mean()) / counted.std(), atol=1e-4
+        np.asarray(rows.advantage)[moves.active], (plain - plain.mean()) / plain.std(), atol=1e-4
     )
-    np.testing.assert_array_equal(normal.target, rows.target)
 
 
 def test_every_move_is_learned_from_once(played):
@@ -234,7 +231,7 @@ class Lamp:
 
 
 class Signals:
-    """One move: 2 is right under a green light, 5 under a red one, and 7 is never legal. `endless`: it goes on."""
+    """One move: 2 is right under a green light, 5 under a red one, and 7 is never legal. `endless`: no end."""
 
     def __init__(self, endless=False):
         self.endless = endless
@@ -255,50 +252,50 @@ def signals(words=("2", "5", "7"), **options):
 
 @functools.cache
 def toy(train, *words):
-    """The game of signals: policy, config and the compiled update."""
+    """The game of signals: policy, config and the update."""
     game = signals(words) if words else signals()
     policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
     config = LanguagePPOConfig(
-        num_games=32, max_turns=1, batch_size=16, accumulation=1, train=train, actor_learning_rate=1e-2,
+        num_games=64, max_turns=1, batch_size=64, accumulation=1, train=train, actor_learning_rate=1e-2,
         critic_learning_rate=1e-2,
     )  # fmt: skip
-    return policy, config, jit(make_update(policy, game, config))
+    return policy, config, make_update(policy, game, config)
 
 
-@pytest.mark.parametrize(("train", "words"), [("params", ()), ("lora", ()), ("params", ("go", "give", "stop"))])
+@pytest.mark.parametrize(("train", "words"), [("params", ()), ("lora", ()), ("params", ("gone", "give", "stop"))])
 def test_the_rewarded_move_becomes_likely_and_the_critic_sees_it(params, train, words):
+    """Medians over seeds: once all returns are 1, one seed may lose what it knew for a while at this learning rate."""
     policy, config, update = toy(train, *words)
-    state = init_state(MODEL, params, config, jax.random.key(0))
-    returns, values = [], []
-    for i in range(40):
-        state, metrics = update(state, jax.random.key(i))
-        returns.append(float(metrics["env_return"]))
-        values.append(float(metrics["value_loss"]))
-    assert np.mean(returns[:3]) < 0.5 < 0.9 < np.mean(returns[-3:])
-    assert values[-1] < 0.2 * values[0]
-    assert update._cache_size() == 1 and state.iteration == 40
-    best = jit(lambda s, k: play(policy, signals(), s, k, 64, 1))(state, jax.random.key(0))
-    assert best["win_rate"] == 1 and best["cut_rate"] == 0
+
+    def run(seed):
+        key = jax.random.key(seed)
+        step = lambda state, i: update(state, jax.random.fold_in(key, i))
+        state, metrics = jax.lax.scan(step, init_state(MODEL, params, config, key), jnp.arange(40))
+        greedy = play(policy, signals(words) if words else signals(), state, key, 64, 1)
+        return state, metrics["env_return"], metrics["value_loss"], greedy
+
+    state, returns, losses, greedy = jit(lambda seeds: jax.lax.map(run, seeds))(jnp.arange(7))
+    assert (state.iteration == 40).all() and (greedy["cut_rate"] == 0).all()
+    assert np.median(returns[:, :3]) < 0.3 and np.median(returns[:, -5:]) > 0.75
+    assert np.median(losses[:, -5:]) < 0.5 * np.median(losses[:, 0]) and np.median(greedy["win_rate"]) == 1
     if train == "lora":
         assert set(state.learned()) == {"lora", "critic", "opt_state", "iteration"}
-        jax.tree.map(np.testing.assert_array_equal, state.params, params)
+        jax.tree.map(lambda now, then: np.testing.assert_array_equal(now[0], then), state.params, params)
     else:
         assert set(state.learned()) == {"params", "critic", "opt_state", "iteration"} and state.lora is None
-        moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params, params)
+        moved = jax.tree.map(lambda now, then: float(jnp.abs(now[0] - then).max()), state.params, params)
         assert all(change > 0 for change in jax.tree.leaves(moved))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_value_error_reaches_the_model_only_if_asked(params, state, shared):
-    """One move alone has a normalised advantage of 0: the actor learns nothing but what the critic lets through."""
+def test_the_value_error_does_not_reach_the_model(params, state):
+    """The normalised advantage of a single move is 0: the actor learns nothing, the critic does."""
     policy, config, _ = toy("params")
-    config = dataclasses.replace(config, num_games=1, entropy_coef=0.0, weight_decay=0.0, critic_trains_actor=shared)
+    config = dataclasses.replace(config, num_games=1, entropy_coef=0.0, weight_decay=0.0)
     before = init_state(MODEL, params, config, jax.random.key(0)).replace(critic=state.critic)
     after, metrics = jit(make_update(policy, signals(), config))(before, KEY)
-    same = jax.tree.map(lambda a, b: bool((a == b).all()), after.params, params)
     assert metrics["value_loss"] > 0 and metrics["policy_loss"] == 0
-    assert same.pop("lm_head")  # stands behind the hidden state
-    assert not any(jax.tree.leaves(same)) if shared else all(jax.tree.leaves(same))
+    jax.tree.map(np.testing.assert_array_equal, after.params, params)
+    assert not all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), after.critic, before.critic)))
 
 
 def test_a_game_that_is_cut_bootstraps_from_its_last_position(params):
@@ -309,10 +306,8 @@ def test_a_game_that_is_cut_bootstraps_from_its_last_position(params):
     moves, cut_value = jit(run)({"params": params})
     assert moves.active.all() and not moves.terminated.any() and ppo.results(moves)["cut_rate"] == 1
     np.testing.assert_allclose(cut_value, moves.value[0], rtol=1e-5)  # the light never changes
-    config = dataclasses.replace(CONFIG, normalize_advantages=False)
-    rows = ppo.make_rows(moves, cut_value, config)
-    want = moves.reward[2] + 0.99 * cut_value - moves.value[2]
-    np.testing.assert_allclose(rows.advantage[2], want, rtol=1e-5)
+    rows = ppo.make_rows(moves, cut_value, CONFIG)
+    np.testing.assert_allclose(rows.target[2], moves.reward[2] + 0.99 * cut_value, rtol=1e-5)
 
 
 def test_a_non_finite_step_changes_nothing(policy, state):
@@ -324,9 +319,11 @@ def test_a_non_finite_step_changes_nothing(policy, state):
 
 def test_the_training_loop_drives_it_and_resumes_to_the_same_bits(params, tmp_path):
     _, config, update = toy("lora")
+    update = jit(update)
     fresh = init_state(MODEL, params, config, jax.random.key(0))
     train = functools.partial(loop.train, seed=3, checkpoint_every=10, columns=("win_rate",))
     whole = train(tmp_path / "a", update, fresh, iterations=3, resume=False)
+    assert update._cache_size() == 1
     train(tmp_path / "b", update, fresh, iterations=2, resume=False)
     resumed = train(tmp_path / "b", update, loop.restore(tmp_path / "b", fresh), iterations=3, resume=True)
     jax.tree.map(np.testing.assert_array_equal, whole.learned(), resumed.learned())

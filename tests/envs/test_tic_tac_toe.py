@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from envs.tic_tac_toe import rules
 from envs.tic_tac_toe.prompts import STYLES, policy_template, roles, squares
 from envs.tic_tac_toe.rule_based import threats
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.roles.board_games import Line, Step, View, Viewer
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.prompts import chat_prompt
@@ -328,7 +330,7 @@ def test_the_device_text_equals_the_host_text_on_every_position(make, prompt):
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_policy_under_jit_reads_the_very_tokens_of_the_policys_chat(style):
-    """What LLM-PPO is shown is what the actor-critic is asked."""
+    """LLM-PPO and the actor-critic have the same prompt."""
     tokenizer, model = load_tokenizer("nano_board"), Transformer(load_config("nano_board"))
     policy = MovePolicy.for_game(envs.make("tic_tac_toe"), model, tokenizer, *policy_template(style))
     boards = np.array(list(reachable()), np.int8)
@@ -338,6 +340,63 @@ def test_a_policy_under_jit_reads_the_very_tokens_of_the_policys_chat(style):
     for view, row, length in zip(Viewer(rules.board_game()).views(boards), tokens, lengths, strict=True):
         asked = tokenizer.encode(tokenizer.render_chat(roles(style).policy(view).messages))
         assert [*policy.template.prefix, *row[:length]] == asked
+
+
+def example_of(chat) -> tuple[str, str]:
+    """(question, reply) of the example in a chat's system message; empty without one."""
+    _, _, example = chat.messages[0]["content"].partition("\n\nEXAMPLE\nuser:\n")
+    question, _, reply = example.partition("\nassistant:\n")
+    return question, reply
+
+
+def boards_in(text: str) -> list[str]:
+    return re.findall(r"(?:. \| . \| .\n-{9}\n){2}. \| . \| .", text)
+
+
+def test_the_papers_examples_are_legal_and_readable():
+    view = random_views(rules.board_game(), 1, 0)[0]
+    paper = roles("paper")
+    question, reply = example_of(paper.policy(view))
+    board, player = boards_in(question)[0], re.search("It is (.)'s turn", question)[1]
+    position = rules.parse(board, player)
+    legal = [str(action + 1) for action in np.flatnonzero(rules.legal_action_mask(position))]
+    assert f"Free positions: {', '.join(legal)}." in question
+    assert paper.read_move(reply, legal) == ("4", "")  # the only move that does not lose at once
+    values, optimal = rules.minimax()
+    assert optimal[rules.code(position), 3]
+
+    question, reply = example_of(paper.monte_carlo(view, view.legal[0], []))
+    positions = [rules.parse(board, player) for board, player in zip(boards_in(question), "XOX", strict=True)]
+    for action, before, after in zip(("2", "4"), positions, positions[1:]):
+        assert f"{'OX'[rules.current_player(before)]} plays {action}" in question
+        np.testing.assert_array_equal(rules.step(before, int(action) - 1), after)
+    assert rules.returns(positions[-1]) == 1 and paper.read_value(reply) == 0.9
+    assert set(json.loads(reply)["thought"]) == {"Reflection", "Win probability", "Threat", "Potential strategies"}
+
+
+def test_only_the_papers_style_has_examples_and_compact_is_unchanged():
+    view = View(DRAWN, "O", ("3", "4", "6", "7", "9"))
+    for style in ("paper_zero_shot", "compact"):
+        for chat in (roles(style).policy(view), roles(style).monte_carlo(view, "3", [])):
+            assert not any("EXAMPLE" in message["content"] for message in chat.messages)
+    policy, value = roles("compact").policy(view), roles("compact").value(view, "3")
+    assert policy.messages == ({"role": "user", "content": "O: 1O 2X 3 4 5O 6 7 8X 9"},)
+    assert value.messages == ({"role": "user", "content": "O 3: 1O 2X 3O 4 5O 6 7 8X 9"},)
+
+
+@pytest.mark.parametrize(
+    ("board", "winner", "result"),
+    [
+        ("O | O | O\n---------\nX | X | 6\n---------\n7 | 8 | 9", "O", "O wins. Its line is 1, 2, 3."),
+        ("O | O | X\n---------\n4 | X | O\n---------\nX | 8 | 9", "X", "X wins. Its line is 3, 5, 7."),
+        ("O | X | O\n---------\nO | X | X\n---------\nX | O | O", None, "a draw."),
+    ],
+)
+def test_a_finished_game_names_the_line_that_won(board, winner, result):
+    start, end = View("", "O", ("1",)), View(board, "O", ())
+    line = Line((Step(start, "1", end),), True, winner)
+    for chat in (roles().monte_carlo(start, "1", [line]), roles().temporal_difference(start, "1", [(line, "")])):
+        assert f"The game is over: {result}" in chat.messages[1]["content"]
 
 
 def test_each_game_is_made_by_name():
