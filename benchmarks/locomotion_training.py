@@ -18,20 +18,22 @@ from importlib.metadata import version
 import jax
 import numpy as np
 
-from launch import ultra_games
+import envs
+from launch.reproduce_ultra import PPO
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.rollouts.control import evaluate
 from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.types import ControlGame
 
 PHYSICS = ("c", "mjx")
 
 
-def train(setting: ultra_games.Setting, updates: int, seeds: int, name: str) -> tuple[ppo.PPOState, np.ndarray, float]:
+def train(game: ControlGame, updates: int, seeds: int, name: str) -> tuple[ppo.PPOState, np.ndarray, float]:
     """(the agents, mean returns of the episodes that ended in each update [seeds, updates], seconds an update)."""
-    game = setting.game
+    config = PPO[game.name]
     keys = jax.random.split(jax.random.key(0), seeds)
-    state = jax.jit(jax.vmap(lambda key: ppo.init_state(game.env, game.params, setting.ppo, key)))(keys)
-    update = jax.jit(jax.vmap(ppo.make_update(game.env, game.params, setting.ppo)), donate_argnums=0)
+    state = jax.jit(jax.vmap(lambda key: ppo.init_state(game.env, game.params, config, key)))(keys)
+    update = jax.jit(jax.vmap(ppo.make_update(game.env, game.params, config)), donate_argnums=0)
     returns, start = [], time.perf_counter()
     for n in range(updates):
         state, metrics = update(state, jax.vmap(lambda key: jax.random.fold_in(key, n))(keys))
@@ -42,11 +44,11 @@ def train(setting: ultra_games.Setting, updates: int, seeds: int, name: str) -> 
     return state, np.array(returns).T, (time.perf_counter() - start) / max(updates - 1, 1)
 
 
-def scores(setting: ultra_games.Setting, state: ppo.PPOState, episodes: int) -> np.ndarray:
+def scores(game: ControlGame, state: ppo.PPOState, episodes: int) -> np.ndarray:
     """Mean returns of the agents: [seeds]."""
-    game, key = setting.game, jax.random.key(1)
+    config, key = PPO[game.name], jax.random.key(1)
     play = lambda params, moments: evaluate(
-        game.env, game.params, ppo.agent_of(game.env, game.params, setting.ppo), params, moments, key, episodes
+        game.env, game.params, ppo.agent_of(game.env, game.params, config), params, moments, key, episodes
     )[0]
     return np.asarray(jax.jit(jax.vmap(play))(state.params, state.obs_moments)).mean(axis=1)
 
@@ -60,8 +62,8 @@ def main():
     parser.add_argument("--episodes", type=int, default=30, help="of an agent on each physics afterwards")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    settings = {physics: ultra_games.make(arguments.game, physics) for physics in PHYSICS}
-    trained = {name: train(setting, arguments.updates, arguments.seeds, name) for name, setting in settings.items()}
+    games = {physics: envs.make_control(arguments.game, physics=physics) for physics in PHYSICS}
+    trained = {name: train(game, arguments.updates, arguments.seeds, name) for name, game in games.items()}
 
     steps = 2048 * np.arange(1, arguments.updates + 1)
     curves = [Series(f"trained on {name}", steps, returns) for name, (_, returns, _) in trained.items()]
@@ -75,7 +77,7 @@ def main():
     print("|---|---|---|---|---|")
     for name, (state, returns, seconds) in trained.items():
         last = np.nanmean(returns[:, -max(arguments.updates // 5, 1) :], axis=1)
-        found = [last, *(scores(settings[physics], state, arguments.episodes) for physics in PHYSICS)]
+        found = [last, *(scores(games[physics], state, arguments.episodes) for physics in PHYSICS)]
         cells = [f"{np.mean(x):.0f} ± {float(deviation(x)):.0f}" for x in found]
         print(f"| {name} | {' | '.join(cells)} | {seconds:.2f} |", flush=True)
     print(f"\n{picture}")

@@ -141,7 +141,7 @@ def purejaxrl_subject(directory: str, game: str, steps: int):
         theirs = out["runner_state"][0].params["params"]
         layers = lambda first: {f"Dense_{i}": theirs[f"Dense_{first + i}"] for i in range(3)}
         params = {"actor": layers(0), "critic": layers(3)}
-        moments = ppo.Moments.of()
+        moments = ppo.RunningMoments.of()
         return Run(
             seconds, done.size, last, **after(game, config_of(steps, 4, **LIKE_PUREJAXRL), params, moments, 1000 + seed)
         )

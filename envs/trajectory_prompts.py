@@ -1,7 +1,7 @@
-"""ULTRA's three prompts on trajectories, as games share them: what is shown, and what the chats carry along.
+"""ULTRA's three prompts on trajectories, shared by the games.
 
-A game brings its wording (`GameText`); `analyst_roles` makes the chats. What a prompt shows of an episode is a `Shown`,
-and the scripted analysts read that and nothing else, so they know what a model would.
+A game brings its wording (`GameText`); `analyst_roles` makes the chats. The part of an episode in a prompt is an
+`Excerpt`; the rule-based analysts read only that, so they know no more than a model would.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nlrl_jax.roles import analyst_replies as verdicts
+from nlrl_jax.roles import analyst_replies
 from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
 from nlrl_jax.types import Chat
 
@@ -21,19 +21,19 @@ LONGEST_ANALYSIS = 6000  # characters of a case analysis that a reward prompt re
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GameText:
-    """How one game's trajectories are put into words.
+    """One game's wording of trajectories.
 
     Attributes:
       system: the system message.
       identify: template with slots number, begin, second, last, history.
       analyse: template with slots number, history.
       reward: template with slots number, timeslot, action, instead, analysis, history.
-      before: timeslots shown before a piece.
-      around: timeslots shown before and after the one that a reward is for.
+      before: timeslots shown before the judged ones.
+      around: timeslots shown before and after a rated one.
       state: one observation [D] -> text.
       action: one action -> text, which `read_action` reads.
-      events: what else a case analysis should know of an episode, one line each.
-      ending: how an episode ends.
+      events: further lines on an episode for the case analysis.
+      ending: a sentence on the episode's end.
     """
 
     system: str
@@ -44,45 +44,45 @@ class GameText:
     around: tuple[int, int]
     state: Callable[[np.ndarray], str]
     action: Callable[[Action], str]
-    read_action: verdicts.ReadAction
+    read_action: analyst_replies.ReadAction
     events: Callable[[Episode], Sequence[str]]
     ending: Callable[[Episode], str]
 
-    def shown(self, context: Mapping[str, Any]) -> Shown:
-        """What the identification or reward prompt with this context shows."""
+    def excerpt(self, context: Mapping[str, Any]) -> Excerpt:
+        """The excerpt in the identification or reward prompt with this context."""
         episode = context["episode"]
         if "timeslot" not in context:
-            return Shown.of(episode, context["begin"] - self.before, context["end"])
+            return Excerpt.of(episode, context["begin"] - self.before, context["end"])
         before, after = self.around
-        return Shown.of(episode, context["timeslot"] - before, context["timeslot"] + after + 1)
+        return Excerpt.of(episode, context["timeslot"] - before, context["timeslot"] + after + 1)
 
     def history(self, context: Mapping[str, Any]) -> str:
-        """The same as text."""
-        shown, lines = self.shown(context), []
-        for timeslot in shown.timeslots():
-            did = f"action {self.action(shown.action(timeslot))}, reward {shown.reward(timeslot):.3g}"
-            lines.append(f"timeslot {timeslot}: {self.state(shown.state(timeslot))}, {did}")
-        if shown.ends:
-            lines.append(f"After timeslot {shown.end - 1}: {self.state(shown.observations[-1])}")
+        """That excerpt as text."""
+        excerpt, lines = self.excerpt(context), []
+        for timeslot in excerpt.timeslots():
+            did = f"action {self.action(excerpt.action(timeslot))}, reward {excerpt.reward(timeslot):.3g}"
+            lines.append(f"timeslot {timeslot}: {self.state(excerpt.state(timeslot))}, {did}")
+        if excerpt.ends:
+            lines.append(f"After timeslot {excerpt.end - 1}: {self.state(excerpt.observations[-1])}")
             lines.append(self.ending(context["episode"]))
         return "\n".join(lines)
 
-    def cases(self, episode: Episode, found: Sequence[Verdict], left_out: int) -> str:
-        """The critical timeslots `found`, and how the episode went."""
+    def cases(self, episode: Episode, verdicts: Sequence[Verdict], left_out: int) -> str:
+        """The critical timeslots and the episode's outcome."""
         lines = [f"({left_out} earlier critical timeslots are not shown)"] if left_out else []
-        lines += [] if found else ["No timeslot was found to be critical."]
-        for timeslot, _, action, why, judged in found:
+        lines += [] if verdicts else ["No timeslot was found to be critical."]
+        for timeslot, _, action, why, judged in verdicts:
             better = f", better: {self.action(action)}" if action is not None else ", proper" if judged else ""
-            seen, taken = self.state(episode.observations[timeslot]), self.action(episode.action(timeslot))
-            lines.append(f"timeslot {timeslot}: {seen}, action {taken}{better}. {why}")
+            state, taken = self.state(episode.observations[timeslot]), self.action(episode.action(timeslot))
+            lines.append(f"timeslot {timeslot}: {state}, action {taken}{better}. {why}")
         return "\n".join([*lines, *self.events(episode), self.ending(episode)])
 
 
-class Shown(NamedTuple):
-    """The piece of an episode that a prompt shows: timeslots [begin, end).
+class Excerpt(NamedTuple):
+    """The timeslots [begin, end) of an episode, as a prompt shows them.
 
     observations: float [end - begin (+ 1 if `ends`), D]. actions, rewards: [end - begin, ...].
-    ends: the episode ends there; then the state after it is shown too. fell: and it did not just run out of time.
+    ends: the episode ends there; then the state after it is included. fell: it also terminated, by a fall or a point.
     """
 
     begin: int
@@ -94,12 +94,12 @@ class Shown(NamedTuple):
     fell: bool
 
     @classmethod
-    def of(cls, episode: Episode, begin: int, end: int) -> Shown:
+    def of(cls, episode: Episode, begin: int, end: int) -> Excerpt:
         begin, end = max(begin, 0), min(end, len(episode))
         ends = end == len(episode)
-        seen = episode.observations[begin : end + ends]
+        observations = episode.observations[begin : end + ends]
         actions, rewards = episode.actions[begin:end], episode.rewards[begin:end]
-        return cls(begin, end, seen, actions, rewards, ends, ends and episode.terminated)
+        return cls(begin, end, observations, actions, rewards, ends, ends and episode.terminated)
 
     def timeslots(self) -> range:
         return range(self.begin, self.end)
@@ -120,7 +120,7 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
 
     Args:
       chunk: timeslots of one identification prompt.
-      cases: critical timeslots that a case analysis shows at most, the last ones; its text says how many it leaves out.
+      cases: maximum critical timeslots in a case analysis, the last ones; its text says how many it leaves out.
 
     Raises:
       ValueError: one of them is below 1.
@@ -136,8 +136,8 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
         prompt = text.identify.format(number=episode.number, history=text.history(context), **slots)
         return Chat.of(prompt, text.system, **context)
 
-    def analyse(episode: Episode, found: Sequence[Verdict]) -> Chat:
-        critical = [verdict for verdict in found if verdict.critical]
+    def analyse(episode: Episode, verdicts: Sequence[Verdict]) -> Chat:
+        critical = [verdict for verdict in verdicts if verdict.critical]
         left_out = max(len(critical) - cases, 0)
         critical = tuple(critical[left_out:])
         prompt = text.analyse.format(number=episode.number, history=text.cases(episode, critical, left_out))
@@ -157,19 +157,19 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
         )
         return Chat.of(prompt, text.system, **context)
 
-    read = lambda reply, begin, end: verdicts.read_verdicts(reply, begin, end, text.read_action)
-    return AnalystRoles(chunk, identify, read, analyse, reward, verdicts.read_reward, text.action)
+    read = lambda reply, begin, end: analyst_replies.read_verdicts(reply, begin, end, text.read_action)
+    return AnalystRoles(chunk, identify, read, analyse, reward, analyst_replies.read_reward, text.action)
 
 
 def quoted(analysis: str) -> str:
-    """A case analysis as a reward prompt repeats it; what is too long is cut, and the text says so."""
+    """A case analysis as a reward prompt repeats it, maximum `LONGEST_ANALYSIS` characters and a note of the rest."""
     analysis = analysis.strip()
     rest = len(analysis) - LONGEST_ANALYSIS
     return f"{analysis[:LONGEST_ANALYSIS]} ... ({rest} more characters)" if rest > 0 else analysis or "(none)"
 
 
 def numbered(slots: Iterator[int] | Sequence[int], most: int = 12) -> str:
-    """Timeslots as an analyst lists them: the first few, and how many more there are."""
+    """The first few timeslots, and how many more there are."""
     slots = list(slots)
     more = len(slots) - most
     return ", ".join(map(str, slots[:most])) + (f" and {more} more" if more > 0 else "")

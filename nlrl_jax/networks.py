@@ -1,4 +1,4 @@
-"""Small actor-critic networks for agents that see numbers: discrete or continuous actions, normalised observations."""
+"""Small actor-critic networks over numeric observations, normalised: discrete or continuous actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 @flax.struct.dataclass
-class Moments:
+class RunningMoments:
     """Running mean and variance over all leading axes. mean, var: float32 [...]; count: float32 []."""
 
     mean: jax.Array
@@ -20,28 +20,30 @@ class Moments:
     count: jax.Array
 
     @classmethod
-    def of(cls, shape: tuple[int, ...] = ()) -> Moments:
-        """Of nothing yet: mean 0, variance 1."""
+    def of(cls, shape: tuple[int, ...] = ()) -> RunningMoments:
+        """Before any data: mean 0, variance 1."""
         return cls(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
-    def update(self, batch: jax.Array) -> Moments:
+    def update(self, batch: jax.Array) -> RunningMoments:
         """With `batch` [..., *shape] counted in (Chan et al. 1979: two means and variances into one)."""
         rows = batch.reshape(-1, *self.mean.shape)
         n, mean, var = float(rows.shape[0]), jnp.mean(rows, axis=0), jnp.var(rows, axis=0)
         total, delta = self.count + n, mean - self.mean
         spread = self.var * self.count + var * n + delta**2 * self.count * n / total
-        return Moments(self.mean + delta * n / total, spread / total, total)
+        return RunningMoments(self.mean + delta * n / total, spread / total, total)
 
     def normalize(self, x: jax.Array, limit: float = 10.0) -> jax.Array:
         """(x - mean) / std, clipped to +-limit."""
         return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -limit, limit)
 
 
-def tower(features: tuple[int, ...], out: int, scale: float, name: str) -> nn.Module:
-    """tanh layers and a linear one, orthogonal, as PPO's networks are usually initialised."""
+def tower(
+    features: tuple[int, ...], out: int, scale: float, name: str | None = None, activation: Any = jnp.tanh
+) -> nn.Module:
+    """Hidden layers and a linear one, orthogonal, as PPO's networks are usually initialised."""
     layers: list[Any] = []
     for width in features:
-        layers += [nn.Dense(width, kernel_init=nn.initializers.orthogonal(math.sqrt(2.0))), jnp.tanh]
+        layers += [nn.Dense(width, kernel_init=nn.initializers.orthogonal(math.sqrt(2.0))), activation]
     return nn.Sequential([*layers, nn.Dense(out, kernel_init=nn.initializers.orthogonal(scale))], name=name)
 
 
@@ -71,14 +73,14 @@ class Critic(nn.Module):
 
 
 def sample(key: jax.Array, out: jax.Array, log_std: jax.Array | None) -> jax.Array:
-    """An action a row: int32 [B], or float32 [B, A]."""
+    """One action per row: int32 [B], or float32 [B, A]."""
     if log_std is None:
         return jax.random.categorical(key, out)
     return out + jnp.exp(log_std) * jax.random.normal(key, out.shape)
 
 
 def mode(out: jax.Array, log_std: jax.Array | None) -> jax.Array:
-    """The most likely action a row."""
+    """The most likely action of each row."""
     return jnp.argmax(out, axis=-1) if log_std is None else out
 
 
@@ -117,18 +119,18 @@ class Agent:
         self.normalize_obs = normalize_obs
 
     def init(self, key: jax.Array, obs: jax.Array) -> dict[str, Any]:
-        """obs: [B, ...], of which only the shape matters."""
+        """Fresh parameters. obs: [B, ...]; only its shape matters."""
         key_actor, key_critic = jax.random.split(key)
         return {
             "actor": self.actor.init(key_actor, obs)["params"],
             "critic": self.critic.init(key_critic, obs)["params"],
         }
 
-    def policy(self, params: Any, moments: Moments, obs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def policy(self, params: Any, moments: RunningMoments, obs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """The distribution of actions at raw observations [B, ...]; see `sample`."""
         return self.actor.apply({"params": params["actor"]}, self._normalized(moments, obs))
 
-    def value(self, params: Any, moments: Moments, obs: jax.Array) -> jax.Array:
+    def value(self, params: Any, moments: RunningMoments, obs: jax.Array) -> jax.Array:
         """V at raw observations [B, ...]: [B]."""
         return self.critic.apply({"params": params["critic"]}, self._normalized(moments, obs))
 

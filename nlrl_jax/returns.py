@@ -1,10 +1,11 @@
-"""From rewards to what a loss weighs: group-relative advantages, AAW sampling, generalised advantages.
+"""From rewards to advantages: group-relative ones, AAW sampling, generalised advantage estimation.
 
 Imports no model. Letters: G episodes a group, G' sampled ones, J = any leading axes, T steps, B environments.
 """
 
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = None) -> jax.Array:
     """(C_j - mean C) / std C within each group (MS-GRPO, equation 4).
 
-    A group whose returns are all equal tells nothing: its advantages are exactly zero.
+    A group whose returns are all equal is uninformative: its advantages are exactly zero.
 
     Args:
       returns: float [..., G], composite returns C of the episodes that share an initial state.
@@ -35,7 +36,8 @@ def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = 
 
 
 def returns_to_go(rewards: jax.Array) -> jax.Array:
-    """Sum of the rewards from each turn on: float [T, ...] -> float [T, ...]."""
+    """Sum of the rewards from each turn on: float [T, B] -> float [T, B]."""
+    chex.assert_rank(rewards, 2)
     return jnp.flip(jnp.cumsum(jnp.flip(rewards, axis=0), axis=0), axis=0)
 
 
@@ -72,25 +74,31 @@ def gae(
     trace_decay: float | jax.Array = 0.95,
     ends: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Generalised advantage estimation (Schulman et al. 2016, equation 16), with a cut that is not an end.
+    """Generalised advantage estimation (Schulman et al. 2016, equation 16), with truncation.
 
         delta_t = r_t + discount_t * V(s_{t+1}) - V(s_t)
         A_t     = delta_t + discount_t * lambda * A_{t+1}, without the second term where `ends`
 
     Where an episode terminates, its discount is 0. Where it is truncated, the discount is not 0, `next_values` is the
-    value of the state the episode was cut in (not of the one a reset put in its place), and `ends` is True.
+    value of the episode's last state (not of the one after the reset), and `ends` is True.
 
     Args:
-      rewards: float [T, ...], of step t.
-      discounts: float [T, ...], gamma, or 0 where step t terminated its episode.
-      values: float [T, ...], V(s_t).
-      next_values: float [T, ...], V(s_{t+1}): what step t led to, before any reset. Not read where the discount is 0.
+      rewards: float [T, B], of step t.
+      discounts: float [T, B], gamma, or 0 where step t terminated its episode.
+      values: float [T, B], V(s_t).
+      next_values: float [T, B], V(s_{t+1}), before any reset. Not read where the discount is 0.
       trace_decay: lambda.
-      ends: bool [T, ...], step t was its episode's last one. If None, episodes end where the discount is 0.
+      ends: bool [T, B], step t was its episode's last one. If None, episodes end where the discount is 0.
 
-    Returns: advantages and value targets A_t + V(s_t), both float [T, ...]; neither carries gradients.
+    Returns: advantages and value targets A_t + V(s_t), both float [T, B]; neither carries gradients.
+
+    Raises:
+      AssertionError: an array of another rank, or arrays of several shapes, such as one that is [B, T].
     """
     ends = discounts == 0 if ends is None else ends
+    arrays = (rewards, discounts, values, next_values, ends)
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
     deltas = rewards + jnp.where(discounts == 0, 0.0, discounts * next_values) - values
     traces = jnp.where(ends, 0.0, discounts * trace_decay)
 

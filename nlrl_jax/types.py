@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from nlrl_jax.config import check, option
 
@@ -95,14 +96,19 @@ class BoardGame:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ControlGame:
-    """A game for agents that observe numbers and act without language.
+    """A game for agents that observe numbers and act without language, and its text for an analyst (ULTRA).
 
     Attributes:
       name: e.g. "pong".
-      env: the gymnax environment. Its state can be stored and resumed.
+      env: the gymnax environment. A stored state can be stepped again.
       params: its parameters.
       actions: action words by id; empty where actions are continuous.
       state_code: observation [..., D] -> int32 [...], equal for equal states; None where states are continuous.
+      roles: the analyst's prompts and readers, a `roles.trajectories.AnalystRoles`; None where there are none.
+      scripts: role -> script of the rule-based analyst (`backends.scripted`).
+      draw: env states, leading axis [T] -> pictures uint8 [T, H, W, 3]; None where there are none.
+      score: the return's name in tables and plots.
+      human_reward: transitions [T, B] -> float32 [T, B], a hand-designed reward (HLC); None where there is none.
     """
 
     name: str
@@ -110,6 +116,11 @@ class ControlGame:
     params: Any
     actions: tuple[str, ...] = ()
     state_code: Callable[[jax.Array], jax.Array] | None = None
+    roles: Any = None
+    scripts: Mapping[str, Callable[..., str]] = dataclasses.field(default_factory=dict)
+    draw: Callable[[Any], np.ndarray] | None = None
+    score: str = "return"
+    human_reward: Callable[[Any], jax.Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,6 +113,16 @@ def test_gae_by_hand():
     np.testing.assert_allclose(gae(rewards, discounts, values, later, 0.5)[0][:2, 1], [2 + 2.5 / 4, 2.5])
 
 
+def test_arrays_that_are_not_time_major_are_refused():
+    rows = jnp.zeros((3, 2))
+    for wrong in (rows.T, rows[0], rows[None]):
+        with pytest.raises(AssertionError):
+            gae(rows, rows, wrong, rows)
+    for wrong in (rows[:, 0], rows[None]):
+        with pytest.raises(AssertionError):
+            returns_to_go(wrong)
+
+
 def test_gae_at_its_limits_is_the_return_and_the_one_step_error():
     keys = jax.random.split(jax.random.key(0), 3)
     T, B, gamma = 7, 3, 0.9

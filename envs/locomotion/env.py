@@ -1,8 +1,8 @@
 """Hopper, Walker2d and Ant: Gymnasium's v4 and v5 robots as gymnax environments, over two physics.
 
-Rewards, observations, terminations and resets are Gymnasium's, to the letter (its source is the specification; ULTRA
-does not say which version it plays). Models are the XML files that Gymnasium ships. Physics: "mjx" is a JAX program,
-"c" MuJoCo's C simulator behind a host callback; a stored state goes on alike under either.
+Rewards, observations, terminations and resets are exactly Gymnasium's (its source is the specification; ULTRA does not
+say which version it plays). Models are the XML files that Gymnasium ships. Physics: "mjx" is a JAX program, "c" is
+MuJoCo's C simulator behind a host callback; a stored state can be stepped by either.
 
 Differences from Gymnasium:
 - States are carried in the dtype JAX has for floats when the game is made. With `jax_enable_x64` ten steps agree with
@@ -25,9 +25,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from envs.locomotion import prompts, rule_based
+from envs.locomotion.frames import frames
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")
@@ -166,7 +169,7 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         return self.observe(None, state, None, None), state
 
     def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info); an action outside the range costs what it says but moves no more.
+        """(obs, state, reward, terminated, info). An action out of range is clipped, but costs its unclipped size.
 
         info: reward_forward, reward_ctrl, reward_healthy, reward_contact (Ant v5, else 0), which sum to the reward;
         x_position; exploded bool.
@@ -174,14 +177,14 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         action = jnp.asarray(action, self.dtype)
         if action.shape != (self.model.nu,):
             raise ValueError(f"the action has shape {action.shape}; {self.name} takes ({self.model.nu},)")
-        given = (state.qpos, state.qvel, state.warmstart, action)
-        sound = _finite(*given)
-        rest = (jnp.asarray(self.model.qpos0, self.dtype), *map(jnp.zeros_like, given[1:]))
-        given = tuple(jnp.where(sound, x, instead) for x, instead in zip(given, rest))
-        qpos, qvel, warmstart, seen, force = self.simulate(*given)
+        inputs = (state.qpos, state.qvel, state.warmstart, action)
+        sound = _finite(*inputs)
+        rest = (jnp.asarray(self.model.qpos0, self.dtype), *map(jnp.zeros_like, inputs[1:]))
+        inputs = tuple(jnp.where(sound, x, instead) for x, instead in zip(inputs, rest))
+        qpos, qvel, warmstart, torso_x, force = self.simulate(*inputs)
         exploded = ~(sound & _finite(qpos, qvel, warmstart))
 
-        x = seen if self.robot.free else qpos[0]
+        x = torso_x if self.robot.free else qpos[0]
         force = jnp.clip(force, -1, 1)
         healthy = self.robot.healthy(qpos, qvel)
         rewards = {
@@ -271,20 +274,28 @@ def _finite(*arrays: jax.Array) -> jax.Array:
 def control_game(name: str, version: str = "v4", physics: str = "auto") -> ControlGame:
     """A robot for control agents; see `make_env`."""
     env = make_env(name, version, physics)
-    return ControlGame(name=name, env=env, params=env.default_params)
+    return ControlGame(
+        name=name,
+        env=env,
+        params=env.default_params,
+        roles=prompts.roles(name, version),
+        scripts=rule_based.SCRIPTS,
+        draw=lambda states: frames(name, np.asarray(states.qpos)),
+        human_reward=progress_bonus if name == "ant" else None,
+    )
 
 
-def stretches(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Array:
-    """How many further stretches of the way lie behind the robot after a step: float [T, B], mostly 0.
+def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Array:
+    """A reward of 1 for every `length` metres of progress: float [T, B], mostly 0.
 
-    Line k stands at x = k * length, k = 1, 2, ...; crossing one pays 1, falling back over it costs 1, so that nothing
-    is earned by swinging across it: an episode earns as many as it has got behind it at its end.
+    Line k stands at x = k * length, k = 1, 2, ...; crossing one pays 1, crossing it backwards costs 1, so that swinging
+    across it earns nothing: an episode earns the number of lines behind it at its end.
 
     Args:
-      length: of a stretch, metres.
-      dt: seconds a step (Ant: 0.05); the way of a step is dt * info["reward_forward"].
+      length: metres between two lines.
+      dt: seconds per step (Ant: 0.05); a step covers dt * info["reward_forward"] metres.
     """
-    behind = lambda x: jnp.maximum(jnp.floor(x / length), 0.0)
+    passed = lambda x: jnp.maximum(jnp.floor(x / length), 0.0)
     x = steps.info["x_position"]
     # An exploded step reports neither a place nor a speed, and so pays nothing.
-    return behind(x) - behind(x - dt * steps.info["reward_forward"])
+    return passed(x) - passed(x - dt * steps.info["reward_forward"])

@@ -1,12 +1,12 @@
-"""What is said to a language model about Hopper, Walker2d and Ant, and how its answers are read (ULTRA, appendix B).
+"""An analyst's prompts for Hopper, Walker2d and Ant, and the readers of its replies (ULTRA, appendix B).
 
 The same three prompts as for Pong (`envs.pong.prompts`, and its departures); the sentences are ours. Further:
 
 - The paper's state of the hopper names the horizontal position and leaves out two joint velocities. A state here is
   what the agent observes in Gymnasium: no horizontal position, all joint velocities. Of Ant v5 the contact forces are
   left out.
-- The limits of pitch and height are Gymnasium's, which end the episode (0.2 rad for the hopper; the paper tells 0.628).
-- The ant's orientation is told as angles, not as a quaternion. Its legs are named by where they are when it looks along
+- The limits of pitch and height are Gymnasium's, which end the episode (0.2 rad for the hopper; the paper says 0.628).
+- The ant's orientation is given in angles, not as a quaternion. Its legs are named by their places when it looks along
   x; two of Gymnasium's own names have the sides mixed up.
 """
 
@@ -103,25 +103,25 @@ class Body(NamedTuple):
     joint_velocities: np.ndarray
 
 
-def body(robot: Robot, seen: np.ndarray) -> Body:
+def body(robot: Robot, obs: np.ndarray) -> Body:
     """Names the numbers of an observation of Gymnasium's v4 or v5: float [11], [17] or [27 or more]."""
-    seen = np.asarray(seen, float)
+    obs = np.asarray(obs, float)
     n = len(robot.joints)
     if robot.is_planar:
         height, pitch, joints, (x, z, turn), speeds = (
-            seen[0],
-            seen[1],
-            seen[2 : 2 + n],
-            seen[2 + n : 5 + n],
-            seen[5 + n :],
+            obs[0],
+            obs[1],
+            obs[2 : 2 + n],
+            obs[2 + n : 5 + n],
+            obs[5 + n :],
         )
         return Body(height, pitch, 0.0, x, 0.0, z, turn, 0.0, joints, speeds)
-    w, i, j, k = seen[1:5]
+    w, i, j, k = obs[1:5]
     # The world's up direction along the torso's own axes: its front is down where the first is negative.
     front_down, left_down = 2 * (w * j - i * k), -2 * (j * k + w * i)
     pitch, roll = np.arctan2([front_down, left_down], 1 - 2 * (i * i + j * j))
-    (x, y, z), (turn_x, turn_y, _) = seen[13:16], seen[16:19]
-    return Body(seen[0], pitch, roll, x, y, z, turn_y, -turn_x, seen[5:13], seen[19:27])
+    (x, y, z), (turn_x, turn_y, _) = obs[13:16], obs[16:19]
+    return Body(obs[0], pitch, roll, x, y, z, turn_y, -turn_x, obs[5:13], obs[19:27])
 
 
 def motors(robot: Robot) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def game_text(name: str, version: str = "v4") -> GameText:
         reward=game + _REWARD,
         before=1,
         around=(2, 10),
-        state=lambda seen: state_text(robot, seen),
+        state=lambda obs: state_text(robot, obs),
         action=action_text,
         read_action=vector_reader(len(robot.motors)),
         events=lambda episode: [
@@ -166,9 +166,9 @@ def game_text(name: str, version: str = "v4") -> GameText:
     )
 
 
-def state_text(robot: Robot, seen: np.ndarray) -> str:
+def state_text(robot: Robot, obs: np.ndarray) -> str:
     """One observation with names and units."""
-    now = body(robot, seen)
+    now = body(robot, obs)
     lean = f"pitch {_show(now.pitch)} rad" + ("" if robot.is_planar else f", roll {_show(now.roll)} rad")
     side = "" if robot.is_planar else f", sideways velocity {_show(now.side_velocity)} m/s"
     turn = "" if robot.is_planar else f", roll velocity {_show(now.roll_velocity)} rad/s"

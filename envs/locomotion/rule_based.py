@@ -1,4 +1,4 @@
-"""A rule-based analyst for Hopper, Walker2d and Ant that reads what the prompts show.
+"""A rule-based analyst for Hopper, Walker2d and Ant that reads only the prompts.
 
 Its one idea is danger: how near the torso is to lying down, by its lean and its height a moment ahead at their present
 velocities, as a share of what the robot bears; 1 and more is a fall. It knows nothing of gaits: what it suggests keeps
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.locomotion.prompts import ROBOTS, Body, action_text, body, game_text
-from envs.trajectory_prompts import Shown, numbered
+from envs.trajectory_prompts import Excerpt, numbered
 from nlrl_jax.roles.trajectories import Action, Episode
 
 ALARM = 0.7
@@ -34,7 +34,7 @@ _TEXTS = {name: game_text(name) for name in ROBOTS}
 
 
 class Limits(NamedTuple):
-    """What a robot bears, and how the rule keeps it upright.
+    """A robot's limits, and how the rule keeps it upright.
 
     lean: rad at which it falls. low, rest, high: heights (m) at which it falls, stands, is thrown up. ahead: seconds
     that a moment ahead is. balance: its torques, in the order of the joints, not yet clipped.
@@ -72,29 +72,29 @@ LIMITS = {
 
 
 class Analyst(NamedTuple):
-    """The rules applied to what a prompt on the robot `name` shows."""
+    """The rules applied to a prompt's excerpt of an episode of the robot `name`."""
 
     name: str
-    shown: Shown
+    excerpt: Excerpt
 
     @classmethod
     def of(cls, context: Mapping[str, Any]) -> Analyst:
         name = robot_of(context["episode"])
-        return cls(name, _TEXTS[name].shown(context))
+        return cls(name, _TEXTS[name].excerpt(context))
 
     def body(self, timeslot: int) -> Body:
-        return body(ROBOTS[self.name], self.shown.state(timeslot))
+        return body(ROBOTS[self.name], self.excerpt.state(timeslot))
 
     def danger(self, timeslot: int) -> float:
         return danger(self.name, self.body(timeslot))
 
     def later(self, timeslot: int, slots: int) -> int:
-        """That many timeslots later, or the last state that is shown."""
-        return min(timeslot + slots, self.shown.begin + len(self.shown.observations) - 1)
+        """That many timeslots later, or the last state of the excerpt."""
+        return min(timeslot + slots, self.excerpt.begin + len(self.excerpt.observations) - 1)
 
     def until_fall(self, timeslot: int) -> int | None:
-        """Timeslots from this one to the last of the episode, if the piece shows that it fell there."""
-        return self.shown.end - 1 - timeslot if self.shown.fell else None
+        """Timeslots from this one to the last of the episode, if the excerpt ends with its fall."""
+        return self.excerpt.end - 1 - timeslot if self.excerpt.fell else None
 
     def eases(self, timeslot: int) -> float:
         """By how much danger is lower a little later."""
@@ -125,17 +125,17 @@ def balance(name: str, now: Body) -> Action:
 
 
 def identify(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A verdict on every timeslot of the piece."""
+    """A verdict on every timeslot of the excerpt."""
     analyst = Analyst.of(context)
     return ", ".join(_verdict(analyst, timeslot) for timeslot in range(context["begin"], context["end"]))
 
 
 def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
-    """What the verdicts say of the episode."""
-    episode, found = context["episode"], context["verdicts"]
-    wrong = [v for v in found if v.action is not None]
-    right = [v.timeslot for v in found if v.action is None and v.judged]
-    marks = ", ".join(f"{{timeslot {v.timeslot}, <critical>}}" for v in found[-12:])
+    """A case analysis of the verdicts."""
+    episode, verdicts = context["episode"], context["verdicts"]
+    wrong = [v for v in verdicts if v.action is not None]
+    right = [v.timeslot for v in verdicts if v.action is None and v.judged]
+    marks = ", ".join(f"{{timeslot {v.timeslot}, <critical>}}" for v in verdicts[-12:])
     end = "it fell" if episode.terminated else "it did not fall"
     failures = successes = "None was found."
     if wrong:
@@ -155,7 +155,7 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
 def reward(context: Mapping[str, Any], rng: random.Random) -> str:
     """The reward of an action, by what followed if it was taken, else by the rule."""
     analyst, timeslot, action = Analyst.of(context), context["timeslot"], context["action"]
-    if np.allclose(action, analyst.shown.action(timeslot), atol=1e-3):
+    if np.allclose(action, analyst.excerpt.action(timeslot), atol=1e-3):
         value, why = _followed(analyst, timeslot)
     else:
         now = analyst.body(timeslot)

@@ -13,7 +13,7 @@ The paper's Pong is ALE's. This is a game with the same geometry and its own sim
 
 - The ball flies 2 columns a step. One that is hit leaves with a row velocity that depends on where it met the racket,
   from -4 at one end to 4 at the other.
-- The opponent follows the ball by two rows a step at most while it comes, aiming to meet it with a spot of its racket
+- The opponent follows the ball by maximum two rows per step while it comes, aiming to meet it with a spot of its racket
   that it draws anew at each of our hits; so it misses what is played far and fast enough.
 - Our racket moves `racket_speed` rows a step, without inertia.
 - A point ends when the ball is past a racket; the next serve goes to whoever lost it, from the middle column.
@@ -28,9 +28,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from envs.pong import prompts, rule_based
 from nlrl_jax.types import ControlGame
 
 SIZE = 80
@@ -227,8 +229,8 @@ def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params)
 
     Args:
       points: 1 (an episode is one point) or 21, the whole game.
-      pixels: frames as observations.
-      cell: rows and columns that count as one where states are told apart (`state_code`).
+      pixels: frames as observations; an analyst's prompts and rewards exist for the six numbers only.
+      cell: side of the blocks of rows and columns within which states are equal (`state_code`); 1 is exact.
       **params: other fields of `EnvParams`.
     """
     limit = {"max_steps_in_episode": 1000 if points == 1 else 10_000}
@@ -238,7 +240,19 @@ def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params)
         params=EnvParams(points=points, **{**limit, **params}),
         actions=ACTIONS,
         state_code=None if pixels else functools.partial(state_code, cell=cell),
+        roles=None if pixels else prompts.roles(points=points),
+        scripts=rule_based.SCRIPTS,
+        draw=frames,
+        score="mean outcome of a point" if points == 1 else f"points won less points lost, first to {points}",
+        human_reward=None if pixels else pong_return,
     )
+
+
+def frames(states: EnvState) -> np.ndarray:
+    """Pictures of states [T, ...], three pixels per cell: uint8 [T, 240, 240, 3]."""
+    shades = np.asarray(jax.vmap(draw)(states.racket, states.opponent, states.ball))
+    grey = (255 * (1 - shades)).astype(np.uint8)
+    return np.repeat(grey[..., None].repeat(3, -1).repeat(3, 1), 3, 2)
 
 
 _SPEED = OBSERVED.index("column velocity")

@@ -1,13 +1,13 @@
-"""What is said to a language model about Pong, and how its answers are read (ULTRA, sections 3.3, 3.4, appendix B).
+"""An analyst's prompts for Pong, and the readers of its replies (ULTRA, sections 3.3, 3.4, appendix B).
 
-Three prompts: which timeslots of a piece are critical and what should have been done there, the case analysis of an
-episode, the reward of an action. The sentences are ours; the parts, the coordinate tuples and the output formats are
-the paper's. Departures:
+Three prompts: the critical timeslots of an excerpt with corrected actions, the case analysis of an episode, the reward
+of an action. The sentences are ours; the sections, the coordinate tuples and the output formats are the paper's.
+Departures:
 
-- A piece of a trajectory is preceded by the two timeslots before it, so that the ball's direction can be told.
-- The case analysis shows the critical timeslots with their verdicts and how each point ended, not the whole episode
-  again; the paper leaves open what it shows. It asks for successes and failures both, won or lost.
-- A reward is asked for any action: one that the agent did not take is shown with what followed the one it took.
+- An excerpt begins two timeslots before the judged ones, so that the ball's direction is known.
+- The case analysis shows the critical timeslots with their verdicts and each point's outcome, not the whole episode
+  again; the paper leaves this open. It asks for both successes and failures, won or lost.
+- Rewards are given to any action: one that the agent did not take is shown with the consequences of the one it took.
 - The rackets' tuples end at row 79; the paper's {73, 80} leaves the 80 rows.
 """
 
@@ -123,9 +123,9 @@ def game_text(points: int = 21) -> GameText:
     )
 
 
-def positions(seen: np.ndarray) -> str:
-    """A state in the paper's tuples."""
-    racket, opponent, row, column = (round(float(x)) for x in seen[:4])
+def positions(observation: np.ndarray) -> str:
+    """An observation in the paper's tuples."""
+    racket, opponent, row, column = (round(float(x)) for x in observation[:4])
     return (
         f"ball {{{row}, {row + 1}, {column}, {column}}}, our racket {{{racket}, {racket + RACKET - 1}, 70, 71}}, "
         f"opponent's racket {{{opponent}, {opponent + RACKET - 1}, 8, 9}}"

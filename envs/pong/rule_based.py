@@ -1,4 +1,4 @@
-"""A rule-based analyst for Pong that reads what the prompts show and knows no more of the game than they say.
+"""A rule-based analyst for Pong that knows no more of the game than its prompts say.
 
 It tells the ball's velocity from its positions in consecutive timeslots, reflects its way from the walls and compares
 where and when it will reach our column with where our racket is. A spot counts as reached if both rows of the ball meet
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.pong.prompts import ACTIONS, RACKET, game_text, point_ends
-from envs.trajectory_prompts import Shown, numbered
+from envs.trajectory_prompts import Excerpt, numbered
 
 SLACK, NEAR = 8, 6  # timeslots
 CALM = 16  # timeslots to spare at which an action matters little
@@ -53,13 +53,13 @@ class Forecast(NamedTuple):
         return 1 if top > self.row else 2
 
 
-def forecast(shown: Shown, timeslot: int) -> Forecast | None:
-    """From the positions around `timeslot`; None where the ball does not come or its velocity cannot be told."""
-    i = timeslot - shown.begin
-    velocity = _velocity(shown, i)
+def forecast(excerpt: Excerpt, timeslot: int) -> Forecast | None:
+    """From the positions around `timeslot`; None where the ball does not come or its velocity is unknown."""
+    i = timeslot - excerpt.begin
+    velocity = _velocity(excerpt, i)
     if velocity is None or velocity[1] <= 0:
         return None
-    row, column = (round(float(x)) for x in shown.observations[i, 2:4])
+    row, column = (round(float(x)) for x in excerpt.observations[i, 2:4])
     if column >= _OURS:
         return None  # it is past our racket
     left = math.ceil((_OURS - column) / velocity[1])
@@ -67,45 +67,47 @@ def forecast(shown: Shown, timeslot: int) -> Forecast | None:
 
 
 def identify(context: Mapping[str, Any], rng: random.Random) -> str:
-    """A verdict on every timeslot of the piece."""
-    shown = _TEXT.shown(context)
-    return ", ".join(_verdict(shown, timeslot) for timeslot in range(context["begin"], context["end"]))
+    """A verdict on every timeslot of the excerpt."""
+    excerpt = _TEXT.excerpt(context)
+    return ", ".join(_verdict(excerpt, timeslot) for timeslot in range(context["begin"], context["end"]))
 
 
 def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
-    """What the verdicts say of each point."""
-    episode, found = context["episode"], context["verdicts"]
+    """A case analysis of the verdicts, point by point."""
+    episode, verdicts = context["episode"], context["verdicts"]
     failures, successes, since = [], [], 0
     for end, won in [*point_ends(episode), (len(episode) - 1, None)]:
-        here = [verdict for verdict in found if since <= verdict.timeslot <= end]
+        here = [verdict for verdict in verdicts if since <= verdict.timeslot <= end]
         since = end + 1
         wrong = [v for v in here if v.action is not None]
         right = [v for v in here if v.action is None and v.judged]
         if wrong:
-            told = "; ".join(
+            actions = "; ".join(
                 f"timeslot {v.timeslot} ({ACTIONS[episode.action(v.timeslot)]} where {ACTIONS[v.action]} was right)"
                 for v in wrong[:8]
             )
             outcome = "the point was lost" if won is False else "the point was not lost all the same"
             count = len(wrong)
-            failures.append(f"Up to timeslot {end} the racket acted wrongly {count} times, first in {told}; {outcome}.")
+            failures.append(
+                f"Up to timeslot {end} the racket acted wrongly {count} times, first in {actions}; {outcome}."
+            )
         elif won is False:
             failures.append(f"The point of timeslot {end} was lost though no critical action was found to be wrong.")
         if right:
-            told = numbered(v.timeslot for v in right)
+            slots = numbered(v.timeslot for v in right)
             successes.append(
-                f"Up to timeslot {end} it did well {len(right)} times, so in timeslots {told}: it went to where the "
+                f"Up to timeslot {end} it did well {len(right)} times, so in timeslots {slots}: it went to where the "
                 "ball would arrive, or stayed there. Reward this the more, the less time was left."
             )
-    marks = ", ".join(f"{{timeslot {v.timeslot}, <critical>}}" for v in found[-12:])
+    marks = ", ".join(f"{{timeslot {v.timeslot}, <critical>}}" for v in verdicts[-12:])
     none = ["None was found."]
     return f"{marks}\nFailures: {' '.join(failures or none)}\nSuccesses: {' '.join(successes or none)}"
 
 
 def reward(context: Mapping[str, Any], rng: random.Random) -> str:
     """The reward of an action, taken or suggested, by where it brings the racket."""
-    shown, timeslot, action = _TEXT.shown(context), context["timeslot"], context["action"]
-    ahead, top = forecast(shown, timeslot), _top(shown, timeslot)
+    excerpt, timeslot, action = _TEXT.excerpt(context), context["timeslot"], context["action"]
+    ahead, top = forecast(excerpt, timeslot), _top(excerpt, timeslot)
     if ahead is None:
         return "{reward = 0, analysis: the ball does not come towards us, so the action decides nothing}"
     value, why = _worth(ahead, top, action)
@@ -115,17 +117,17 @@ def reward(context: Mapping[str, Any], rng: random.Random) -> str:
 SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward}
 
 
-def _verdict(shown: Shown, timeslot: int) -> str:
-    ahead = forecast(shown, timeslot)
+def _verdict(excerpt: Excerpt, timeslot: int) -> str:
+    ahead = forecast(excerpt, timeslot)
     if ahead is None:
         return f"{{timeslot {timeslot}, <not critical>, <none>, <the ball does not come towards us>}}"
-    top = _top(shown, timeslot)
+    top = _top(excerpt, timeslot)
     needed = ahead.needed(top)
     spare = ahead.left - needed
     if ahead.left > NEAR and (not needed or spare > SLACK):
         why = f"{_sight(ahead, top)}, which leaves time"
         return f"{{timeslot {timeslot}, <not critical>, <none>, <{why}>}}"
-    action = shown.action(timeslot)
+    action = excerpt.action(timeslot)
     better = "none" if _is_proper(ahead, top, action) else ACTIONS[ahead.best(top)]
     why = f"{_sight(ahead, top)}; {ACTIONS[action]} {_worth(ahead, top, action)[1]}"
     return f"{{timeslot {timeslot}, <critical>, <{better}>, <{why}>}}"
@@ -158,8 +160,8 @@ def _after(top: int, action: int) -> int:
     return int(np.clip(top + _ROWS[action], 0, 80 - RACKET))
 
 
-def _top(shown: Shown, timeslot: int) -> int:
-    return round(float(shown.state(timeslot)[0]))
+def _top(excerpt: Excerpt, timeslot: int) -> int:
+    return round(float(excerpt.state(timeslot)[0]))
 
 
 def _reflect(row: int) -> int:
@@ -168,11 +170,11 @@ def _reflect(row: int) -> int:
     return min(row, 2 * _LOWEST - row)
 
 
-def _velocity(shown: Shown, i: int) -> tuple[int, int] | None:
+def _velocity(excerpt: Excerpt, i: int) -> tuple[int, int] | None:
     """(rows, columns) a timeslot of the ball at observation i: the one that explains the positions next to it best."""
-    rows, columns = np.rint(shown.observations[:, 2:4]).astype(int).T
+    rows, columns = np.rint(excerpt.observations[:, 2:4]).astype(int).T
     # Steps from one position to the next, but for those that lead to a new serve.
-    same_point = lambda j: 0 <= j < len(rows) - 1 and shown.rewards[j] == 0
+    same_point = lambda j: 0 <= j < len(rows) - 1 and excerpt.rewards[j] == 0
     steps = {j: (rows[j + 1] - rows[j], columns[j + 1] - columns[j]) for j in range(i - 2, i + 2) if same_point(j)}
     across = [int(steps[j][1]) for j in (i, i - 1) if j in steps and steps[j][1]]
     if not across:

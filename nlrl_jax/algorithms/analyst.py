@@ -20,7 +20,7 @@ from nlrl_jax.types import LanguageModel, Sampling
 
 @dataclasses.dataclass(frozen=True)
 class AnalysisConfig:
-    """How the language model is asked. `verdicts`, `analysis` and `reward`: the samplings of the three roles."""
+    """The samplings of the language model's three roles."""
 
     verdicts: Sampling = Sampling(4096, 0.0)
     analysis: Sampling = Sampling(1024, 0.0)
@@ -28,7 +28,7 @@ class AnalysisConfig:
 
 
 class CriticalState(NamedTuple):
-    """A critical timeslot of an episode, with everything that was said of it.
+    """A critical timeslot of an episode, with the analyst's replies on it.
 
     verdict: action and explanation. observation: float [D]. taken: the agent's action.
     rewards: {action: r^LLM}, of the action taken and of the one suggested. reasons: {action: the reply}.
@@ -43,10 +43,10 @@ class CriticalState(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What the analysis of N episodes found.
+    """The analysis of N episodes.
 
     states: the critical states, by episode and time. analyses: the case analysis of each episode.
-    counts: what was asked, answered and dropped, by kind.
+    counts: calls, verdicts and faults of replies, by kind.
     """
 
     states: list[CriticalState]
@@ -72,13 +72,13 @@ def identify(
     verdicts: dict[int, list[Verdict]] = {episode.number: [] for episode in episodes}
     replies = model.complete(chats, sampling, "identify", seed)
     for (episode, begin, end), reply in zip(pieces, replies, strict=True):
-        found, problems = roles.read_verdicts(reply.text, begin, end)
-        verdicts[episode.number] += found
+        here, problems = roles.read_verdicts(reply.text, begin, end)
+        verdicts[episode.number] += here
         counts["identify/calls"] += 1
         counts["identify/never ended"] += not reply.ended
         counts["identify/timeslots"] += end - begin
-        counts["identify/critical"] += sum(verdict.critical for verdict in found)
-        counts["identify/suggestions"] += sum(v.critical and v.action is not None for v in found)
+        counts["identify/critical"] += sum(verdict.critical for verdict in here)
+        counts["identify/suggestions"] += sum(v.critical and v.action is not None for v in here)
         counts.update({f"identify/{kind}": number for kind, number in problems.items()})
     return [verdicts[episode.number] for episode in episodes]
 
@@ -94,18 +94,17 @@ def assign_rewards(
     counts: Counter[str],
 ) -> list[CriticalState]:
     """r^LLM(s, a) of the action taken in each critical state, and of the one suggested for it, in one call."""
-    asked: list[tuple[Episode, Verdict, Action, str]] = []
-    for episode, found, analysis in zip(episodes, verdicts, analyses, strict=True):
-        for verdict in found:
+    ratings: list[tuple[Episode, Verdict, Action, str]] = []
+    for episode, of_episode, analysis in zip(episodes, verdicts, analyses, strict=True):
+        for verdict in of_episode:
             if verdict.critical:
                 taken = episode.action(verdict.timeslot)
                 actions = [taken] if verdict.action is None else dict.fromkeys([taken, verdict.action])
-                asked += [(episode, verdict, action, analysis) for action in actions]
-    chats = [roles.reward(episode, verdict.timeslot, action, analysis) for episode, verdict, action, analysis in asked]
+                ratings += [(episode, verdict, action, analysis) for action in actions]
+    chats = [roles.reward(episode, verdict.timeslot, *rest) for episode, verdict, *rest in ratings]
     states: dict[tuple[int, int], CriticalState] = {}
-    for (episode, verdict, action, _), reply in zip(
-        asked, model.complete(chats, sampling, "reward", seed), strict=True
-    ):
+    replies = model.complete(chats, sampling, "reward", seed)
+    for (episode, verdict, action, _), reply in zip(ratings, replies, strict=True):
         t = verdict.timeslot
         state = states.setdefault(
             (episode.number, t),
@@ -132,12 +131,12 @@ def analyse(
     """Identification, case analysis and rewards of N episodes: three calls to the model.
 
     Args:
-      verdicts: on each episode, where something else than the language model found them (MASK-R).
+      verdicts: of each episode, where they do not come from the language model (MASK-R).
     """
     counts: Counter[str] = Counter()
     if verdicts is None:
         verdicts = identify(episodes, roles, model, config.verdicts, seed, counts)
-    chats = [roles.analyse(episode, found) for episode, found in zip(episodes, verdicts, strict=True)]
+    chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
     analyses = [without_thoughts(reply.text) for reply in model.complete(chats, config.analysis, "analyse", seed)]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
@@ -168,10 +167,10 @@ def load(path: pathlib.Path) -> Findings:
     """The findings that `save` wrote.
 
     Raises:
-      ValueError: another kind of file.
+      ValueError: another kind of file, or a number in it that is not finite.
     """
     try:
-        told = json.loads(path.read_text())
+        stored = json.loads(path.read_text(), parse_constant=_refuse)
         states = [
             CriticalState(
                 state["episode"],
@@ -181,18 +180,22 @@ def load(path: pathlib.Path) -> Findings:
                 {_action(action): reward for action, reward in state["rewards"]},
                 {_action(action): text for action, text in state["reasons"]},
             )
-            for state in told["states"]
+            for state in stored["states"]
         ]
-        return Findings(states, told["analyses"], told["counts"])
+        return Findings(states, stored["analyses"], stored["counts"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} does not hold an analyst's findings ({error}); delete it to ask again") from error
+        raise ValueError(f"{path} does not hold an analyst's findings ({error}); delete it to analyse again") from error
 
 
 def _verdict(state: dict[str, Any]) -> Verdict:
-    """Of a state as it was written; files from before `Verdict.judged` do not have it."""
+    """The verdict of a stored state; older files have no "judged"."""
     judged = state.get("judged", True)
     return Verdict(state["timeslot"], True, _action(state["suggested"]), state["explanation"], judged)
 
 
-def _action(written: Any) -> Action | None:
-    return tuple(written) if isinstance(written, list) else written
+def _action(stored: Any) -> Action | None:
+    return tuple(stored) if isinstance(stored, list) else stored
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"it holds {constant}")

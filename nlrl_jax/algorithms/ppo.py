@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017) for agents that see numbers, as one pure function.
+"""Proximal policy optimisation (Schulman et al. 2017) for agents with numeric observations, as one pure function.
 
     state = init_state(env, env_params, config, key)
     update = jax.jit(make_update(env, env_params, config))
@@ -7,10 +7,9 @@
 `jax.vmap` over states and keys trains several seeds as one program. An update has two halves, `collect` and `learn`;
 `Hooks` change what happens between them, which is what ULTRA and the refiners it is compared with do.
 
-What differs from common implementations: observations are kept raw and normalised by statistics that change between
-updates only, so that the log-probabilities of an update are those of its rollout; a cut episode bootstraps from the
-state that it was cut in, not from the one that a reset put in its place; values are not clipped, unless `value_clip`
-is finite.
+Differences from common implementations: observations are stored raw and normalised by statistics that change only
+between updates, so that the log-probabilities of an update are those of its rollout; a truncated episode bootstraps
+from its last state, not from the one after the reset; values are not clipped, unless `value_clip` is finite.
 """
 
 from __future__ import annotations
@@ -26,71 +25,53 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax import losses, networks, returns
-from nlrl_jax.networks import Agent, Moments
+from nlrl_jax.config import check, option
+from nlrl_jax.networks import Agent, RunningMoments
 from nlrl_jax.updates import where
 
 
 @dataclasses.dataclass(frozen=True)
 class PPOConfig:
-    """Hyperparameters.
+    """Hyperparameters of PPO."""
 
-    Attributes:
-      num_envs, num_steps: environments side by side, steps of each an update.
-      epochs, num_minibatches: passes over an update's steps, and parts of a pass.
-      learning_rate: Adam's; falls linearly to 0 over `anneal` updates, or stays, if that is 0.
-      discount, trace_decay: gamma and lambda.
-      clip, value_coef, entropy_coef, max_grad_norm: of the loss (`losses.ppo`) and its gradient.
-      value_clip: how far a value may move in an update before its loss stops paying for it (`losses.ppo`); inf: any.
-      normalize_obs, normalize_reward: by running statistics; rewards by the deviation of discounted returns.
-      features: widths of the hidden layers of both networks.
-      guided_floor: least normalised advantage of an action that a hook has replaced; see `ultra.py`.
-    """
-
-    num_envs: int = 16
-    num_steps: int = 128
-    epochs: int = 4
-    num_minibatches: int = 4
-    learning_rate: float = 2.5e-4
-    anneal: int = 0
-    discount: float = 0.99
-    trace_decay: float = 0.95
-    clip: float = 0.2
-    value_coef: float = 0.5
-    entropy_coef: float = 0.01
-    max_grad_norm: float = 0.5
-    value_clip: float = math.inf
-    normalize_obs: bool = True
-    normalize_reward: bool = True
-    features: tuple[int, ...] = (64, 64)
-    guided_floor: float = -math.inf
+    num_envs: int = option(16, "environments side by side", least=1)
+    num_steps: int = option(128, "steps of each environment per update", least=1)
+    epochs: int = option(4, "passes over the steps of an update", least=1)
+    num_minibatches: int = option(4, "minibatches per pass", least=1)
+    learning_rate: float = option(2.5e-4, "Adam's learning rate", least=0)
+    anneal: int = option(0, "updates over which the learning rate falls linearly to 0; 0 keeps it constant", least=0)
+    discount: float = option(0.99, "gamma", least=0, most=1)
+    trace_decay: float = option(0.95, "lambda of generalised advantage estimation", least=0, most=1)
+    clip: float = option(0.2, "epsilon of the clipped ratio", above=0)
+    value_coef: float = option(0.5, "weight of the value loss", least=0)
+    entropy_coef: float = option(0.01, "weight of the entropy bonus")
+    max_grad_norm: float = option(0.5, "bound on the gradient's norm", above=0)
+    value_clip: float = option(math.inf, "clip range of a value's change; inf: none", above=0, infinite=True)
+    normalize_obs: bool = option(True, "normalise observations by running statistics")
+    normalize_reward: bool = option(True, "divide rewards by the running deviation of discounted returns")
+    features: tuple[int, ...] = (64, 64)  # widths of the hidden layers of both networks
 
     def __post_init__(self):
-        for name in ("num_envs", "num_steps", "epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check(self)
         if self.num_envs * self.num_steps % self.num_minibatches:
             raise ValueError(
                 f"{self.num_envs} environments x {self.num_steps} steps do not divide into {self.num_minibatches} "
                 "minibatches"
             )
-        if not 0 <= self.discount <= 1 or not 0 <= self.trace_decay <= 1:
-            raise ValueError(f"discount {self.discount} and trace_decay {self.trace_decay} must lie in [0, 1]")
-        if not self.value_clip > 0:
-            raise ValueError(f"value_clip is {self.value_clip}; it must be positive, inf for none")
 
 
 @flax.struct.dataclass
 class PPOState:
-    """Everything a run is.
+    """The whole state of a run.
 
     params: {"actor", "critic"}. obs_moments, return_moments: running statistics. env_state, obs: of `num_envs` games.
-    discounted, episode_return, episode_steps: [B], of the episode under way. aux: what hooks keep. iteration: updates.
+    discounted, episode_return, episode_steps: [B], of the current episode. aux: of the hooks. iteration: updates.
     """
 
     params: Any
     opt_state: Any
-    obs_moments: Moments
-    return_moments: Moments
+    obs_moments: RunningMoments
+    return_moments: RunningMoments
     env_state: Any
     obs: jax.Array
     discounted: jax.Array
@@ -108,8 +89,8 @@ class PPOState:
 class Transitions:
     """Steps [T, B]. obs, next_obs: raw, the latter before any reset. action: as executed.
 
-    guided: a hook replaced the action. info: what the environment says besides. finished_return, finished_steps: of the
-    episode that ended here, else 0.
+    replaced: a hook replaced the action. info: the environment's. finished_return, finished_steps: of the episode that
+    ended here, else 0.
     """
 
     obs: jax.Array
@@ -118,7 +99,7 @@ class Transitions:
     next_obs: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    guided: jax.Array
+    replaced: jax.Array
     info: dict[str, jax.Array]
     finished_return: jax.Array
     finished_steps: jax.Array
@@ -130,16 +111,18 @@ class Transitions:
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """Where a method may step in. `aux` is `PPOState.aux`; all are pure.
+    """Where a method changes PPO. `aux` is `PPOState.aux`; all are pure.
 
     Attributes:
-      act: (aux, obs [B], action [B]) -> (the action that is executed, bool [B] where it was replaced).
-      bonus: (aux, transitions, obs_moments) -> (what is added to the rewards [T, B], new aux, metrics).
-      reset: (aux, key, obs, env_state) of one fresh episode -> where it starts.
+      act: (aux, obs [B], action [B]) -> (the executed action, bool [B] where it was replaced).
+      bonus: (aux, transitions, obs_moments) -> (an addition to the rewards [T, B], new aux, metrics).
+      advantage: (normalised advantages [N], minibatch) -> advantages [N]; see `surrogate`.
+      reset: (aux, key, obs, env_state) of one fresh episode -> its initial (obs, env_state).
     """
 
     act: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None = None
-    bonus: Callable[[Any, Transitions, Moments], tuple[jax.Array, Any, dict[str, jax.Array]]] | None = None
+    bonus: Callable[[Any, Transitions, RunningMoments], tuple[jax.Array, Any, dict[str, jax.Array]]] | None = None
+    advantage: Callable[[jax.Array, dict[str, jax.Array]], jax.Array] | None = None
     reset: Callable[[Any, jax.Array, jax.Array, Any], tuple[jax.Array, Any]] | None = None
 
 
@@ -165,8 +148,8 @@ def init_state(env: Any, env_params: Any, config: PPOConfig, key: jax.Array, aux
     return PPOState(
         params=params,
         opt_state=optimizer(config).init(params),
-        obs_moments=Moments.of(obs.shape[1:]),
-        return_moments=Moments.of(),
+        obs_moments=RunningMoments.of(obs.shape[1:]),
+        return_moments=RunningMoments.of(),
         env_state=env_state,
         obs=obs,
         discounted=zeros,
@@ -178,7 +161,7 @@ def init_state(env: Any, env_params: Any, config: PPOConfig, key: jax.Array, aux
 
 
 def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, key: jax.Array) -> PPOState:
-    """A state that goes on from the networks and statistics of `base`, with a fresh optimizer and new games.
+    """A state with the networks and statistics of `base`, a fresh optimizer and new games.
 
     Raises:
       ValueError: `base` was made for other observations or actions, or with other networks.
@@ -208,9 +191,9 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
             env_state, obs, total, steps = carry
             key_act, key_step, key_reset, key_start = jax.random.split(key, 4)
             action = networks.sample(key_act, *agent.policy(state.params, state.obs_moments, obs))
-            guided = jnp.zeros(n, bool)
+            replaced = jnp.zeros(n, bool)
             if hooks.act:
-                action, guided = hooks.act(state.aux, obs, action)
+                action, replaced = hooks.act(state.aux, obs, action)
             next_obs, next_state, reward, terminated, info = step_env(
                 jax.random.split(key_step, n), env_state, agent.to_env(action), env_params
             )
@@ -228,7 +211,7 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
                 next_obs=next_obs,
                 terminated=terminated,
                 truncated=truncated,
-                guided=guided,
+                replaced=replaced,
                 info=info,
                 finished_return=jnp.where(done, total, 0.0),
                 finished_steps=jnp.where(done, steps, 0),
@@ -250,23 +233,23 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
 
 
 def scale_rewards(state: PPOState, rewards: jax.Array, done: jax.Array, discount: float) -> tuple[PPOState, jax.Array]:
-    """Rewards [T, B] divided by the running deviation of discounted returns (counted in first), clipped to +-10."""
+    """Rewards [T, B] divided by the running deviation of discounted returns (these included), clipped to +-10."""
 
     def forward(discounted, step):
         reward, over = step
         discounted = discounted * discount + reward
         return jnp.where(over, 0.0, discounted), discounted
 
-    discounted, seen = jax.lax.scan(forward, state.discounted, (rewards, done))
-    moments = state.return_moments.update(seen)
+    discounted, discounted_returns = jax.lax.scan(forward, state.discounted, (rewards, done))
+    moments = state.return_moments.update(discounted_returns)
     scaled = jnp.clip(rewards * jax.lax.rsqrt(moments.var + 1e-8), -10.0, 10.0)
     return state.replace(discounted=discounted, return_moments=moments), scaled
 
 
 def advantages_of(
-    agent: Agent, config: PPOConfig, params: Any, moments: Moments, steps: Transitions, rewards: jax.Array
+    agent: Agent, config: PPOConfig, params: Any, moments: RunningMoments, steps: Transitions, rewards: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """GAE over steps [T, B]: (advantages, value targets). Cut episodes bootstrap from the state they were cut in."""
+    """GAE over steps [T, B]: (advantages, value targets). Truncated episodes bootstrap from their last state."""
     T, B = rewards.shape
     flat = lambda obs: obs.reshape(T * B, *obs.shape[2:])
     values = agent.value(params, moments, flat(steps.obs)).reshape(T, B)
@@ -276,17 +259,22 @@ def advantages_of(
 
 
 def surrogate(
-    agent: Agent, config: PPOConfig, params: Any, moments: Moments, batch: dict[str, jax.Array]
+    agent: Agent,
+    config: PPOConfig,
+    params: Any,
+    moments: RunningMoments,
+    batch: dict[str, jax.Array],
+    hooks: Hooks = Hooks(),
 ) -> tuple[jax.Array, Any]:
-    """`losses.ppo` of a minibatch: obs, action, old_log_probs, advantages, targets, guided, each [N]; where
-    `value_clip` is finite, old_values too.
+    """`losses.ppo` of a minibatch, with advantages normalised, then changed by `hooks.advantage`.
 
-    Advantages are normalised; those of replaced actions are at least `guided_floor`.
+    Args:
+      batch: obs, action, old_log_probs, advantages, targets, replaced, and old_values if `value_clip` is finite; [N].
     """
     out = agent.policy(params, moments, batch["obs"])
     A = batch["advantages"]
     A = (A - jnp.mean(A)) / (jnp.std(A) + 1e-8)
-    A = jnp.where(batch["guided"], jnp.maximum(A, config.guided_floor), A)
+    A = hooks.advantage(A, batch) if hooks.advantage else A
     return losses.ppo(
         networks.log_prob(*out, batch["action"]),
         batch["old_log_probs"],
@@ -303,7 +291,7 @@ def surrogate(
     )
 
 
-def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., Any]:
+def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
     """A pure `learn(state, transitions, rewards [T, B], key) -> (state, metrics)`: the gradient steps of an update."""
     agent, tx = agent_of(env, env_params, config), optimizer(config)
 
@@ -322,7 +310,7 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., An
             "old_log_probs": old_log_probs,
             "advantages": flat(advantages),
             "targets": flat(targets),
-            "guided": flat(steps.guided),
+            "replaced": flat(steps.replaced),
         }
         if math.isfinite(config.value_clip):
             data["old_values"] = agent.value(state.params, moments, obs)
@@ -330,13 +318,13 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig) -> Callable[..., An
         def minibatch(carry, batch):
             params, opt_state = carry
             (_, metrics), grads = jax.value_and_grad(
-                lambda p: surrogate(agent, config, p, moments, batch), has_aux=True
+                lambda p: surrogate(agent, config, p, moments, batch, hooks), has_aux=True
             )(params)
             updates, opt_state = tx.update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state), metrics
 
         def epoch(carry, key):
-            # One gather an epoch: on a CPU one a minibatch is slower, and so is one for all epochs.
+            # One gather per epoch: on a CPU one per minibatch is slower, and so is one for all epochs.
             order = jax.random.permutation(key, N)
             parts = lambda x: x[order].reshape(config.num_minibatches, -1, *x.shape[1:])
             return jax.lax.scan(minibatch, carry, jax.tree.map(parts, data))
@@ -359,7 +347,7 @@ def episode_metrics(steps: Transitions) -> dict[str, jax.Array]:
         "env_return": mean(steps.finished_return),
         "env_steps": mean(steps.finished_steps),
         "episodes": episodes,
-        "guided": jnp.mean(steps.guided),
+        "replaced": jnp.mean(steps.replaced),
         "exploded": jnp.sum(steps.info.get("exploded", 0)),
     }
 
@@ -367,9 +355,9 @@ def episode_metrics(steps: Transitions) -> dict[str, jax.Array]:
 def make_update(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
     """A pure `update(state, key) -> (state, metrics)`. Metrics: the loss's, the episodes' and "finite".
 
-    The state is new even where "finite" is 0; see `finite.keep_finite`.
+    The state is new even where "finite" is 0; see `updates.keep_finite`.
     """
-    collect, learn = make_collect(env, env_params, config, hooks), make_learn(env, env_params, config)
+    collect, learn = make_collect(env, env_params, config, hooks), make_learn(env, env_params, config, hooks)
 
     def update(state: PPOState, key: jax.Array) -> tuple[PPOState, dict[str, jax.Array]]:
         key_collect, key_learn = jax.random.split(key)

@@ -1,7 +1,7 @@
 """ULTRA: a language model marks the critical states of a sub-optimal agent, and PPO refines it (algorithm 1).
 
     findings = analyse(episodes, roles, model, seed)          # on the host: identification, case analysis, rewards
-    table = make_table(findings, game)                        # arrays
+    table = make_table(findings.states, game)                 # arrays
     hooks = guidance(game, GuidanceConfig(alpha=0.5))         # equations 1 and 2, for `ppo.make_update`
     state = base.replace(aux=table)
 
@@ -10,24 +10,24 @@ ULTRA-A replaces actions (equation 1), ULTRA-R adds rewards (equation 2), ULTRA-
 What the paper leaves open, and our choice:
 - "s_t in the table": the same `state_code` where the game has one (Pong: ball, velocity, our racket), else the nearest
   critical state within `radius`, the root mean square over the observation's dimensions after normalisation.
-- Rewards of a language model are asked for once, before refinement, and kept: for the action taken in a critical
-  state and for the one suggested instead. While refining, another action gets the reward of the judged one nearest to
-  it (continuous), or none (discrete).
-- What the policy learns of a replaced action: as in algorithm 1, the executed action goes into the data, with its
+- The language model rates actions once, before refinement: the action taken in a critical state and the one suggested
+  instead. During refinement another action gets the reward of the nearest rated one (continuous), or none (discrete).
+- What the policy learns from a replaced action: as in algorithm 1, the executed action goes into the data, with its
   log-probability under the policy before the update, so that its ratio starts at 1. It is not weighted by the
-  probability 1 with which it was executed: that would take nearly all weight from just those actions that the policy
-  has yet to learn. But the data then hold no comparison with what the policy itself would have done there, V soon
-  expects the correction, and the advantage of a suggestion is noise around 0: refined so to the letter, Pong's agent
-  plays worse without its table than plain PPO (docs/measurements.md). So the normalised advantage of a replaced action
-  is at least `PPOConfig.guided_floor`, a few deviations: a suggestion is also imitated. -inf is the letter.
+  probability 1 with which it was executed: that would take nearly all weight from exactly the actions that the policy
+  has yet to learn. But then the data hold no comparison with the policy's own action there, V soon expects the
+  correction, and the advantage of a suggestion is noise around 0: under exactly this algorithm, Pong's agent plays
+  worse without its table than plain PPO (docs/measurements.md). So the normalised advantage of a replaced action is at
+  least `GuidanceConfig.floor`, a few deviations: suggestions are also imitated. -inf is exactly algorithm 1.
 - The refined agent is evaluated alone, without the table.
-- An episode's verdicts on the same state as another's are merged: suggestions by vote, rewards by their mean. Where the
-  action taken was found proper, the vote is for it; a verdict that says nothing usable of the action has none.
+- Verdicts of several episodes on the same state are merged: suggestions by vote, rewards by their mean. A verdict that
+  the action taken was proper votes for it; one that says nothing usable about the action does not vote.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -39,13 +39,14 @@ import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState
 from nlrl_jax.algorithms.ppo import Hooks
+from nlrl_jax.config import check, option
 from nlrl_jax.roles.trajectories import Action
 from nlrl_jax.types import ControlGame
 
 
 @flax.struct.dataclass
 class LookupTable:
-    """K critical states as arrays, sorted by code; K is at least 1, and an empty table has one row that nothing meets.
+    """K critical states as arrays, sorted by code. K is at least 1: an empty table has one row that no state matches.
 
     codes: int32 [K], or zeros. keys: float32 [K, D], normalised observations. mean, scale: float32 [D], of the
     normalisation. action: [K] or [K, A], the suggestion, and suggested: bool [K], whether there is one.
@@ -73,7 +74,10 @@ def make_table(
     """The lookup table of algorithm 1 as arrays.
 
     Args:
-      mean, scale: [D], of the observations the base agent saw; only continuous games need them.
+      mean, scale: [D], of the base agent's observations (`statistics`); only continuous games need them.
+
+    Raises:
+      ValueError: an action outside the game's action space, or a reward that is not finite.
     """
     space = game.env.observation_space(game.params)
     D = int(np.prod(space.shape))
@@ -81,6 +85,8 @@ def make_table(
     scale = np.ones(D, np.float32) if scale is None else np.maximum(np.asarray(scale, np.float32), 1e-6)
     kind = game.env.action_space(game.params)
     shape = () if hasattr(kind, "n") else kind.shape
+    for state in states:
+        _check(state, kind)
     groups = _grouped(states, game)
     M = max([1, *(len(_rewards(group)) for _, group in groups)])
     K = max(len(groups), 1)
@@ -95,9 +101,34 @@ def make_table(
         if any(better is not None for better, _ in verdicts):
             votes = Counter(taken if better is None else better for better, taken in verdicts)
             action[row], suggested[row] = votes.most_common(1)[0][0], True
-        for m, (taken, reward) in enumerate(_rewards(group).items()):
-            judged[row, m], rewards[row, m], known[row, m] = taken, reward, True
+        for m, (rated, reward) in enumerate(_rewards(group).items()):
+            judged[row, m], rewards[row, m], known[row, m] = rated, reward, True
     return LookupTable(*(jnp.asarray(x) for x in (codes, keys, mean, scale, action, suggested, judged, rewards, known)))
+
+
+def _check(state: CriticalState, space: Any) -> None:
+    """Raises ValueError for what a table of this action space cannot hold."""
+    place = f"episode {state.episode}, timeslot {state.verdict.timeslot}"
+    suggested = () if state.verdict.action is None else (state.verdict.action,)
+    for action in (state.taken, *suggested, *state.rewards):
+        if hasattr(space, "n"):
+            right, wanted = isinstance(action, int) and 0 <= action < space.n, f"a whole number from 0 to {space.n - 1}"
+        else:
+            wanted = f"{space.shape[0]} numbers within the action space's bounds"
+            numbers = np.asarray(action)
+            right = numbers.shape == space.shape and bool(((numbers >= space.low) & (numbers <= space.high)).all())
+        if not right:
+            raise ValueError(f"{place}: action {action!r} is not one of the game's; it must be {wanted}")
+    for action, reward in state.rewards.items():
+        if not np.isfinite(reward):
+            raise ValueError(f"{place}: the reward of action {action!r} is {reward!r}; it must be a finite number")
+
+
+def statistics(obs: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation [D] of recorded observations [T, N, D]; of each episode the first `steps` [N] count."""
+    counted = np.arange(len(obs))[:, None] < steps
+    rows = obs.reshape(*obs.shape[:2], -1)[counted]
+    return rows.mean(0), rows.std(0)
 
 
 def _grouped(states: Sequence[CriticalState], game: ControlGame) -> list[tuple[int, list[CriticalState]]]:
@@ -113,33 +144,31 @@ def _grouped(states: Sequence[CriticalState], game: ControlGame) -> list[tuple[i
 
 
 def _rewards(group: Sequence[CriticalState]) -> dict[Action, float]:
-    """The mean reward of each action that was judged."""
-    told: dict[Action, list[float]] = {}
+    """The mean reward of each rated action."""
+    by_action: dict[Action, list[float]] = {}
     for state in group:
         for action, reward in state.rewards.items():
-            told.setdefault(action, []).append(reward)
-    return {action: sum(rewards) / len(rewards) for action, rewards in told.items()}
+            by_action.setdefault(action, []).append(reward)
+    return {action: sum(rewards) / len(rewards) for action, rewards in by_action.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class GuidanceConfig:
-    """What refinement takes from the table.
+    """ULTRA's guidance of the refinement."""
 
-    Attributes:
-      actions: replace actions in critical states (ULTRA-A).
-      rewards: add alpha * r^LLM there (ULTRA-R).
-      alpha: the paper: 0.5 for Pong, 0.1 for the robots.
-      radius: how near a continuous state must be to a critical one.
-    """
-
-    actions: bool = True
-    rewards: bool = True
-    alpha: float = 0.5
-    radius: float = 0.3
+    actions: bool = option(True, "replace actions in critical states (ULTRA-A)")
+    rewards: bool = option(True, "add alpha * r^LLM in critical states (ULTRA-R)")
+    alpha: float = option(0.5, "weight of the analyst's rewards; the paper: 0.5 for Pong, 0.1 for the robots", least=0)
+    radius: float = option(
+        0.3, "how near a continuous state must be to a critical one, in deviations per dimension", above=0
+    )
+    floor: float = option(
+        -math.inf, "least normalised advantage of a suggested action; -inf: exactly algorithm 1", below=math.inf,
+        infinite=True,
+    )  # fmt: skip
 
     def __post_init__(self):
-        if not self.radius > 0:
-            raise ValueError(f"radius is {self.radius}; it must be positive")
+        check(self)
 
 
 def look_up(table: LookupTable, game: ControlGame, radius: float, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -148,11 +177,10 @@ def look_up(table: LookupTable, game: ControlGame, radius: float, obs: jax.Array
         codes = game.state_code(obs)
         row = jnp.clip(jnp.searchsorted(table.codes, codes), 0, len(table.codes) - 1)
         return table.codes[row] == codes, row
-    seen = (obs.reshape(len(obs), -1) - table.mean) / table.scale
-    # |x - k|^2 as |x|^2 - 2 x k + |k|^2: one matrix product.
-    squares = jnp.sum(seen**2, 1)[:, None] - 2 * seen @ table.keys.T + jnp.sum(table.keys**2, 1)[None]
-    row = jnp.argmin(squares, axis=1)
-    distance = jnp.mean((seen - table.keys[row]) ** 2, axis=1)
+    x = (obs.reshape(len(obs), -1) - table.mean) / table.scale
+    # XLA fuses the sum: no [B, K, D] array exists. |x|^2 - 2 x k + |k|^2 would cancel far from the origin.
+    row = jnp.argmin(jnp.sum((x[:, None] - table.keys) ** 2, axis=-1), axis=1)
+    distance = jnp.mean((x - table.keys[row]) ** 2, axis=1)
     return distance <= radius**2, row
 
 
@@ -164,7 +192,7 @@ def true_action(table: LookupTable, hit: jax.Array, row: jax.Array, action: jax.
 
 
 def language_reward(table: LookupTable, hit: jax.Array, row: jax.Array, action: jax.Array) -> jax.Array:
-    """r^LLM(s, a) of equation 2: float32 [B], 0 where the state is not critical or the action was not judged."""
+    """r^LLM(s, a) of equation 2: float32 [B], 0 where the state is not critical or the action has no rating."""
     judged, known = table.judged[row], table.known[row]  # [B, M, ...], [B, M]
     if action.ndim == 1:
         same = (judged == action[:, None]) & known
@@ -176,7 +204,10 @@ def language_reward(table: LookupTable, hit: jax.Array, row: jax.Array, action: 
 
 
 def guidance(game: ControlGame, config: GuidanceConfig) -> Hooks:
-    """Equations 1 and 2 as hooks of PPO, whose `aux` is the table. Metrics: "critical" (share of steps), "told"."""
+    """Equations 1 and 2 as hooks of PPO, whose `aux` is the table.
+
+    Metrics: "critical" (share of steps in critical states), "language_reward" (mean of r^LLM as added, unweighted).
+    """
 
     def act(table, obs, action):
         hit, row = look_up(table, game, config.radius, obs)
@@ -187,11 +218,14 @@ def guidance(game: ControlGame, config: GuidanceConfig) -> Hooks:
         T, B = steps.reward.shape
         flat = lambda x: x.reshape(T * B, *x.shape[2:])
         hit, row = look_up(table, game, config.radius, flat(steps.obs))
-        told = language_reward(table, hit, row, _executed(game, flat(steps.action))).reshape(T, B)
-        told = told if config.rewards else jnp.zeros_like(told)
-        return config.alpha * told, table, {"critical": jnp.mean(hit), "told": jnp.mean(told)}
+        reward = language_reward(table, hit, row, _executed(game, flat(steps.action))).reshape(T, B)
+        reward = reward if config.rewards else jnp.zeros_like(reward)
+        return config.alpha * reward, table, {"critical": jnp.mean(hit), "language_reward": jnp.mean(reward)}
 
-    return Hooks(act=act if config.actions else None, bonus=bonus)
+    def advantage(advantages, batch):
+        return jnp.where(batch["replaced"], jnp.maximum(advantages, config.floor), advantages)
+
+    return Hooks(act=act, bonus=bonus, advantage=advantage) if config.actions else Hooks(bonus=bonus)
 
 
 def _executed(game: ControlGame, action: jax.Array) -> Any:

@@ -1,57 +1,65 @@
-"""Reads what an analyst writes of an episode: which timeslots are critical, what to do there, and rewards (ULTRA).
+"""Reads an analyst's replies on an episode: verdicts on timeslots with corrected actions, and rewards (ULTRA).
 
-The format asked for is the paper's (appendix B): `{timeslot 12, <critical>, <move left>, <why>}, {timeslot 13, ...}`
-and `{reward = 0.4, analysis: ...}`. Models also write lists, tables, JSON, prose and nonsense; what can be told is
-taken, what cannot is counted. Nothing here raises on a text, and the time is linear in its length.
+Two forms are read, with any prose around them and behind a reasoning model's <think> part: the paper's (appendix B),
+`{timeslot 12, <critical>, <move left>, <why>}, {timeslot 13, ...}` and `{reward = 0.4, analysis: ...}`, whose angle
+brackets may be missing, and JSON objects with the same fields. Everything else is counted as unreadable. Nothing here
+raises on a text, and the time is linear in its length.
 """
 
 from __future__ import annotations
 
-import collections
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from nlrl_jax.roles.entries import NUMBER, Entry, find_entries
 from nlrl_jax.roles.json_reply import without_thoughts
 from nlrl_jax.roles.trajectories import Action, Verdict
 
-# What a field names -> the action; None where it is not one of the game's.
+# The text of a field -> the action; None where it is not one of the game's.
 ReadAction = Callable[[str], Action | None]
 
-# Once a reply: empty (no text), nothing (text without one timeslot), form (not, or not only, what was asked for),
-# cut (it breaks off inside an entry). Once an entry: outside (it names a timeslot that is not of [begin, end)),
-# repeated (a later entry on the timeslot counts), order (earlier than the entry before it), unclear (does not say
-# whether it is critical: left out), action (not one of the game's: left out), unasked (an action for a timeslot that is
-# not critical: left out), long (the explanation is shortened). Once a timeslot: missing (no entry speaks of it).
+# Once per reply: empty (no text), nothing (no readable entry), form (not, or not only, the requested form), cut (it
+# breaks off inside an entry). Once per entry: outside (its timeslot is not in [begin, end)), repeated (a later entry on
+# the timeslot counts), order (earlier than the entry before it), unclear (does not say whether it is critical: left
+# out), action (not one of the game's: left out), unasked (an action for a timeslot that is not critical: left out),
+# long (the explanation is shortened). Once per timeslot: missing (it has no entry).
 PROBLEMS = ("empty", "nothing", "form", "cut", "outside", "repeated", "order", "unclear", "action", "unasked", "long")
 PROBLEMS += ("missing",)
 LONGEST = 1000  # characters of an explanation that are kept
 
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _DASHES = "\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d"
 _PLAIN = str.maketrans({**dict.fromkeys(_DASHES, "-"), "\u201c": '"', "\u201d": '"', "\u2019": "'", "\u00a0": " "})
+_AROUND = " \t\r\n,:;|.<>\"'`*-"
 _ASKED = re.compile(r"\{\s*timeslot\s+\d+\s*,\s*<[^<>]*>\s*,\s*<[^<>]*>\s*,\s*<[^<>]*>\s*\}")
-_NOTHING = re.compile(
-    r"none|null|nil|no|n/?a|nothing|no (?:correction|change|action).{0,20}|not needed|-+|"
-    r"unchanged|proper|correct|appropriate|(?:keep|same)(?: (?:the )?(?:same )?action)?"
+_HEAD = re.compile(r"\{\s*timeslot\s*[:=]?\s*(\d{1,9})(?=\s*,)", re.IGNORECASE)
+# The next field of an entry. One that breaks off does not match.
+_FIELD = re.compile(r"\s*,\s*(?:<([^<>]*)>|([(\[][^()\[\]]*[)\]])|([^,<>]*)(?=,))")
+_CRITICAL = re.compile(
+    r"(?P<no>\b(?:not|non|un|never)[\s-]?(?:(?:a|so|very|really)\s){0,2})?(?:critical|crucial)(?!\s?(?:or\b|/))"
 )
-_REWARD = (
-    rf"\breward\b[^=:\n{{}}]{{0,40}}[=:][\s*_`\"'<]{{0,8}}(?P<n>{NUMBER}|[-+]?(?:nan|inf)\w{{0,5}})(?![\w%/]|[.,]\d)"
-)
-# In order: the asked form, a line of its own, anywhere, a sentence, a number and nothing else. The last of its kind
-# counts: models think aloud.
+_YES, _NO = ("yes", "true", "1"), ("no", "false", "0", "none", "not")
+_UNCHANGED = re.compile(r"none|null|no|n/?a|nothing|-+|no (?:correction|change).{0,20}|unchanged|proper|same.{0,7}")
+_REWARD = rf"\breward\b[^=:\n{{}}]{{0,40}}[=:][\s*_`\"'<]{{0,8}}({_NUMBER}|[-+]?(?:nan|inf(?:inity)?))(?![\w%/]|[.,]\d)"
+# In order: the requested form, a line of its own, anywhere. The last of its kind counts: models think aloud.
 _REWARDS = [
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    for pattern in (
-        rf"(?:\{{|\A)[\s\"'*`]{{0,9}}{_REWARD}",
-        rf"^[ \t\"'*`#>-]{{0,9}}(?:the\s|final\s|assigned\s){{0,2}}{_REWARD}",
-        _REWARD,
-        rf"\breward\b[^.\n]{{0,40}}?\b(?:is|of|be|at|(?:set|equal) to)\s[*`\"'<]{{0,3}}(?P<n>{NUMBER})"
-        r"(?![\w%/]|[.,]\d|\sto\s)",
-        rf"\A[\s*`\"'<{{]{{0,9}}(?P<n>{NUMBER})[\s*`\"'>}}.]{{0,9}}\Z",
-    )
+    re.compile(start + _REWARD, re.IGNORECASE | re.MULTILINE)
+    for start in (r"(?:\{|\A)[\s\"'*`]{0,9}", r"^[ \t\"'*`#>-]{0,9}(?:the\s|final\s|assigned\s){0,2}", "")
 ]
+_JSON, _DECODER = re.compile(r"[{\[]\s*[\[{\"]"), json.JSONDecoder(strict=False)
+_FAILURES = 50  # brackets tried as the start of JSON that turn out not to be
+
+
+class _Entry(NamedTuple):
+    """What a reply says of one timeslot. critical: None where it is unclear. action: "" where none is named."""
+
+    timeslot: int
+    critical: bool | None
+    action: str
+    explanation: str
 
 
 def read_verdicts(text: str, begin: int, end: int, read_action: ReadAction) -> tuple[list[Verdict], Counter[str]]:
@@ -61,43 +69,38 @@ def read_verdicts(text: str, begin: int, end: int, read_action: ReadAction) -> t
       read_action: see `choice_reader` and `vector_reader`. Words such as "none" never reach it.
 
     Returns:
-      The verdicts in order of time, at most one a timeslot, and what was wrong, by kind of `PROBLEMS`.
+      The verdicts in order of time, at most one per timeslot, and the reply's faults, by kind of `PROBLEMS`.
     """
     size = max(end - begin, 0)
     text = _plain(text)
     if not text.strip():
         return [], +Counter(empty=1, missing=size)
-    entries, cut = find_entries(text)
+    entries, cut = _json_entries(text)
+    if not entries:
+        entries, cut = _written_entries(text)
     problems = Counter(
         form=int(bool(_ASKED.sub("", text).strip(" \n\r\t,."))),
         cut=int(cut),
         nothing=int(not entries),
-        order=sum(later.first < earlier.first for earlier, later in zip(entries, entries[1:])),
-        outside=sum(entry.first < begin or entry.last >= end for entry in entries),
+        order=sum(later.timeslot < earlier.timeslot for earlier, later in zip(entries, entries[1:])),
     )
-    found: dict[int, Verdict] = {}
-    named: set[int] = set()
+    by_slot: dict[int, Verdict | None] = {}
     for entry in reversed(entries):
-        slots = range(max(entry.first, begin), min(entry.last + 1, end))
-        problems["repeated"] += any(slot in named for slot in (*slots[:1], *slots[-1:]))
-        fresh = [slot for slot in slots if slot not in found] if len(found) < size else []
-        named.update(fresh)
-        if fresh and entry.critical is None:
-            problems["unclear"] += 1
-        elif fresh:
-            action, why, judged = _checked(entry, read_action, problems)
-            found.update({slot: Verdict(slot, entry.critical, action, why, judged) for slot in fresh})
-    problems["missing"] = size - len(named)
-    return [found[slot] for slot in sorted(found)], +problems
+        if not begin <= entry.timeslot < end:
+            problems["outside"] += 1
+        elif entry.timeslot in by_slot:
+            problems["repeated"] += 1
+        else:
+            by_slot[entry.timeslot] = _verdict(entry, read_action, problems)
+    problems["missing"] = size - len(by_slot)
+    return [verdict for _, verdict in sorted(by_slot.items()) if verdict is not None], +problems
 
 
 def written_reward(text: str) -> float | None:
     """The reward as the reply has it, which may lie outside [-1, 1]; None where there is none, or no finite one."""
     text = _plain(text)
-    found = next((last for pattern in _REWARDS if (last := _last(pattern, text))), None)
-    if found is None or found["n"].lstrip("+-")[0] in "niNI":
-        return None
-    return value if math.isfinite(value := float(found["n"])) else None
+    numbers = next((numbers for pattern in _REWARDS if (numbers := pattern.findall(text))), ["nan"])
+    return value if math.isfinite(value := float(numbers[-1])) else None
 
 
 def read_reward(text: str) -> float | None:
@@ -125,16 +128,13 @@ def choice_reader(words: Mapping[str, int]) -> ReadAction:
 
 
 def vector_reader(size: int, low: float = -1.0, high: float = 1.0) -> ReadAction:
-    """Reads `size` numbers in [low, high], bare or each with its label; anything else is no action."""
-    labelled = re.compile(rf"[:=]\s*({NUMBER})(?![\w.])")
-    number = re.compile(rf"(?<![\w.]){NUMBER}(?![\w.])")
+    """Reads `size` numbers in [low, high]; anything else is no action."""
+    number = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w.])")
 
     def read(text: str) -> tuple[float, ...] | None:
         if re.search(r"\b(?:nan|inf)", text, re.IGNORECASE):
             return None
-        found = labelled.findall(text)
-        found = found if len(found) == size else number.findall(text)
-        numbers = tuple(float(word) for word in found)
+        numbers = tuple(float(word) for word in number.findall(text))
         return numbers if len(numbers) == size and all(low <= x <= high for x in numbers) else None
 
     return read
@@ -145,18 +145,85 @@ def _plain(text: str) -> str:
     return without_thoughts(text).translate(_PLAIN)
 
 
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(iter(collections.deque(pattern.finditer(text), maxlen=1)), None)
-
-
-def _checked(entry: Entry, read_action: ReadAction, problems: Counter[str]) -> tuple[Action | None, str, bool]:
-    """(action, explanation, judged) of an entry, see `Verdict`, with what is wrong with them counted."""
-    action, written = None, " ".join(entry.action.strip(" \t\r\n<>\"'`*|").rstrip(".").split())
-    stands = bool(_NOTHING.fullmatch(written.lower()))
-    if written and not stands:
+def _verdict(entry: _Entry, read_action: ReadAction, problems: Counter[str]) -> Verdict | None:
+    """An entry as a verdict, its faults counted; None where it is unclear whether the timeslot is critical."""
+    if entry.critical is None:
+        problems["unclear"] += 1
+        return None
+    action, written = None, " ".join(entry.action.strip(_AROUND.replace("-", "")).split())
+    unchanged = bool(_UNCHANGED.fullmatch(written.lower()))
+    if written and not unchanged:
         action = read_action(written)
         problems["action"] += action is None
         problems["unasked"] += action is not None and not entry.critical
     problems["long"] += len(entry.explanation) > LONGEST
-    judged = not entry.critical or stands or action is not None
-    return action if entry.critical else None, " ".join(entry.explanation[:LONGEST].split()), judged
+    why = " ".join(entry.explanation[:LONGEST].split())
+    judged = not entry.critical or unchanged or action is not None
+    return Verdict(entry.timeslot, entry.critical, action if entry.critical else None, why, judged)
+
+
+def _judgement(written: str) -> bool | None:
+    """Whether a field says critical; None where that is unclear ("critical or not")."""
+    written = written.lower().strip(_AROUND)
+    if written in (*_YES, *_NO):
+        return written in _YES
+    match = _CRITICAL.search(written)
+    return None if match is None else not match["no"]
+
+
+def _written_entries(text: str) -> tuple[list[_Entry], bool]:
+    """The entries in the paper's form, and whether the last one breaks off."""
+    heads, entries, cut = list(_HEAD.finditer(text)), [], False
+    for head, after in zip(heads, [*(head.start() for head in heads[1:]), len(text)]):
+        body, closed, _ = text[head.end() : after].rpartition("}")
+        cut = not closed
+        body = f"{body}," if closed else text[head.end() : after]
+        fields, position = [], 0
+        while len(fields) < 2 and (field := _FIELD.match(body, position)):
+            fields.append(field[field.lastindex or 0])
+            position = field.end()
+        critical, action = [*fields, "", ""][:2]
+        explanation = body[position:].strip(_AROUND) if len(fields) == 2 else ""
+        entries.append(_Entry(int(head[1]), _judgement(critical), action, explanation))
+    return entries, cut
+
+
+def _json_entries(text: str) -> tuple[list[_Entry], bool]:
+    """The entries of a reply in JSON, whole or in part; none where it is not JSON. And whether it breaks off."""
+    entries: list[_Entry] = []
+    position, failures = 0, 0
+    while failures < _FAILURES and (start := _JSON.search(text, position)):
+        try:
+            value, position = _DECODER.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            failures, position = failures + 1, start.start() + 1
+            continue
+        entries += _json_walk(value)
+    return entries, bool(entries) and failures > 0 and text.rstrip()[-1:] not in "]}`"
+
+
+def _json_walk(value: Any) -> Iterator[_Entry]:
+    """Every object in `value`, in order, that has a timeslot."""
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack += reversed(node)
+        elif isinstance(node, dict):
+            slot = _field(node, "timeslot")
+            if re.fullmatch(r"\d{1,9}(?:\.0)?", slot):
+                action, why = _field(node, "action", "correct"), _field(node, "expl", "reason", "why")
+                yield _Entry(
+                    int(float(slot)), _judgement(_field(node, "critical")), action, "" if why == "null" else why
+                )
+            else:
+                stack += reversed(list(node.values()))
+
+
+def _field(fields: Mapping[str, Any], *names: str) -> str:
+    """The text of the first field whose name contains one of `names`; "" if there is none, "null" for None."""
+    value = next((value for key, value in fields.items() if any(name in key.lower() for name in names)), "")
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        return "?"

@@ -1,4 +1,4 @@
-"""An episode of a control agent as a language model meets it, and what the model says of its timeslots (ULTRA)."""
+"""Episodes of a control agent as an analyst reads them, its verdicts, and its prompts (ULTRA)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Episode:
     """One episode, on the host. T steps, observations of D numbers, actions of A numbers.
 
     Attributes:
-      number: which one.
-      observations: float [T + 1, D], what the agent saw before each step, and after the last.
-      actions: int [T], or float [T, A]: what was executed.
+      number: its index.
+      observations: float [T + 1, D], before each step, and after the last.
+      actions: int [T], or float [T, A], as executed.
       rewards: float [T], the environment's.
-      terminated: the last step ended it; False where it was cut.
+      terminated: the last step ended it; False where it was truncated.
     """
 
     number: int
@@ -43,12 +43,12 @@ class Episode:
 
 
 class Verdict(NamedTuple):
-    """What the analyst says of one timeslot.
+    """The analyst's verdict on one timeslot.
 
     critical: whether the action there decides much of the reward to come.
-    action: a better one; None where the action taken stands, or nothing is known of a better one.
+    action: a better one; None where the action taken was proper, or no better one is known.
     explanation: why.
-    judged: False where it is critical, but nothing that can be used was said of the action taken.
+    judged: False where it is critical, but the verdict says nothing usable about the action taken.
     """
 
     timeslot: int
@@ -60,20 +60,19 @@ class Verdict(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AnalystRoles:
-    """What ULTRA's language model is told of one game, and how its answers are read (sections 3.3 and 3.4).
+    """The prompts of one game for ULTRA's analyst, and the readers of its replies (sections 3.3 and 3.4).
 
-    A chat's context holds what it was written from: `episode`, and `begin`, `end` / `verdicts` / `timeslot`, `action`,
-    `analysis`.
+    A chat's context holds its sources: `episode`, and `begin`, `end` / `verdicts` / `timeslot`, `action`, `analysis`.
 
     Attributes:
-      chunk: timeslots that one identification prompt shows at most.
-      identify: (episode, begin, end) -> the chat that asks which of the timeslots [begin, end) are critical and what
-        would have been the better action.
-      read_verdicts: (reply, begin, end) -> the verdicts on the timeslots it speaks of, in order of time, each at most
-        once, and what was wrong with the reply, by kind (`verdicts.PROBLEMS`).
-      analyse: (episode, verdicts) -> the chat that asks for the case analysis.
-      reward: (episode, timeslot, action, case analysis) -> the chat that asks for a reward in [-1, 1] of `action` in
-        that timeslot.
+      chunk: maximum timeslots per identification prompt.
+      identify: (episode, begin, end) -> the prompt for verdicts on the timeslots [begin, end): which are critical, and
+        which action would have been better.
+      read_verdicts: (reply, begin, end) -> the verdicts in order of time, at most one per timeslot, and the reply's
+        faults, by kind (`analyst_replies.PROBLEMS`).
+      analyse: (episode, verdicts) -> the prompt for the case analysis.
+      reward: (episode, timeslot, action, case analysis) -> the prompt for a reward in [-1, 1] of `action` in that
+        timeslot.
       read_reward: reply -> the reward, clipped to [-1, 1]; None where there is none.
       format_action: an action as the prompts write it.
     """

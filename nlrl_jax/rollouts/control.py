@@ -1,4 +1,4 @@
-"""Whole episodes of a control agent: how much they earn, and everything that happened in them."""
+"""Whole episodes of a control agent: their returns, or all their steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax import networks
-from nlrl_jax.networks import Agent, Moments
+from nlrl_jax.networks import Agent, RunningMoments
 from nlrl_jax.roles.trajectories import Episode
 from nlrl_jax.updates import where
 
@@ -19,12 +19,12 @@ def evaluate(
     env_params: Any,
     agent: Agent,
     params: Any,
-    moments: Moments,
+    moments: RunningMoments,
     key: jax.Array,
     episodes: int,
     deterministic: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns and lengths of whole episodes: float32 [E], int32 [E]. Stops when the last one ends."""
+    """Returns and lengths of whole episodes: float32 [E], int32 [E]. Stops at the end of the last one."""
     key_reset, key_play = jax.random.split(key)
     obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
     step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
@@ -46,9 +46,11 @@ def evaluate(
     return total, steps
 
 
-class Record(NamedTuple):
-    """N episodes, T steps at most. env_state, obs: before each step, leading axes [T, N]; last_obs: [N, ...] after the
-    last one. action, reward: [T, N]. steps: int32 [N], how many count. terminated: bool [N].
+class Trajectories(NamedTuple):
+    """N episodes of maximum T steps.
+
+    env_state, obs: before each step, leading axes [T, N]. last_obs: [N, ...], after the last one.
+    action, reward: [T, N]. steps: int32 [N], how many count. terminated: bool [N].
     """
 
     env_state: Any
@@ -65,12 +67,12 @@ def record(
     env_params: Any,
     agent: Agent,
     params: Any,
-    moments: Moments,
+    moments: RunningMoments,
     key: jax.Array,
     episodes: int,
     max_steps: int,
-) -> Record:
-    """Plays `episodes` with the sampled policy, and keeps everything. A longer episode is cut at `max_steps`."""
+) -> Trajectories:
+    """Plays `episodes` with the sampled policy and records every step. Episodes are truncated at `max_steps`."""
     key_reset, key_play = jax.random.split(key)
     obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
 
@@ -90,13 +92,13 @@ def record(
     none = jnp.zeros(episodes, bool)
     start = (env_state, obs, obs, none, none, jnp.zeros(episodes, jnp.int32))
     (_, _, last_obs, _, terminated, steps), kept = jax.lax.scan(step, start, jax.random.split(key_play, max_steps))
-    return Record(*kept[:2], last_obs, *kept[2:], steps, terminated)
+    return Trajectories(*kept[:2], last_obs, *kept[2:], steps, terminated)
 
 
-def episodes_of(record: Record) -> list[Episode]:
-    """A record as episodes on the host, each as long as it was."""
-    obs, last_obs, action, reward = (np.asarray(x) for x in (record.obs, record.last_obs, record.action, record.reward))
+def episodes_of(trajectories: Trajectories) -> list[Episode]:
+    """Trajectories as episodes on the host, each with its own length."""
+    _, obs, last_obs, action, reward, steps, terminated = map(np.asarray, trajectories._replace(env_state=0))
     return [
-        Episode(n, np.concatenate([obs[:T, n], last_obs[None, n]]), action[:T, n], reward[:T, n], bool(terminated))
-        for n, (T, terminated) in enumerate(zip(np.asarray(record.steps), np.asarray(record.terminated), strict=True))
+        Episode(n, np.concatenate([obs[:T, n], last_obs[None, n]]), action[:T, n], reward[:T, n], bool(terminated[n]))
+        for n, T in enumerate(steps)
     ]

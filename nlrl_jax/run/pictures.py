@@ -12,7 +12,7 @@ import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState
 from nlrl_jax.roles.trajectories import Action, Episode
-from nlrl_jax.rollouts.control import Record
+from nlrl_jax.rollouts.control import Trajectories
 
 _GOOD, _BAD, _NONE = "#11723a", "#b3261e", "#8a8d94"
 _FRAMES = 4  # on a timeline
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     states: Any
 
 
-def states_of(record: Record, n: int) -> Any:
+def states_of(record: Trajectories, n: int) -> Any:
     """The env states of episode n of a record, leading axis [T]."""
     T = int(record.steps[n])
     return jax.tree.map(lambda leaf: np.asarray(leaf[:T, n]), record.env_state)

@@ -13,7 +13,7 @@ from gymnax.environments import environment, spaces
 from nlrl_jax import networks
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Hooks, PPOConfig
-from nlrl_jax.networks import Moments
+from nlrl_jax.networks import RunningMoments
 from nlrl_jax.rollouts import control
 
 CARTPOLE, CARTPOLE_PARAMS = gymnax.make("CartPole-v1")
@@ -64,7 +64,7 @@ def collected():
 
 def test_moments_are_those_of_everything_seen():
     data = np.random.default_rng(0).normal(3, 2, (5, 7, 4)).astype(np.float32)
-    moments = Moments.of((4,)).update(data[:2]).update(data[2:])
+    moments = RunningMoments.of((4,)).update(data[:2]).update(data[2:])
     flat = data.reshape(-1, 4)
     np.testing.assert_allclose(moments.mean, flat.mean(0), rtol=1e-5)
     np.testing.assert_allclose(moments.var, flat.var(0), rtol=1e-4)
@@ -145,11 +145,11 @@ def test_hooks_change_actions_rewards_and_starts():
     state = ppo.init_state(env, env.default_params, SMALL, jax.random.key(0), aux=jnp.float32(0.25))
     after, steps = jax.jit(ppo.make_collect(env, env.default_params, SMALL, hooks))(state, jax.random.key(1))
     where = np.asarray(steps.obs[..., 0] > 0)
-    np.testing.assert_array_equal(steps.guided, where)
+    np.testing.assert_array_equal(steps.replaced, where)
     np.testing.assert_array_equal(np.asarray(steps.action)[where], 0.25)
     assert steps.truncated[2:].all()  # every later episode starts one step before its cut
     _, metrics = jax.jit(ppo.make_update(env, env.default_params, SMALL, hooks))(state, jax.random.key(1))
-    assert metrics["mine"] == 7 and 0 < metrics["guided"] < 1
+    assert metrics["mine"] == 7 and 0 < metrics["replaced"] < 1
 
 
 def test_clipped_values_stop_moving(collected):
@@ -245,7 +245,13 @@ def test_a_record_holds_whole_episodes():
 
 @pytest.mark.parametrize(
     "wrong, names",
-    [({"num_minibatches": 3}, "3 minibatches"), ({"discount": 1.5}, "1.5"), ({"value_clip": 0.0}, "value_clip is 0")],
+    [
+        ({"num_minibatches": 3}, "3 minibatches"),
+        ({"num_envs": 0}, "num_envs is 0"),
+        ({"clip": -0.2}, "clip is -0.2"),
+        ({"discount": 1.5}, "1.5"),
+        ({"value_clip": 0.0}, "value_clip is 0"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, names):
     with pytest.raises(ValueError, match=names):

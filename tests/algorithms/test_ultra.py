@@ -1,7 +1,7 @@
 """ULTRA: from what a model writes to arrays, equations 1 and 2 against plain loops, and its limits: no table is PPO."""
 
-import dataclasses
 import random
+import re
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +136,37 @@ def test_the_nearest_critical_state_counts_within_the_radius():
     assert 0 < np.mean(hit) < 1
 
 
+def test_the_nearest_critical_state_is_the_nearest_far_from_the_origin_too():
+    """Where |x|^2 is 1e8, float32 knows it to within 8."""
+    rng = np.random.default_rng(0)
+    keys = (1e4 + np.arange(40)[:, None] + rng.uniform(-0.2, 0.2, (40, 3))).astype(np.float32)
+    near = (keys + rng.uniform(-0.1, 0.1, keys.shape)).astype(np.float32)
+    table = ultra.make_table([critical(key, (0.0, 0.0)) for key in keys], ROBOT)
+    hit, row = ultra.look_up(table, ROBOT, 0.3, jnp.asarray(near))
+    assert hit.all() and row.tolist() == list(range(40))
+
+
+NAN, INF, BALL = float("nan"), float("inf"), [36, 30, 20, 40, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "game, state, says",
+    [
+        (GAME, critical(BALL, 3), "action 3 is not one of the game's; it must be a whole number from 0 to 2"),
+        (GAME, critical(BALL, 0, -1), "action -1"),
+        (GAME, critical(BALL, 0, None, {1: NAN}), "the reward of action 1 is nan"),
+        (GAME, critical(BALL, 0, None, {7: 0.5}), "action 7"),
+        (ROBOT, critical([0, 0, 0], (0.0, 1.5)), "it must be 2 numbers within the action space's bounds"),
+        (ROBOT, critical([0, 0, 0], (0.0, 0.5), (0.0, 0.5, 0.1)), "action (0.0, 0.5, 0.1)"),
+        (ROBOT, critical([0, 0, 0], (0.0, 0.5), None, {(NAN, 0.0): 1.0}), "episode 0, timeslot 0: action (nan"),
+        (ROBOT, critical([0, 0, 0], (0.0, 0.5), None, {(0.0, 0.5): INF}), "is inf; it must be a finite number"),
+    ],
+)
+def test_a_table_refuses_impossible_actions_and_rewards(game, state, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        ultra.make_table([state], game)
+
+
 def test_equation_1_replaces_where_there_is_a_suggestion():
     obs = jnp.asarray([[36, 30, 20, 40, 1, 2], [36, 30, 20, 42, 1, 2], [0, 0, 0, 0, 0, 2]], jnp.float32)
     table = ultra.make_table([critical(obs[0], 0, 1), critical(obs[1], 2, None)], GAME)
@@ -189,7 +220,7 @@ def guided():
 def test_without_critical_states_it_is_plain_ppo(plain, guided):
     state, after = plain
     ours, metrics = guided(state.replace(aux=ultra.make_table([], GAME)), jax.random.key(1))
-    assert metrics["critical"] == metrics["guided"] == metrics["told"] == 0
+    assert metrics["critical"] == metrics["replaced"] == metrics["language_reward"] == 0
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, after.params)
 
 
@@ -203,7 +234,7 @@ def test_suggested_actions_are_executed_and_learned_from(plain, findings):
     flat = lambda x: x.reshape(-1, *x.shape[2:])
     hit, row = ultra.look_up(table, GAME, 0.3, flat(steps.obs))
     expected = np.asarray(hit & table.suggested[row])
-    np.testing.assert_array_equal(flat(steps.guided), expected)
+    np.testing.assert_array_equal(flat(steps.replaced), expected)
     np.testing.assert_array_equal(flat(steps.action)[expected], table.action[row][expected])
 
 
@@ -219,25 +250,19 @@ def test_a_replaced_action_has_at_least_the_floors_advantage(plain):
         "old_log_probs": np.full(N, -1.0),
         "advantages": rng.normal(size=N),
         "targets": np.zeros(N),
-        "guided": np.arange(N) % 2 == 0,
+        "replaced": np.arange(N) % 2 == 0,
     }
-    floored = dataclasses.replace(CONFIG, guided_floor=2.0)
-    loss = lambda config, batch: ppo.surrogate(
-        ppo.agent_of(GAME.env, GAME.params, config),
-        config,
-        state.params,
-        state.obs_moments,
-        jax.tree.map(jnp.asarray, batch),
-    )[1]["policy_loss"]
+    agent, arrays = ppo.agent_of(GAME.env, GAME.params, CONFIG), jax.tree.map(jnp.asarray, batch)
+    hooks = lambda **fields: ultra.guidance(GAME, GuidanceConfig(**fields))
+    loss = lambda hooks: ppo.surrogate(agent, CONFIG, state.params, state.obs_moments, arrays, hooks)[1]["policy_loss"]
     A = (batch["advantages"] - batch["advantages"].mean()) / batch["advantages"].std()
-    raised = np.array([max(a, 2.0) if guided else a for a, guided in zip(A, batch["guided"])])
-    log_prob = jax.nn.log_softmax(
-        ppo.agent_of(GAME.env, GAME.params, CONFIG).policy(state.params, state.obs_moments, obs)[0]
-    )[:, 0]
+    raised = np.array([max(a, 2.0) if replaced else a for a, replaced in zip(A, batch["replaced"])])
+    log_prob = jax.nn.log_softmax(agent.policy(state.params, state.obs_moments, obs)[0])[:, 0]
     ratio = np.exp(np.asarray(log_prob) + 1.0)
     expected = lambda A: -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
-    np.testing.assert_allclose(loss(floored, batch), expected(raised), rtol=1e-4)
-    np.testing.assert_allclose(loss(CONFIG, batch), expected(A), rtol=1e-4)
+    np.testing.assert_allclose(loss(hooks(floor=2.0)), expected(raised), rtol=1e-4)
+    for plain_hooks in (ppo.Hooks(), hooks(), hooks(floor=2.0, actions=False)):
+        np.testing.assert_allclose(loss(plain_hooks), expected(A), rtol=1e-4)
 
 
 NONSENSE = ("", "I do not know.", "{timeslot 0, <critical>, <jump>, <>}", "reward = nan", "{" * 500, "timeslot 9999999")
@@ -249,7 +274,7 @@ def test_an_analyst_that_says_nothing_useful_leaves_plain_ppo(episodes, plain, g
     found = analyse(episodes, prompts.roles(points=1), model)
     assert all(state.verdict.action is None and not state.rewards for state in found.states)
     ours, metrics = guided(plain[0].replace(aux=ultra.make_table(found.states, GAME)), jax.random.key(1))
-    assert metrics["finite"] and metrics["guided"] == metrics["told"] == 0
+    assert metrics["finite"] and metrics["replaced"] == metrics["language_reward"] == 0
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, plain[1].params)
 
 
@@ -283,6 +308,15 @@ def test_an_episode_knows_its_actions():
     assert len(one) == 2 and one.action(0) == (0.5, -1.0)
 
 
-def test_a_radius_must_be_positive():
-    with pytest.raises(ValueError, match="radius is 0"):
-        GuidanceConfig(radius=0)
+@pytest.mark.parametrize("wrong", [{"radius": 0.0}, {"floor": np.nan}, {"floor": np.inf}, {"alpha": -0.5}])
+def test_impossible_guidance_is_refused(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+        GuidanceConfig(**wrong)
+
+
+def test_statistics_are_of_the_steps_that_count():
+    obs = np.arange(12.0).reshape(3, 2, 2)
+    mean, std = ultra.statistics(obs, np.array([3, 1]))
+    rows = np.array([[0, 1], [4, 5], [8, 9], [2, 3]])
+    np.testing.assert_allclose(mean, rows.mean(0))
+    np.testing.assert_allclose(std, rows.std(0))

@@ -12,7 +12,7 @@ import pytest
 from envs.pong.env import fly as fly_in_game
 from envs.pong.prompts import ACTIONS, roles
 from envs.pong.rule_based import NEAR, SCRIPTS, forecast
-from envs.trajectory_prompts import LONGEST_ANALYSIS, Shown
+from envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from nlrl_jax.types import Sampling
@@ -83,7 +83,7 @@ def test_the_forecast_is_where_the_ball_arrives(ball, top, actions):
     played = episode(ball, top, actions)
     arrival = len(played)
     for timeslot in range(len(played)):
-        ahead = forecast(Shown.of(played, 0, len(played)), timeslot)
+        ahead = forecast(Excerpt.of(played, 0, len(played)), timeslot)
         assert (ahead.row, timeslot + ahead.left) == (played.observations[arrival, 2], arrival)
 
 
@@ -153,9 +153,9 @@ def test_the_velocity_is_not_taken_across_a_new_serve():
         True,
     )
     first = len(before)
-    ahead = forecast(Shown.of(game, first - 2, len(game)), first)
+    ahead = forecast(Excerpt.of(game, first - 2, len(game)), first)
     assert (ahead.row, ahead.left) == (after.observations[-1, 2], len(after))
-    assert forecast(Shown.of(game, 0, first + 1), first) is None  # one position alone tells no velocity
+    assert forecast(Excerpt.of(game, 0, first + 1), first) is None  # one position alone tells no velocity
 
 
 def test_the_prompts_tell_positions_as_the_papers_tuples_and_how_it_ended():

@@ -1,23 +1,24 @@
-"""ULTRA from the command line, as small as can be: its tables and pictures, going on, and what it refuses."""
+"""ULTRA from the command line, as small as can be: tables and pictures, resumed runs, refusals."""
 
 import functools
 import json
 import re
 import shutil
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from envs.pong import env as pong
 from envs.pong import rule_based as scripted
-from launch import ultra_games, ultra_plan
+from launch.compare import parts_of, read_run
 from nlrl_jax.algorithms.analyst import CriticalState, Findings, load, save
 from nlrl_jax.backends.scripted import ScriptedModel
-from nlrl_jax.roles.trajectories import Episode, Verdict
-from nlrl_jax.run import directory, models
+from nlrl_jax.roles.trajectories import Verdict
+from nlrl_jax.run import directory, models, results
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.reports import ultra as report
 from tests.backends.server import Server, says
 from tests.launch import scripts
 
@@ -39,6 +40,17 @@ def refusal(folder, *args):
     return run(folder, *args, start=scripts.refusal)
 
 
+def outcomes(folder):
+    """What every method's results.json says: {method: {"before": ..., "after": ...}}."""
+    stored = {path.parent.name: results.read(path.parent) for path in folder.glob("*/results.json")}
+    return {name: {when: told[when] for when in ("before", "after")} for name, told in stored.items()}
+
+
+def control_game(**options):
+    """A game of one's own, as `--game` takes it."""
+    return pong.control_game(cell=8, **options)
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ultra") / "run"
@@ -47,8 +59,10 @@ def done(tmp_path_factory):
 
 
 def test_it_leaves_tables_curves_and_pictures(done):
-    results = json.loads((done / "results.json").read_text())
-    assert set(results["scores"]) == {"PPO", "ULTRA-RA"} and all(len(x) == 2 for x in results["scores"].values())
+    stored = outcomes(done)
+    assert set(stored) == {"PPO", "ULTRA-RA"} and all(len(x["after"]["score"]) == 2 for x in stored.values())
+    assert len({x["before"]["score"] for x in stored.values()}) == 1  # the base agent's
+    assert {done / "PPO", done / "ULTRA-RA"} <= set(parts_of(done)) and len(read_run(done / "PPO")["metrics"]) == 2
     assert "ULTRA-RA" in (done / "tables.md").read_text()
     for name in ("curves.png", "case_0.png", "film.png"):
         assert min(Image.open(done / name).size) > 100
@@ -61,26 +75,35 @@ def test_every_seed_leaves_its_curve(done):
     for seed in (0, 1):
         metrics = read_metrics(done / "ULTRA-RA" / f"seed_{seed}")
         assert np.isfinite(metrics["eval/score"]).all() and len(metrics["iteration"]) == 2
-        assert (metrics["critical"] > 0).any() and (metrics["guided"] <= metrics["critical"]).all()
+        assert (metrics["critical"] > 0).any() and (metrics["replaced"] <= metrics["critical"]).all()
 
 
-def test_going_on_does_again_only_what_is_not_there(done, capsys):
-    before = json.loads((done / "results.json").read_text())["scores"]
+def test_resume_runs_only_the_missing_stages(done, capsys):
+    before = outcomes(done)
     findings = (done / "findings.json").stat().st_mtime_ns
     run(done, "--methods=ULTRA-R", "--resume")
-    after = json.loads((done / "results.json").read_text())["scores"]
+    after = outcomes(done)
     assert {name: after[name] for name in before} == before and "ULTRA-R" in after  # nothing is lost
     page = (done / "report.html").read_text()
-    assert "identify: " in page  # what the analyst was asked before
-    for told in (page, (done / "tables.md").read_text()):  # also the methods that ran before
-        assert all(f"{name}<" in told or f"| {name} |" in told for name in ("PPO", "ULTRA-RA", "ULTRA-R"))
+    assert "identify: " in page  # the analyst's calls in the first run
+    for text in (page, (done / "tables.md").read_text()):  # also the methods that ran before
+        assert all(f"{name}<" in text or f"| {name} |" in text for name in ("PPO", "ULTRA-RA", "ULTRA-R"))
     run(done, "--methods=PPO,ULTRA-RA,ULTRA-R", "--resume")
     out = capsys.readouterr().out
-    assert "ULTRA-R: 2 seeds" in out and "PPO: 2 seeds" not in out and "base agent: 2 updates" not in out
-    after = json.loads((done / "results.json").read_text())["scores"]
-    assert {name: after[name] for name in before} == before and "ULTRA-R" in after
+    assert "ULTRA-R: 2 seeds of 2 updates" in out and "PPO: 2 seeds" not in out and "base agent: 2 updates" not in out
+    assert outcomes(done) == after
     assert (done / "findings.json").stat().st_mtime_ns == findings
     assert out.strip().splitlines()[-1].startswith("ULTRA-RA over PPO: ")
+
+
+def test_resume_alone_takes_the_stored_config(done, capsys):
+    before, config = outcomes(done), (done / "config.json").read_text()
+    try:
+        scripts.run("reproduce_ultra", f"--run_dir={done}", "--resume")
+    finally:
+        directory.close_run(done)
+    assert outcomes(done) == before and (done / "config.json").read_text() == config
+    assert "changed" not in capsys.readouterr().out
 
 
 def copied(done, folder, **config):
@@ -95,18 +118,18 @@ def test_the_base_agent_of_another_run_is_copied_once_and_refined(done, tmp_path
     other = copied(done, tmp_path / "other")
     args = ("--methods=PPO", "--iterations=1", f"--base={other}")
     run(tmp_path / "run", *args)
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["start"] == json.loads((done / "results.json").read_text())["start"]
+    stored = outcomes(tmp_path / "run")
+    assert stored["PPO"]["before"] == outcomes(done)["PPO"]["before"]
     assert "updates of PPO" not in capsys.readouterr().out
     shutil.rmtree(other)  # or it goes on training
     run(tmp_path / "run", *args, "--resume")
-    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
+    assert outcomes(tmp_path / "run") == stored
 
 
 def test_a_base_agent_that_is_not_finished_is_refused(done, tmp_path):
     other = copied(done, tmp_path / "other", base_iterations=5)
     line = refusal(tmp_path / "run", f"--base={other}")
-    assert "its base agent has 2 of 5 iterations; finish that run first" in line
+    assert "its agent has 2 of 5 iterations; finish it first" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -157,45 +180,55 @@ def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, 
     before, _ = answered.copy(), fails.clear()
     run(tmp_path, *args, "--resume")
     assert answered["identify"] == before["identify"] > 0 and answered["loaded"] == 2
-    assert "mask network: 1 updates" in capsys.readouterr().out
-    after, results = answered.copy(), json.loads((tmp_path / "results.json").read_text())
+    assert "mask network: 1 update\n" in capsys.readouterr().out
+    after, stored = answered.copy(), outcomes(tmp_path)
     (tmp_path / "mask_findings.json").unlink()
     run(tmp_path, *args, "--resume")
     assert "mask network" not in capsys.readouterr().out  # the same timeslots again
     assert answered - after == Counter(loaded=1)
-    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert outcomes(tmp_path) == stored
 
 
 def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
     hopper = {"PPO": 3572, "RICE": 3756, "LIR": 3779, "ULTRA-A": 3842, "ULTRA-R": 3891, "ULTRA-RA": 3987}  # the paper's
     scores = {name: np.array([score - 1.0, score + 1.0]) for name, score in hopper.items()}
-    with scripts.loaded("reproduce_ultra") as module:
-        tables = lambda *names: module.tables({name: scores[name] for name in names}, 0.0)[0]
-        assert tables(*hopper)[-1] == {"method": "ULTRA-RA over the mean of PPO, RICE, LIR", "score": "+7.7 %"}
-        assert tables("RICE", "ULTRA-RA")[-1] == {"method": "ULTRA-RA over the mean of RICE", "score": "+6.2 %"}
-        assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
+    tables = lambda *names: report.tables({name: scores[name] for name in names}, 0.0)[0]
+    assert tables(*hopper)[-1] == {"method": "ULTRA-RA over the mean of PPO, RICE, LIR", "score": "+7.7 %"}
+    assert tables("RICE", "ULTRA-RA")[-1] == {"method": "ULTRA-RA over the mean of RICE", "score": "+6.2 %"}
+    assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
+
+
+def test_a_giant_reply_is_shortened_on_the_page():
+    reply = "because " * 10**5
+    critical = CriticalState(0, Verdict(3, True, None, "why"), np.zeros(2), 1, {1: 0.5}, {1: reply})
+    parts = dict(report.exchange(critical, str)["parts"])
+    text = parts["reward of 1 (taken)"]
+    assert len(text) < 1.1 * report.LONGEST and text.endswith(f"({8 * 10**5 - report.LONGEST:,} more characters)")
+    assert report.shortened("x" * report.LONGEST) == "x" * report.LONGEST
 
 
 @pytest.mark.parametrize(
     "args, says",
     [
         (["--methods=PPO,GUESS"], "method 'GUESS' is not known"),
-        (["--game=chess"], "game 'chess' is not known"),
-        (["--game=hopper", "--methods=HLC"], "HLC needs a reward by hand"),
+        (["--game=chess"], "unknown game 'chess'"),
+        (["--game=hopper", "--methods=HLC"], "HLC needs a hand-designed reward"),
         (["--base=/nowhere"], "holds no base agent"),
         (["--analyst=endpoint"], "an endpoint needs an address"),
-        (["--eval_every=0"], "--eval_every is 0; it must be a finite number of at least 1"),
+        (["--eval_every=0"], "--eval_every is 0; it must be at least 1"),
         (["--seeds=0"], "--seeds is 0"),
         (["--cell=0"], "--cell is 0"),
-        (["--radius=0"], "--radius is 0.0; it must be a finite number above 0"),
+        (["--game=hopper", "--radius=0"], "--radius is 0.0; it must be above 0"),
         (["--mask_share=0"], "--mask_share is 0.0; it must be above 0 and at most 1"),
         (["--floor=nan"], "--floor is nan"),
-        (["--concurrency=0"], "--concurrency is 0"),
-        (["--radius=0.5"], "--radius does nothing for pong, only for hopper, walker2d, ant"),
+        (["--floor=inf"], "--floor is inf; it must be below inf"),
+        (["--alpha=-1"], "--alpha is -1.0; it must be at least 0"),
+        (["--radius=0.5"], "--radius does nothing for pong, only for hopper, walker2d, ant, your own games"),
         (["--physics=c"], "--physics does nothing for pong"),
         (["--game=ant", "--cell=3"], "--cell does nothing for ant, only for pong"),
         (["--game=hopper", "--points=21"], "--points does nothing for hopper"),
         (["--game=walker2d", "--hlc=0.3"], "--hlc does nothing for walker2d, only for pong, ant"),
+        (["--game=my_module:game", "--points=3"], "--points does nothing for your own games, only for pong"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_trained(tmp_path, args, says):
@@ -210,16 +243,16 @@ def test_a_scale_means_for_each_game_what_fits_it(game, scale):
     args = [f"--game={game}"] * (game != "pong") + [f"--scale={scale}"] * bool(scale)
     with scripts.loaded("reproduce_ultra") as module:
         scripts.flags.FLAGS(["prog", *args, "--mask_share=0.3"])
-        config, told = module.parse_config(), scripts.flags.FLAGS["scale"].help
+        config, text = module.flat(module.parse_config()), scripts.flags.FLAGS["scale"].help
         scripts.flags.FLAGS(["prog", *args, "--alpha=0.7"])
-        assert module.parse_config().alpha == 0.7
+        assert module.parse_config().guidance.alpha == 0.7
     is_pong, is_paper = game == "pong", scale == "paper"
-    assert (config.alpha, config.floor) == ((0.5, 3.0) if is_pong else (0.1, -np.inf)) and config.mask_share == 0.3
-    assert config.seeds == (5 if is_paper else 3)
-    assert config.base_iterations == (500 if is_paper else 60 if is_pong else 150)
-    assert config.episodes == (100 if is_paper else 3000 if is_pong else 60)
-    assert config.curve_episodes == (200 if is_pong else 20)
-    assert "Robots besides: quick: alpha=0.1" in told and "paper: seeds=5" in told
+    assert (config["alpha"], config["floor"]) == ((0.5, 3.0) if is_pong else (0.1, -np.inf))
+    assert config["mask_share"] == 0.3 and config["seeds"] == (5 if is_paper else 3)
+    assert config["base_iterations"] == (500 if is_paper else 60 if is_pong else 150)
+    assert config["episodes"] == (100 if is_paper else 3000 if is_pong else 60)
+    assert config["curve_episodes"] == (200 if is_pong else 20)
+    assert "Other games also: quick: alpha=0.1" in text and "paper: seeds=5" in text
 
 
 def test_an_agent_of_another_game_is_refused(done, tmp_path):
@@ -232,43 +265,40 @@ def test_an_agent_of_another_game_is_refused(done, tmp_path):
     assert "no checkpoint of its base agent" in refusal(tmp_path / "other_run", f"--base={other}")
 
 
-def test_a_robot_is_refined_and_gone_on_with(tmp_path):
+def test_a_robot_is_refined_and_resumed(tmp_path, capsys):
     robot = ["--game=hopper", "--physics=c", "--methods=ULTRA-RA", "--alpha=0.1", "--seeds=1"]
     run(tmp_path / "run", *robot)
-    before = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert "ULTRA-RA: 1 seed of 2 updates" in capsys.readouterr().out
+    before = outcomes(tmp_path / "run")
     run(tmp_path / "run", *robot, "--resume")
-    assert json.loads((tmp_path / "run" / "results.json").read_text()) == before
+    assert outcomes(tmp_path / "run") == before
     assert min(Image.open(tmp_path / "run" / "film.png").size) > 100
 
 
 def test_a_dry_run_counts_calls_and_steps_and_leaves_nothing(tmp_path, capsys):
-    run(tmp_path / "run", "--dry_run", "--critical_share=0.5", "--methods=PPO,MASK-R,ULTRA-RA")
-    told = capsys.readouterr().out
-    calls = {line[:18].strip(): int(line[18:28].replace(",", "")) for line in told.splitlines()[1:6]}
-    assert calls["analyse"] == calls["analyse (MASK-R)"] == 4
-    assert calls["reward"] > calls["reward (MASK-R)"] > calls["identify"] >= 4  # half, a fifth of the timeslots
-    assert "3 methods x 2 seeds: 24,576 environment steps" in told and "mask network: 2,048" in told
+    """Of one's own game, too, which has neither a preset nor a name of ours."""
+    game = "--game=tests.launch.test_reproduce_ultra:control_game"
+    run(tmp_path / "run", "--dry_run", "--methods=PPO,MASK-R,ULTRA-RA", "--episodes=32", game)
+    out = capsys.readouterr().out
+    lines = out.splitlines()[1:6]
+    calls = {line[:20].strip(): [int(word.replace(",", "")) for word in line[20:].split()] for line in lines}
+    assert calls["analyse"][0] == calls["analyse (MASK-R)"][0] == 32
+    assert calls["reward"][0] > calls["reward (MASK-R)"][0] > calls["identify"][0] >= 32
+    assert calls["reward"][1] > 1024 * calls["reward"][0]  # each prompt quotes an analysis of full length
+    assert "3 methods x 2 seeds: 24,576 environment steps" in out and "mask network: 2,048" in out
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_every_method_runs_on_pong(tmp_path):
     run(tmp_path / "run")
-    assert len(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]) == 9
+    assert len(outcomes(tmp_path / "run")) == 9
 
 
 @pytest.mark.slow
 def test_every_method_runs_on_the_ant(tmp_path):
     run(tmp_path / "run", "--game=ant", "--alpha=0.1", "--physics=c")
-    assert len(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]) == 9
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.7, 1.0])
-def test_a_plan_takes_the_share_of_the_timeslots_that_it_is_given(share):
-    played = Episode(0, np.full((21, 6), 30.0), np.zeros(20, int), np.zeros(20), False)
-    run = SimpleNamespace(setting=ultra_games.make("pong"), config=SimpleNamespace(episodes=3))
-    calls = {asked.role: asked.calls for asked in ultra_plan.asked_of(run, [played], share)}
-    assert calls == {"identify": 3, "analyse": 3, "reward": 3 * 2 * round(20 * share)}
+    assert len(outcomes(tmp_path / "run")) == 9
 
 
 @pytest.mark.parametrize("verdict", [Verdict(7, True, (0.5, -1.0), "why"), Verdict(7, True, None, "", judged=False)])
@@ -286,15 +316,8 @@ def test_findings_are_read_as_they_were_written(tmp_path, verdict):
     assert load(tmp_path / "old.json").states[0].verdict == verdict._replace(judged=True)
 
 
-def test_a_file_that_holds_no_findings_is_named(tmp_path):
-    (tmp_path / "f.json").write_text('{"states": [{}]}')
+@pytest.mark.parametrize("text", ['{"states": [{}]}', '{"states": [], "analyses": [], "counts": {"x": NaN}}'])
+def test_a_file_that_holds_no_findings_is_named(tmp_path, text):
+    (tmp_path / "f.json").write_text(text)
     with pytest.raises(ValueError, match="does not hold an analyst's findings"):
         load(tmp_path / "f.json")
-
-
-def test_statistics_are_of_the_steps_that_count():
-    obs = np.arange(12.0).reshape(3, 2, 2)
-    mean, std = ultra_games.statistics(obs, np.array([3, 1]))
-    rows = np.array([[0, 1], [4, 5], [8, 9], [2, 3]])
-    np.testing.assert_allclose(mean, rows.mean(0))
-    np.testing.assert_allclose(std, rows.std(0))

@@ -53,7 +53,6 @@ def test_the_papers_form_is_read_without_a_complaint():
         ("{timeslot 12, <critical>, <move left or right>, <x>}", False),
         ("{timeslot 12, <critical>, <move ri", False),
         ('[{"timeslot": 12, "critical": true}]', False),
-        ("Timeslot 12 is critical.", False),
     ],
 )
 def test_an_action_of_which_nothing_usable_is_said_is_not_judged(text, judged):
@@ -85,21 +84,14 @@ def test_thoughts_in_front_of_the_answer_are_left_out():
     [
         "Sure!\n{timeslot 12, <critical>, <move left>, <x>}, {timeslot 13, <not critical>, <none>, <x>}\nDone.",
         "{timeslot 12, critical, move left, because}, {timeslot 13, not critical, none, away}",
-        "timeslot 12, critical, move left, because; timeslot 13, not critical, none, away",
-        "Timeslot 12: critical, move left, because the ball comes\nTimeslot 13: non-critical, none, away",
-        "**Timeslot 12**: Critical. Corrected action: Move Left. Explanation: it.\n\n**Timeslot 13**: Uncritical.",
-        "### Timestep 12\n- Critical: Yes\n- Better action: move left\n\n### Timestep 13\n- Critical: No",
-        "1. Timeslot 12 is critical because it comes, the agent should move left.\n2. Timeslot 13 is not critical.",
-        "Step 1: look for critical states.\nStep 2: answer.\n12: critical, move left, x\n13: not critical",
-        "| Slot | Critical | Action | Why |\n|-|-|-|-|\n| 12 | Yes | move left | ball |\n| 13 | No | none | - |",
-        "timeslot: 12\ncritical: true\naction: left\n\ntimeslot: 13\ncritical: false\naction: none",
+        "- {Timeslot: 12, <Critical>, <Left>}\n- {Timeslot: 13, <Uncritical>}",
         '```json\n[{"timeslot": 12, "critical": true, "corrected_action": "move left", "explanation": "x"},\n'
         ' {"timeslot": 13, "critical": false, "corrected_action": null}]\n```',
-        '{"action": "left", "critical": "yes", "timeslot": "12"}\n{"critical": "not critical", "timeslot": 13.0}',
-        '{"verdicts": {"12": {"critical": true, "action": "left"}, "timeslot 13": {"critical": false}}}',
+        'So: {"action": "left", "critical": "yes", "timeslot": "12"}\n{"critical": "not critical", "timeslot": 13.0}',
+        '{"verdicts": [{"timeslot": 12, "critical": 1, "action": "left"}, {"timeslot": 13, "critical": "no"}]}',
     ],
 )
-def test_other_forms_are_read_and_counted_as_such(text):
+def test_prose_around_json_and_missing_brackets_are_read_and_counted(text):
     assert read(text) == ([(12, True, 2), (13, False, None)], {"form": 1})
 
 
@@ -139,15 +131,26 @@ def test_other_forms_are_read_and_counted_as_such(text):
         ),
         ("{timeslot 12, <critical or not>, <corrected action>, <explanation>}", [], {"unclear": 1, "missing": 1}),
         ("{timeslot 12, <maybe>, <stay>, <x>}", [], {"unclear": 1, "missing": 1}),
-        ('{"timeslot": 12, "critical": 1' + "0" * 400 + "}", [(12, True, None)], {"form": 1, "missing": 1}),
+        ('{"timeslot": 12, "critical": 1' + "0" * 400 + "}", [], {"form": 1, "unclear": 1, "missing": 1}),
         ('{"timeslot": 12, "critical": NaN}', [], {"form": 1, "unclear": 1, "missing": 1}),
         ('{"timeslot": 12e400, "critical": true}', [], {"form": 1, "nothing": 1, "missing": 2}),
         ('{"timeslot": -Infinity, "critical": true}', [], {"form": 1, "nothing": 1, "missing": 2}),
-        ("Timeslots 11-13: not critical.", [(12, False, None), (13, False, None)], {"form": 1, "outside": 1}),
     ],
 )
 def test_what_is_wrong_is_counted_by_kind(text, found, problems):
     assert read(text) == (found, problems)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Timeslot 12: critical, move left, because the ball comes\nTimeslot 13: non-critical, none, away",
+        "1. Timeslot 12 is critical because it comes, the agent should move left.",
+        "| Slot | Critical | Action |\n|-|-|-|\n| 12 | Yes | move left |\n| 13 | No | none |",
+    ],
+)
+def test_other_forms_are_counted_as_unreadable(text):
+    assert read(text) == ([], {"form": 1, "nothing": 1, "missing": 2})
 
 
 WHOLE = "{timeslot 12, <critical>, <move left>, <x>}, {timeslot 13, <critical>, <move right>, <because>}"
@@ -180,7 +183,6 @@ def test_a_cut_list_of_json_keeps_what_was_whole():
         ("0.1, −0.2, .3", (0.1, -0.2, 0.3)),  # noqa: RUF001
         ("[1, -1, 0]", (1.0, -1.0, 0.0)),
         ("hip: 0.1, knee: -2e-1, ankle: 0.3", (0.1, -0.2, 0.3)),
-        ("hip 1 = 0.1; hip 2 = -0.2; hip 3 = 0.3", (0.1, -0.2, 0.3)),
         ("(0.1, 1.7, 0.3)", None),
         ("(0.1, 0.3)", None),
         ("(0.1, 0.2, 0.3, 0.4)", None),
@@ -190,14 +192,13 @@ def test_a_cut_list_of_json_keeps_what_was_whole():
     ],
 )
 def test_torques_are_read_and_what_is_outside_the_space_is_not(field, action):
-    for text in (f"{{timeslot 12, <critical>, <{field}>, <x>}}", f"timeslot 12: critical; action = {field}"):
-        found, problems = read(text, 12, 13, TORQUES)
-        assert found == [(12, True, action)]
-        assert problems.get("action", 0) == (action is None)
+    found, problems = read(f"{{timeslot 12, <critical>, <{field}>, <x>}}", 12, 13, TORQUES)
+    assert found == [(12, True, action)]
+    assert problems.get("action", 0) == (action is None)
 
 
-def test_torques_without_any_brackets_are_told_from_the_explanation():
-    found, _ = read_verdicts("{timeslot 12, critical, .1, -0.2, 0.3, pitch 0.2}", 12, 13, TORQUES)
+def test_torques_without_angle_brackets_are_told_from_the_explanation():
+    found, _ = read_verdicts("{timeslot 12, critical, (.1, -0.2, 0.3), pitch 0.2}", 12, 13, TORQUES)
     assert found == [Verdict(12, True, (0.1, -0.2, 0.3), "pitch 0.2")]
 
 
@@ -214,11 +215,10 @@ def test_a_long_explanation_is_shortened_and_counted():
         ('{"reward": "-0.5", "analysis": ""}', -0.5),
         ("First reward = 0.2?\nFinal decision:\nreward = −0.8\nThe agent misaligns itself.", -0.8),  # noqa: RUF001
         ("**Reward:** -0.25", -0.25),
-        ("The scale of the reward is from -1 to 1. A reward of 0.6 seems right.", 0.6),
-        ("The reward should be 0.3.", 0.3),
+        ("The scale of the reward is from -1 to 1. A reward of 0.6 seems right.", None),
         ("Reward for timeslot 12 = 0.5", 0.5),
         ("{reward = 0.1, analysis: a}\n{reward = 0.9, analysis: b}", 0.9),
-        (" 0.5 ", 0.5),
+        (" 0.5 ", None),
         ("reward: 1.7", 1.7),
         ("{reward = -3, analysis: x}", -3.0),
         ("", None),
@@ -282,23 +282,19 @@ def test_what_is_written_in_the_papers_form_is_read_back_and_a_cut_invents_nothi
 
 
 HOSTILE = {
-    **{c: c * 10**6 for c in '{[<"|-9\n\\'},
+    **{c: c * 10**6 for c in '{[<",\n\\'},
     "open": "{timeslot 12, <critical>, <move left>, <" + "x" * 10**6,
     "heads": "{timeslot 1," * 80_000,
-    "bare": "{12, critical, " * 70_000,
+    "fields": "{timeslot 1," + " ," * 500_000,
     "json": '{"timeslot": 12, "critical": ' * 35_000,
     "nested": '{"timeslot": 12, "critical": true, "action": ' + "[" * 500 + "]" * 500 + "}",
-    "ranges": "timeslot 0-999999999: critical\n" * 30_000,
     "spaces": "{timeslot 12, critical, 1" + " " * 200_000 + "x}",
-    "numbers": "timeslot 12: critical, " + "1, " * 330_000,
-    "labels": "timeslot 12 critical" + " action" * 140_000,
-    "digits": "a{1" * 300_000,
+    "numbers": "{timeslot 12, critical, (" + "1, " * 330_000,
     "closed": "{timeslot 12, critical" + "}" * 10**6,
-    "not": "not " * 250_000,
-    "rewards": "reward is " * 100_000,
+    "not": "{timeslot 12, " + "not " * 250_000,
     "equals": "reward : " * 110_000,
     "reward": "reward = " + "9" * 10**6,
-    "dot": "timeslot 12 critical: " + "hip: .5 " * 125_000,
+    "names": "{timeslot 12, <critical>, <" + "hip: .5 " * 125_000 + ">}",
 }
 
 

@@ -1,9 +1,9 @@
-"""Rewards designed by people (the baseline HLC of ULTRA, section 4.1), added to the environment's.
+"""Hand-designed rewards (the baseline HLC of ULTRA, section 4.1), added to the environment's.
 
-    update = ppo.make_update(env, env_params, config, hooks(envs.human_rewards.pong_return, 0.1))
+    update = ppo.make_update(env, env_params, config, hooks(game.human_reward, 0.1))
 
-ULTRA names two: in Pong the agent is paid when its racket returns the ball, in Ant when it has got a stretch further
-(`envs/human_rewards.py`). The paper gives neither formulas nor a weight; both are ours, and the weight is an argument.
+ULTRA names two: Pong pays for a returned ball (`envs.pong.env.pong_return`), Ant for progress
+(`envs.locomotion.env.progress_bonus`). The paper gives neither formulas nor a weight; both are ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nlrl_jax.algorithms.ppo import Hooks, Transitions
 
 
 def hooks(reward: Callable[[Transitions], jax.Array], coefficient: float = 1.0) -> Hooks:
-    """A reward by hand as a hook of PPO; `aux` is left alone.
+    """A hand-designed reward as a hook of PPO; `aux` is unchanged.
 
     Args:
       reward: steps (obs, action, next_obs, info, ... [T, B]) -> float [T, B].
@@ -30,9 +30,9 @@ def hooks(reward: Callable[[Transitions], jax.Array], coefficient: float = 1.0) 
 
     def bonus(aux, steps, obs_moments):
         del obs_moments
-        given = reward(steps)
-        if given.shape != steps.reward.shape:
-            raise ValueError(f"the reward has shape {given.shape}; it must be {steps.reward.shape}: a number a step")
-        return coefficient * given, aux, {"human_reward": jnp.mean(given), "human_rewarded": jnp.mean(given != 0)}
+        extra = reward(steps)
+        if extra.shape != steps.reward.shape:
+            raise ValueError(f"the reward has shape {extra.shape}; it must be {steps.reward.shape}: a number per step")
+        return coefficient * extra, aux, {"human_reward": jnp.mean(extra), "human_rewarded": jnp.mean(extra != 0)}
 
     return Hooks(bonus=bonus)

@@ -4,7 +4,7 @@
     update = make_update(env, env_params, config, lir_config)          # (PPOState, key) -> (PPOState, metrics)
 
 A network eta pays r_in(s, a) in (-1, 1). The policy theta and its critic learn from r_ex + lambda r_in by PPO; eta
-learns from what that did to the environment's reward alone. Of every minibatch,
+learns from the effect of that on the environment's reward alone. For every minibatch,
 
     theta' = theta - Adam(grad_theta of PPO's loss with advantages of r_ex + lambda r_in_eta)
     eta    moves along grad_eta of PPO's clipped objective of theta' with advantages of r_ex
@@ -36,6 +36,7 @@ import optax
 from nlrl_jax import networks
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
+from nlrl_jax.config import check, option
 from nlrl_jax.networks import Agent
 
 _B1, _B2, _EPS = 0.9, 0.999, 1e-5  # of Adam in `ppo.optimizer`
@@ -43,11 +44,14 @@ _B1, _B2, _EPS = 0.9, 0.999, 1e-5  # of Adam in `ppo.optimizer`
 
 @dataclasses.dataclass(frozen=True)
 class LIRConfig:
-    """coefficient: lambda. learning_rate: of eta and the critic of r_ex. features: hidden widths of eta."""
+    """Hyperparameters of LIR."""
 
-    coefficient: float = 0.01
-    learning_rate: float = 1e-4
-    features: tuple[int, ...] = (64, 64)
+    coefficient: float = option(0.01, "lambda, the weight of r_in", least=0)
+    learning_rate: float = option(1e-4, "learning rate of eta and of the critic of r_ex", least=0)
+    features: tuple[int, ...] = (64, 64)  # widths of the hidden layers of eta
+
+    def __post_init__(self):
+        check(self)
 
 
 @flax.struct.dataclass
@@ -76,9 +80,9 @@ def reward_network(lir_config: LIRConfig) -> Any:
 
 def reward_input(agent: Agent, moments: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
     """Normalised observations [N, ...] and actions [N] (one-hot) or [N, A] (raw), as rows."""
-    seen = moments.normalize(obs) if agent.normalize_obs else obs
+    normalized = moments.normalize(obs) if agent.normalize_obs else obs
     action = action if agent.continuous else jax.nn.one_hot(action, agent.actor.num_outputs)
-    return jnp.concatenate([seen.reshape(obs.shape[0], -1), action], axis=-1)
+    return jnp.concatenate([normalized.reshape(obs.shape[0], -1), action], axis=-1)
 
 
 def intrinsic_reward(params: Any, x: jax.Array, lir_config: LIRConfig) -> jax.Array:

@@ -8,11 +8,11 @@ With probability p an episode starts in a stored critical state, else where the 
 distillation adds its bonus (`rnd.py`). In RICE's code p is the probability of a *normal* start, 0.5 by default.
 
 Departures and choices:
-- Critical states are found once, in episodes of the base agent, and stay. (RICE's code plays a new episode of the base
-  agent at each reset: the same distribution, at the cost of an episode.)
+- Critical states are chosen once, in episodes of the base agent. (RICE's code plays a new episode of the base agent at
+  each reset: the same distribution, at the cost of an episode.)
 - The clock of the episode restarts, where a state has a field `time`; everything else, such as a score, is kept.
 - PPO's metrics "env_return" and "env_steps" are of episodes from either kind of start: compare agents by
-  `control_play.evaluate`. The games under way when refinement begins go on where they were.
+  `control.evaluate`.
 - The learning rate of RICE's refinement, 1e-5, is the caller's (`PPOConfig.learning_rate`).
 """
 
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from nlrl_jax.algorithms.ppo import Hooks
 from nlrl_jax.algorithms.refiners import rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig, RNDState
-from nlrl_jax.rollouts.control import Record
+from nlrl_jax.rollouts.control import Trajectories
 
 _RND = RNDConfig()
 
@@ -41,7 +41,7 @@ class RICEState:
     rnd: RNDState
 
 
-def starts_of(record: Record, timestep: jax.Array) -> tuple[jax.Array, Any]:
+def starts_of(record: Trajectories, timestep: jax.Array) -> tuple[jax.Array, Any]:
     """(obs, env_state) before one timestep of each of N episodes, leading axis [N]. timestep: int32 [N]."""
     episode = jnp.arange(timestep.shape[0])
     return jax.tree.map(lambda x: x[timestep, episode], (record.obs, record.env_state))

@@ -1,4 +1,4 @@
-"""Random network distillation (Burda et al. 2018): a reward for states that a network has not yet learned to know.
+"""Random network distillation (Burda et al. 2018): a reward for novel states.
 
     state = ppo.init_state(env, env_params, config, key, aux=rnd.init(key, obs_shape))
     update = ppo.make_update(env, env_params, config, rnd.hooks())
@@ -6,7 +6,7 @@
 A predictor learns the outputs of a fixed random network; its squared error at s_{t+1} is the novelty of step t. Widths
 and rate are those of RICE's code (FACTS.md): target in-128-64, predictor in-128-128-64, Adam with 1e-3, weight 0.01.
 
-LLM-RND (ULTRA, section 4.3) is `hooks(critical=...)`: the bonus counts only in steps taken in critical states. To give
+LLM-RND (ULTRA, section 4.3) is `hooks(critical=...)`: only steps taken in critical states earn the bonus. To give
 each seed its own table, make the update inside the function that `vmap` maps, and close over the table there.
 
 Departures and choices:
@@ -14,10 +14,10 @@ Departures and choices:
   novelty. (Burda et al. divide by the deviation of discounted novelty; RICE's code rescales each step's novelties to
   [0, 1]; the deviation alone would blow up errors that are all alike.)
 - One critic serves both rewards, and novelty ends with the episode, as in RICE. (Burda et al. have two critics.)
-- Observations are normalised by moments of our own, into which a batch is counted before it is rewarded: PPO's stand
-  still where it does not normalise. They are cut at +-5, as in Burda et al.
-- The predictor learns all steps of the batch it has just rewarded, once, in minibatches; also where only critical
-  states are paid for.
+- Observations are normalised by moments of their own, which include a batch before it is rewarded: PPO's do not move
+  where it does not normalise. Normalised values are clipped to +-5, as in Burda et al.
+- The predictor learns from all steps of the batch it has just rewarded, once, in minibatches; also where only critical
+  states earn the bonus.
 """
 
 from __future__ import annotations
@@ -34,32 +34,24 @@ import jax.numpy as jnp
 import optax
 
 from nlrl_jax.algorithms.ppo import Hooks, Transitions
-from nlrl_jax.networks import Moments
+from nlrl_jax.config import check, option
+from nlrl_jax.networks import RunningMoments, tower
 
 _LIMIT = 5.0  # of normalised observations
 
 
 @dataclasses.dataclass(frozen=True)
 class RNDConfig:
-    """Hyperparameters.
+    """Hyperparameters of random network distillation."""
 
-    Attributes:
-      coefficient: weight of the bonus beside the environment's reward.
-      learning_rate: Adam's.
-      num_minibatches: gradient steps a batch.
-      width, outputs: of the hidden layers and of the random features.
-    """
-
-    coefficient: float = 0.01
-    learning_rate: float = 1e-3
-    num_minibatches: int = 4
-    width: int = 128
-    outputs: int = 64
+    coefficient: float = option(0.01, "weight of the bonus beside the environment's reward", least=0)
+    learning_rate: float = option(1e-3, "Adam's learning rate", least=0)
+    num_minibatches: int = option(4, "gradient steps per batch", least=1)
+    width: int = option(128, "width of the hidden layers", least=1)
+    outputs: int = option(64, "number of random features", least=1)
 
     def __post_init__(self):
-        for name in ("num_minibatches", "width", "outputs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check(self)
 
 
 @flax.struct.dataclass
@@ -69,8 +61,8 @@ class RNDState:
     target: Any
     predictor: Any
     opt_state: Any
-    obs_moments: Moments
-    error_moments: Moments
+    obs_moments: RunningMoments
+    error_moments: RunningMoments
 
 
 def init(key: jax.Array, obs_shape: tuple[int, ...], config: RNDConfig = RNDConfig()) -> RNDState:
@@ -80,12 +72,12 @@ def init(key: jax.Array, obs_shape: tuple[int, ...], config: RNDConfig = RNDConf
     target, predictor = _networks(config)
     params = predictor.init(key_predictor, x)
     opt_state = optax.adam(config.learning_rate).init(params)
-    return RNDState(target.init(key_target, x), params, opt_state, Moments.of(obs_shape), Moments.of())
+    return RNDState(target.init(key_target, x), params, opt_state, RunningMoments.of(obs_shape), RunningMoments.of())
 
 
 def novelty(rnd: RNDState, obs: jax.Array, config: RNDConfig = RNDConfig()) -> jax.Array:
     """The predictor's mean squared error at raw observations: [N, ...] -> [N]."""
-    return _errors(rnd.predictor, rnd.target, _seen(rnd, obs), config)
+    return _errors(rnd.predictor, rnd.target, _normalized(rnd, obs), config)
 
 
 def reward(
@@ -94,9 +86,9 @@ def reward(
     config: RNDConfig = RNDConfig(),
     critical: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, RNDState, dict[str, jax.Array]]:
-    """(bonus [T, B], the state that has learned these steps, metrics).
+    """(bonus [T, B], the state after learning from these steps, metrics).
 
-    Metrics: "novelty" (mean, unscaled), "bonus" (mean, as paid), "rewarded" (share of steps that may be paid for).
+    Metrics: "novelty" (mean, unscaled), "bonus" (mean, as paid), "rewarded" (share of steps that can earn it).
 
     Raises:
       ValueError: T x B is not a multiple of `num_minibatches`.
@@ -107,7 +99,7 @@ def reward(
         raise ValueError(f"{T} steps x {B} environments do not divide into {parts} minibatches")
     obs = steps.next_obs.reshape(N, *steps.next_obs.shape[2:])
     rnd = rnd.replace(obs_moments=rnd.obs_moments.update(obs))
-    x = _seen(rnd, obs)
+    x = _normalized(rnd, obs)
     errors = _errors(rnd.predictor, rnd.target, x, config)
     moments = rnd.error_moments.update(errors)
     bonus = config.coefficient * errors / (jnp.sqrt(moments.var + moments.mean**2) + 1e-8)
@@ -132,7 +124,7 @@ def hooks(config: RNDConfig = RNDConfig(), critical: Callable[[jax.Array], jax.A
     """The bonus as a hook of PPO, whose `aux` is an `RNDState`.
 
     Args:
-      critical: raw observations [N, ...] -> bool [N], where a step may be paid for (LLM-RND); everywhere, if None.
+      critical: raw observations [N, ...] -> bool [N], where a step can earn the bonus (LLM-RND); everywhere, if None.
     """
 
     def bonus(rnd, steps, obs_moments):
@@ -143,22 +135,15 @@ def hooks(config: RNDConfig = RNDConfig(), critical: Callable[[jax.Array], jax.A
 
 
 def _networks(config):
-    def tower(hidden):
-        layers: list[Any] = []
-        for _ in range(hidden):
-            layers += [nn.Dense(config.width, kernel_init=nn.initializers.orthogonal(math.sqrt(2.0))), nn.relu]
-        return nn.Sequential(
-            [*layers, nn.Dense(config.outputs, kernel_init=nn.initializers.orthogonal(math.sqrt(2.0)))]
-        )
-
-    return tower(1), tower(2)
+    """(target, predictor), of one and two hidden layers."""
+    return tuple(tower((config.width,) * n, config.outputs, math.sqrt(2.0), activation=nn.relu) for n in (1, 2))
 
 
-def _seen(rnd, obs):
+def _normalized(rnd, obs):
     return rnd.obs_moments.normalize(obs, _LIMIT).reshape(obs.shape[0], -1)
 
 
 def _errors(predictor_params, target_params, x, config):
     target, predictor = _networks(config)
-    wanted = jax.lax.stop_gradient(target.apply(target_params, x))
-    return jnp.mean((predictor.apply(predictor_params, x) - wanted) ** 2, axis=-1)
+    targets = jax.lax.stop_gradient(target.apply(target_params, x))
+    return jnp.mean((predictor.apply(predictor_params, x) - targets) ** 2, axis=-1)

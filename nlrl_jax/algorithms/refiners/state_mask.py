@@ -6,8 +6,9 @@
     mask, _ = ppo.make_update(masked, params, mask_config, hooks())(mask, key)   # again and again
     weight = importance(ppo.agent_of(masked, params, mask_config), mask.params, mask.obs_moments, record.obs)
 
-A second agent decides in each state whether the base agent acts, or chance does, and is paid for chance. It learns to
-blind where nothing is lost by it; its probability of *not* blinding is the importance of a state.
+In each state a second agent either lets the base agent act or replaces its action by a random one, which earns a bonus.
+It learns to blind the base agent where its action does not matter; its probability of *not* blinding is the importance
+of a state. `MaskNetwork` puts these pieces together.
 
 `MaskParams` is data: to `vmap` over seeds with a base agent each, make the update inside the mapped function.
 
@@ -20,6 +21,7 @@ Departures and choices:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -31,8 +33,9 @@ from gymnax.environments import environment, spaces
 
 from nlrl_jax import networks
 from nlrl_jax.algorithms import ppo
-from nlrl_jax.algorithms.ppo import Hooks, PPOConfig
-from nlrl_jax.networks import Agent, Moments
+from nlrl_jax.algorithms.ppo import Hooks, PPOConfig, PPOState
+from nlrl_jax.networks import Agent, RunningMoments
+from nlrl_jax.types import ControlGame
 
 BLIND, KEEP = 0, 1
 
@@ -51,17 +54,17 @@ class MaskParams:
 
     inner: Any
     policy: Any
-    moments: Moments
+    moments: RunningMoments
 
 
 class MaskedEnv(environment.Environment):
-    """The game in which an agent blinds another. Actions: 0 chance acts, 1 the base agent acts. Rewards: the game's.
+    """The game of blinding an agent. Actions: 0 a random action, 1 the base agent's. Rewards: the game's.
 
     Args:
       env, env_params, config: of the base agent; config is the one it was trained with.
 
     Raises:
-      ValueError: continuous actions without finite bounds, of which chance could not draw one.
+      ValueError: continuous actions without finite bounds, from which none can be drawn at random.
     """
 
     def __init__(self, env: Any, env_params: Any, config: PPOConfig):
@@ -101,7 +104,7 @@ class MaskedEnv(environment.Environment):
 
 
 def hooks(coefficient: float = 0.01) -> Hooks:
-    """What a blinded step is paid. Metrics: "blinded", the share of such steps."""
+    """A reward for each blinded step. Metrics: "blinded", the share of such steps."""
 
     def bonus(aux, steps, obs_moments):
         del obs_moments
@@ -111,7 +114,43 @@ def hooks(coefficient: float = 0.01) -> Hooks:
     return Hooks(bonus=bonus)
 
 
-def importance(agent: Agent, params: Any, moments: Moments, obs: jax.Array) -> jax.Array:
+class MaskNetwork:
+    """The mask network of a base agent. Holds no parameters of its own.
+
+    Args:
+      config: the one the base agent was trained with.
+    """
+
+    def __init__(self, game: ControlGame, config: PPOConfig, base: PPOState):
+        self.config = dataclasses.replace(config, entropy_coef=0.01)
+        self.env = MaskedEnv(game.env, game.params, config)
+        self.params = MaskParams(game.params, base.params, base.obs_moments)
+
+    def init(self, key: jax.Array) -> PPOState:
+        """The untrained network."""
+        return ppo.init_state(self.env, self.params, self.config, key)
+
+    def train(self, mask: PPOState, iterations: int, key: jax.Array) -> tuple[PPOState, float]:
+        """(the network after `iterations` updates in all, the share of steps that the last one blinded).
+
+        Raises:
+          ValueError: an update is not finite.
+        """
+        step = jax.jit(ppo.make_update(self.env, self.params, self.config, hooks()))
+        metrics = {"blinded": jnp.nan}
+        for i in range(int(mask.iteration), iterations):
+            mask, metrics = step(mask, jax.random.fold_in(key, i))
+            if not metrics["finite"]:
+                raise ValueError(f"update {i} of the mask network is not finite")
+        return mask, float(metrics["blinded"])
+
+    def importance(self, mask: PPOState, obs: jax.Array) -> jax.Array:
+        """How much the base agent's action matters: obs [..., D] -> float [...]."""
+        agent = ppo.agent_of(self.env, self.params, self.config)
+        return importance(agent, mask.params, mask.obs_moments, obs)
+
+
+def importance(agent: Agent, params: Any, moments: RunningMoments, obs: jax.Array) -> jax.Array:
     """The probability of not blinding at raw observations: [..., *shape] -> [...] in [0, 1].
 
     Args:
@@ -127,7 +166,7 @@ def critical_steps(weight: jax.Array, steps: jax.Array) -> jax.Array:
     """The most important timestep of each episode (RICE), the first of equals.
 
     Args:
-      weight: float [T, N], the importance of the states of a `control_play.Record`.
+      weight: float [T, N], the importance of the states of `control.Trajectories`.
       steps: int32 [N], how many of them count.
 
     Returns: int32 [N].

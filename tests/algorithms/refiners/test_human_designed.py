@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.locomotion.env import stretches
+from envs.locomotion.env import progress_bonus
 from envs.pong import env as pong
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Transitions
@@ -56,15 +56,15 @@ def walk(*places, dt=0.05):
 
 
 def test_a_robot_is_paid_for_each_further_stretch():
-    paid = stretches(walk(-0.1, 0.2, 0.9, 1.1, 0.8, 1.3, 3.2, 3.4, 2.9))[:, 0]
+    paid = progress_bonus(walk(-0.1, 0.2, 0.9, 1.1, 0.8, 1.3, 3.2, 3.4, 2.9))[:, 0]
     np.testing.assert_array_equal(paid, [0, 0, 1, -1, 1, 2, 0, -1])
     assert float(paid.sum()) == 2  # it ends two metres out
-    np.testing.assert_array_equal(stretches(walk(0.0, 0.4, 0.6, 1.1), length=0.5)[:, 0], [0, 1, 1])
-    np.testing.assert_array_equal(stretches(walk(-0.9, -0.1, 0.1, -3.0))[:, 0], 0)  # nothing behind x = 0
-    np.testing.assert_array_equal(stretches(walk(0.2, 1.4, dt=0.008), dt=0.008)[:, 0], 1)
+    np.testing.assert_array_equal(progress_bonus(walk(0.0, 0.4, 0.6, 1.1), length=0.5)[:, 0], [0, 1, 1])
+    np.testing.assert_array_equal(progress_bonus(walk(-0.9, -0.1, 0.1, -3.0))[:, 0], 0)  # nothing behind x = 0
+    np.testing.assert_array_equal(progress_bonus(walk(0.2, 1.4, dt=0.008), dt=0.008)[:, 0], 1)
     exploded = walk(5.0, 5.0)
     exploded = exploded.replace(info={"x_position": jnp.zeros((1, 1)), "reward_forward": jnp.zeros((1, 1))})
-    np.testing.assert_array_equal(stretches(exploded), 0)
+    np.testing.assert_array_equal(progress_bonus(exploded), 0)
 
 
 def test_the_hook_weighs_the_reward_and_adds_it_to_the_environments():

@@ -35,7 +35,7 @@ def test_what_rewards_add_is_the_difference_of_two_gae():
 def test_the_reward_network_sees_normalised_observations_and_one_hot_actions():
     env = GAMES["discrete"]
     agent = ppo.agent_of(env, env.default_params, SMALL)
-    moments = ppo.Moments.of((CELLS,)).update(jnp.eye(CELLS))
+    moments = ppo.RunningMoments.of((CELLS,)).update(jnp.eye(CELLS))
     x = lir.reward_input(agent, moments, jnp.eye(CELLS)[:2], jnp.array([3, 0]))
     np.testing.assert_allclose(x[:, :CELLS], (np.eye(CELLS)[:2] - 0.2) / 0.4, rtol=1e-4)
     np.testing.assert_array_equal(x[:, CELLS:], [[0, 0, 0, 1], [1, 0, 0, 0]])
@@ -55,7 +55,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
         N, D = 12, env.observation_space(env.default_params).shape[0]
         obs = jnp.asarray(rng.normal(size=(N, D)))
         action = jnp.asarray(rng.integers(0, 4, N) if game == "discrete" else rng.normal(size=(N, 2)))
-        moments = ppo.Moments.of((D,))
+        moments = ppo.RunningMoments.of((D,))
         double = lambda tree: jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, tree)
         params = double(agent.init(jax.random.key(0), obs))
         params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), params)
@@ -88,9 +88,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
                     "advantages": batch["base"] + added(eta),
                     "targets": batch["base_targets"] + added(eta),
                 }
-                return ppo.surrogate(
-                    agent, config, p, moments, {**mixed, "guided": jnp.zeros(len(mixed["targets"]), bool)}
-                )[0]
+                return ppo.surrogate(agent, config, p, moments, mixed)[0]
 
             grads = jax.grad(loss)(params)
             norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))
@@ -154,7 +152,7 @@ def test_equal_advantages_give_finite_gradients():
     lir_params = {"reward": jnp.zeros(()), "critic": params["critic"]}
     opt_state = ppo.optimizer(SMALL).init(params)
     loss = lambda p: lir.meta_loss(
-        agent, SMALL, p, params, opt_state, networks.Moments.of((CELLS,)), batch, lambda eta: eta + zeros
+        agent, SMALL, p, params, opt_state, networks.RunningMoments.of((CELLS,)), batch, lambda eta: eta + zeros
     )
     grads = jax.jit(jax.grad(loss, has_aux=True))(lir_params)[0]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
