@@ -182,7 +182,7 @@ def main(argv: list[str]) -> None:
     line_of, metric, xlabel, ylabel = read[config.algorithm]
     if config.algorithm != "ms_grpo":
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
-        script.check(base_of(config, config.study))
+        script.validate(base_of(config, config.study))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=("study",)), flags.FLAGS.resume
     panels, rows, finished = {}, [], {}
     for study, labels in config.studies.items():

@@ -1,23 +1,23 @@
 """Language GPI by prompting in two mazes: Table 1 of the NLRL paper (section 5.1), for any backend.
 
-    python -m launch.run_language_gpi --run_dir runs/gpi                           # scripts, two CPU cores, a minute
+    python -m launch.run_language_gpi --run_dir runs/gpi                           # rule-based, two CPU cores, a minute
     python -m launch.run_language_gpi --backend local --model PATH --run_dir runs/gpi_local
     python -m launch.run_language_gpi --scale paper --dry_run
     python -m launch.run_language_gpi --scale paper --run_dir runs/gpi_paper       # needs $OPENAI_API_KEY
 
 Rows: the language policy alone; Q^L without look-ahead and the improvement I; language GPI with (K, N) = (1, 3),
-(4, 1), (4, 3), (6, 3), (8, 3). All play the same 30 starts under 3 seeds, 90 mazes in lockstep. Leaves table.md,
-metrics.jsonl, return_against_k.png, report.html and usage.json; finished rows are kept, so --resume goes on with the
-next one.
+(4, 1), (4, 3), (6, 3), (8, 3). All play the same 30 starts under 3 seeds, 90 mazes in lockstep. Leaves results.json,
+table.md, metrics.jsonl, return_against_k.png, report.html and usage.json; finished rows are kept, so --resume continues
+with the next one.
 
-What the paper leaves open or what differs:
+Details that the paper leaves open, and departures:
 - each maze has 25 cells to start from, so 30 starts cannot all differ: every cell once, five of them twice;
 - the numbers behind +- are deviations of the mean return over the seeds;
 - the goal of the medium maze is ours (see `envs.maze`), so its returns are not comparable with the paper's;
-- the paper shows the action history in the observation. The scale `paper` does so (--history 100). The scripts by
-  default see the present and, in V^L, the look-ahead (--history 0), so that what they gain is the look-ahead's: a
-  script that counts visits without a slip needs none (with --history 20, Q + I alone is as good as GPI);
-- an action that cannot be read is replaced by a random one and counted; the maze's -4 for unknown words never applies.
+- the paper shows the action history in the observation. The scale `paper` does so (--history 100). The rules by default
+  read the present and, in V^L, the look-ahead (--history 0), so that their gain is the look-ahead's: rules that count
+  visits without a slip need none (with --history 20, Q + I alone is as good as GPI);
+- an unreadable action is replaced by a random one and counted; the maze's -4 for unknown words never applies.
 
 The last line reads `mean return (double_t): <policy alone> -> <GPI K=8 N=3>; (medium): ...`.
 """
@@ -36,76 +36,60 @@ import numpy as np
 from absl import flags
 
 from envs.maze import env as mazes
+from envs.maze.env import OBSERVATIONS
 from envs.maze.prompts import MazeRoles
 from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import check_numbers, option
+from nlrl_jax.backends.scripted import CountingModel
+from nlrl_jax.backends.usage import Metered, Usage, describe_usage
+from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import app, models
+from nlrl_jax.run import app, cost, models, results
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.metrics import MetricsWriter
-from nlrl_jax.run.reports.language_gpi import PAPER, Results, Row, markdown, plan, summarize, table, write_results
+from nlrl_jax.run.report import markdown
+from nlrl_jax.run.reports import language_gpi as gpi_report
+from nlrl_jax.run.reports.language_gpi import PAPER, Results, Row, first_and_last, summarize
 from nlrl_jax.types import LanguageModel, LanguageModelError, Sampling
 
+SCRIPT = "run_language_gpi"
 BACKENDS = ("scripted", "local", "endpoint")
-SHOWN = {"double_t": (1, 5), "medium": (6, 2)}  # the start that the report shows: near the goal, but behind a wall
-SCALES = {
-    "nano": {"backend": "scripted", "model": "nano", "history": 0},
-    "paper": {"backend": "endpoint", "model": "gpt-4o-mini-2024-07-18", "history": 100},
-}
+REPORTED = {"double_t": (1, 5), "medium": (6, 2)}  # the start in the report: near the goal, but behind a wall
+PRESETS = {"nano": {}, "paper": {"backend": "endpoint", "model": "gpt-4o-mini-2024-07-18", "history": 100}}
 
 
 @dataclasses.dataclass(frozen=True)
-class GPIRunConfig(models.EndpointOptions):
+class GPIRunConfig:
     """Everything that decides what a run computes."""
 
-    scale: str = option("nano", f"sets backend, model and history where they are not given: {', '.join(SCALES)}")
-    backend: str = option("", f"{', '.join(BACKENDS)}; empty: the scale's own")
-    model: str = option(
-        "", "local: nano, a Hugging Face folder or .gguf; endpoint: the server's name; empty: the scale's"
+    backend: str = option("scripted", f"who plays all roles: {', '.join(BACKENDS)}", choices=BACKENDS)
+    model: str = option("nano", "local: nano, a Hugging Face folder or .gguf; endpoint: the server's name for it")
+    endpoint: models.EndpointOptions = part(models.EndpointOptions(base_url="https://api.openai.com/v1"))
+    mazes: str = option("double_t,medium", "mazes, separated by commas")
+    rows: str = option(
+        ",".join(PAPER), "rows, separated by commas: policy, q, or KxN: K variations, N look-ahead steps"
     )
-    base_url: str = option("https://api.openai.com/v1", "endpoint: address of an OpenAI-compatible server")
-    mazes: str = option("double_t,medium", "which mazes, separated by commas")
-    rows: str = option(",".join(PAPER), "which rows, by commas: policy, q, or KxN: K variations, N look-ahead steps")
-    observation: str = option("full", "full, or partial: walls alone, no goal and no position")
-    history: int = option(-1, "the episode's moves that prompts show; -1: the scale's own")
-    starts: int = option(30, "starts in each maze")
-    seeds: int = option(3, "episodes from each start")
-    max_steps: int = option(100, "steps an episode at most")
-    temperature: float = option(0.7, "sampling temperature of every role")
-    max_tokens: int = option(512, "tokens a reply at most")
-    seed: int = option(0, "everything random follows from it")
+    observation: str = option("full", "full, or partial: walls alone, no goal and no position", choices=OBSERVATIONS)
+    history: int = option(0, "the episode's moves that prompts show", least=0)
+    starts: int = option(30, "starts in each maze", least=1)
+    seeds: int = option(3, "episodes from each start", least=1)
+    max_steps: int = option(100, "maximum steps per episode", least=1)
+    sampling: Sampling = part(Sampling(512, 0.7), without=("top_k", "top_p"))
+    seed: int = option(0, "everything random follows from it", least=0)
 
-    def settled(self) -> GPIRunConfig:
-        """With what the scale sets filled in.
+    def __post_init__(self):
+        check(self)
+        self.jobs()
 
-        Raises:
-          ValueError: a field outside its range.
-        """
-        if self.scale not in SCALES:
-            raise ValueError(f"--scale is {self.scale!r}; choose one of {', '.join(SCALES)}")
-        own = SCALES[self.scale]
-        config = dataclasses.replace(
-            self,
-            backend=self.backend or own["backend"],
-            model=self.model or own["model"],
-            history=own["history"] if self.history == -1 else self.history,
-        )
-        if config.backend not in BACKENDS:
-            raise ValueError(f"--backend is {config.backend!r}; choose one of {', '.join(BACKENDS)}")
-        if config.observation not in mazes.OBSERVATIONS:
-            raise ValueError(f"--observation is {config.observation!r}; choose one of full, partial")
-        at_least_one = ("starts", "seeds", "max_steps", "max_tokens", "concurrency")
-        check_numbers(config, at_least_one, ("history", "temperature", "token_budget", "seed"))
-        for name in config.mazes.split(","):
-            mazes.maze(name)
-        for name in config.rows.split(","):
-            Row.of(name)
-        if config.backend == "endpoint":
-            EndpointModel(config, config.model)
-        return config
+    def jobs(self) -> list[tuple[str, Row]]:
+        """Every maze with every row. Raises ValueError for an unknown one."""
+        names = [mazes.maze(name) and name for name in self.mazes.split(",")]
+        return list(itertools.product(names, map(Row.of, self.rows.split(","))))
+
+    @property
+    def model_name(self) -> str:
+        """As `models.large_model` takes it."""
+        return self.model if self.backend == "local" else self.backend
 
 
 def draw_starts(maze: mazes.Maze, count: int, seed: int) -> list[int]:
@@ -120,45 +104,43 @@ def play(config: GPIRunConfig, maze_name: str, row: Row, model: LanguageModel) -
 
     Returns:
       JSON-able: "returns", "solved" and "steps", each [seeds][starts]; "problems" and "calls", see `gpi.Decisions`; and
-      "episode", the transcript of the first seed from the start in `SHOWN`, or the first one where it was not drawn.
+      "episode", the transcript of the first seed from the start in `REPORTED`, or from the first start without it.
     """
     maze = mazes.maze(maze_name)
-    roles, sampling = (
-        MazeRoles(maze, config.observation, config.history),
-        Sampling(config.max_tokens, config.temperature),
-    )
+    roles = MazeRoles(maze, config.observation, config.history)
     starts = draw_starts(maze, config.starts, config.seed)
     states = [mazes.Walk((cell,)) for cell in starts * config.seeds]
-    row_column = SHOWN[maze_name]
-    cell, board = row_column[0] * maze.columns + row_column[1], mazes.board_template(maze)
-    shown = starts.index(cell) if cell in starts else 0
+    line, column = REPORTED[maze_name]
+    cell, board = line * maze.columns + column, mazes.board_template(maze)
+    reported = starts.index(cell) if cell in starts else 0
     draw = lambda state: board.render(mazes.fields(maze, state.positions[-1]))
     returns, turns = np.zeros(len(states)), []
-    problems, calls, spoken = Counter(), Counter(), time.monotonic()
+    problems, calls, printed = Counter(), Counter(), time.monotonic()
     for t in range(config.max_steps):
         live = [i for i, state in enumerate(states) if state.positions[-1] != maze.goal]
         if not live:
             break
-        decisions = row.decide(model, roles, [states[i] for i in live], sampling, _seed(config, maze_name, row, t))
+        seed = _seed(config, maze_name, row, t)
+        decisions = row.decide(model, roles, [states[i] for i in live], config.sampling, seed)
         problems, calls = problems + decisions.problems, calls + decisions.calls
         position, reward, _ = mazes.step(maze, [states[i].positions[-1] for i in live], decisions.actions)
         for k, i in enumerate(live):
-            if i == shown:
+            if i == reported:
                 turns.append(_turn(draw(states[i]), decisions, k, float(reward[k])))
             returns[i] += reward[k]
             before = states[i]
             action, cell = int(decisions.actions[k]), int(position[k])
             states[i] = mazes.Walk((*before.positions, cell), (*before.actions, action))
-        if time.monotonic() - spoken > 10:
-            spoken = time.monotonic()
-            print(f"  {maze_name}, {row.title}: step {t + 1}, {len(live)} of {len(states)} still under way", flush=True)
+        if time.monotonic() - printed > 10:
+            printed = time.monotonic()
+            print(f"  {maze_name}, {row.title}: step {t + 1}, {len(live)} of {len(states)} are still open", flush=True)
     grid = lambda values: np.reshape(values, (config.seeds, config.starts)).tolist()
     solved = [state.positions[-1] == maze.goal for state in states]
     episode = {
-        "success": solved[shown],
-        "terminated": solved[shown],
-        "env_return": float(returns[shown]),
-        "final_board": draw(states[shown]),
+        "success": solved[reported],
+        "terminated": solved[reported],
+        "env_return": float(returns[reported]),
+        "final_board": draw(states[reported]),
         "turns": turns,
     }
     return {
@@ -172,7 +154,7 @@ def play(config: GPIRunConfig, maze_name: str, row: Row, model: LanguageModel) -
 
 
 def _seed(config: GPIRunConfig, maze_name: str, row: Row, t: int) -> int:
-    """A seed for each step of each row, whatever other rows are run."""
+    """A seed for each step of each row, independent of the other rows of a run."""
     name = int.from_bytes(f"{maze_name}/{row.name}".encode())
     return int(np.random.SeedSequence([config.seed, name, t]).generate_state(1)[0] >> 1)
 
@@ -183,78 +165,111 @@ def _turn(board: str, decisions: gpi.Decisions, k: int, reward: float) -> dict[s
     values = [f"{words[action]}: {text}" for action, text in thinking.values.items()]
     reply = [*values, f"Improvement: {thinking.reply}"] if values else [thinking.reply]
     ahead = [
-        f"{words[action]}, variation {i}. {told}\n  Evaluation: {value}"
+        f"{words[action]}, variation {i}. {description}\n  Evaluation: {value}"
         for action, pairs in thinking.variations.items()
-        for i, (told, value) in enumerate(pairs, 1)
+        for i, (description, value) in enumerate(pairs, 1)
     ]
-    asked = "\n\n".join(message["content"] for message in thinking.chat.messages)
+    prompt = "\n\n".join(message["content"] for message in thinking.chat.messages)
     return {
         "board": board,
-        "prompt": "\n".join(["LOOK-AHEAD", *ahead, "", "LAST PROMPT", asked] if ahead else [asked]),
+        "prompt": "\n".join(["LOOK-AHEAD", *ahead, "", "LAST PROMPT", prompt] if ahead else [prompt]),
         "reply": "\n\n".join(reply),
         "actions": [words[int(decisions.actions[k])]],
         "steps": 1,
-        "invalid": int(decisions.drawn[k]),
+        "invalid": int(decisions.is_random[k]),
         "reward": reward,
     }
 
 
-def make_model(config: GPIRunConfig, run_dir: pathlib.Path, usage: Usage) -> LanguageModel:
-    """The language model that plays all roles, its calls counted."""
-    name = config.model if config.backend == "local" else config.backend
-    return models.large_model(name, SCRIPTS, run_dir, usage, config, config.model)
-
-
-def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool) -> Results:
+def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage) -> Results:
     """Plays every row in an opened run folder. Returns {maze: {row: result}}, from disk where a row was finished.
 
     Raises:
-      ValueError: the endpoint failed or the budget is spent; what was finished is kept.
+      ValueError: the endpoint failed or the budget is spent; finished rows are kept.
     """
-    usage = Usage(run_dir)
-    model = make_model(config, run_dir, usage)
-    jobs = list(itertools.product(config.mazes.split(","), map(Row.of, config.rows.split(","))))
+    model = models.large_model(config.model_name, SCRIPTS, run_dir, usage, config.endpoint, config.model)
+    jobs = config.jobs()
     path = lambda maze, row: run_dir / "rows" / f"{maze}_{row.name}.json"
     (run_dir / "rows").mkdir(exist_ok=True)
     done = next((n for n, job in enumerate(jobs) if not path(*job).exists()), len(jobs))
-    results: Results = {maze: {} for maze, _ in jobs}
+    finished: Results = {maze: {} for maze, _ in jobs}
     with MetricsWriter(run_dir, resume_from=done if resume else None) as writer:
         for n, (maze, row) in enumerate(jobs):
             if n >= done:
-                usage.section, begun = f"{maze}_{row.name}/", time.perf_counter()
+                usage.section, clock = f"{maze}_{row.name}/", time.perf_counter()
                 try:
                     result = play(config, maze, row, model)
                 except LanguageModelError as error:
-                    raise ValueError(f"{error}\n{n} of {len(jobs)} rows are finished; --resume goes on") from error
-                summary, seconds = summarize(result), time.perf_counter() - begun
+                    raise ValueError(f"{error}\n{n} of {len(jobs)} rows are finished; --resume continues") from error
+                summary, seconds = summarize(result), time.perf_counter() - clock
                 writer.write(n, summary, seconds)
                 write_atomically(path(maze, row), json.dumps(result) + "\n")
-                told = f"{summary['return']:.2f} ± {summary['return_std']:.2f}, solved {summary['solved']:.0%}"
-                print(f"[{n + 1}/{len(jobs)}] {maze}, {row.title}: {told} ({seconds:.1f} s)", flush=True)
-            results[maze][row.name] = json.loads(path(maze, row).read_text())
-    return results
+                line = f"{summary['return']:.2f} ± {summary['return_std']:.2f}, solved {summary['solved']:.0%}"
+                print(f"[{n + 1}/{len(jobs)}] {maze}, {row.title}: {line} ({seconds:.1f} s)", flush=True)
+            finished[maze][row.name] = json.loads(path(maze, row).read_text())
+    return finished
+
+
+def write_results(config: GPIRunConfig, run_dir: pathlib.Path, finished: Results) -> str:
+    """results.json: "before" is the policy alone and "after" the largest look-ahead. Returns both as a line."""
+    ends = {maze: first_and_last(list(rows)) for maze, rows in finished.items()}
+    pairs = {maze: [finished[maze][name] for name in names] for maze, names in ends.items()}
+    evaluation = lambda side: {
+        f"{maze}/{metric}": np.mean(pair[side][key], axis=1)
+        for maze, pair in pairs.items()
+        for metric, key in (("return", "returns"), ("solved", "solved"), ("steps", "steps"))
+    }
+    episodes = lambda side: [pair[side]["episode"] for pair in pairs.values()]
+    results.write(
+        run_dir,
+        script=SCRIPT,
+        before=evaluation(0),
+        after=evaluation(1),
+        seeds=config.seeds,
+        rows={maze: {name: summarize(result) for name, result in rows.items()} for maze, rows in finished.items()},
+        transcripts={"before": episodes(0), "after": episodes(1)},
+    )
+    mean = lambda result: f"{summarize(result)['return']:.2f}"
+    return "mean return " + "; ".join(f"({maze}): {mean(a)} -> {mean(b)}" for maze, (a, b) in pairs.items())
+
+
+def dry_run(config: GPIRunConfig) -> str:
+    """Calls and tokens of every row, counted in a few episodes that rules play."""
+    small, rows = replace(config, starts=min(config.starts, 5), seeds=1), []
+    for maze, row in config.jobs():
+        usage, total = Usage(), Counter()
+        play(small, maze, row, Metered(CountingModel(SCRIPTS), usage))
+        for amounts in usage.rows():
+            total.update({name: amounts[name] for name in ("calls", "prompt_tokens", "tokens")})
+        rows.append({"role": f"{maze} {row.name}", **total})
+    episodes = config.starts * config.seeds
+    return (
+        f"{config.backend} {config.model}: nothing is sent. Rules played {small.starts} of {episodes} episodes per "
+        f"row. Replies, also those quoted in prompts, are counted at their maximum length of "
+        f"{config.sampling.max_tokens} tokens.\n{cost.calls_table(rows, episodes / small.starts)}"
+    )
 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(GPIRunConfig).settled()
+    config = app.parse(GPIRunConfig, PRESETS, "scale")
     if flags.FLAGS.dry_run:
-        print(plan(config))
+        print(dry_run(config))
         return
-    if config.backend == "local":
-        models.tokenizer_of(config.model)  # a name that is wrong is refused before anything is made
-    run_dir = app.take_run_dir("run_language_gpi", config, may_change=models.MAY_CHANGE)
-    results = run(config, run_dir, flags.FLAGS.resume)
-    line = write_results(config, run_dir, results)
-    print(markdown(table(results)), end="")
-    print(f"report: {run_dir / 'report.html'}")
-    print(line)
+    models.check_large_model(config.model_name, config.endpoint, config.model, config.sampling.max_tokens)
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=models.MAY_CHANGE)
+    usage = Usage(run_dir)
+    finished = run(config, run_dir, flags.FLAGS.resume, usage)
+    line = write_results(config, run_dir, finished)
+    model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"
+    report = gpi_report.write(run_dir, model, flat(config), finished, describe_usage(usage))
+    print(f"{markdown(gpi_report.table(finished))}report: {report}\n{line}")
 
 
 def define_flags() -> None:
-    config_flags.define(GPIRunConfig)
+    config_flags.define(GPIRunConfig, PRESETS, "scale")
     app.define_run_flags()
-    flags.DEFINE_boolean("dry_run", False, "print calls and estimated tokens, and do nothing")
+    flags.DEFINE_boolean("dry_run", False, "print calls and tokens, and do nothing")
 
 
 if __name__ == "__main__":

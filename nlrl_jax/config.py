@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -186,34 +186,3 @@ def _check(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
     if math.isnan(value) or (math.isinf(value) and not bounds["infinite"]) or not holds:
         kind = "a number" if bounds["infinite"] else "a finite number"
         raise OptionError(f"{name} is {value!r}; it must be {' and '.join(wanted) or kind}")
-
-
-def check_numbers(
-    config: Any,
-    at_least_one: Sequence[str] = (),
-    not_negative: Sequence[str] = (),
-    positive: Sequence[str] = (),
-    finite: Sequence[str] = (),
-) -> None:
-    """Checks the numbers of a config, field names by what they must be. Call it from `__post_init__`.
-
-    Raises:
-      ValueError: a number out of its range, infinite or nan.
-    """
-    rules = (
-        (at_least_one, "a finite number of at least 1", lambda value: value >= 1),
-        (not_negative, "a finite number and not negative", lambda value: value >= 0),
-        (positive, "a finite number above 0", lambda value: value > 0),
-        (finite, "a finite number", lambda value: True),
-    )
-    for names, wanted, holds in rules:
-        for name in names:
-            value = getattr(config, name)
-            if not (math.isfinite(value) and holds(value)):
-                raise ValueError(f"--{name} is {value!r}; it must be {wanted}")
-
-
-def check_dtype(dtype: str) -> None:
-    """Raises ValueError for what `--dtype` may not be."""
-    if dtype not in ("", "float32", "bfloat16"):
-        raise ValueError(f"--dtype is {dtype!r}; it must be float32 or bfloat16, or empty for the checkpoint's")

@@ -4,7 +4,7 @@ Departures from the paper:
 - candidates, values and the improvement of a position are computed once however often it was visited (the paper asks
   again each time); every visit still counts as an example for the policy;
 - by default the lines for a (state, action) pair are those that the iteration's own games contain, in chunks of K, the
-  last one with what is left (so does the authors' code); `fresh_lines` plays K new ones, as the algorithm is written;
+  last one with what is left (so does the authors' code); `fresh_lines` plays K new ones, as Algorithm 3 states;
 - the value model learns from all data of the last K_buffer iterations, of which one may have more than another (table
   10 merges them by "equal sampling" and does not say how);
 - form of the TD estimate: see `language_estimates.py`.
@@ -15,12 +15,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nlrl_jax.algorithms import language_estimates as estimates
 from nlrl_jax.algorithms.language_estimates import ValueTarget
+from nlrl_jax.config import check, option, part
 from nlrl_jax.roles.board_games import ActorCriticRoles, View, Viewer
 from nlrl_jax.rollouts.board_games import Act, Opponent, Played, language_act, play_games, random_act, rates
 from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
@@ -28,57 +29,47 @@ from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
 ESTIMATES = ("mc", "td")
 
 
+def _sampling(sampling: Sampling, **names: str) -> Any:
+    """A role's sampling of which only the fields in `names` are options, called so."""
+    return part(sampling, names=names, without={"max_tokens", "temperature", "top_k", "top_p"} - set(names))
+
+
 @dataclasses.dataclass(frozen=True)
 class ActorCriticConfig:
-    """Defaults: the paper's tables 8, 10 and 11; samplings as in the authors' code.
+    """The natural-language actor-critic.
 
-    Attributes:
-      games: N, games an iteration.
-      estimate: "mc" (equation 7) or "td" (equation 8).
-      k: K_MC or K_TD, lines that one estimate aggregates.
-      fresh_lines: play k new games from every pair for its estimate, and do not use those of the iteration.
-      num_samples: N_sample, moves the policy proposes for a position.
-      top_m: at most so many of the distinct ones, the most frequent first, are compared.
-      num_values: evaluations drawn of each move that is compared; the improver gets them all (the paper: 1).
-      mask: False compares all legal moves (the ablation "without action selection mask").
-      max_visits: how often a position counts at most in an iteration's policy data; 0 is no limit (the paper). Without
-        one, the openings, which all games share, are learned by heart before their values are known.
-      buffer: K_buffer, iterations whose value targets the value model is trained on.
-      random_first: the first iteration plays, and proposes, at random and not by the model.
-      rollout, candidates, values, aggregation, improvement: samplings of the roles.
+    Defaults: the paper's tables 8, 10 and 11; samplings as in the authors' code.
     """
 
-    games: int = 512
-    estimate: str = "mc"
-    k: int = 5
-    fresh_lines: bool = False
-    num_samples: int = 10
-    top_m: int = 10
-    num_values: int = 1
-    mask: bool = True
-    max_visits: int = 0
-    buffer: int = 3
-    random_first: bool = True
-    rollout: Sampling = Sampling(512, 1.0, 50, 0.95)
-    candidates: Sampling = Sampling(1024, 0.7)
-    values: Sampling = Sampling(512, 0.0)
-    aggregation: Sampling = Sampling(1024, 0.1)
+    games: int = option(512, "games per iteration [N]", least=1)
+    estimate: str = option("mc", "language value estimate: mc (equation 7) or td (equation 8)", choices=ESTIMATES)
+    k: int = option(5, "games, or transitions, per estimate [K_MC, K_TD]", least=1)
+    fresh_lines: bool = option(False, "play k new games for each estimate; false: use the iteration's own games")
+    num_samples: int = option(10, "moves that the policy proposes for a position [N_sample]", least=1)
+    top_m: int = option(10, "maximum number of distinct proposals compared, the most frequent first [m]", least=1)
+    num_values: int = option(1, "evaluations drawn of each compared move; the improver gets them all", least=1)
+    mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
+    max_visits: int = option(
+        0, "maximum count of a position in an iteration's policy data, against learning the openings by heart before "
+        "their values are known; 0: no limit (the paper)", least=0,
+    )  # fmt: skip
+    buffer: int = option(3, "iterations of value data that the value model learns from [K_buffer]", least=1)
+    rollout: Sampling = _sampling(Sampling(512, 1.0, 50, 0.95), max_tokens="max_tokens")
+    candidates: Sampling = _sampling(Sampling(1024, 0.7), temperature="candidate_temperature")
+    values: Sampling = _sampling(Sampling(512, 0.0), temperature="value_temperature")
+    aggregation: Sampling = _sampling(Sampling(1024, 0.1), max_tokens="large_max_tokens")
     improvement: Sampling = Sampling(1024, 0.1)
 
     def __post_init__(self):
-        if self.estimate not in ESTIMATES:
-            raise ValueError(f"estimate is {self.estimate!r}; choose one of {', '.join(ESTIMATES)}")
-        for name in ("games", "k", "num_samples", "top_m", "num_values", "buffer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check(self)
         if self.num_values > 1 and self.values.temperature == 0:
             raise ValueError(
                 f"num_values is {self.num_values}, but at temperature 0 all are the same; raise it or use 1"
             )
 
 
-class Setting(NamedTuple):
-    """What does not learn: the game, the other side, prompts, the large models, and how the small ones are trained."""
+class ActorCriticSetup(NamedTuple):
+    """The fixed side: game, opponent, prompts, the large models, and how the small ones are trained."""
 
     game: BoardGame
     opponent: Opponent
@@ -91,7 +82,7 @@ class Setting(NamedTuple):
 
 
 class State(NamedTuple):
-    """What learns: pi_L, V_pi^L, and the value data of the last iterations, oldest first."""
+    """The learning side: pi_L, V_pi^L, and the value data of the last iterations, oldest first."""
 
     policy: LanguageModel
     value: LanguageModel
@@ -100,7 +91,7 @@ class State(NamedTuple):
 
 
 class PolicyTarget(NamedTuple):
-    """A member of D_pi (line 31). evaluations: [(action, words of the value model)]. visits: how often it counts."""
+    """A member of D_pi (line 31). evaluations: [(action, words of the value model)]. visits: its weight in the data."""
 
     view: View
     action: str
@@ -109,8 +100,8 @@ class PolicyTarget(NamedTuple):
     visits: int
 
 
-class Record(NamedTuple):
-    """What an iteration leaves to be read."""
+class IterationLog(NamedTuple):
+    """An iteration's games, training targets and metrics."""
 
     games: list[Played]
     values: list[ValueTarget]
@@ -118,22 +109,22 @@ class Record(NamedTuple):
     metrics: dict[str, float]
 
 
-def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[State, Record]:
+def iterate(state: State, setup: ActorCriticSetup, viewer: Viewer, seed: int) -> tuple[State, IterationLog]:
     """One iteration of algorithm 3. The same arguments give the same result where the models allow it."""
-    config, roles = setting.config, setting.roles
+    config, roles = setup.config, setup.roles
     counts: Counter[str] = Counter()
-    at_random = config.random_first and state.iteration == 0
+    at_random = state.iteration == 0  # moves and proposals of the first iteration
 
     # Lines 3-8: collect trajectories with the language policy
     act = random_act if at_random else language_act(state.policy, roles, config.rollout, counts)
-    tau = play_games(setting.game, viewer, act, setting.opponent, config.games, seed)
+    tau = play_games(setup.game, viewer, act, setup.opponent, config.games, seed)
 
     # Lines 9-20: language value estimation
     if config.fresh_lines:
-        chunks = estimates.fresh_lines(setting.game, viewer, act, setting.opponent, tau, config.k, seed + 1)
+        chunks = estimates.fresh_lines(setup.game, viewer, act, setup.opponent, tau, config.k, seed + 1)
     else:
         chunks = estimates.chunks_of_lines(tau, config.k, seed)
-    aggregate = (roles, setting.aggregator, config.aggregation, seed, counts)
+    aggregate = (roles, setup.aggregator, config.aggregation, seed, counts)
     if config.estimate == "mc":
         targets = estimates.monte_carlo(chunks, *aggregate)
     else:
@@ -143,16 +134,16 @@ def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[
 
     # Lines 21-23: update the value function on the last K_buffer buffers
     buffer = (*state.buffer, D_V)[-config.buffer :]
-    value, value_metrics = setting.learn_value(state.value, [pair for data in buffer for pair in data])
+    value, value_metrics = setup.learn_value(state.value, [pair for data in buffer for pair in data])
 
     # Lines 24-32: language policy improvement
     proposals = None if at_random else state.policy
-    improvements = improve(tau, setting, proposals, value, seed, counts)
+    improvements = improve(tau, setup, proposals, value, seed, counts)
     most = config.max_visits or config.games
     D_pi = [(roles.policy(t.view), t.text) for t in improvements for _ in range(min(t.visits, most))]
 
     # Lines 33-34: update the policy
-    policy, policy_metrics = setting.learn_policy(state.policy, D_pi)
+    policy, policy_metrics = setup.learn_policy(state.policy, D_pi)
 
     metrics = {f"rollout/{name}": share for name, share in rates(tau).items()}
     metrics["games"] = len(tau) + config.fresh_lines * sum(len(lines) for _, lines in chunks)
@@ -160,12 +151,12 @@ def iterate(state: State, setting: Setting, viewer: Viewer, seed: int) -> tuple[
     metrics |= {f"value_sft/{name}": number for name, number in value_metrics.items()}
     metrics |= {f"policy_sft/{name}": number for name, number in policy_metrics.items()}
     metrics |= {f"count/{name.replace(' ', '_')}": float(number) for name, number in sorted(counts.items())}
-    return State(policy, value, buffer, state.iteration + 1), Record(tau, targets, improvements, metrics)
+    return State(policy, value, buffer, state.iteration + 1), IterationLog(tau, targets, improvements, metrics)
 
 
 def improve(
     games: Sequence[Played],
-    setting: Setting,
+    setup: ActorCriticSetup,
     policy: LanguageModel | None,
     value: LanguageModel,
     seed: int,
@@ -176,29 +167,29 @@ def improve(
     Args:
       policy: proposes the moves that are compared; None proposes at random.
     """
-    config, roles = setting.config, setting.roles
+    config, roles = setup.config, setup.roles
     visits = Counter(s.before for g in games for s in g.line.steps if s.before.player == g.agent)
     views = list(visits)
     moves = propose(views, roles, policy, config, seed, counts)  # A_k
     pairs = [(n, action) for n, words in enumerate(moves) for action in words for _ in range(config.num_values)]
-    asked = [roles.value(views[n], action) for n, action in pairs]
+    prompts = [roles.value(views[n], action) for n, action in pairs]
     evaluations: list[list[tuple[str, str]]] = [[] for _ in views]  # Q^L
-    for (n, action), reply in zip(pairs, value.complete(asked, config.values, "value", seed), strict=True):
+    for (n, action), reply in zip(pairs, value.complete(prompts, config.values, "value", seed), strict=True):
         counts["value/calls"] += 1
         counts["value/no number"] += roles.read_value(reply.text) is None
         counts["value/never ended"] += not reply.ended
         evaluations[n].append((action, reply.text))
-    chats = [roles.improve(view, known) for view, known in zip(views, evaluations, strict=True)]
-    replies = setting.improver.complete(chats, config.improvement, "improver", seed)  # pi_new, c <- I(Q^L, T_L)
+    chats = [roles.improve(view, texts) for view, texts in zip(views, evaluations, strict=True)]
+    replies = setup.improver.complete(chats, config.improvement, "improver", seed)  # pi_new, c <- I(Q^L, T_L)
     targets = []
-    for view, known, words, reply in zip(views, evaluations, moves, replies, strict=True):
+    for view, texts, words, reply in zip(views, evaluations, moves, replies, strict=True):
         move = roles.read_move(reply.text, words)
         if move.problem:
             counts[f"improver/{move.problem}"] += 1
         if move.word is None:
             counts["improver/dropped"] += 1
             continue
-        targets.append(PolicyTarget(view, move.word, roles.clean(reply.text), tuple(known), visits[view]))
+        targets.append(PolicyTarget(view, move.word, roles.clean(reply.text), tuple(texts), visits[view]))
     return targets
 
 
@@ -231,15 +222,15 @@ def propose(
 
 
 def evaluate(
-    state: State, setting: Setting, viewer: Viewer, num: int, sampling: Sampling, seed: int
+    state: State, setup: ActorCriticSetup, viewer: Viewer, num: int, sampling: Sampling, seed: int
 ) -> tuple[dict[str, float], list[Played]]:
     """Win, tie and loss of the policy as it is judged (the paper: temperature 0), "random_moves", and the games."""
     counts: Counter[str] = Counter()
-    act: Act = language_act(state.policy, setting.roles, sampling, counts)
-    games = play_games(setting.game, viewer, act, setting.opponent, num, seed)
+    act: Act = language_act(state.policy, setup.roles, sampling, counts)
+    games = play_games(setup.game, viewer, act, setup.opponent, num, seed)
     return {**rates(games), "random_moves": random_share(counts)}, games
 
 
 def random_share(counts: Counter[str]) -> float:
-    """The share of the policy's moves that were drawn by lot because its reply named no legal one."""
+    """Share of the policy's moves that were taken at random because its reply named no legal one."""
     return counts["policy/random move"] / max(counts["policy/moves"], 1)

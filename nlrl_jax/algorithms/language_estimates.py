@@ -21,18 +21,18 @@ Pair = tuple[View, str]  # a position and a move
 
 
 class ValueTarget(NamedTuple):
-    """What the aggregator wrote about a move. asked: what it was shown."""
+    """The aggregator's evaluation of a move. prompt: the chat it replied to."""
 
     view: View
     action: str
     text: str
-    asked: Chat
+    prompt: Chat
 
 
 def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pair, list[Line]]]:
-    """For every (position, move) of the agent: how the games with it went on, in chunks of at most k.
+    """For every (position, move) of the agent: the continuations of the games with it, in chunks of at most k.
 
-    The lines are shuffled; what is left over is a chunk of its own, so a pair may have several.
+    The lines are shuffled; the remainder is a chunk of its own, so a pair may have several.
     """
     lines: dict[Pair, list[Line]] = defaultdict(list)
     for played in games:
@@ -42,9 +42,9 @@ def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pa
                 lines[step.before, step.action].append(Line(steps[n:], played.line.over, played.line.winner))
     rng = np.random.default_rng(seed)
     chunks = []
-    for pair, found in lines.items():
-        order = rng.permutation(len(found))
-        chunks += [(pair, [found[n] for n in order[i : i + k]]) for i in range(0, len(found), k)]
+    for pair, continuations in lines.items():
+        order = rng.permutation(len(continuations))
+        chunks += [(pair, [continuations[n] for n in order[i : i + k]]) for i in range(0, len(order), k)]
     return chunks
 
 
@@ -70,8 +70,8 @@ def monte_carlo(
     counts: Counter[str],
 ) -> list[ValueTarget]:
     """v = G1({tau_k}): an evaluation of each chunk's complete games."""
-    asked = [roles.monte_carlo(*pair, lines) for pair, lines in chunks]
-    return _targets(chunks, asked, roles, aggregator.complete(asked, sampling, "monte_carlo", seed), counts)
+    prompts = [roles.monte_carlo(*pair, lines) for pair, lines in chunks]
+    return _targets(chunks, prompts, roles, aggregator.complete(prompts, sampling, "monte_carlo", seed), counts)
 
 
 def temporal_difference(
@@ -84,20 +84,20 @@ def temporal_difference(
     seed: int,
     counts: Counter[str],
 ) -> list[ValueTarget]:
-    """v = G1({G2(d_k, V(s'_k))}): an evaluation of each chunk's next moves and of what V says about where they lead."""
+    """v = G1({G2(d_k, V(s'_k))}): an evaluation of each chunk's next moves and of V after them."""
     transitions = [[next_turn(line) for line in lines] for _, lines in chunks]
-    pairs = list(dict.fromkeys(pair for known in transitions for _, pair in known if pair is not None))
+    pairs = list(dict.fromkeys(pair for chunk in transitions for _, pair in chunk if pair is not None))
     replies = value.complete([roles.value(*pair) for pair in pairs], value_sampling, "value", seed)
     words = {pair: reply.text for pair, reply in zip(pairs, replies, strict=True)}
-    asked = [
-        roles.temporal_difference(*pair, [Evaluated(line, words.get(after, "")) for line, after in known])
-        for (pair, _), known in zip(chunks, transitions, strict=True)
+    prompts = [
+        roles.temporal_difference(*pair, [Evaluated(line, words.get(after, "")) for line, after in chunk])
+        for (pair, _), chunk in zip(chunks, transitions, strict=True)
     ]
-    return _targets(chunks, asked, roles, aggregator.complete(asked, sampling, "temporal_difference", seed), counts)
+    return _targets(chunks, prompts, roles, aggregator.complete(prompts, sampling, "temporal_difference", seed), counts)
 
 
 def next_turn(line: Line) -> tuple[Line, Pair | None]:
-    """(the line up to where its first mover moves again, that position and move; None if the game ends before)."""
+    """(the line up to where its first mover moves again, that position and move, or None if the game ends before)."""
     side = line.steps[0].before.player
     again = next((n for n, step in enumerate(line.steps[1:], 1) if step.before.player == side), None)
     if again is None:
@@ -105,10 +105,10 @@ def next_turn(line: Line) -> tuple[Line, Pair | None]:
     return Line(line.steps[:again], False, None), (line.steps[again].before, line.steps[again].action)
 
 
-def _targets(chunks, asked, roles, replies, counts) -> list[ValueTarget]:
+def _targets(chunks, prompts, roles, replies, counts) -> list[ValueTarget]:
     """A reply whose number cannot be read is counted, and kept if it has any words: the value model learns words."""
     targets = []
-    for (pair, _), chat, reply in zip(chunks, asked, replies, strict=True):
+    for (pair, _), chat, reply in zip(chunks, prompts, replies, strict=True):
         if roles.read_value(reply.text) is None:
             counts["aggregator/no number"] += 1
         if not reply.ended:

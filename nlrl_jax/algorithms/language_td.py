@@ -2,7 +2,7 @@
 
 Departures from the paper:
 - evaluations of a position that several variations reach are computed once;
-- whether SFT goes on from the model of the iteration before or starts anew is up to `learn` (the paper does not say).
+- `learn` decides whether SFT continues from the previous iteration's model or restarts (the paper does not say).
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from nlrl_jax.config import part
 from nlrl_jax.roles.board_games import Evaluated, Line, Step, TDRoles, View, Viewer
 from nlrl_jax.types import BoardGame, Chat, LanguageModel, Learn, Pairs, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageTDConfig:
-    """Samplings of the roles; the defaults are the paper's, tables 4 and 5 (both roles there draw at temperature 1)."""
+    """Samplings of language TD. Defaults: the paper's tables 4 and 5, where both roles sample at temperature 1."""
 
-    values: Sampling = Sampling(512, 1.0, 50, 0.95)
-    aggregation: Sampling = Sampling(512, 1.0, 50, 0.95)
+    values: Sampling = part(Sampling(512, 1.0, 50, 0.95), without=("top_k", "top_p"))
+    aggregation: Sampling = part(
+        Sampling(512, 1.0, 50, 0.95),
+        names={"max_tokens": "large_max_tokens"},
+        without=("temperature", "top_k", "top_p"),
+    )
 
 
 class LookAhead(NamedTuple):
@@ -35,7 +40,7 @@ class LookAhead(NamedTuple):
 
 
 class Target(NamedTuple):
-    """V(s_t)_new: what the aggregator wrote. evaluated: the variations with the evaluations it was shown."""
+    """V(s_t)_new: the aggregator's reply. evaluated: the variations and evaluations in its prompt."""
 
     view: View
     text: str
@@ -60,7 +65,7 @@ def look_ahead(
     outcome = np.asarray(jax.vmap(game.returns)(last))
     over = np.asarray(jax.vmap(game.is_terminal)(last))
     winner = {1.0: game.players[0], -1.0: game.players[1], 0.0: None}
-    found = []
+    buffer = []
     for n, view in enumerate(starts):
         lines: dict[tuple[int, ...], Line] = {}
         for row in range(n * variations, (n + 1) * variations):
@@ -72,12 +77,12 @@ def look_ahead(
                 steps.append(Step(before, game.actions[action], after[i][row]))
                 before = after[i][row]
             lines[moves] = Line(tuple(steps), bool(over[row]), winner[float(outcome[row])])
-        found.append(LookAhead(view, tuple(lines.values())))
-    return found
+        buffer.append(LookAhead(view, tuple(lines.values())))
+    return buffer
 
 
-class Evaluator(NamedTuple):
-    """Who evaluates where the variations end: a model, what it is told (a view -> its chat), and its sampling."""
+class ValueFunction(NamedTuple):
+    """V: a model, its prompt (view -> chat) and its sampling."""
 
     model: LanguageModel
     prompt: Callable[[View], Chat]
@@ -87,7 +92,7 @@ class Evaluator(NamedTuple):
 def td_estimate(
     buffer: Sequence[LookAhead],
     roles: TDRoles,
-    value: Evaluator,
+    value: ValueFunction,
     aggregator: LanguageModel,
     config: LanguageTDConfig,
     seed: int,
@@ -101,9 +106,9 @@ def td_estimate(
     counts["value/undecided"] += sum(roles.read_advantage(text) is None for text in words.values())
     counts["value/never ended"] += sum(not reply.ended for reply in replies)
     evaluated = [tuple(Evaluated(v, "" if v.over else words[v.steps[-1].after]) for v in s.variations) for s in buffer]
-    chats = [roles.aggregate(s.view, known) for s, known in zip(buffer, evaluated, strict=True)]
+    chats = [roles.aggregate(s.view, lines) for s, lines in zip(buffer, evaluated, strict=True)]
     targets = []
-    for s, known, reply in zip(
+    for s, lines, reply in zip(
         buffer, evaluated, aggregator.complete(chats, config.aggregation, "aggregator", seed), strict=True
     ):
         counts["aggregator/undecided"] += roles.read_advantage(reply.text) is None
@@ -111,7 +116,7 @@ def td_estimate(
         if not reply.text.strip():
             counts["aggregator/dropped"] += 1
             continue
-        targets.append(Target(s.view, reply.text, known))
+        targets.append(Target(s.view, reply.text, lines))
     return targets
 
 
@@ -123,17 +128,17 @@ def iterate(
     learn: Learn,
     config: LanguageTDConfig,
     seed: int,
-    evaluator: Evaluator | None = None,
+    first_value: ValueFunction | None = None,
 ) -> tuple[LanguageModel, list[Target], dict[str, float]]:
-    """Lines 9-17, one iteration: (the value model that learned, what it learned from, metrics).
+    """Lines 9-17, one iteration: (the new value model, its targets, metrics).
 
     Args:
-      evaluator: evaluates where the variations end in place of `value`, whose prompt and sampling are those of `roles`
-        and `config`; for the first iteration, where the paper has the large model do it.
+      first_value: evaluates the ends of the variations in place of `value`: in the first iteration, where the paper
+        has the large model do it.
     """
     counts: Counter[str] = Counter()
-    evaluator = evaluator or Evaluator(value, roles.value, config.values)
-    targets = td_estimate(buffer, roles, evaluator, aggregator, config, seed, counts)
+    function = first_value or ValueFunction(value, roles.value, config.values)
+    targets = td_estimate(buffer, roles, function, aggregator, config, seed, counts)
     D_V: Pairs = [(roles.value(target.view), target.text) for target in targets]
     value, learned = learn(value, D_V)  # line 17
     metrics = {f"sft/{name}": number for name, number in learned.items()}
@@ -145,9 +150,9 @@ def iterate(
 class Judged(NamedTuple):
     """How well a value model says who is ahead.
 
-    accuracy: share of right answers among those that name a side, on positions that are not level.
-    answered: share of the positions that are not level where it names a side; the others are "undecided".
-    positions: how many are not level. level: how many were left out as such.
+    accuracy: share of correct answers among those that name a side, on positions that are not level.
+    answered: share of these positions where it names a side.
+    positions: how many are not level. level: how many are, and were left out.
     """
 
     accuracy: float
@@ -174,9 +179,9 @@ def judge(
     """
     clear = np.flatnonzero(np.abs(win_rates) >= threshold)
     replies = value.complete([roles.value(views[n]) for n in clear], sampling, "judge", seed)
-    said = [roles.read_advantage(reply.text) for reply in replies]
-    right = [side == players[0 if win_rates[n] > 0 else 1] for n, side in zip(clear, said, strict=True)]
-    answered = sum(side is not None for side in said)
+    sides = [roles.read_advantage(reply.text) for reply in replies]
+    right = [side == players[0 if win_rates[n] > 0 else 1] for n, side in zip(clear, sides, strict=True)]
+    answered = sum(side is not None for side in sides)
     judged = Judged(
         accuracy=sum(right) / max(answered, 1),
         answered=answered / max(len(clear), 1),

@@ -1,7 +1,8 @@
-"""Positions, look-ahead variations and win rates for language TD on breakthrough, kept in a folder once made."""
+"""Positions, look-ahead variations and win rates for language TD, made by MCTS and kept in a folder."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import time
@@ -11,28 +12,46 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.breakthrough.rules import Breakthrough, board_game
 from nlrl_jax.algorithms import language_td, mcts
 from nlrl_jax.algorithms.language_td import LookAhead
+from nlrl_jax.config import check, option
 from nlrl_jax.roles.board_games import View, Viewer
+from nlrl_jax.types import BoardGame
 
-_ROWS = 8192  # positions searched at once: a tree takes 12 bytes x simulations x 30 moves a row
+_ROWS = 8192  # positions searched at once: a tree takes 12 bytes x simulations x 30 moves per row
 _FILE = "positions.npz"
-_MADE_FROM = ("states", "test_states", "look_ahead", "variations", "simulations", "rollouts", "skills")
-_MADE_FROM += ("judge_games", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class TDDataConfig:
+    """Positions for language TD (NLRL, appendix B.2)."""
+
+    states: int = option(45_000, "positions to learn from", least=1)
+    test_states: int = option(3000, "positions to judge on, none of which is learned from", least=1)
+    look_ahead: int = option(4, "moves per variation [l]", least=1)
+    variations: int = option(4, "variations per position, before duplicates are removed [K]", least=1)
+    simulations: int = option(1000, "MCTS simulations per move of the policy that is evaluated", least=1)
+    rollouts: int = option(100, "random playouts per simulation", least=1)
+    skills: str = option(
+        ",".join(f"{s}x{r}" for s in (2, 10, 100, 1000) for r in (1, 10, 100, 1000)),
+        "simulations x rollouts of the players whose games give the positions",
+    )
+    judge_games: int = option(100, "games that measure the win rate of a test position", least=1)
+
+    def __post_init__(self):
+        check(self)
+        parse_skills(self.skills)
 
 
 class Data(NamedTuple):
-    """What a run learns from and is judged on.
+    """The data of a run.
 
     train: D_s with its variations. test: other positions. win_rates: float [len(test)], mean outcome for player 0.
-    players: names, player 0 first.
     """
 
     train: list[LookAhead]
     test: list[View]
     win_rates: np.ndarray
-    players: tuple[str, str]
 
 
 def parse_skills(text: str) -> list[tuple[int, int]]:
@@ -47,18 +66,17 @@ def parse_skills(text: str) -> list[tuple[int, int]]:
     return [(int(simulations), int(rollouts)) for simulations, rollouts in pairs]
 
 
-def load_or_make(config: Any, folder: pathlib.Path) -> Data:
-    """The data of a run's config; made and stored if it is not in `folder` yet.
+def load_or_make(game: BoardGame, config: TDDataConfig, seed: int, folder: pathlib.Path) -> Data:
+    """The data of a run, from `folder`, where it is stored once made.
 
     Raises:
-      ValueError: too few different positions came up; see also `parse_skills`.
+      ValueError: too few different positions came up.
     """
-    game = board_game()
     path = folder / _FILE
-    made_from = repr([getattr(config, name) for name in _MADE_FROM])
+    made_from = repr([*dataclasses.astuple(config), seed])
     stored = dict(np.load(path)) if path.is_file() else {}
     if str(stored.get("made_from")) != made_from:
-        stored = _make(game, config) | {"made_from": np.array(made_from)}
+        stored = _make(game, config, seed) | {"made_from": np.array(made_from)}
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / "part.npz"
         np.savez_compressed(part, **stored)
@@ -69,44 +87,44 @@ def load_or_make(config: Any, folder: pathlib.Path) -> Data:
     train = language_td.look_ahead(
         game, viewer, unpack("train"), stored["actions"], unpack("reached"), config.variations
     )
-    return Data(train, viewer.views(unpack("test")), stored["win_rates"], game.players)
+    return Data(train, viewer.views(unpack("test")), stored["win_rates"])
 
 
-def _make(game: Breakthrough, config: Any) -> dict[str, np.ndarray]:
-    key_games, key_split, key_look, key_judge = jax.random.split(jax.random.key(config.seed), 4)
+def _make(game: BoardGame, config: TDDataConfig, seed: int) -> dict[str, np.ndarray]:
+    key_games, key_split, key_look, key_judge = jax.random.split(jax.random.key(seed), 4)
     clock = time.monotonic()
-    say = lambda text: print(f"[{time.monotonic() - clock:5.0f} s] {text}", flush=True)
+    log = lambda text: print(f"[{time.monotonic() - clock:5.0f} s] {text}", flush=True)
     policies = [mcts.mcts_policy(game, *skill) for skill in parse_skills(config.skills)]
-    wanted = config.states + config.test_states
-    positions = _states(game, policies, key_games, wanted)
-    order = np.asarray(jax.random.permutation(key_split, len(jax.tree.leaves(positions)[0])))[:wanted]
-    taken = lambda rows: jax.tree.map(lambda leaf: np.asarray(leaf)[rows], positions)
-    train, test = taken(order[config.test_states :]), taken(order[: config.test_states])
-    say(f"{len(order)} positions from games of {len(policies)} players with each other")
+    needed = config.states + config.test_states
+    positions = _states(game, policies, key_games, needed)
+    order = np.asarray(jax.random.permutation(key_split, len(jax.tree.leaves(positions)[0])))[:needed]
+    take = lambda rows: jax.tree.map(lambda leaf: np.asarray(leaf)[rows], positions)
+    train, test = take(order[config.test_states :]), take(order[: config.test_states])
+    log(f"{len(order)} positions from games of {len(policies)} players with each other")
     policy = mcts.mcts_policy(game, config.simulations, config.rollouts)
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf, config.variations, axis=0), train)
     look = functools.partial(mcts.play_moves, game, policy)
     actions, reached = _in_chunks(lambda key, rows: look(key, rows, config.look_ahead), key_look, repeated, axis=1)
-    say(f"{config.variations} variations of {config.look_ahead} moves from each")
+    log(f"{config.variations} variations of {config.look_ahead} moves from each")
     judge = functools.partial(mcts.win_rates, game, policy)
     copies = max(1, _ROWS // config.judge_games)
     rates = _in_chunks(lambda key, rows: judge(key, rows, config.judge_games), key_judge, test, axis=0, size=copies)
-    say(f"win rates of {config.test_states} test positions, {config.judge_games} games each")
-    named = {"train": train, "test": test, "reached": reached}
-    arrays = {f"{name}_{i}": leaf for name, tree in named.items() for i, leaf in enumerate(jax.tree.leaves(tree))}
+    log(f"win rates of {config.test_states} test positions, {config.judge_games} games each")
+    trees = {"train": train, "test": test, "reached": reached}
+    arrays = {f"{name}_{i}": leaf for name, tree in trees.items() for i, leaf in enumerate(jax.tree.leaves(tree))}
     return {**arrays, "actions": actions, "win_rates": rates}
 
 
-def _states(game: Breakthrough, policies: list, key: jax.Array, wanted: int) -> Any:
-    """At least `wanted` different positions, by playing as many games as it takes."""
-    games, found = 4, 0
+def _states(game: BoardGame, policies: list, key: jax.Array, needed: int) -> Any:
+    """At least `needed` different positions, from as many games as that takes."""
+    games, count = 4, 0
     for attempt in range(8):
         positions = mcts.state_dataset(game, policies, jax.random.fold_in(key, attempt), games)
-        found = len(jax.tree.leaves(positions)[0])
-        if found >= wanted:
+        count = len(jax.tree.leaves(positions)[0])
+        if count >= needed:
             return positions
-        games = max(games + 4, int(games * 1.2 * wanted / found))
-    raise ValueError(f"only {found} different positions came up in {games} games a pair; ask for fewer --states")
+        games = max(games + 4, int(games * 1.2 * needed / count))
+    raise ValueError(f"only {count} different positions came up in {games} games per pair; ask for fewer --states")
 
 
 def _in_chunks(function: Any, key: jax.Array, positions: Any, axis: int, size: int = _ROWS) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 import optax
 
 from nlrl_jax import losses
+from nlrl_jax.config import check, option
 from nlrl_jax.lm.generate import left_pad
 from nlrl_jax.lm.score import score, token_log_probs
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -30,48 +31,32 @@ from nlrl_jax.text.template import Template
 from nlrl_jax.types import Chat
 
 SCHEDULES = ("constant", "cosine")
+TRAIN = ("lora", "params")
 _ROUND = 32  # rows are a multiple of this long
 
 
 @dataclasses.dataclass(frozen=True)
 class SFTConfig:
-    """How a model is fine-tuned. Defaults: NLRL, tables 6 and 9.
+    """Supervised fine-tuning (SFT).
 
-    Attributes:
-      learning_rate: AdamW's, its peak.
-      schedule: "constant", or "cosine" down to zero; either after the warm-up.
-      warmup: share of the steps in which the rate rises from zero.
-      epochs: passes over the examples.
-      batch_size: rows a step. A row is an example, or as many as fit if packed.
-      max_length: longest example in tokens; longer ones are left out and counted.
-      packed: put several examples into one row of `max_length` tokens; none sees another.
-      train: "lora" (the base stays frozen) or "params" (all weights).
-      weight_decay, clip_norm, b2: AdamW's decay and second-moment decay; gradients are clipped to this global norm.
-      seed: of the order of the examples.
+    Defaults: NLRL, tables 6 and 9.
     """
 
-    learning_rate: float = 1e-5
-    schedule: str = "constant"
-    warmup: float = 0.0
-    epochs: int = 2
-    batch_size: int = 64
-    max_length: int = 1024
-    packed: bool = False
-    train: str = "params"
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    b2: float = 0.999
-    seed: int = 0
+    learning_rate: float = option(1e-5, "peak learning rate of AdamW in SFT", above=0)
+    schedule: str = option("constant", "learning rate after the warm-up; cosine falls to 0", choices=SCHEDULES)
+    warmup: float = option(0.0, "share of the SFT steps in which the learning rate rises from 0", least=0, below=1)
+    epochs: int = option(2, "SFT passes over the examples", least=1)
+    batch_size: int = option(64, "rows per SFT step; a row is an example, or several if packed", least=1)
+    max_length: int = option(1024, "maximum tokens per row; longer examples are left out and counted", least=1)
+    packed: bool = option(False, "put several examples into one row; none attends to another")
+    train: str = option("params", "weights that learn: lora (the base stays frozen) or params (all)", choices=TRAIN)
+    weight_decay: float = option(0.0, "AdamW's weight decay", least=0)
+    clip_norm: float = option(1.0, "maximum global norm of a gradient", above=0)
+    b2: float = option(0.999, "AdamW's decay of the second moment", least=0, below=1)
+    seed: int = option(0, "of the order of the examples", least=0)
 
     def __post_init__(self):
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup is {self.warmup}; it is a share of the steps, at least 0 and below 1")
-        for name in ("epochs", "batch_size", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        _check_collection(self.train)
+        check(self)
 
 
 class Batch(NamedTuple):
@@ -140,7 +125,7 @@ def make_sft_step(
 
 
 def tokenize(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]]) -> list[Example]:
-    """Chats with the replies they should get, as tokens."""
+    """Chats with their target replies, as tokens."""
     end = tokenizer.eos_ids[0]
     prompts: dict[str, list[int]] = {}
     examples = []
@@ -216,31 +201,31 @@ def fit(
     """
     kept = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
     if not kept:
-        raise ValueError(f"none of {len(examples)} examples has at most max_length = {config.max_length} tokens")
+        raise ValueError(f"all of {len(examples)} examples are longer than max_length = {config.max_length} tokens")
     generator = np.random.default_rng(config.seed)
     plan = [make_batches(examples, config, generator.permutation(kept)) for _ in range(config.epochs)]
     total = sum(map(len, plan))
     rate = _schedule(config, total)
     optimizer, step = _compiled(model, config.train, config.weight_decay, config.clip_norm, config.b2)
     opt_state = optimizer.init(variables[config.train])
-    done, seen = 0, []
+    done, epoch_losses = 0, []
     for batches in plan:
-        found = []
+        steps = []
         for batch in batches:
             opt_state.hyperparams["learning_rate"] = jnp.asarray(rate(done), jnp.float32)
             variables, opt_state, metrics = step(variables, opt_state, batch)
-            found.append(metrics)
+            steps.append(metrics)
             done += 1
             if report:
                 report(done, total, metrics)
-        found = jax.device_get(found)
-        if not all(metrics["finite"] for metrics in found):
+        steps = jax.device_get(steps)
+        if not all(metrics["finite"] for metrics in steps):
             raise ValueError(f"SFT met a non-finite loss at learning rate {config.learning_rate}; lower it")
-        tokens = [metrics["tokens"] for metrics in found]
-        seen.append(float(np.average([metrics["loss"] for metrics in found], weights=tokens)))
+        tokens = [metrics["tokens"] for metrics in steps]
+        epoch_losses.append(float(np.average([metrics["loss"] for metrics in steps], weights=tokens)))
     return variables, {
-        "loss": seen[-1],
-        "first_loss": seen[0],
+        "loss": epoch_losses[-1],
+        "first_loss": epoch_losses[0],
         "steps": total,
         "examples": len(kept),
         "too_long": len(examples) - len(kept),
@@ -276,8 +261,8 @@ def _schedule(config: SFTConfig, steps: int) -> Callable[[int], float]:
 
 
 def _check_collection(train: str) -> None:
-    if train not in ("lora", "params"):
-        raise ValueError(f"train is {train!r}; choose 'lora' or 'params'")
+    if train not in TRAIN:
+        raise ValueError(f"train is {train!r}; choose one of {', '.join(TRAIN)}")
 
 
 # Demonstrations of a batch: key -> (fields, each [B, ...]; actions int32 [B, A], -1 behind the last one).

@@ -46,10 +46,11 @@ class ScriptedModel:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CountingModel:
-    """Rules in a real model's place for a dry run: replies claim the tokens that a real model would take at most.
+    """Rules in a real model's place for a dry run: all replies have the maximum length.
 
-    Behind `Metered` the real algorithm over this model counts calls and tokens by role. Replies are as long as
-    `sampling.max_tokens` allows, padded with blanks, so that prompts which quote them have their full length.
+    Behind `Metered` the real algorithm over this model counts calls and tokens by role. Replies are padded with blanks
+    to `sampling.max_tokens`, inside a text of their JSON or else at the end, so that prompts which quote them have
+    their full length.
 
     Attributes:
       scripts: as in `ScriptedModel`.
@@ -63,6 +64,12 @@ class CountingModel:
         replies = ScriptedModel(self.scripts).complete(chats, sampling, role, seed)
         size = lambda chat: sum(len(message["content"]) for message in chat.messages)
         return [
-            Reply(reply.text.ljust(CHARACTERS * sampling.max_tokens), size(chat) // CHARACTERS, sampling.max_tokens)
+            Reply(_pad(reply.text, sampling.max_tokens), size(chat) // CHARACTERS, sampling.max_tokens)
             for chat, reply in zip(chats, replies, strict=True)
         ]
+
+
+def _pad(text: str, tokens: int) -> str:
+    width = CHARACTERS * tokens
+    head, quote, tail = text.rpartition('",')  # where a text in JSON ends, and readers keep blanks
+    return f"{head.ljust(width - len(tail) - 2)}{quote}{tail}" if quote else text.ljust(width)

@@ -17,7 +17,6 @@ from nlrl_jax.backends.endpoint import EndpointModel, EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check_dtype
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
@@ -84,75 +83,73 @@ def large_model(
     return Metered(model, usage)
 
 
-def large_model_of(config: Any, scripts: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> Metered:
-    """The large model that a training script's config names. Errors: see `large_model`."""
-    return large_model(config.aggregator, scripts, run_dir, usage, config, config.endpoint_model)
-
-
-def check_models(config: Any, examples: Sequence[tuple[Chat, str]]) -> None:
-    """Refuses a training script's impossible settings, before anything is made, loaded or paid for.
+def check_large_model(
+    name: str, options: EndpointOptions, endpoint_model: str, max_tokens: int, chats: Sequence[Chat] = ()
+) -> None:
+    """Refuses a `large_model` that cannot be used.
 
     Args:
-      examples: the longest prompts that are learned from, each with a reply of the usual form.
-
-    Raises:
-      FileNotFoundError, ValueError: no such model, an endpoint without an address, or rows too short for what is
-        learned.
-    """
-    check_dtype(config.dtype)
-    tokenizer = tokenizer_of(config.model)
-    starts, lengths = zip(*((start, len(tokens)) for tokens, start in sft.tokenize(tokenizer, examples)))
-    prompt = max(starts)
-    needed = max(*lengths, prompt + config.max_tokens + 1)
-    if needed > config.row_tokens:
-        raise ValueError(
-            f"--row_tokens is {config.row_tokens}, but a prompt takes {prompt} tokens of {config.model}, and with a "
-            f"reply (--max_tokens is {config.max_tokens}) {needed}; it must be at least that"
-        )
-    check_large_model(config)
-    longest = prompt + config.large_max_tokens + 1
-    if config.aggregator != "scripted" and longest > config.row_tokens:
-        print(
-            f"note: the large model's replies may take {longest} tokens with their prompts (--large_max_tokens is "
-            f"{config.large_max_tokens}), and more where {config.model} splits text more finely; examples longer than "
-            f"--row_tokens {config.row_tokens} are left out and counted as too_long",
-            flush=True,
-        )
-
-
-def check_large_model(config: Any, chats: Sequence[Chat] = ()) -> None:
-    """Refuses a `config.aggregator` that cannot be used.
-
-    Args:
+      max_tokens: per reply.
       chats: some of its prompts, where they are known.
 
     Raises:
       FileNotFoundError, ValueError: no such model, an endpoint without an address, a local model without the room for
         a reply.
     """
-    if config.aggregator == "endpoint":
-        EndpointModel(config, config.endpoint_model)
-    elif config.aggregator != "scripted":
-        tokenizer = tokenizer_of(config.aggregator)
+    if name == "endpoint":
+        EndpointModel(options, endpoint_model)
+    elif name != "scripted":
+        tokenizer = tokenizer_of(name)
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
-        room, needed = load_config(config.aggregator).max_positions, prompt + config.large_max_tokens
+        room, needed = load_config(name).max_positions, prompt + max_tokens
         if needed > room:
             raise ValueError(
-                f"{config.aggregator} has {room} positions, but a prompt and --large_max_tokens "
-                f"{config.large_max_tokens} take {needed} or more; lower it"
+                f"{name} has {room} positions, but a prompt and --large_max_tokens {max_tokens} take {needed} or "
+                "more; lower it"
             )
 
 
-def trainable_model(config: Any) -> LocalModel:
-    """The local model that a training script's config names, with a fresh adapter where one is trained.
+def check_rows(
+    model: str, examples: Sequence[tuple[Chat, str]], row_tokens: int, max_tokens: int, large_max_tokens: int = 0
+) -> None:
+    """Refuses rows too short for SFT's examples, before anything is made, loaded or paid for.
 
-    Weights that are trained are float32, whatever is computed in: small steps would round to nothing in bfloat16.
+    Args:
+      model: the one that learns.
+      examples: the longest prompts, each with a reply of the usual form.
+      max_tokens: per reply of the model.
+      large_max_tokens: per reply of a large model that it learns from; 0 where rules write its examples.
+
+    Raises:
+      FileNotFoundError, ValueError: no such model, or rows too short.
     """
-    param_dtype = "" if config.train == "lora" else "float32"
-    base = local_model(config.model, config.dtype, LoraConfig(), param_dtype=param_dtype)
-    if config.train != "lora":
+    starts, lengths = zip(*((start, len(tokens)) for tokens, start in sft.tokenize(tokenizer_of(model), examples)))
+    prompt = max(starts)
+    needed = max(*lengths, prompt + max_tokens + 1)
+    if needed > row_tokens:
+        raise ValueError(
+            f"--row_tokens is {row_tokens}, but a prompt takes {prompt} tokens of {model}, and with a reply "
+            f"(--max_tokens is {max_tokens}) {needed}; it must be at least that"
+        )
+    longest = prompt + large_max_tokens + 1
+    if large_max_tokens and longest > row_tokens:
+        print(
+            f"note: the large model's replies may take {longest} tokens with their prompts (--large_max_tokens is "
+            f"{large_max_tokens}), and more where {model} splits text more finely; examples longer than --row_tokens "
+            f"{row_tokens} are left out and counted as too_long",
+            flush=True,
+        )
+
+
+def trainable_model(name: str, dtype: str, train: str, seed: int) -> LocalModel:
+    """A local model by name, with a fresh adapter if `train` is "lora".
+
+    Trained weights are float32 whatever `dtype` is computed in: small steps would round to nothing in bfloat16.
+    """
+    base = local_model(name, dtype, LoraConfig(), param_dtype="" if train == "lora" else "float32")
+    if train != "lora":
         return base
-    return base.with_variables({**base.variables, "lora": init_lora(base.model, jax.random.key(config.seed))})
+    return base.with_variables({**base.variables, "lora": init_lora(base.model, jax.random.key(seed))})
 
 
 def on_device(tree: Any) -> Any:
@@ -160,23 +157,20 @@ def on_device(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), tree)
 
 
-def learner(config: Any, learning_rate: float, warmup: float = 0.0) -> Learn:
-    """Fine-tunes a local model, alone or metered, on chats and replies, as a training script's config says.
+def learner(config: SFTConfig) -> Learn:
+    """Fine-tunes a local model, alone or metered, on chats and replies.
 
     Where no example fits a row, or there is none, the model stays as it is, and the metrics say so.
     """
-    names = ("epochs", "batch_size", "packed", "train", "seed")
-    fields = {name: getattr(config, name) for name in names}
-    sft_config = SFTConfig(learning_rate=learning_rate, warmup=warmup, max_length=config.row_tokens, **fields)
 
     def learn(model, pairs):
         if isinstance(model, Metered):
             inner, metrics = learn(model.model, pairs)
             return Metered(inner, model.usage), metrics
         examples = sft.tokenize(model.tokenizer, pairs)
-        if all(len(example.tokens) > sft_config.max_length for example in examples):
+        if all(len(example.tokens) > config.max_length for example in examples):
             return model, {"examples": 0, "too_long": len(examples)}
-        variables, metrics = sft.fit(model.model, model.variables, examples, sft_config)
+        variables, metrics = sft.fit(model.model, model.variables, examples, config)
         return model.with_variables(variables), metrics
 
     return learn

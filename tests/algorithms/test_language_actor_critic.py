@@ -11,7 +11,7 @@ from envs.tic_tac_toe.rule_based import SCRIPTS
 from envs.tic_tac_toe.rules import board_game
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms import language_estimates as estimates
-from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, Setting, State
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.board_games import Line, Step, View, Viewer
 from nlrl_jax.rollouts.board_games import (
@@ -34,7 +34,7 @@ SMALL = ActorCriticConfig(games=160, k=5, rollout=Sampling(16, 1.0), candidates=
 
 def setting(opponent=random_opponent, improver=SCRIPTED, aggregator=SCRIPTED, **options):
     config = dataclasses.replace(SMALL, **options)
-    return Setting(GAME, opponent(GAME), roles("compact"), aggregator, improver, learn, learn, config)
+    return ActorCriticSetup(GAME, opponent(GAME), roles("compact"), aggregator, improver, learn, learn, config)
 
 
 def beginner():
@@ -138,7 +138,7 @@ def test_monte_carlo_counts_the_games_it_is_shown():
     (target,) = estimates.monte_carlo([chunk], roles("compact"), SCRIPTED, GREEDY, 0, counts)
     assert json.loads(target.text)["final_evaluation"] == 0.2  # (1 + 1 - 1 + 0) / 4, to one digit
     assert (target.view, target.action) == chunk[0]
-    assert "O wins." in target.asked.messages[-1]["content"] and "a draw." in target.asked.messages[-1]["content"]
+    assert "O wins." in target.prompt.messages[-1]["content"] and "a draw." in target.prompt.messages[-1]["content"]
     assert not +counts
 
 

@@ -84,7 +84,7 @@ def test_with_one_step_and_exact_values_it_is_the_greedy_choice():
     allowed = Line().candidates
     best = [max(allowed(s), key=lambda a, s=s: -abs(10 - s - Line.moves[a])) for s in states]
     np.testing.assert_array_equal(decisions.actions, best)
-    assert not decisions.problems and not decisions.drawn.any() and len(set(best)) == 3
+    assert not decisions.problems and not decisions.is_random.any() and len(set(best)) == 3
     np.testing.assert_array_equal(gpi.value_and_improve(model, Line(), states, SAMPLING, 0).actions, best)
 
 
@@ -139,8 +139,8 @@ def test_unreadable_and_illegal_actions_are_counted_by_kind_and_replaced_by_cand
     assert decisions.problems == {
         "policy/illegal": 500, "policy/empty": 500, "policy/prose": 500, "policy/random": 1500,
     }  # fmt: skip
-    actions, drawn = decisions.actions.reshape(-1, 4), decisions.drawn.reshape(-1, 4)
-    assert drawn.all(0).tolist() == [True, True, True, False] and not drawn[:, 3].any()
+    actions, is_random = decisions.actions.reshape(-1, 4), decisions.is_random.reshape(-1, 4)
+    assert is_random.all(0).tolist() == [True, True, True, False] and not is_random[:, 3].any()
     assert (actions[:, 3] == 2).all() and set(actions[:, 0]) == {1, 2}
     np.testing.assert_allclose(np.bincount(actions[:, 1], minlength=3) / 500, 1 / 3, atol=0.09)
 

@@ -64,7 +64,7 @@ def state_of(*lines):
 
 
 def evaluator(model):
-    return td.Evaluator(model, roles("compact").value, CONFIG.values)
+    return td.ValueFunction(model, roles("compact").value, CONFIG.values)
 
 
 def test_the_estimate_weighs_results_and_evaluations():
@@ -114,7 +114,7 @@ def test_the_first_evaluations_may_come_from_another_model_with_prompt_and_sampl
             assert asked == sampling and [chat.messages for chat in chats] == [paper.value(end).messages]
             return [Reply(evaluation("x", "white"))]
 
-    large = td.Evaluator(Large(), paper.value, sampling)
+    large = td.ValueFunction(Large(), paper.value, sampling)
     value, targets, _ = td.iterate([state], r, TableModel(), SCRIPTED, learn, CONFIG, 0, large)
     assert r.read_advantage(targets[0].text) == "white"
     assert list(value.table) == list(learn(TableModel(), [(r.value(state.view), "")])[0].table)  # its own prompt

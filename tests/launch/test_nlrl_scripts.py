@@ -1,6 +1,5 @@
 """Language TD and the actor-critic from the command line, as small as can be: what they leave, resuming, annotating."""
 
-import dataclasses
 import filecmp
 import json
 import re
@@ -9,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import ablate_nlrl, actor_critic_baselines, train_language_actor_critic
-from nlrl_jax.run import directory, models
+from launch import ablate, train_language_actor_critic
+from nlrl_jax.config import replace
+from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.types import Chat
 from tests.launch import scripts
@@ -68,54 +68,85 @@ def test_the_actor_critic_leaves_metrics_values_and_a_page(actor_critic):
     assert len((folder / "values" / "00001.jsonl").read_text().splitlines()) > 0
     page = (actor_critic / "report.html").read_text()
     assert "Improvement, iteration 1" in page and "language value of" in page and "Aggregation" in page
-    results = json.loads((folder / "results.json").read_text())
-    assert {"eval/win", "eval/tie", "eval/loss", "eval/random_moves"} == set(results["before"])
+    trained = results.read(folder)
+    assert {"win", "tie", "loss", "random_moves"} == set(trained["before"]) == set(trained["after"])
     assert "eval/win" in read_metrics(actor_critic / "first_move" / "LLM-PPO")
-    asked = json.loads((actor_critic / "first_move" / "nano as prompted" / "results.json").read_text())
-    assert asked["before"] == asked["after"] and sum(asked["after"][f"eval/{x}"] for x in ("win", "tie", "loss")) == 1
-    assert asked["after"]["eval/random_moves"] == 1.0  # it knows nothing of this game, and the page says so
-    assert "nano as prompted" in page and "by lot" in page
+    assert results.read(actor_critic / "first_move" / "LLM-PPO")["script"] == "train_language_ppo"
+    prompted = results.read(actor_critic / "first_move" / "nano as prompted")
+    assert prompted["before"] == {} and sum(prompted["after"][x] for x in ("win", "tie", "loss")) == 1
+    assert prompted["after"]["random_moves"] == 1.0  # it knows nothing of this game, and the page says so
+    assert "nano as prompted" in page and "random moves" in page
 
 
-def test_a_stopped_actor_critic_goes_on_to_the_same_bits(actor_critic, tmp_path):
+def test_a_finished_actor_critic_with_more_iterations_continues_to_the_same_bits(actor_critic, tmp_path):
     run("train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=1", f"--run_dir={tmp_path / 'run'}")
     part = tmp_path / "run" / "first_move" / "actor-critic"
-    assert json.loads((part / "results.json").read_text())["iterations"] == 1  # finished, but fewer than are wanted now
+    assert results.read(part)["iterations"] == 1
     calls = lambda: {row["role"]: row["calls"] for row in json.loads((tmp_path / "run" / "usage.json").read_text())}
     first = calls()
-    run(
-        "train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=2", f"--run_dir={tmp_path / 'run'}",
-        "--resume",
-    )  # fmt: skip
+    run("train_language_actor_critic", "--iterations=2", f"--run_dir={tmp_path / 'run'}", "--resume")
     whole = actor_critic / "first_move" / "actor-critic"
     for name in ("metrics.jsonl", "values/00000.jsonl", "values/00001.jsonl", "records/00001.json", "results.json"):
         assert filecmp.cmp(part / name, whole / name, shallow=False), name
     assert all(calls()[role] > first[role] > 0 for role in ("policy", "value", "monte_carlo", "improver"))
 
 
+def stop_in_the_second_iteration(monkeypatch):
+    """Ctrl-C where an iteration writes its records."""
+    write = records.write
+
+    def stop(run_dir, iteration, exchanges):
+        if iteration == 1:
+            monkeypatch.setattr(records, "write", write)
+            raise KeyboardInterrupt
+        write(run_dir, iteration, exchanges)
+
+    monkeypatch.setattr(records, "write", stop)
+
+
+@pytest.mark.parametrize(
+    "name, fixture, options, part",
+    [
+        ("train_language_td", "language_td", TD, "."),
+        ("train_language_actor_critic", "actor_critic", [*ACTOR_CRITIC, "--noppo"], "first_move/actor-critic"),
+    ],
+)
+def test_a_stopped_run_continues_with_its_stored_options(name, fixture, options, part, request, tmp_path, monkeypatch):
+    stop_in_the_second_iteration(monkeypatch)
+    with pytest.raises(SystemExit):
+        run(name, *options, "--iterations=2", f"--run_dir={tmp_path / 'run'}")
+    run(name, f"--run_dir={tmp_path / 'run'}", "--resume")
+    whole = request.getfixturevalue(fixture)
+    for file in ("metrics.jsonl", "records/00001.json", "results.json"):
+        assert filecmp.cmp(tmp_path / "run" / part / file, whole / part / file, shallow=False), file
+
+
+def test_language_ppo_alone_continues_with_its_stored_options(tmp_path):
+    options = ["--opponent=first_move", "--games=4", "--eval_games=4", "--batch_size=4", "--scale=nano"]
+    run("train_language_ppo", *options, "--iterations=1", f"--run_dir={tmp_path / 'run'}")
+    assert results.read(tmp_path / "run")["iterations"] == 1
+    run("train_language_ppo", f"--run_dir={tmp_path / 'run'}", "--iterations=2", "--resume")
+    assert len(read_metrics(tmp_path / "run")["win_rate"]) == 2
+    stored = results.read(tmp_path / "run")
+    assert stored["script"] == "train_language_ppo" and sum(stored["after"].values()) == 1
+
+
 def test_both_opponents_spend_one_budget(tmp_path, monkeypatch):
     """An endpoint's account and cache lie in the run's folder, not in that of an opponent."""
-    asked = []
-    monkeypatch.setattr(models, "large_model_of", lambda *args: asked.append(args[2]) or 1 / 0)
+    folders = []
+    monkeypatch.setattr(models, "large_model", lambda *args: folders.append(args[2]) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("train_language_actor_critic", f"--run_dir={tmp_path / 'run'}")
-    assert asked == [tmp_path / "run"]
+    assert folders == [tmp_path / "run"]
 
 
 def test_language_td_leaves_data_metrics_and_a_page(language_td):
     metrics = read_metrics(language_td)
     assert {"eval/accuracy", "eval/answered", "sft/loss", "value/undecided"} <= set(metrics)
-    results = json.loads((language_td / "results.json").read_text())
-    assert results["after"]["positions"] + results["after"]["level"] == 6
+    stored = results.read(language_td)
+    assert stored["after"]["positions"] + stored["after"]["level"] == 6 and "accuracy" in stored["before"]
     page = (language_td / "report.html").read_text()
     assert "evaluation before" in page and "Learned from in iteration 2" in page
-
-
-def test_a_stopped_language_td_goes_on_to_the_same_bits(language_td, tmp_path):
-    run("train_language_td", *TD, "--iterations=1", f"--run_dir={tmp_path / 'run'}")
-    run("train_language_td", *TD, "--iterations=2", f"--run_dir={tmp_path / 'run'}", "--resume")
-    for name in ("metrics.jsonl", "records/00001.json", "results.json"):
-        assert filecmp.cmp(tmp_path / "run" / name, language_td / name, shallow=False), name
 
 
 def test_annotating_with_a_trained_model(actor_critic, language_td, capsys):
@@ -151,12 +182,34 @@ def test_what_cannot_be_annotated_is_refused(args, message):
     assert re.search(message, refusal("annotate", *args))
 
 
-def test_the_plans_need_no_model(capsys):
-    run("train_language_actor_critic", "--scale=paper", "--dry_run")
-    said = capsys.readouterr().out
-    assert "policy" in said and "31 iterations" in said
+def counted(capsys):
+    """role -> (calls, tokens written) of a dry run."""
+    rows = [line.rsplit(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
+    numbers = {row[0].strip(): row[1:] for row in rows if len(row) == 4 and row[1].replace(",", "").isdecimal()}
+    return {role: tuple(int(n.replace(",", "")) for n in (row[0], row[2])) for role, row in numbers.items()}
+
+
+def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
+    for name in ("large_model", "trainable_model", "tokenizer_of"):
+        monkeypatch.setattr(models, name, lambda *_: 1 / 0)
+    run(
+        "train_language_actor_critic",
+        "--scale=paper",
+        "--games=32",
+        "--eval_games=8",
+        "--prompted=endpoint",
+        "--dry_run",
+    )
+    rows = counted(capsys)
+    assert {"candidates", "improver", "monte_carlo", "policy", "value"} == set(rows)
+    calls, written = rows["improver"]
+    assert calls % (31 * 2) == 0 and written == 1024 * calls and rows["candidates"] == (10 * calls, 5120 * calls)
     run("train_language_td", "--scale=paper", "--dry_run")
-    assert "45,000" in capsys.readouterr().out
+    rows = counted(capsys)
+    assert rows["aggregator (large)"] == (4 * 45_000, 4 * 45_000 * 512)
+    assert rows["judge (own)"] == (6 * 3000, 6 * 3000 * 512)
+    ends, first = rows["value (own)"][0], rows["value (large)"][0]
+    assert ends == 3 * first and 45_000 < first <= 4 * 45_000
 
 
 @pytest.mark.parametrize(
@@ -166,7 +219,11 @@ def test_the_plans_need_no_model(capsys):
         ("train_language_actor_critic", ["--prompted=nano"], "nano has 1024 positions, but a prompt and --large_max"),
         ("train_language_actor_critic", ["--prompted=/a/m,/b/m"], "two of these models would have one name"),
         ("train_language_actor_critic", ["--prompted=scripted"], "--prompted names scripted, which cannot play"),
-        ("train_language_actor_critic", ["--opponent=me"], "--opponent is 'me'; choose both or one of"),
+        (
+            "train_language_actor_critic",
+            ["--opponent=me"],
+            "--opponent is 'me'; choose one of both, first",
+        ),
         ("train_language_actor_critic", ["--estimate=dp"], "estimate is 'dp'; choose one of mc, td"),
         ("train_language_actor_critic", ["--aggregator=endpoint"], "--base_url"),
         ("train_language_td", ["--skills=2"], "--skills is '2'"),
@@ -180,9 +237,9 @@ def test_the_plans_need_no_model(capsys):
         ("train_language_actor_critic", ["--dtype=float8"], "--dtype is 'float8'"),
         ("train_language_actor_critic", ["--model=/nowhere"], "no model at '/nowhere'"),
         ("train_language_actor_critic", ["--row_tokens=40"], "--row_tokens is 40, but a prompt takes 19 tokens"),
-        ("train_language_td", ["--first_values=me"], "--first_values is 'me'; choose value or aggregator"),
+        ("train_language_td", ["--first_values=me"], "--first_values is 'me'; choose one of value, aggregator"),
         ("train_language_td", ["--skills=0x1"], "--skills is '0x1'"),
-        ("train_language_td", ["--threshold=2"], "--threshold is 2.0; no win rate"),
+        ("train_language_td", ["--threshold=2"], "--threshold is 2.0; it must be at least 0 and at most 1"),
         ("train_language_td", ["--row_tokens=64"], "--row_tokens is 64, but a prompt takes 29 tokens"),
         ("train_language_td", ["--aggregator=/nowhere"], "no model at '/nowhere'"),
         *(
@@ -190,8 +247,8 @@ def test_the_plans_need_no_model(capsys):
             for name, value in (("states", -3), ("test_states", 0), ("variations", 0), ("look_ahead", 0))
         ),
         ("train_language_td", ["--judge_games=0"], "--judge_games is 0; it must be"),
-        ("ablate_nlrl", ["--opponent=both"], "--opponent is 'both'; choose one of first_move, random"),
-        ("ablate_nlrl", ["--study=all"], "--study is 'all'; choose from look_ahead"),
+        ("ablate", ["--study=mask", "--opponent=both"], "--opponent is 'both'; choose one of random, first_move"),
+        ("ablate", ["--study=all"], "--study is 'all'; choose one or more of one algorithm"),
     ],
 )
 def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
@@ -202,10 +259,10 @@ def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
 @pytest.mark.slow
 def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_path):
     small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move", f"--run_dir={tmp_path / 'run'}"]
-    run("ablate_nlrl", "--study=mask", *small)
+    run("ablate", "--study=mask", *small)
     parts = tmp_path / "run" / "actor_critic"
     trained = (parts / "base" / "metrics.jsonl").stat().st_mtime_ns
-    run("ablate_nlrl", "--study=mask,buffer", "--resume", *small)
+    run("ablate", "--study=mask,buffer", "--resume", *small)
     assert (parts / "base" / "metrics.jsonl").stat().st_mtime_ns == trained
     assert sorted(path.name for path in parts.iterdir()) == ["base", "buffer_1", "buffer_2", "mask_False"]
     assert (tmp_path / "run" / "ablation.png").stat().st_size > 0
@@ -214,14 +271,18 @@ def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_
 
 
 def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
-    config = ablate_nlrl.AblationConfig(study="epochs,k,buffer,games,top_m,mask", iterations=3)
-    base, runs = ablate_nlrl.base_of(config), ablate_nlrl.settings(config)
-    folders = [ablate_nlrl.folder_of(run, base) for labels in runs.values() for run in labels.values()]
+    config = ablate.AblationConfig(study="epochs,k,buffer,games,top_m,mask", iterations=3)
+    base = ablate.base_of(config, "k")
+    runs = {
+        study: {label: replace(base, **options) for label, options in labels.items()}
+        for study, labels in config.studies.items()
+    }
+    folders = [ablate.folder_of(run, base) for labels in runs.values() for run in labels.values()]
     assert folders.count("base") == 6 and len(set(folders)) == len(folders) - 5
-    assert "k_2" in folders and runs["k"]["K_MC = 2"] == dataclasses.replace(base, k=2)
-    assert base.iterations == 3 and base.games == 128
+    assert "k_2" in folders and runs["k"]["K_MC = 2"] == replace(base, k=2)
+    assert base.iterations == 3 and base.learning.games == 128
     with pytest.raises(ValueError, match="'k,states'"):
-        ablate_nlrl.settings(ablate_nlrl.AblationConfig(study="k,states"))
+        ablate.AblationConfig(study="k,states")
 
 
 def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
@@ -235,11 +296,11 @@ def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
 
 def test_a_model_that_is_called_by_its_path_stays_in_the_runs_folder():
     config = train_language_actor_critic.RunConfig(prompted="endpoint,/a/b", endpoint_model="/models/Llama")
-    assert actor_critic_baselines.as_prompted(config) == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
+    assert config.prompted_models == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
 
 
 def test_value_data_with_any_line_separator_are_read_back(tmp_path):
     pairs = [(Chat.of("a\u2028b\u0085"), "c\u2029\nd")]
-    train_language_actor_critic.write_pairs(tmp_path / "values.jsonl", pairs)
-    ((chat, reply),) = train_language_actor_critic.read_pairs(tmp_path / "values.jsonl")
+    records.write_pairs(tmp_path / "values.jsonl", pairs)
+    ((chat, reply),) = records.read_pairs(tmp_path / "values.jsonl")
     assert chat.messages == pairs[0][0].messages and reply == pairs[0][1]

@@ -10,9 +10,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from envs.maze.rule_based import SCRIPTS
 from launch import run_language_gpi as script
-from nlrl_jax.backends.usage import Usage
-from nlrl_jax.run import directory
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.run import directory, models, results
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.run.reports.language_gpi import Row, summarize
 from tests.launch.scripts import refusal, run
@@ -22,8 +23,7 @@ SMALL = ("--starts=3", "--seeds=2", "--rows=policy,1x1,2x1", "--mazes=medium", "
 
 @pytest.mark.parametrize(("maze", "margin"), [("double_t", 1 - 11.19 / 27.29), ("medium", 1 - 12.23 / 27.05)])
 def test_scripted_gpi_beats_the_policy_by_the_papers_margin_and_variations_help(maze, margin):
-    config = script.GPIRunConfig(seed=7).settled()
-    model = script.make_model(config, None, Usage())
+    config, model = script.GPIRunConfig(seed=7), ScriptedModel(SCRIPTS)
     mean = {}
     for name in ("policy", "1x3", "4x3", "8x3"):
         result = script.play(config, maze, Row.of(name), model)
@@ -41,12 +41,10 @@ def test_starts_are_all_cells_before_any_comes_twice():
 
 
 def test_calls_of_an_episode_are_those_of_the_paper():
-    config = script.GPIRunConfig(starts=4, seeds=1).settled()
-    model = script.make_model(config, None, Usage())
-    result = script.play(config, "medium", Row.of("3x2"), model)
+    config = script.GPIRunConfig(starts=4, seeds=1)
+    result = script.play(config, "medium", Row.of("3x2"), ScriptedModel(SCRIPTS))
     steps = np.sum(result["steps"])
     assert result["calls"] == {"value": 12 * steps, "aggregator": 4 * steps, "improver": steps}
-    assert Row.of("3x2").calls == {"value": 12, "aggregator": 4, "improver": 1}
     solved = np.array(result["solved"])
     np.testing.assert_array_equal(np.array(result["returns"])[solved], 1 - np.array(result["steps"])[solved])
 
@@ -63,12 +61,12 @@ def test_killed_run_goes_on_with_the_next_row_and_leaves_the_same_files(tmp_path
         run("run_language_gpi", f"--run_dir={whole}", *SMALL)
         last = capsys.readouterr().out.splitlines()[-1]
         stop = mock.patch("nlrl_jax.algorithms.language_gpi.language_gpi", side_effect=KeyboardInterrupt)
-        with stop, contextlib.suppress(KeyboardInterrupt):
+        with stop, contextlib.suppress(SystemExit):
             run("run_language_gpi", f"--run_dir={killed}", *SMALL)
         assert [path.name for path in (killed / "rows").iterdir()] == ["medium_policy.json"]
         directory.close_run(killed)
         capsys.readouterr()
-        run("run_language_gpi", f"--run_dir={killed}", *SMALL, "--resume")
+        run("run_language_gpi", f"--run_dir={killed}", "--resume")  # with the stored options
     finally:
         directory.close_run(whole)
         directory.close_run(killed)
@@ -83,6 +81,10 @@ def test_killed_run_goes_on_with_the_next_row_and_leaves_the_same_files(tmp_path
         assert word in page, word
     roles = [row["role"] for row in json.loads((whole / "usage.json").read_text())]
     assert {f"medium_2x1/{role}" for role in ("value", "aggregator", "improver")} < set(roles)
+    ended = results.read(whole)
+    assert ended["before"]["medium/return"] == pytest.approx([before, before])
+    assert np.mean(ended["after"]["medium/return"]) == pytest.approx(after) and len(ended["rows"]["medium"]) == 3
+    assert ended["transcripts"]["after"][0]["turns"] and ended["script"] == "run_language_gpi"
 
 
 class Nonsense(http.server.BaseHTTPRequestHandler):
@@ -132,7 +134,7 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
     try:
         # 2 states x 2 steps: 4 calls for the policy, then 2 x 8 + 8 + 2 = 26 a step; the budget ends the first one.
         line = refusal("run_language_gpi", *args, "--token_budget=700", "--concurrency=1")
-        assert "1 of 2 rows are finished; --resume goes on" in line
+        assert "1 of 2 rows are finished; --resume continues" in line
         paid = len(Nonsense.requests)
         assert tokens() == (100 * paid + 10 * replies(),) * 2
         directory.close_run(tmp_path)
@@ -151,13 +153,16 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
     assert "unreadable double_t" in capsys.readouterr().out
 
 
-def test_plan_of_the_paper_scale_sends_nothing(capsys):
-    with mock.patch.object(script, "make_model", side_effect=AssertionError):
-        run("run_language_gpi", "--scale=paper", "--dry_run")
-    out = capsys.readouterr().out
-    assert "gpt-4o-mini-2024-07-18: nothing is sent" in out
-    # Policy alone, double T: 90 episodes of 28.29 steps. GPI K=8: 12.19 steps of 32 + 4 + 1 calls.
-    assert f"{90 * 28.29:,.0f} calls" in out and f"{90 * 12.19 * 37:,.0f} calls" in out
+def test_a_dry_run_counts_the_calls_that_rules_make_and_sends_nothing(capsys):
+    args = "--starts=3", "--seeds=4", "--rows=q,2x1", "--mazes=medium", "--max_steps=30"
+    with mock.patch.object(models, "large_model", side_effect=AssertionError):
+        run("run_language_gpi", "--scale=paper", "--dry_run", *args)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("medium")]
+    config = script.GPIRunConfig(starts=3, seeds=1, rows="q,2x1", mazes="medium", max_steps=30, history=100)
+    for line, (maze, row) in zip(lines, config.jobs(), strict=True):
+        result = script.play(config, maze, row, ScriptedModel(SCRIPTS))
+        calls = 4 * sum(result["calls"].values())
+        assert line[:2] == [maze, row.name] and line[2] == f"{calls:,}" and line[4] == f"{512 * calls:,}"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,6 @@ def test_plan_of_the_paper_scale_sends_nothing(capsys):
         ("--rows=0x3", "'0x3'"),
         ("--mazes=umaze", "'umaze'.*double_t, medium"),
         ("--backend=cloud", "'cloud'.*scripted, local, endpoint"),
-        ("--scale=big", "'big'.*nano, paper"),
         ("--starts=0", "--starts is 0"),
         ("--observation=none", "'none'"),
         ("--temperature=-1", "temperature is -1"),

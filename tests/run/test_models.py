@@ -10,17 +10,18 @@ import pytest
 from envs.breakthrough import prompts as breakthrough_prompts
 from envs.tic_tac_toe import prompts as prompts
 from envs.tic_tac_toe.rules import board_game, fields
-from launch import actor_critic_baselines, train_language_td
-from launch import train_language_actor_critic as actor_critic
+from launch import train_language_ppo, train_language_td
 from nlrl_jax.algorithms import language_td_data
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
+from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.run import models
-from nlrl_jax.types import Chat
+from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights.load import load_tokenizer
 
 ADDRESS = {"base_url": "http://127.0.0.1:9/v1", "endpoint_model": "m"}
@@ -28,8 +29,7 @@ ADDRESS = {"base_url": "http://127.0.0.1:9/v1", "endpoint_model": "m"}
 
 @pytest.mark.parametrize("train, dtype", [("params", jnp.float32), ("lora", jnp.bfloat16)])
 def test_weights_that_are_trained_are_float32_whatever_is_computed_in(train, dtype):
-    config = types.SimpleNamespace(model="nano_board", dtype="bfloat16", train=train, seed=0)
-    model = models.trainable_model(config)
+    model = models.trainable_model("nano_board", "bfloat16", train, seed=0)
     assert model.model.config.dtype == "bfloat16"
     assert {leaf.dtype for leaf in jax.tree.leaves(model.variables["params"])} == {jnp.dtype(dtype)}
     assert ("lora" in model.variables) == (train == "lora")
@@ -45,62 +45,47 @@ def tiny():
 
 @pytest.mark.parametrize("pairs", [[], [(Chat.of("O: 1 2 3"), "long " * 60)] * 2], ids=["none", "too long"])
 def test_a_model_that_nothing_can_be_taught_stays_as_it_is(tiny, pairs):
-    learn = models.learner(actor_critic.RunConfig(row_tokens=64), 1e-3)
+    learn = models.learner(SFTConfig(max_length=64, learning_rate=1e-3))
     learned, metrics = learn(Metered(tiny, Usage()), pairs)
     assert learned.model is tiny and metrics == {"examples": 0, "too_long": len(pairs)}
 
 
 def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys):
     pair = (Chat.of("O: 1 2 3"), '{"best_move": 5}')
-    models.check_models(actor_critic.RunConfig(aggregator="endpoint", **ADDRESS), [pair])
+    models.check_rows("nano_board", [pair], row_tokens=256, max_tokens=32, large_max_tokens=1024)
     assert "--large_max_tokens is 1024" in capsys.readouterr().out
-    models.check_models(actor_critic.RunConfig(), [pair])
+    models.check_rows("nano_board", [pair], row_tokens=256, max_tokens=32)
     assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="--row_tokens is 64, but a prompt takes .* it must be at least that"):
-        models.check_models(actor_critic.RunConfig(row_tokens=64), [(pair[0], "long " * 60)])
+        models.check_rows("nano_board", [(pair[0], "long " * 60)], row_tokens=64, max_tokens=32)
 
 
 def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
-    config = actor_critic.RunConfig(
-        aggregator="endpoint", **ADDRESS, api_key_env="MY_KEY", concurrency=3, token_budget=7
-    )
-    usage = Usage()
-    model = models.large_model_of(config, {}, tmp_path, usage).model
-    assert (model.options.base_url, model.model) == (ADDRESS["base_url"], "m")
-    assert (model.options.api_key_env, model.options.concurrency) == ("MY_KEY", 3)
+    options, usage = models.EndpointOptions(ADDRESS["base_url"], "MY_KEY", concurrency=3, token_budget=7), Usage()
+    model = models.large_model("endpoint", {}, tmp_path, usage, options, "m").model
+    assert (model.options, model.model) == (options, "m")
     assert model.usage is usage and model.cache.folder == tmp_path / "cache"
     usage.add("policy", paid=7)
     with pytest.raises(Exception, match="the limit is 7; raise --token_budget"):
-        model.complete([Chat.of("hi")], actor_critic.Sampling(5), "policy")
-
-
-def test_a_config_that_inherits_an_endpoints_options_is_refused_for_them():
-    for name, value in (("timeout", float("nan")), ("max_retries", -1), ("extra", "n=2")):
-        with pytest.raises(ValueError, match=f"^{name} "):
-            models.check_large_model(actor_critic.RunConfig(aggregator="endpoint", **ADDRESS, **{name: value}))
+        model.complete([Chat.of("hi")], Sampling(5), "policy")
 
 
 def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
-    config, board = actor_critic.RunConfig(), board_game().init()
-    policy = actor_critic_baselines.ppo_policy(config, tiny)
+    policy, board = train_language_ppo.policy_of(train_language_ppo.RunConfig(), tiny), board_game().init()
     tokens, length = policy.template(fields(board.at[4].set(0)))
     view = View("1 | 2 | 3\n---------\n4 | O | 6\n---------\n7 | 8 | 9", "X", tuple("12346789"))
-    asked = tiny.tokenizer.render_chat(prompts.roles("compact").policy(view).messages)
-    assert [*policy.template.prefix, *np.asarray(tokens[:length])] == tiny.tokenizer.encode(asked)
-    state = actor_critic_baselines.ppo_state(tiny, LanguagePPOConfig(train="lora"), jax.random.key(9))
+    prompt = tiny.tokenizer.render_chat(prompts.roles("compact").policy(view).messages)
+    assert [*policy.template.prefix, *np.asarray(tokens[:length])] == tiny.tokenizer.encode(prompt)
+    state = train_language_ppo.init_state(tiny, LanguagePPOConfig(train="lora"), jax.random.key(9))
     jax.tree.map(np.testing.assert_array_equal, state.variables, tiny.variables)
 
 
 @pytest.mark.parametrize("aggregator", ["endpoint", "scripted"])
-def test_a_large_model_that_evaluates_first_is_told_what_and_may_write_as_long_as_it_does(
-    aggregator, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(language_td_data, "load_or_make", lambda *_: None)
-    config = train_language_td.RunConfig(aggregator=aggregator, **ADDRESS)
-    first = train_language_td.Trainer(config, tmp_path, Usage()).first
-    said = breakthrough_prompts.roles("paper" if aggregator == "endpoint" else "compact")
+def test_a_large_model_that_evaluates_first_gets_the_papers_prompt_and_reply_length(aggregator):
+    first = train_language_td.RunConfig(aggregator=aggregator).first_value(ScriptedModel({}))
+    roles = breakthrough_prompts.roles("paper" if aggregator == "endpoint" else "compact")
     view = View("2bb\n1ww\n ab", "black", ())
-    assert first.prompt(view).messages == said.value(view).messages
+    assert first.prompt(view).messages == roles.value(view).messages
     assert first.sampling.max_tokens == (512 if aggregator == "endpoint" else 64)
 
 

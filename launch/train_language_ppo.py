@@ -1,0 +1,127 @@
+"""Trains a language model to play tic-tac-toe by LLM-PPO, the baseline of NLRL (Figure 6, Table 16).
+
+    python -m launch.train_language_ppo --opponent random --run_dir runs/language_ppo
+
+The policy reads the actor-critic's prompt and chooses among the legal moves by the log-probability of their digits; see
+`nlrl_jax/algorithms/language_ppo.py` for departures from the paper. The last line reads
+`win rate (OPPONENT): <before> -> <after>`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+from absl import flags
+
+import envs
+from envs.tic_tac_toe import prompts
+from nlrl_jax.algorithms import language_ppo
+from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.config import DTYPES, check, option, part
+from nlrl_jax.run import app, loop, models, players, results
+from nlrl_jax.run import flags as config_flags
+from nlrl_jax.text.word_policy import MovePolicy
+
+SCRIPT = "train_language_ppo"
+MAY_CHANGE = ("iterations", "checkpoint_every")
+GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by opponent
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes. Defaults: nano scale."""
+
+    model: str = option("nano_board", "nano_board, smollm2, a Hugging Face folder or a .gguf file")
+    opponent: str = option("random", "first_move or random", choices=tuple(GAMES))
+    style: str = option(
+        "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
+        choices=("auto", *prompts.STYLES),
+    )  # fmt: skip
+    iterations: int = option(5, "iterations", least=1)
+    learning: LanguagePPOConfig = part(
+        LanguagePPOConfig(num_games=320, actor_learning_rate=3e-4, critic_learning_rate=1e-3),
+        names={"num_games": "games", "actor_learning_rate": "learning_rate"},
+    )
+    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
+    eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
+    seed: int = option(0, "everything random follows from it", least=0)
+    checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
+
+    def __post_init__(self):
+        check(self)
+
+
+PRESETS = {
+    "nano": {},
+    "paper": {
+        "model": "Llama-3.1-8B-Instruct", "style": "paper", "iterations": 31, "games": 512, "learning_rate": 1e-5,
+        "critic_learning_rate": 1e-5, "dtype": "bfloat16", "eval_games": 512,
+    },
+}  # fmt: skip
+
+
+def policy_of(config: RunConfig, start: LocalModel) -> MovePolicy:
+    """The policy, with the prompt of the actor-critic's policy."""
+    template = prompts.policy_template(players.prompt_for(config.model, config.style))
+    return MovePolicy.for_game(envs.make("tic_tac_toe"), start.model, start.tokenizer, *template)
+
+
+def init_state(start: LocalModel, learning: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
+    """The first state: that model as it is, with its adapter if it has one."""
+    state = language_ppo.init_state(start.model, start.variables["params"], learning, key)
+    return state.replace(**{learning.train: start.variables[learning.train]})
+
+
+def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
+    """Trains in a folder. Returns results.json's content: "win", "tie" and "loss" before and after.
+
+    Args:
+      start: the policy before its first iteration.
+    """
+    game, policy, key = envs.make(GAMES[config.opponent]), policy_of(config, start), jax.random.key(config.seed)
+    state = models.on_device(init_state(start, config.learning, key))
+    play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
+
+    def evaluate(state):
+        shares = play(state, jax.random.fold_in(key, 0))
+        return {name: float(shares[f"{name}_rate"]) for name in ("win", "tie", "loss")}
+
+    before = evaluate(state)
+    if resume:
+        state = loop.restore(run_dir, state)
+    state = loop.train(
+        run_dir,
+        jax.jit(language_ppo.make_update(policy, game, config.learning), donate_argnums=0),
+        state,
+        seed=config.seed,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("eval/win", "win_rate"),
+        resume=resume,
+        evaluate=lambda done, state: {f"eval/{name}": share for name, share in evaluate(state).items()},
+    )
+    results.write(run_dir, script=SCRIPT, before=before, after=evaluate(state), iterations=config.iterations)
+    return results.read(run_dir)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = app.parse(RunConfig, PRESETS, "scale")
+    start = models.trainable_model(config.model, config.dtype, config.learning.train, config.seed)
+    run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
+    stored = train(config, start, run_dir, flags.FLAGS.resume)
+    print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
+
+
+def define_flags() -> None:
+    config_flags.define(RunConfig, PRESETS, "scale")
+    app.define_run_flags()
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

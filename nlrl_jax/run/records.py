@@ -1,0 +1,57 @@
+"""What a run keeps of its exchanges with language models: for the report (RUN_DIR/records/<iteration>.json), and as
+training data."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nlrl_jax.files import write_atomically
+from nlrl_jax.types import Chat, Pairs
+
+# {"title", "board" or "", "parts": [(label, text), ...]}, as `report.write_report` takes it.
+Exchange = Mapping[str, Any]
+
+
+def exchange(title: str, board: str, *parts: tuple[str, str]) -> Exchange:
+    return {"title": title, "board": board, "parts": parts}
+
+
+def write(run_dir: pathlib.Path, iteration: int, exchanges: Sequence[Exchange]) -> None:
+    """Keeps an iteration's exchanges."""
+    path = run_dir / "records" / f"{iteration:05d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(exchanges, ensure_ascii=False, indent=1))
+
+
+def first_and_last(run_dir: pathlib.Path) -> list[Exchange]:
+    """The exchanges of a run's first and last iteration."""
+    files = sorted((run_dir / "records").glob("*.json"))
+    ends = dict.fromkeys([*files[:1], *files[-1:]])
+    return [one for path in ends for one in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def write_pairs(path: pathlib.Path, pairs: Pairs) -> None:
+    """Chats with replies, one JSON object per line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"messages": list(chat.messages), "reply": reply}, ensure_ascii=False) for chat, reply in pairs]
+    write_atomically(path, "".join(line + "\n" for line in lines))
+
+
+def read_pairs(path: pathlib.Path) -> Pairs:
+    """The pairs that `write_pairs` wrote.
+
+    Raises:
+      ValueError: there is no such file, or it is damaged.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also cut at U+2028, which JSON allows
+        rows = [json.loads(line) for line in lines if line]
+        return [(Chat(tuple(row["messages"])), row["reply"]) for row in rows]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path} is needed to resume and cannot be read ({error}); start again in another --run_dir, and copy the "
+            "folder cache there, if this run has one: cached replies cost nothing"
+        ) from error

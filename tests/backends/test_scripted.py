@@ -1,0 +1,39 @@
+"""The model that counts: replies of full length that readers still read, and that prompts quote in full."""
+
+import json
+
+import pytest
+
+from envs.breakthrough.prompts import read_advantage
+from envs.maze import env as mazes
+from envs.maze.prompts import MazeRoles
+from envs.tic_tac_toe.prompts import read_move, read_value
+from nlrl_jax.backends.scripted import CHARACTERS, CountingModel
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.types import Chat, Sampling
+
+
+@pytest.mark.parametrize(
+    "text, read, value",
+    [
+        ('{"thought": "O, or X?", "best_move": 5}', lambda text: read_move(text, "45"), ("5", "")),
+        ('{"thought": "even", "final_evaluation": -0.4}', read_value, -0.4),
+        ("*Suggested Moves*: a2a3\n*Advantage*: <white>", read_advantage, "white"),
+        ('{"thoughts": "", "action": "move up"}', MazeRoles(mazes.maze("medium")).read_action, (0, "")),
+        ("prose", len, CHARACTERS * 64),
+    ],
+)
+def test_padded_replies_are_read(text, read, value):
+    usage, chat = Usage(), Chat.of("x" * 40, "y" * 40)
+    (reply,) = Metered(CountingModel({"role": lambda *_: text}), usage).complete([chat], Sampling(64), "role")
+    assert read(reply.text) == value and len(reply.text) == CHARACTERS * 64
+    assert "".join(reply.text.split()) == "".join(text.split())
+    (row,) = usage.rows()
+    assert (row["calls"], row["prompt_tokens"], row["tokens"]) == (1, 80 // CHARACTERS, 64)
+
+
+def test_an_evaluation_that_a_reader_writes_anew_keeps_its_length():
+    text = json.dumps({"thoughts": "far away", "final_evaluation": "poor, about 9 steps to go."})
+    (reply,) = CountingModel({"value": lambda *_: text}).complete([Chat.of("")], Sampling(128), "value")
+    evaluation, problem = MazeRoles(mazes.maze("medium")).read_evaluation(reply.text)
+    assert not problem and len(evaluation) == CHARACTERS * 128
