@@ -63,10 +63,9 @@ QWEN25_3B = ModelConfig(
 
 
 class Scale(NamedTuple):
-    """What a scale means: fields of `TrainConfig`, by the game trained on where they differ, and of `DQNRunConfig`."""
+    """What a scale means: options of `TrainConfig` and of `DQNRunConfig`."""
 
     common: dict[str, Any]
-    by_game: dict[str, dict[str, Any]]
     seeds: int
     dqn: dict[str, Any]
     warm_start: bool = False  # teach the reply format first
@@ -76,21 +75,18 @@ class Scale(NamedTuple):
 SCALES = {
     "nano": Scale(
         {**NANO, "iterations": 120, "decay_steps": 150, "eval_every": 40, "checkpoint_every": 20},
-        {},
         2,
         {},
         fits=True,
     ),
     "smollm2": Scale(
         {"model": "smollm2", "micro_batch": 25, "eval_every": 100, "eval_episodes": 50},
-        {},
         3,
         {"iterations": 400},
         warm_start=True,
     ),
     "paper": Scale(
         {"dtype": "bfloat16", "micro_batch": 5, "remat": True, "eval_every": 100, "eval_episodes": 50},
-        {},
         8,
         train_dqn.PRESETS["paper"],
     ),
@@ -177,10 +173,7 @@ def configs_of(
     given |= {"iterations": config.iterations} if config.iterations else {}
     if config.iterations and "decay_steps" in scale.common:
         given["decay_steps"] = config.iterations * 5 // 4
-    runs = {
-        game: make(TrainConfig, game=game, **{**scale.common, **scale.by_game.get(game, {}), **given})
-        for game in TRAINED_ON
-    }
+    runs = {game: make(TrainConfig, game=game, **{**scale.common, **given}) for game in TRAINED_ON}
     iterations = {"iterations": config.dqn_iterations} if config.dqn_iterations else {}
     return runs, make(train_dqn.DQNRunConfig, **{**scale.dqn, **iterations}), config.seeds or scale.seeds
 

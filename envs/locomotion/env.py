@@ -17,9 +17,7 @@ Differences from Gymnasium:
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +27,7 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from envs.locomotion import prompts, rule_based
+from envs.locomotion import prompts, rule_based, xml_path
 from envs.locomotion.frames import frames
 from nlrl_jax.types import ControlGame
 
@@ -43,7 +41,6 @@ class Robot:
     """What sets one robot apart (Gymnasium's defaults).
 
     Attributes:
-      xml: file names by version.
       frame_skip: simulator sub-steps in one control step.
       control_cost: weight of the squared action.
       hidden: how many of the first positions the observation leaves out.
@@ -53,7 +50,6 @@ class Robot:
       free: the body floats freely: its x is read from the simulator, not from qpos, and v5 feels contact forces.
     """
 
-    xml: dict[str, str]
     frame_skip: int
     control_cost: float
     hidden: int
@@ -77,9 +73,9 @@ def _ant_healthy(qpos, qvel):
 
 
 ROBOTS = {
-    "hopper": Robot({"v4": "hopper.xml", "v5": "hopper.xml"}, 4, 1e-3, 1, 10.0, 5e-3, _hopper_healthy),
-    "walker2d": Robot({"v4": "walker2d.xml", "v5": "walker2d_v5.xml"}, 4, 1e-3, 1, 10.0, 5e-3, _walker2d_healthy),
-    "ant": Robot({"v4": "ant.xml", "v5": "ant.xml"}, 5, 0.5, 2, math.inf, 0.1, _ant_healthy, free=True),
+    "hopper": Robot(4, 1e-3, 1, 10.0, 5e-3, _hopper_healthy),
+    "walker2d": Robot(4, 1e-3, 1, 10.0, 5e-3, _walker2d_healthy),
+    "ant": Robot(5, 0.5, 2, math.inf, 0.1, _ant_healthy, free=True),
 }
 _CONTACT_COST = 5e-4  # Ant v5
 
@@ -248,18 +244,6 @@ def make_env(name: str, version: str = "v4", physics: str = "auto") -> Locomotio
     if physics == "auto":
         physics = "c" if jax.default_backend() == "cpu" else "mjx"
     return Locomotion(name, version, physics)
-
-
-def xml_path(name: str, version: str = "v4") -> pathlib.Path:
-    """The model file in the installed Gymnasium (which is not imported).
-
-    Raises:
-      ModuleNotFoundError: Gymnasium is not installed.
-    """
-    found = importlib.util.find_spec("gymnasium")
-    if found is None:
-        raise ModuleNotFoundError("the robots' models are Gymnasium's files: pip install gymnasium==1.3.0")
-    return pathlib.Path(found.origin).parent / "envs" / "mujoco" / "assets" / ROBOTS[name].xml[version]
 
 
 def _uniform(key, shape, dtype):

@@ -34,7 +34,7 @@ def frames(name: str, qpos, width: int = 320, height: int = 240, renderer: str =
       ValueError: qpos of another robot, or a renderer that is neither.
       RuntimeError: renderer="opengl" and the machine has no OpenGL.
     """
-    from envs.locomotion.env import xml_path
+    from envs.locomotion import xml_path
 
     if renderer not in RENDERERS:
         raise ValueError(f"renderer is {renderer!r}; choose one of {', '.join(RENDERERS)}")

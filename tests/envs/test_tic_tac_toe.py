@@ -12,6 +12,7 @@ import pyspiel
 import pytest
 
 import envs
+from envs.one_player import EnvState, OnePlayer
 from envs.tic_tac_toe import env as tic_tac_toe
 from envs.tic_tac_toe import rules
 from envs.tic_tac_toe.prompts import STYLES, policy_template, roles, squares
@@ -117,7 +118,7 @@ def test_positions_that_can_occur_are_those_that_open_spiel_reaches():
     assert possible == set(reachable())
 
 
-def play_out(env: tic_tac_toe.TicTacToe, policy, num: int, seed: int = 0):
+def play_out(env: OnePlayer, policy, num: int, seed: int = 0):
     """Returns [num] and sides of finished games; `policy(key, board) -> action`."""
     params = env.default_params
 
@@ -128,13 +129,13 @@ def play_out(env: tic_tac_toe.TicTacToe, policy, num: int, seed: int = 0):
         def step(carry, key):
             state, total, ended = carry
             key_act, key_step = jax.random.split(key)
-            _, after, reward, end, info = env.step_env(key_step, state, policy(key_act, state.board), params)
+            _, after, reward, end, info = env.step_env(key_step, state, policy(key_act, state.position), params)
             carry = after, total + jnp.where(ended, 0.0, reward), ended | end
             return carry, info["illegal_move"] & ~ended
 
         start = state, jnp.float32(0), jnp.array(False)
         (state, total, ended), illegal = jax.lax.scan(step, start, jax.random.split(key_game, 5))
-        return total, state.side, ended, illegal.any(), state.board
+        return total, state.side, ended, illegal.any(), state.position
 
     total, side, ended, illegal, boards = jax.device_get(
         jax.jit(jax.vmap(game))(jax.random.split(jax.random.key(seed), num))
@@ -159,7 +160,7 @@ def perfect(key, board):
 
 
 def test_minimax_never_loses_and_ties_with_itself():
-    env = tic_tac_toe.TicTacToe("minimax")
+    env = tic_tac_toe.one_player("minimax")
     total, side = play_out(env, uniform, 4000)
     for player in (0, 1):
         assert (side == player).sum() > 1800
@@ -182,45 +183,45 @@ def test_random_against_random_has_the_exact_odds():
         return chance[board]
 
     want = odds(SPIEL.new_initial_state())
-    total, side = play_out(tic_tac_toe.TicTacToe("random"), uniform, 20_000, seed=3)
+    total, side = play_out(tic_tac_toe.one_player("random"), uniform, 20_000, seed=3)
     for player, sign in ((0, 1), (1, -1)):
         got = [(total[side == player] == sign * value).mean() for value in (1, 0, -1)]
         np.testing.assert_allclose(got, want, atol=0.015)
 
 
 def test_first_move_takes_the_lowest_free_cell():
-    env = tic_tac_toe.TicTacToe("first_move", side="X")
+    env = tic_tac_toe.one_player("first_move", side="X")
     _, state = env.reset_env(jax.random.key(0), env.default_params)
-    np.testing.assert_array_equal(state.board, board_of("O.. ... ..."))
+    np.testing.assert_array_equal(state.position, board_of("O.. ... ..."))
     _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 4, env.default_params)
-    np.testing.assert_array_equal(state.board, board_of("OO. .X. ..."))
+    np.testing.assert_array_equal(state.position, board_of("OO. .X. ..."))
     assert reward == 0 and not ended
     _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 8, env.default_params)
-    np.testing.assert_array_equal(state.board, board_of("OOO .X. ..X"))
+    np.testing.assert_array_equal(state.position, board_of("OOO .X. ..X"))
     assert reward == -1 and ended and not env.success(state)
-    total, _ = play_out(tic_tac_toe.TicTacToe("first_move", side="O"), first, 10)
+    total, _ = play_out(tic_tac_toe.one_player("first_move", side="O"), first, 10)
     assert (total == 1).all()  # 1, 3, 5, 7 against 2, 4, 6: the diagonal from 7 to 3
 
 
 def test_a_taken_cell_changes_nothing_and_is_counted():
-    env = tic_tac_toe.TicTacToe("random", side="O")
+    env = tic_tac_toe.one_player("random", side="O")
     params = env.default_params
-    state = tic_tac_toe.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
+    state = EnvState(time=jnp.int32(0), position=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
     for action in (0, 4):
         _, after, reward, ended, info = env.step_env(jax.random.key(0), state, action, params)
-        np.testing.assert_array_equal(after.board, state.board)
+        np.testing.assert_array_equal(after.position, state.position)
         assert after.time == 1 and reward == 0 and not ended and info["illegal_move"]
-    won = state.replace(board=jnp.asarray(board_of("OOO XX. ...")))
+    won = state.replace(position=jnp.asarray(board_of("OOO XX. ...")))
     _, after, reward, ended, info = env.step_env(jax.random.key(0), won, 8, params)
-    np.testing.assert_array_equal(after.board, won.board)
+    np.testing.assert_array_equal(after.position, won.position)
     assert reward == 0 and ended and info["illegal_move"]  # a win is paid once
 
 
 def test_the_side_is_drawn_at_reset_and_the_opponent_begins_if_it_is_x():
-    env = tic_tac_toe.TicTacToe("random")
+    env = tic_tac_toe.one_player("random")
     obs, state = jax.vmap(env.reset_env, (0, None))(jax.random.split(jax.random.key(0), 4000), env.default_params)
     assert 0.45 < state.side.mean() < 0.55
-    boards, side = np.asarray(state.board), np.asarray(state.side)
+    boards, side = np.asarray(state.position), np.asarray(state.side)
     assert (boards[side == 0] == -1).all()
     assert ((boards[side == 1] == 0).sum(1) == 1).all() and (boards != 1).all()
     openings = (boards[side == 1] == 0).mean(0)
@@ -235,8 +236,7 @@ def test_auto_reset_truncation_and_spaces():
     obs, state = game.env.reset(jax.random.key(0), game.params)
     assert game.env.observation_space(game.params).contains(obs)
     assert game.env.action_space(game.params).n == game.env.num_actions == len(game.actions) == 9
-    assert set(game.env.state_space(game.params).spaces) == set(vars(state))
-    state = state.replace(board=jnp.asarray(board_of("OX. ... ...")), side=jnp.int32(0), time=jnp.int32(3))
+    state = state.replace(position=jnp.asarray(board_of("OX. ... ...")), side=jnp.int32(0), time=jnp.int32(3))
     _, after, _, terminated, truncated, info = game.env.step(jax.random.key(1), state, 0, game.params)
     assert truncated and not terminated and after.time == 0 and info["illegal_move"]
     np.testing.assert_array_equal(info["final_observation"][0, :2], [[1, 0], [0, 1]])
@@ -256,7 +256,7 @@ You play O and it is your turn. Available positions: [3, 4, 6, 7, 9]"""
 
 
 def test_text():
-    state = tic_tac_toe.EnvState(time=jnp.int32(0), board=jnp.asarray(board_of("OX. .O. .X.")), side=jnp.int32(0))
+    state = EnvState(time=jnp.int32(0), position=jnp.asarray(board_of("OX. .O. .X.")), side=jnp.int32(0))
     game, compact = envs.make("tic_tac_toe"), envs.make("tic_tac_toe", prompt="compact")
     assert game.observation.render(game.fields(state)) == PAPER_TEXT
     assert game.board.render(game.fields(state)) == DRAWN
@@ -400,10 +400,10 @@ def test_a_finished_game_names_the_line_that_won(board, winner, result):
 
 
 def test_each_game_is_made_by_name():
-    for opponent in tic_tac_toe.OPPONENTS:
+    for opponent in ("random", "first_move", "minimax"):
         name = "tic_tac_toe" if opponent == "random" else f"tic_tac_toe_{opponent}"
         game = envs.make(name, side="O", prompt="compact")
-        assert game.name == name and game.env.opponent == opponent and game.env.side == "O"
+        assert game.name == name and game.env.side == "O"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.weights import huggingface, layout, peft
-from nlrl_jax.weights.layout import merge_lora
+from tests.lm.test_transformer import merge_lora
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3")

@@ -1,0 +1,130 @@
+"""A board game of two players as an environment of one, with the opponent inside `step`: for any `BoardGame`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from nlrl_jax.types import BoardGame
+from nlrl_jax.updates import where
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """time: int32 []. position: of the game. side: int32 [], which player the agent is."""
+
+    position: Any
+    side: jax.Array
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """max_steps_in_episode: moves of the agent, illegal ones included."""
+
+    max_steps_in_episode: int = 40
+
+
+class OnePlayer(environment.Environment[EnvState, EnvParams]):
+    """gymnax environment; an action is the index of a word in `words`, the game's without those no position allows.
+
+    Observations are float32 [*shape, 2]: the agent's pieces, the opponent's. An illegal action changes only the time;
+    `info["illegal_move"]` marks it. The reward is 1 for a win, -1 for a loss, else 0.
+
+    Args:
+      game: its `fields` have "cells" [rows * columns]: 0 free, 1 player 0's, 2 player 1's.
+      shape: (rows, columns).
+      opponent: "random" (uniform over legal moves), "first_move" (the legal move with the lowest id), or one of
+        `others`.
+      side: a player's name or "both" (random at reset). Against player 1 the opponent has moved first.
+      max_steps: of the default parameters.
+      others: name -> (position -> bool [A], the moves that this opponent draws from).
+
+    Raises:
+      ValueError: an unknown opponent or side.
+    """
+
+    def __init__(
+        self,
+        game: BoardGame,
+        shape: tuple[int, int],
+        opponent: str = "random",
+        side: str = "both",
+        max_steps: int = 40,
+        others: Mapping[str, Callable[[Any], jax.Array]] = {},
+    ):
+        first = lambda position: (mask := game.legal_action_mask(position)) & (jnp.cumsum(mask) == 1)
+        opponents = {"random": game.legal_action_mask, "first_move": first, **others}
+        sides = (*game.players, "both")
+        if opponent not in opponents:
+            raise ValueError(f"opponent is {opponent!r}; choose one of {', '.join(opponents)}")
+        if side not in sides:
+            raise ValueError(f"side is {side!r}; choose one of {', '.join(sides)}")
+        self.game, self.shape, self.side, self.max_steps = game, shape, side, max_steps
+        self.moves_of = opponents[opponent]
+        self.ids = np.flatnonzero([bool(word) for word in game.actions])  # the game's id of each action
+        self.words = tuple(game.actions[i] for i in self.ids)
+
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams(max_steps_in_episode=self.max_steps)
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.words)
+
+    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+        """The first position, or the one after the opponent's first move."""
+        key_side, key_move = jax.random.split(key)
+        if self.side == "both":
+            side = (jax.random.bits(key_side) & 1).astype(jnp.int32)
+        else:
+            side = jnp.int32(self.game.players.index(self.side))
+        first = self.game.init()
+        position = where(side == 0, first, self.answer(key_move, first))
+        state = EnvState(time=jnp.int32(0), position=position, side=side)
+        return self.observe(state), state
+
+    def answer(self, key: jax.Array, position: Any) -> Any:
+        """The position after the opponent's move; where the game is over, it means nothing."""
+        mask = self.moves_of(position)
+        return self.game.step(position, jnp.argmax(jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0)))
+
+    def step_env(self, key, state, action, params):
+        """(obs, state, reward, terminated, info)."""
+        game, move = self.game, jnp.asarray(self.ids)[action]
+        legal = game.legal_action_mask(state.position)[move]
+        position = where(legal, game.step(state.position, move), state.position)
+        position = where(legal & ~game.is_terminal(position), self.answer(key, position), position)
+        reward = jnp.where(legal, game.returns(position) * (1 - 2 * state.side), 0.0)
+        state = state.replace(position=position, time=state.time + 1)
+        return self.observe(state), state, reward, game.is_terminal(position), {"illegal_move": ~legal}
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """The game is over by its rules."""
+        return self.game.is_terminal(state.position)
+
+    def success(self, state: EnvState) -> jax.Array:
+        """Whether the agent has won: bool []."""
+        return self.game.returns(state.position) * (1 - 2 * state.side) == 1
+
+    def observe(self, state: EnvState) -> jax.Array:
+        """float32 [rows, columns, 2]."""
+        cells, own = self.game.fields(state.position)["cells"], state.side + 1
+        return jnp.stack([cells == own, cells == 3 - own], axis=-1).reshape(*self.shape, 2).astype(jnp.float32)
+
+    def fields(self, state: EnvState) -> dict[str, jax.Array]:
+        """The game's own, and legal: int32 [A], 1 where the action is legal."""
+        legal = self.game.legal_action_mask(state.position)[self.ids].astype(jnp.int32)
+        return {**self.game.fields(state.position), "legal": legal}
+
+    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
+        return spaces.Discrete(self.num_actions)
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        return spaces.Box(0, 1, (*self.shape, 2), jnp.float32)
