@@ -233,16 +233,6 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
     def observation_space(self, params: EnvParams) -> spaces.Box:
         return spaces.Box(0, 1, (self.size, self.size, 3), jnp.float32)
 
-    def state_space(self, params: EnvParams) -> spaces.Dict:
-        tiles = self.size * self.size
-        return spaces.Dict(
-            {
-                "time": spaces.Discrete(params.max_steps_in_episode + 1),
-                "position": spaces.Discrete(tiles),
-                "holes": spaces.Box(0, 1, (tiles,), jnp.bool_),
-            }
-        )
-
 
 def max_holes(size: int) -> int:
     """Most holes a solvable map can have: the shortest path keeps 2 * size - 1 tiles free."""

@@ -244,19 +244,6 @@ class Snake(environment.Environment[EnvState, EnvParams]):
     def observation_space(self, params: EnvParams) -> spaces.Box:
         return spaces.Box(0, 1, (self.size, self.size, 5), jnp.float32)
 
-    def state_space(self, params: EnvParams) -> spaces.Dict:
-        cells = self.size * self.size
-        return spaces.Dict(
-            {
-                "time": spaces.Discrete(params.max_steps_in_episode + 1),
-                "ages": spaces.Box(0, self.max_length, (2, cells), jnp.int8),
-                "head": spaces.Box(0, cells - 1, (2,), jnp.int32),
-                "length": spaces.Box(1, self.max_length, (2,), jnp.int32),
-                "alive": spaces.Box(0, 1, (2,), jnp.bool_),
-                "apples": spaces.Box(0, 1, (cells,), jnp.bool_),
-            }
-        )
-
     def fields(self, state: EnvState) -> dict[str, jax.Array]:
         """What the text of a state reads, all int32; S = max_length - 1.
 

@@ -36,7 +36,6 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, make, option, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, loop, results
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
 from nlrl_jax.run.plots import Series, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
@@ -211,10 +210,7 @@ def main(argv: list[str]) -> None:
     print(f"\n{table}\npicture: {picture}\nreport:  {report}")
 
 
-def define_flags() -> None:
-    config_flags.define(AblationConfig)
-    app.define_run_flags()
-
+define_flags = app.flags_of(AblationConfig)
 
 if __name__ == "__main__":
     define_flags()

@@ -31,7 +31,6 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.cost import GIB, compile_update, matmul_rate, work_of
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
@@ -50,11 +49,7 @@ VARIANTS = {  # in the order of Table 1
 EVAL_SEED = 0  # the paper's
 
 NANO = {**train_ms_grpo.PRESETS["demo"], "model": "nano_snake", "eval_episodes": 50}
-
-
 PLANNED_MODEL = "Qwen2.5-3B (sizes only, prompts in the built-in tokenizer's tokens)"
-
-
 QWEN25_3B = ModelConfig(
     vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=2,
     head_dim=128, max_positions=32768, architecture="Qwen2ForCausalLM", rope_theta=1e6, tie_embeddings=True,
@@ -295,9 +290,7 @@ def main(argv: list[str]) -> None:
 
 
 def define_flags() -> None:
-    config_flags.define(MatrixConfig)
-    app.define_run_flags()
-    flags.DEFINE_boolean("dry_run", False, "print what would be run, its memory and its work, and stop")
+    app.flags_of(MatrixConfig, dry_run="print what would be run, its memory and its work, and stop")()
     flags.DEFINE_float(
         "device_tflops", 0.0, "with --dry_run: reckon with a device of this rate, not the one at hand", 0.0
     )

@@ -396,11 +396,10 @@ def main(argv: list[str]) -> None:
     print(f"\n{text}\nreport: {page}\n{report.headline(scores)}")
 
 
-def define_flags() -> None:
-    config_flags.define(RunConfig, PRESETS, "scale", f". Other games also: {config_flags.listed(ROBOT_PRESETS)}")
-    flags.DEFINE_boolean("dry_run", False, "print the analyst's calls and tokens and the environment steps, and stop")
-    app.define_run_flags()
-
+define_flags = app.flags_of(
+    RunConfig, PRESETS, "scale", f". Other games also: {config_flags.listed(ROBOT_PRESETS)}",
+    dry_run="print the analyst's calls and tokens and the environment steps, and stop",
+)  # fmt: skip
 
 if __name__ == "__main__":
     define_flags()

@@ -45,7 +45,6 @@ from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, cost, models, results
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_gpi as gpi_report
@@ -266,11 +265,7 @@ def main(argv: list[str]) -> None:
     print(f"{markdown(gpi_report.table(finished))}report: {report}\n{line}")
 
 
-def define_flags() -> None:
-    config_flags.define(GPIRunConfig, PRESETS, "scale")
-    app.define_run_flags()
-    flags.DEFINE_boolean("dry_run", False, "print calls and tokens, and do nothing")
-
+define_flags = app.flags_of(GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")
 
 if __name__ == "__main__":
     define_flags()

@@ -24,7 +24,6 @@ from nlrl_jax.algorithms.dqn import DQNConfig, evaluate, init_state, make_train
 from nlrl_jax.config import check, option, part
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import app, loop, results
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.updates import keep_finite
 
@@ -158,10 +157,7 @@ def main(argv: list[str]) -> None:
     print(f"greedy return: {before['eval/env_return']:.3f} -> {after['eval/env_return']:.3f}")
 
 
-def define_flags() -> None:
-    config_flags.define(DQNRunConfig, PRESETS)
-    app.define_run_flags()
-
+define_flags = app.flags_of(DQNRunConfig, PRESETS)
 
 if __name__ == "__main__":
     define_flags()

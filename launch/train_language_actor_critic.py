@@ -41,7 +41,6 @@ from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, cost, loop, models, players, records, results
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
 from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
 
@@ -389,11 +388,7 @@ def main(argv: list[str]) -> None:
         print(f"{whose}win rate ({opponent}): {before['win']:.3f} -> {after['win']:.3f}")
 
 
-def define_flags() -> None:
-    config_flags.define(RunConfig, PRESETS, "scale")
-    flags.DEFINE_boolean("dry_run", False, "print the run's calls and tokens, and do nothing")
-    app.define_run_flags()
-
+define_flags = app.flags_of(RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing")
 
 if __name__ == "__main__":
     define_flags()

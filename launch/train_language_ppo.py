@@ -23,7 +23,6 @@ from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
 from nlrl_jax.run import app, loop, models, players, results
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.text.word_policy import MovePolicy
 
 SCRIPT = "train_language_ppo"
@@ -117,10 +116,7 @@ def main(argv: list[str]) -> None:
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
 
 
-def define_flags() -> None:
-    config_flags.define(RunConfig, PRESETS, "scale")
-    app.define_run_flags()
-
+define_flags = app.flags_of(RunConfig, PRESETS, "scale")
 
 if __name__ == "__main__":
     define_flags()

@@ -39,7 +39,6 @@ from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.rollouts.board_games import random_opponent
 from nlrl_jax.run import app, cost, loop, models, players, records, results
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
 
@@ -285,11 +284,7 @@ def main(argv: list[str]) -> None:
     print(f"advantage accuracy: {before['accuracy']:.3f} -> {after['accuracy']:.3f}")
 
 
-def define_flags() -> None:
-    config_flags.define(RunConfig, PRESETS, "scale")
-    flags.DEFINE_boolean("dry_run", False, "print the run's calls and tokens, and do nothing")
-    app.define_run_flags()
-
+define_flags = app.flags_of(RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing")
 
 if __name__ == "__main__":
     define_flags()

@@ -31,7 +31,6 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, loop, players, results
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
 from nlrl_jax.run.transcript import transcripts
@@ -288,10 +287,7 @@ def train_agents(
     return results.read(run_dir)
 
 
-def define_flags() -> None:
-    config_flags.define(TrainConfig, PRESETS)
-    app.define_run_flags()
-
+define_flags = app.flags_of(TrainConfig, PRESETS)
 
 if __name__ == "__main__":
     define_flags()

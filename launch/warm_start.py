@@ -30,7 +30,6 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.transformer import init_lora
 from nlrl_jax.run import app, loop, players
-from nlrl_jax.run import flags as config_flags
 from nlrl_jax.types import Sampling
 from nlrl_jax.weights import huggingface
 
@@ -134,10 +133,7 @@ def main(argv: list[str]) -> None:
     print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume)}")
 
 
-def define_flags() -> None:
-    config_flags.define(WarmStartConfig)
-    app.define_run_flags()
-
+define_flags = app.flags_of(WarmStartConfig)
 
 if __name__ == "__main__":
     define_flags()

@@ -1,17 +1,10 @@
 """Configuration as frozen dataclasses: a field carries its default, its help text and its bounds.
 
-    @dataclasses.dataclass(frozen=True)
-    class SFTConfig:
-        learning_rate: float = option(1e-5, "AdamW's peak learning rate", above=0)
-        batch_size: int = option(64, "rows per gradient step", least=1)
-
-        def __post_init__(self):
-            check(self)
+    batch_size: int = option(64, "rows per gradient step", least=1)          # in SFTConfig, which calls `check(self)`
 
 A script's config is made of the library's: `part` holds one as a field, whose options become the script's own, flat and
 with other names where the script says so.
 
-    @dataclasses.dataclass(frozen=True)
     class RunConfig:
         iterations: int = option(700, "iterations", least=1)
         sft: SFTConfig = part(SFTConfig(), names={"max_length": "row_tokens"}, without=("seed",))

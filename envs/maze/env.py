@@ -223,14 +223,6 @@ class MazeEnv(environment.Environment[EnvState, EnvParams]):
         shape = (4,) if self.observation == "partial" else (self.maze.rows, self.maze.columns, 3)
         return spaces.Box(0, 1, shape, jnp.float32)
 
-    def state_space(self, params: EnvParams) -> spaces.Dict:
-        return spaces.Dict(
-            {
-                "time": spaces.Discrete(params.max_steps_in_episode + 1),
-                "position": spaces.Discrete(len(self.maze.walls)),
-            }
-        )
-
 
 def fields(maze: Maze, position: Any, xp: Any = np) -> dict[str, Any]:
     """The fields of a position's text, all int32: row, column, walls []; cells [C], indices into `SYMBOLS`."""

@@ -120,7 +120,7 @@ def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.A
     lora, zero = init_lora(model, key), jnp.zeros((), jnp.int32)
     state = TrainState(params, lora, optimizer(config).init(lora), zero)
     if model.mesh is None:
-        return jax.device_put(state, jax.tree.leaves(params)[0].sharding)
+        return jax.device_put(state, getattr(jax.tree.leaves(params)[0], "sharding", None))  # None while traced
     whole = NamedSharding(model.mesh, PartitionSpec())
     lora = shard(lora, param_specs(model)["lora"], model.mesh)
     opt_state = optax.tree.map_params(

@@ -89,7 +89,6 @@ def generate(
     eos_ids: tuple[int, ...],
     prefix: KeyValues | None = None,
     active: jax.Array | None = None,
-    temperature: jax.Array | None = None,
 ) -> Completion:
     """Samples a reply to each prompt; stops as soon as every row has ended. Pure; jit it with the model static.
 
@@ -101,7 +100,6 @@ def generate(
       eos_ids: tokens that end a reply.
       prefix: keys and values of what comes before every prompt.
       active: bool [B]; rows that are False generate nothing (length 0).
-      temperature: float [], in place of `sampling.temperature` where it changes from call to call.
     """
     B, S = prompts.shape
     N, P = sampling.max_tokens, prefix_length(prefix)
@@ -117,7 +115,7 @@ def generate(
         return model.apply(variables, hidden[:, -1], method="unembed"), cache
 
     def pick(i, logits, out):
-        tokens = sample_token(jax.random.fold_in(key, i), logits, sampling, temperature)
+        tokens = sample_token(jax.random.fold_in(key, i), logits, sampling)
         log_probs = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
         running = ~out.ended & ~done
         tokens = jnp.where(running, tokens, 0)

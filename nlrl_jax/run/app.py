@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import pathlib
@@ -17,9 +18,8 @@ from absl import flags
 
 from nlrl_jax.config import flat
 from nlrl_jax.run.directory import open_run, read_config
-from nlrl_jax.run.flags import Presets, help_text
+from nlrl_jax.run.flags import Presets, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
-from nlrl_jax.run.loop import is_disk_full
 from nlrl_jax.types import LanguageModelError
 
 T = TypeVar("T")
@@ -50,17 +50,13 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         except (ValueError, OSError, LanguageModelError) as error:
             if os.environ.get("NLRL_TRACEBACK"):
                 raise
-            sys.exit(f"error: {_sentence(error)}")
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            sys.exit(f"error: {'disk full; free space and run again with --resume' if full else error}")
         except KeyboardInterrupt:
             print("\ninterrupted; a run that has begun continues with --resume", file=sys.stderr)
             sys.exit(130)
 
     absl_app.run(wrapped)
-
-
-def _sentence(error: Exception) -> str:
-    """The error in words."""
-    return "disk full; free space and run again with --resume" if is_disk_full(error) else str(error)
 
 
 def use_compilation_cache() -> None:
@@ -84,14 +80,27 @@ def keep_freed_memory() -> None:
         mallopt(trim_threshold, 2**31 - 1)
 
 
-def define_run_flags() -> None:
-    """The flags of every training script."""
-    for flag in (
-        flags.Flag(flags.ArgumentParser(), None, "run_dir", "", "folder for everything the run writes"),
-        flags.BooleanFlag("resume", False, "continue the run in --run_dir from its last checkpoint"),
-        flags.BooleanFlag("overwrite", False, "delete the run in --run_dir first"),
-    ):
-        flags.DEFINE_flag(flag, module_name="Run")
+def flags_of(
+    config: type | Any, presets: Presets | None = None, flag: str = "preset", note: str = "", dry_run: str = ""
+) -> Callable[[], None]:
+    """A training script's `define_flags`: its config's, those of every run and, where it has a help text, --dry_run.
+
+    Args:
+      config, presets, flag, note: see `flags.define`.
+    """
+
+    def define_flags() -> None:
+        define(config, presets, flag, note)
+        if dry_run:
+            flags.DEFINE_flag(flags.BooleanFlag("dry_run", False, dry_run), module_name="Options")
+        for one in (
+            flags.Flag(flags.ArgumentParser(), None, "run_dir", "", "folder for everything the run writes"),
+            flags.BooleanFlag("resume", False, "continue the run in --run_dir from its last checkpoint"),
+            flags.BooleanFlag("overwrite", False, "delete the run in --run_dir first"),
+        ):
+            flags.DEFINE_flag(one, module_name="Run")
+
+    return define_flags
 
 
 def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset") -> T:

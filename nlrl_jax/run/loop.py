@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import pathlib
 import shutil
 import signal
@@ -68,8 +67,7 @@ def train(
     """Calls `state, metrics = update(state, key)` until `iterations`, from `state.iteration` on.
 
     The key of iteration i is `fold_in(key(seed), i + 1)`, so a resumed run computes the same bits. SIGTERM and
-    Ctrl-C let the running iteration finish, save, and end the process with status 0; a second one ends it at once. A
-    full disk ends it too, with the last good checkpoint kept.
+    Ctrl-C let the running iteration finish, save, and end the process with status 0; a second one ends it at once.
 
     Args:
       run_dir: the run's folder, taken by `open_run`.
@@ -85,8 +83,8 @@ def train(
       The state after the last iteration, saved.
 
     Raises:
-      ValueError: a non-finite loss; the last good state is saved, where the update kept it. The disk is full. Or before
-        the first iteration: no room for a checkpoint, or, with `resume`, lines of metrics that are missing.
+      ValueError: a non-finite loss; the last good state is saved, where the update kept it. Or before the
+        first iteration: no room for a checkpoint, or, with `resume`, lines of metrics that are missing.
       SystemExit: a signal asked for the end, be it in the last iteration; everything is saved.
     """
     start = done = int(jnp.ravel(state.iteration)[0])
@@ -97,7 +95,7 @@ def train(
     origin = {"run": part_of(run_dir)}
     for folder in folders if resume else ():
         _check_metrics(folder, run_dir, start)
-    with _full_disk_explained(run_dir), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in folders]
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
         signals = stack.enter_context(stop_signals())
@@ -126,28 +124,6 @@ def train(
         print(f"{signals[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
         sys.exit(0)
     return state
-
-
-@contextlib.contextmanager
-def _full_disk_explained(run_dir: pathlib.Path) -> Iterator[None]:
-    """Turns whatever a full disk raises, here or in a thread of a checkpoint, into a sentence."""
-    try:
-        yield
-    except Exception as error:
-        if not is_disk_full(error):
-            raise
-        kept = Checkpoints(run_dir / "checkpoints").latest_step()
-        what = "no checkpoint was made yet" if kept is None else f"checkpoint {kept} is kept"
-        raise ValueError(f"disk full at {run_dir}; {what}; free space and run again with --resume") from None
-
-
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk stands anywhere in the chain of causes."""
-    while error is not None:
-        if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "RESOURCE_EXHAUSTED: No space" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _writer(folder: pathlib.Path, resume_from: int | None) -> MetricsWriter:

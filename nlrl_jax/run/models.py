@@ -27,9 +27,7 @@ from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 MAY_CHANGE = ("api_key_env", "concurrency", "timeout", "max_retries", "token_budget")
 
 
-def local_model(
-    name: str, dtype: str = "", lora: LoraConfig | None = None, rows: int = 64, param_dtype: str = ""
-) -> LocalModel:
+def local_model(name: str, dtype: str = "", lora: LoraConfig | None = None, param_dtype: str = "") -> LocalModel:
     """A model in this process; see `weights.load.load_model` for names.
 
     Args:
@@ -41,7 +39,7 @@ def local_model(
     overrides = {} if lora is None else {"lora": lora}
     loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **overrides)
     _check_chat(name, loaded.tokenizer)
-    return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, rows)
+    return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer)
 
 
 def tokenizer_of(name: str) -> Tokenizer:

@@ -499,3 +499,9 @@ def test_every_part_of_the_objective_reaches_the_loss(policy, state, monkeypatch
     options = {"clip_low": 0.11, "clip_high": 0.22, "beta": 0.33, "kl_estimator": "k2"}
     jax.eval_shape(make_update(policy, GAME, dataclasses.replace(CONFIG, **options)), state, KEY)
     assert seen == options
+
+
+def test_a_state_has_its_shapes_without_weights(policy, state):
+    shapes = jax.eval_shape(lambda: init_params(policy.model, KEY))
+    planned = jax.eval_shape(lambda params: init_state(policy.model, params, CONFIG, KEY), shapes)
+    assert jax.tree.map(jnp.shape, planned.learned()) == jax.tree.map(jnp.shape, state.learned())

@@ -1,6 +1,5 @@
 """The shared loop: a run killed or stopped at random moments and resumed is the run that was not."""
 
-import errno
 import json
 import pathlib
 import random
@@ -217,29 +216,3 @@ def test_evaluations_stand_beside_the_metrics(tmp_path):
     rows = read_rows(tmp_path)
     assert [row.get("eval/x") for row in rows] == [None, None, 3.0, None, None, 6.0]
     assert json.loads((tmp_path / "timings.jsonl").read_text().splitlines()[0])["seconds"] > 0
-
-
-def test_a_full_disk_is_a_sentence_and_the_checkpoint_is_kept(tmp_path, monkeypatch):
-    save = Checkpoints.save
-
-    def full(self, step, *args):
-        if step == 10:
-            try:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            except OSError as error:
-                raise RuntimeError("a background thread failed") from error
-        save(self, step, *args)
-
-    monkeypatch.setattr(Checkpoints, "save", full)
-    with pytest.raises(ValueError, match=f"disk full at {tmp_path}; checkpoint 5 is kept; free space and run again"):
-        train(tmp_path)
-    monkeypatch.undo()
-    assert train(tmp_path).iteration == STEPS
-
-
-def test_another_error_stays_what_it_is(tmp_path):
-    def broken(state, key):
-        raise RuntimeError("out of luck")
-
-    with pytest.raises(RuntimeError, match="out of luck"):
-        train(tmp_path, broken)
