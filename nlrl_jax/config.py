@@ -78,7 +78,6 @@ class Option(NamedTuple):
     kind: str
     default: Any
     help: str
-    choices: tuple[str, ...]
     group: type
 
 
@@ -105,7 +104,7 @@ def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] =
             yield from _options(value, (*path, field.name), meta["names"], meta["without"])
         elif "help" in meta:
             name = names.get(field.name, field.name)
-            yield Option(name, (*path, field.name), field.type, value, meta["help"], meta["choices"], type(config))
+            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config))
 
 
 def flat(config: Any) -> dict[str, Any]:

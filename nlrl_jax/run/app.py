@@ -56,7 +56,14 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
             print("\ninterrupted; a run that has begun continues with --resume", file=sys.stderr)
             sys.exit(130)
 
-    absl_app.run(wrapped)
+    absl_app.run(wrapped, flags_parser=_parse_argv)
+
+
+def _parse_argv(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(f"error: {error}; --help lists the options")
 
 
 def use_compilation_cache() -> None:
@@ -83,11 +90,7 @@ def keep_freed_memory() -> None:
 def flags_of(
     config: type | Any, presets: Presets | None = None, flag: str = "preset", note: str = "", dry_run: str = ""
 ) -> Callable[[], None]:
-    """A training script's `define_flags`: its config's, those of every run and, where it has a help text, --dry_run.
-
-    Args:
-      config, presets, flag, note: see `flags.define`.
-    """
+    """A trainer's `define_flags`: its config's (see `flags.define`), a run's, and --dry_run if it has a help text."""
 
     def define_flags() -> None:
         define(config, presets, flag, note)

@@ -17,11 +17,7 @@ from nlrl_jax.config import OptionError
 T = TypeVar("T")
 Presets = Mapping[Any, Mapping[str, Any]]
 
-_PARSERS = {
-    "str": lambda choices: flags.ArgumentParser(),
-    "int": lambda choices: flags.IntegerParser(),
-    "float": lambda choices: flags.FloatParser(),
-}
+_PARSERS = {"str": flags.ArgumentParser(), "int": flags.IntegerParser(), "float": flags.FloatParser()}
 _NOT_OURS = ("absl.", "jax", "orbax", "etils", "chex", "optax", "flax", "tensorflow")
 
 
@@ -40,7 +36,7 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
         if one.kind == "bool":
             new = flags.BooleanFlag(one.name, None, text)
         else:
-            new = flags.Flag(_PARSERS[one.kind](one.choices), None, one.name, None, text)
+            new = flags.Flag(_PARSERS[one.kind], None, one.name, None, text)
         title = "Options" if one.group is whole else _title(one.group)
         flags.DEFINE_flag(new, module_name=title)
     if presets:

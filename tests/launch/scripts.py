@@ -38,7 +38,7 @@ def run(name, *args):
     with loaded(name) as module:
         rest = flags.FLAGS([name, *map(str, args)])
         with (
-            mock.patch.object(app.absl_app, "run", lambda main: main(rest)),
+            mock.patch.object(app.absl_app, "run", lambda main, flags_parser: main(rest)),
             mock.patch.object(app, "use_compilation_cache"),  # the tests have their own
             mock.patch.object(jax, "jit", QUICK_TO_COMPILE),
             mock.patch.object(app, "keep_freed_memory"),  # for the whole process, and for good

@@ -48,3 +48,11 @@ def test_help_lists_the_scripts_own_options_and_ends_well(script):
     assert done.returncode == 0
     assert "--seed" in done.stdout and f"python -m launch.{script}" in done.stdout
     assert "--logtostderr" not in done.stdout and "orbax" not in done.stdout.replace("--helpfull", "")
+
+
+@pytest.mark.parametrize("flag", ["--episodes=-1", "--max_turns=0", "--no_such_flag=1", "--seed=x"])
+def test_a_flag_that_cannot_be_is_one_line(flag):
+    command = [sys.executable, "-m", "launch.evaluate", flag]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith("error: ") and flag[2:].partition("=")[0] in refused.stderr
