@@ -262,7 +262,14 @@ def toy(train, *words):
     return policy, config, make_update(policy, game, config)
 
 
-@pytest.mark.parametrize(("train", "words"), [("params", ()), ("lora", ()), ("params", ("gone", "give", "stop"))])
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ("params", ("gone", "give", "stop")),
+        pytest.param("params", (), marks=pytest.mark.slow),
+        pytest.param("lora", (), marks=pytest.mark.slow),
+    ],
+)
 def test_the_rewarded_move_becomes_likely_and_the_critic_sees_it(params, train, words):
     """Medians over seeds: once all returns are 1, one seed may lose what it knew for a while at this learning rate."""
     policy, config, update = toy(train, *words)

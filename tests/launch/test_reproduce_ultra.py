@@ -265,6 +265,7 @@ def test_an_agent_of_another_game_is_refused(done, tmp_path):
     assert "no checkpoint of its base agent" in refusal(tmp_path / "other_run", f"--base={other}")
 
 
+@pytest.mark.slow
 def test_a_robot_is_refined_and_resumed(tmp_path, capsys):
     robot = ["--game=hopper", "--physics=c", "--methods=ULTRA-RA", "--alpha=0.1", "--seeds=1"]
     run(tmp_path / "run", *robot)
