@@ -200,7 +200,7 @@ def reproduce(
     write_atomically(run_dir / "table_1.md", text)
     pictures = [figure_1(run_dir, results, seeds), figure_2(run_dir, results, dqn)]
     notes = [
-        f"Mean (standard deviation over {seeds} seed{'s' * (seeds > 1)}) of the environment reward, invalid actions at -0.5 included, "
+        f"Mean (standard deviation over seeds: {seeds}) of the environment reward, invalid actions at -0.5 included, "
         f"over {configs['snake'].eval_episodes} greedy episodes from the same initial states.",
         f"DQN on Snake-Standard after {dqn_config.iterations} iterations: {dqn['eval/env_return']:.2f} "
         f"({dqn['eval/env_return_std']:.2f} over episodes).",
@@ -247,7 +247,7 @@ def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: f
         total += hours
         print(
             f"\n{name}: {config.model}, {policy.model.config.num_params / 1e9:.3g}e9 weights, "
-            f"{config.iterations} iterations, {seeds} seed{'s' * (seeds > 1)} {'at once' if vectorize else 'one after the other'}\n"
+            f"{config.iterations} iterations, seeds: {seeds} {'at once' if vectorize else 'one after the other'}\n"
             f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
             f"reply {config.sampling.max_tokens}, G={config.learning.group_size}, G'={config.learning.group_sample}, "
             f"groups {config.learning.num_groups}\n"
