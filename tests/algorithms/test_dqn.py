@@ -108,6 +108,7 @@ def test_learns_and_pieces_equal_the_whole(train, state):
     assert float(q.max()) == pytest.approx(0.9, abs=0.15)  # two steps from the goal: gamma * 1
 
 
+@pytest.mark.slow
 def test_a_sweep_is_the_runs_apart(state):
     rates = jnp.array([1e-3, 3e-3])
     stacked = jax.tree.map(lambda x: jnp.repeat(x[None], 2, axis=0), state).replace(learning_rate=rates)

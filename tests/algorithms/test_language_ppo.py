@@ -211,6 +211,7 @@ def test_the_first_step_has_ratio_one(updated, played):
     assert metrics["finite"] and metrics["entropy"] > 0
 
 
+@pytest.mark.slow
 def test_small_batches_take_many_steps_of_which_accumulated_ones_are_one(policy, state, updated):
     whole = updated[1]
     split = dataclasses.replace(CONFIG, batch_size=15, accumulation=8)
@@ -324,6 +325,7 @@ def test_a_non_finite_step_changes_nothing(policy, state):
     jax.tree.map(np.testing.assert_array_equal, after, broken)
 
 
+@pytest.mark.slow
 def test_the_training_loop_drives_it_and_resumes_to_the_same_bits(params, tmp_path):
     _, config, update = toy("lora")
     update = jit(update)

@@ -200,6 +200,7 @@ def test_the_player_is_worth_testing_with(policy, episodes, chosen):
     assert np.abs(chosen[1]).max() > 0.5
 
 
+@pytest.mark.slow
 def test_compiles_once(update, state):
     for i in range(3):
         state, metrics = update(state, jax.random.fold_in(KEY, i))
@@ -243,6 +244,7 @@ def test_learned_is_everything_but_the_base(updated):
     assert set(new.learned()) == {f.name for f in dataclasses.fields(TrainState)} - {"params"}
 
 
+@pytest.mark.slow
 def test_a_fresh_adapter_is_the_reference(update, policy, params):
     _, metrics = update(init_state(policy.model, params, CONFIG, jax.random.key(3)), KEY)
     assert abs(metrics["kl"]) < 1e-9 and metrics["clip_fraction"] == 0 and metrics["finite"]

@@ -314,6 +314,7 @@ def test_a_state_that_explodes_ends_its_episode_and_no_other(name, tmp_path, mon
     assert "WARNING" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_state_that_explodes_on_mjx_ends_its_episode_and_no_other():
     check_explosions(locomotion.make_env("hopper", "v4", "mjx"))
 

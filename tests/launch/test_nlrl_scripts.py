@@ -78,6 +78,7 @@ def test_the_actor_critic_leaves_metrics_values_and_a_page(actor_critic):
     assert "nano as prompted" in page and "random moves" in page
 
 
+@pytest.mark.slow
 def test_a_finished_actor_critic_with_more_iterations_continues_to_the_same_bits(actor_critic, tmp_path):
     run("train_language_actor_critic", *ACTOR_CRITIC, "--noppo", "--iterations=1", f"--run_dir={tmp_path / 'run'}")
     part = tmp_path / "run" / "first_move" / "actor-critic"

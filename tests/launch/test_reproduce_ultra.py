@@ -160,6 +160,7 @@ def test_a_budget_that_ends_is_raised_and_nothing_is_asked_twice(done, tmp_path)
     assert len(asked) == sum(counts[f"{role}/calls"] for role in ("identify", "analyse", "reward"))
 
 
+@pytest.mark.slow
 def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, monkeypatch, capsys):
     answered, fails = Counter(), [True]
 

@@ -181,6 +181,7 @@ def test_the_learned_reward_pays_for_the_door():
     assert metrics["finite"].all() and float(metrics["env_return"][-1]) > 0.8
 
 
+@pytest.mark.slow
 def test_two_seeds_at_once_are_two_seeds():
     env = GAMES["continuous"]
     update = lir.make_update(env, env.default_params, SMALL, LIR)

@@ -80,6 +80,7 @@ def test_episodes_go_on_from_critical_states():
     np.testing.assert_array_equal(np.asarray(steps.finished_steps)[steps.done][-4:], 2)
 
 
+@pytest.mark.slow
 def test_two_seeds_at_once_are_two_seeds():
     env = GAMES["discrete"]
     params = env.default_params
