@@ -95,6 +95,7 @@ def test_epsilon_falls_and_the_target_is_copied(train, state):
     assert float(metrics["epsilon"]) == pytest.approx(np.mean([1 - 0.9 * 10 * i / 400 for i in range(29)]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_learns_and_pieces_equal_the_whole(train, state):
     whole, _ = train(state, 120)
     half, _ = train(train(state, 60)[0], 60)

@@ -183,6 +183,7 @@ def test_random_rollouts_have_openspiel_s_mean(game):
     assert abs(ours.mean() - theirs) < 4 * (1 / 4000 + 1 / 8000) ** 0.5
 
 
+@pytest.mark.slow
 def test_any_board_game_can_be_searched():
     """Tic-tac-toe, O first: O takes the win, X blocks, and full play is a draw."""
     game = rules.board_game()
@@ -262,6 +263,7 @@ def test_too_small_searches_are_refused(simulations, rollouts, message):
         mcts.mcts_policy(GAME, simulations, rollouts)
 
 
+@pytest.mark.slow
 def test_what_is_proven_is_true():
     """Against exhaustive search, in random positions of a small board with few moves to go."""
     game = breakthrough.board_game(4, 3, 1)

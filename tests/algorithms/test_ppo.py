@@ -167,6 +167,7 @@ def test_clipped_values_stop_moving(collected):
     assert moved(0.02) < 0.3 < moved(np.inf)
 
 
+@pytest.mark.slow
 def test_seeds_at_once_equal_single_seeds():
     update = ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, SMALL)
     init = lambda key: ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, SMALL, key)

@@ -65,6 +65,7 @@ def test_both_sides_are_drawn_and_the_opponent_moves_at_random():
     assert env.observation_space(params).shape == obs.shape[1:] and env.num_actions == 168
 
 
+@pytest.mark.slow
 def test_a_language_model_plays_it():
     game = envs.make("breakthrough", prompt="compact", side="black")
     config, params, tokenizer = load_model("nano_board")

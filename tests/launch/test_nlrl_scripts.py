@@ -108,7 +108,7 @@ def stop_in_the_second_iteration(monkeypatch):
 @pytest.mark.parametrize(
     "name, fixture, options, part",
     [
-        ("train_language_td", "language_td", TD, "."),
+        pytest.param("train_language_td", "language_td", TD, ".", marks=pytest.mark.slow),
         ("train_language_actor_critic", "actor_critic", [*ACTOR_CRITIC, "--noppo"], "first_move/actor-critic"),
     ],
 )
@@ -122,6 +122,7 @@ def test_a_stopped_run_continues_with_its_stored_options(name, fixture, options,
         assert filecmp.cmp(tmp_path / "run" / part / file, whole / part / file, shallow=False), file
 
 
+@pytest.mark.slow
 def test_language_ppo_alone_continues_with_its_stored_options(tmp_path):
     options = ["--opponent=first_move", "--games=4", "--eval_games=4", "--batch_size=4", "--scale=nano"]
     run("train_language_ppo", *options, "--iterations=1", f"--run_dir={tmp_path / 'run'}")

@@ -114,6 +114,7 @@ def copied(done, folder, **config):
     return folder
 
 
+@pytest.mark.slow
 def test_the_base_agent_of_another_run_is_copied_once_and_refined(done, tmp_path, capsys):
     other = copied(done, tmp_path / "other")
     args = ("--methods=PPO", "--iterations=1", f"--base={other}")
@@ -147,6 +148,7 @@ def analyst(request):
     return says(change)
 
 
+@pytest.mark.slow
 def test_a_budget_that_ends_is_raised_and_nothing_is_asked_twice(done, tmp_path):
     with Server(behaviour=analyst) as server:
         args = ("--methods=PPO", "--iterations=1", f"--base={done}", "--analyst=endpoint", "--endpoint_model=m")

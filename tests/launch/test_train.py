@@ -160,6 +160,7 @@ def test_non_finite_stops_and_keeps_the_last_good_state(tmp_path):
     assert Checkpoints(run_dir / "checkpoints").latest_step() == at
 
 
+@pytest.mark.slow
 def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
     other = tmp_path / "other"
     train(other, "--iterations=2", "--beta=0.3")

@@ -91,6 +91,7 @@ def test_only_steps_taken_in_critical_states_are_paid_for():
     jax.tree.map(np.testing.assert_array_equal, after_gated, after)  # what is learned is the same
 
 
+@pytest.mark.slow
 def test_two_seeds_at_once_are_two_seeds():
     env = GAMES["continuous"]
     params = env.default_params
