@@ -63,6 +63,10 @@ def test_a_value_out_of_its_bounds_is_named_as_the_option_is(values, says):
         make(Cake, **values)
 
 
+def test_inclusive_bounds_are_allowed():
+    assert make(Cake, size=1, oven_heat=0.0, shelf=3).oven.shelf == 3
+
+
 def test_rules_between_fields_hold_in_parts_and_infinity_is_asked_for():
     with pytest.raises(ValueError, match="an open oven is not heated"):
         make(Cake, door="open")

@@ -107,7 +107,6 @@ def play(
             carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
         states, terminated, steps, reward, taken = carry
         invalid = jnp.where(terminated | (steps >= max_steps), invalid, said.parsed.num_invalid)
-        invalid = jnp.where(active, invalid, 0)
         return (states, terminated, steps), Turns(fields, said, reward, taken, invalid, active)
 
     start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
