@@ -167,7 +167,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
 
     Metrics are means over the chunk: loss, q (of the moves in the batches), epsilon, env_return and env_steps of the
     episodes that ended in it, and env_steps_total. "finite" says whether the losses are; the state is new even where
-    they are not (see `finite.keep_finite`).
+    they are not (see `updates.keep_finite`).
     """
     network, n = QNetwork(env.num_actions), config.num_envs
     q_of = lambda params, obs: network.apply({"params": params}, obs)
