@@ -109,3 +109,24 @@ def gae(
 
     _, advantages = jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, traces), reverse=True)
     return jax.lax.stop_gradient((advantages, advantages + values))
+
+
+def kl_improved_policy(log_prior: jax.Array, q: jax.Array, alpha: float | jax.Array) -> jax.Array:
+    """log of pi(a) exp(Q(a) / alpha) / Z, the policy that maximises E[Q] - alpha KL(policy || pi) (LAC, equations 4-5).
+
+    It is the prior for alpha -> infinity and puts everything on the best Q for alpha -> 0.
+
+    Args:
+      log_prior: float [..., n], log pi of the n candidates, up to a constant; -inf leaves one out.
+      q: float [..., n], finite.
+      alpha: above 0; inf is allowed.
+
+    Returns: float32 [..., n]; its exponentials sum to 1.
+
+    Raises:
+      ValueError: a Python number alpha that is not positive.
+    """
+    if isinstance(alpha, int | float) and not alpha > 0:
+        raise ValueError(f"alpha is {alpha}; it must be above 0")
+    chex.assert_equal_shape([log_prior, q])
+    return jax.nn.log_softmax(log_prior.astype(jnp.float32) + q.astype(jnp.float32) / alpha, axis=-1)

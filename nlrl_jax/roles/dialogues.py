@@ -1,0 +1,206 @@
+"""Episodes as growing transcripts: what a language model continues, and how its lines are read (LAC, appendix C).
+
+    Goal of the agent: go to the green key
+    Observation: You see a wall 2 steps right, You see a grey box 3 steps left
+    Action: turn left
+    Observation: You see a green key 2 steps left and 1 step forward
+    Critic: I have turned left and seen a green key. This step is GOOD.
+    Action:
+
+A line is one reply. The line behind an observation, its note, has a label that depends on the algorithm: a reflection
+("Critic"), a thought, a reward or a value; see `NOTES`. The transcript stands in an open assistant message, so that a
+model continues it, whatever it was trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nlrl_jax.types import Chat
+
+GOOD, BAD, UNKNOWN = "GOOD", "BAD", "UNKNOWN"
+VERDICT = "This step is"
+PROBABILITY = "The probability that the goal is reached is"
+
+# Label of the note -> what the instructions say about it.
+NOTES = {
+    "": "",
+    "Critic": (
+        "Behind an observation, a line Critic says in a sentence or two what the last action did for the goal. It ends "
+        f'"{VERDICT} GOOD." after a step that the goal needs or that shows something the goal needs, "{VERDICT} BAD." '
+        f'after a useless or wrong step, and "{VERDICT} UNKNOWN." where the lines so far do not decide it.'
+    ),
+    "Thought": "Behind an observation, a line Thought considers, step by step, what to do next.",
+    "Reward": "Behind an observation, a line Reward holds 1 if the goal has just been reached, else 0.",
+    "Value": (
+        "Behind an observation there may be a line Value. It names the goal's sub-goals that are done and ends with "
+        'their share, as in "The value is 1/2."'
+    ),
+}
+THINK, THINK_REPLY = "think:", "OK"
+THINKING = f'An action may also be a thought: "{THINK} ..." changes nothing, and the observation is {THINK_REPLY}.'
+_DROP = 4  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
+
+
+class Step(NamedTuple):
+    """a_t, o_{t+1} and the note behind it, "" without one."""
+
+    action: str
+    observation: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """h_t: an episode up to now.
+
+    Attributes:
+      goal: e.g. "go to the green key".
+      observation: the first one.
+      steps: what followed.
+      note: behind the first observation.
+    """
+
+    goal: str
+    observation: str
+    steps: tuple[Step, ...] = ()
+    note: str = ""
+
+    def then(self, step: Step) -> History:
+        """The history with one more step."""
+        return dataclasses.replace(self, steps=(*self.steps, step))
+
+    def noted(self, note: str) -> History:
+        """The history with this note behind its last observation."""
+        if not self.steps:
+            return dataclasses.replace(self, note=note)
+        return dataclasses.replace(self, steps=(*self.steps[:-1], self.steps[-1]._replace(note=note)))
+
+    @property
+    def last_note(self) -> str:
+        """The note behind the last observation."""
+        return self.steps[-1].note if self.steps else self.note
+
+
+class Trimmed(NamedTuple):
+    """history: without its oldest steps. dropped: how many."""
+
+    history: History
+    dropped: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dialogue:
+    """How histories become prompts.
+
+    Attributes:
+      instructions: the game in words and what the lines mean.
+      label: of the note's line, one of `NOTES`; "" for none.
+      examples: episodes that the model reads first, with notes of the same kind.
+      count: tokens of a text. room: tokens of a prompt and what is written behind it; 0 is no limit.
+    """
+
+    instructions: str
+    label: str = "Critic"
+    examples: tuple[History, ...] = ()
+    count: Callable[[str], int] = len
+    room: int = 0
+
+    @classmethod
+    def of(cls, rules: str, label: str = "Critic", compact: bool = False, thinks: bool = False, **more) -> Dialogue:
+        """A dialogue about a game.
+
+        Args:
+          rules: the game's, its actions among them.
+          label: of the note's line.
+          compact: for the built-in models, which know the rules: the instructions are the label alone.
+          thinks: the actions include thoughts (ReAct).
+        """
+        if label not in NOTES:
+            raise ValueError(f"label is {label!r}; choose one of {', '.join(map(repr, NOTES))}")
+        if compact:
+            return cls(label or ("Think" if thinks else "Act"), label, **more)
+        lines = f"The transcript has a line for the goal, then lines for observations and actions. {NOTES[label]}"
+        parts = (rules, lines.strip(), THINKING if thinks else "")
+        return cls("\n".join(filter(None, parts)), label, **more)
+
+    def text(self, history: History) -> str:
+        """The transcript, without a newline at its end. Notes are shown where there is a label."""
+        lines = [f"Goal of the agent: {history.goal}", f"Observation: {history.observation}"]
+        noted = lambda note: [f"{self.label}: {note}"] if self.label and note else []
+        lines += noted(history.note)
+        for action, observation, note in history.steps:
+            lines += [f"Action: {action}", f"Observation: {observation}", *noted(note)]
+        return "\n".join(lines)
+
+    def chat(self, history: History, line: str) -> Chat:
+        """The transcript, then the beginning of the next line, e.g. "Action:", for the model to continue."""
+        shown = "\n\n".join(f"An example:\n{self.text(example)}" for example in self.examples)
+        text = f"{self.instructions}\n\n{shown}" if shown else self.instructions
+        return Chat.of(text, continued=f"{self.text(history)}\n{line}", history=history, line=line)
+
+    def trim(self, history: History, reserve: int) -> Trimmed:
+        """Drops the oldest steps, four at a time, until the prompt and `reserve` more tokens fit the room.
+
+        Raises:
+          ValueError: even the last observation does not fit.
+        """
+        if not self.room:
+            return Trimmed(history, 0)
+        dropped = 0
+        while True:
+            size = sum(self.count(message["content"]) for message in self.chat(history, "").messages) + reserve
+            if size <= self.room:
+                return Trimmed(history, dropped)
+            if not history.steps:
+                raise ValueError(
+                    f"instructions, goal and one observation take {size - reserve} tokens, and {reserve} more are "
+                    f"needed; the model's context holds {self.room}. Lower --max_tokens, --depth or --examples"
+                )
+            gone = history.steps[:_DROP]
+            dropped += len(gone)
+            last = gone[-1]
+            history = History(history.goal, last.observation, history.steps[_DROP:], last.note)
+
+
+def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
+    """The action in a line -> (action, problem or "").
+
+    Args:
+      actions: all there are; none if any text is one. A longer line counts as the action that it begins with.
+    """
+    line = text.strip().splitlines()[0].strip() if text.strip() else ""
+    if not actions:
+        return line, "" if line else "empty"
+    plain = line.lower().strip(" .\"'`*")
+    if plain in actions:
+        return plain, ""
+    begun = [action for action in actions if re.match(rf"{re.escape(action)}\b", plain)]
+    return (max(begun, key=len), "") if begun else ("", "no action" if plain else "empty")
+
+
+def verdict(note: str) -> str:
+    """The word behind the last "This step is", in capitals; "" where there is none."""
+    words = re.findall(rf"{VERDICT}\s+(\w+)", note, re.IGNORECASE)
+    return words[-1].upper() if words else ""
+
+
+def before_verdict(note: str) -> str:
+    """A note up to and including its last "This step is", which is added where it is missing."""
+    matches = list(re.finditer(VERDICT, note, re.IGNORECASE))
+    head = (note[: matches[-1].start()] if matches else note).strip()
+    return f"{head} {VERDICT}" if head else VERDICT
+
+
+def read_number(text: str) -> float | None:
+    """The first number of a line, a quotient or a percentage among them; None without one."""
+    match = re.search(r"(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?)|(%))?", text)
+    if match is None:
+        return None
+    number, divisor, percent = match.groups()
+    if divisor is not None:
+        return float(number) / float(divisor) if float(divisor) else None
+    return float(number) / 100 if percent else float(number)
