@@ -196,11 +196,11 @@ def before_verdict(note: str) -> str:
 
 
 def read_number(text: str) -> float | None:
-    """The first number of a line, a quotient or a percentage among them; None without one."""
-    match = re.search(r"(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?)|(%))?", text)
-    if match is None:
+    """The last number of a line, a quotient or a percentage among them; None without one."""
+    matches = re.findall(r"(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?)|(%))?", text)
+    if not matches:
         return None
-    number, divisor, percent = match.groups()
-    if divisor is not None:
+    number, divisor, percent = matches[-1]
+    if divisor:
         return float(number) / float(divisor) if float(divisor) else None
     return float(number) / 100 if percent else float(number)

@@ -1,0 +1,254 @@
+"""Candidate actions from a language model's prior, and futures that the model imagines behind them.
+
+What LAC and the planners share. Every phase is one call for all candidates of all games. A future grows by lines: an
+observation, a note where the dialogue has one, an action; each ends at its newline. A reply without an end, an empty
+observation or an action that cannot be read is counted in `Caller.problems`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nlrl_jax.config import check, option
+from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_action
+from nlrl_jax.types import Chat, LanguageModel, Sampling
+
+# Roles of the calls.
+POLICY, WORLD, NOTE, CRITIC = "policy", "world model", "note", "critic"
+NEVER_ENDED = "never ended"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanningConfig:
+    """How candidates arise and how far the model imagines (LAC, appendix C.3). Lines are written greedily."""
+
+    candidates: int = option(5, "candidate actions per step [n]", least=1)
+    origin: str = option(
+        "auto",
+        "candidates: list (the best of the game's actions by log-probability), sample (distinct draws from the prior), "
+        "auto (list where the game has one and the model can score)",
+        choices=("auto", "list", "sample"),
+    )
+    draws: int = option(10, "draws that sampled candidates come from", least=1)
+    draw_temperature: float = option(1.0, "temperature of these draws", above=0)
+    prior: str = option(
+        "sum", "log-probability of an action: the sum over its tokens, or their mean", choices=("sum", "mean")
+    )
+    depth: int = option(4, "maximum steps of an imagined rollout, the candidate among them; 0: none", least=0)
+    line_tokens: int = option(128, "maximum tokens per line that the model writes", least=1)
+
+    def __post_init__(self):
+        check(self)
+
+    @property
+    def reserve(self) -> int:
+        """Tokens to keep free behind a history: lines of the deepest rollout."""
+        return (3 * self.depth + 3) * self.line_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """Distinct actions of one game, the likeliest first. log_prior: log pi of each (`PlanningConfig.prior`)."""
+
+    actions: tuple[str, ...]
+    log_prior: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Future:
+    """An imagined rollout.
+
+    Attributes:
+      history: the real history, then the imagined steps.
+      steps: how many are imagined.
+      ended: it stopped by its own judgement, before the maximum depth.
+    """
+
+    history: History
+    steps: int
+    ended: bool = False
+
+    @property
+    def imagined(self) -> tuple[Step, ...]:
+        return self.history.steps[len(self.history.steps) - self.steps :]
+
+
+class Caller:
+    """The calls of one decision: counts them by role, and what was wrong with the replies.
+
+    Attributes:
+      problems: {"world model/never ended": 2, ...}. calls: {role: calls}.
+    """
+
+    def __init__(self, model: LanguageModel, config: PlanningConfig, seed: int):
+        self.model, self.config, self.seed = model, config, seed
+        self.problems, self.calls = Counter(), Counter()
+
+    def lines(self, role: str, chats: Sequence[Chat], sampling: Sampling | None = None) -> list[str]:
+        """One line each, without blanks around it."""
+        if not chats:
+            return []
+        self.calls[role] += len(chats)
+        sampling = sampling or Sampling(self.config.line_tokens, 0.0)
+        replies = self.model.complete(chats, sampling, role, self.seed, stop=("\n",))
+        for reply in replies:
+            self.count(role, "" if reply.ended else NEVER_ENDED)
+        return [reply.text.strip() for reply in replies]
+
+    def log_probs(self, role: str, chats: Sequence[Chat], texts: Sequence[Sequence[str]]) -> list[list[float]]:
+        """log p of each text behind its chat, by `config.prior` summed over its tokens or their mean."""
+        if not chats:
+            return []
+        self.calls[role] += sum(map(len, texts))
+        mean = self.config.prior == "mean" and role == POLICY
+        rows = self.model.score(chats, texts, role)
+        return [[score.log_prob / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
+
+    def count(self, role: str, problem: str, n: int = 1) -> None:
+        if problem:
+            self.problems[f"{role}/{problem}"] += n
+
+    def trim(self, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
+        """What fits the model's context; steps that drop out are counted."""
+        trimmed = [dialogue.trim(history, self.config.reserve) for history in histories]
+        self.count("history", "steps dropped", sum(one.dropped for one in trimmed))
+        return [one.history for one in trimmed]
+
+
+def write_notes(caller: Caller, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
+    """The histories with a new note behind their last observations, where the dialogue has a label."""
+    if not dialogue.label:
+        return list(histories)
+    notes = caller.lines(NOTE, [dialogue.chat(history, f"{dialogue.label}:") for history in histories])
+    return [history.noted(note) for history, note in zip(histories, notes, strict=True)]
+
+
+def next_actions(
+    caller: Caller, dialogue: Dialogue, histories: Sequence[History], actions: Sequence[str], seed: int
+) -> list[str]:
+    """The action that the model writes greedily; one that cannot be read is replaced by a random one and counted."""
+    rng = np.random.default_rng(seed)
+    texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in histories])
+    chosen = []
+    for text in texts:
+        action, problem = read_action(text, actions)
+        caller.count(POLICY, problem)
+        chosen.append(action or (str(rng.choice(actions)) if actions else "nothing"))
+    return chosen
+
+
+def propose(
+    caller: Caller,
+    dialogue: Dialogue,
+    histories: Sequence[History],
+    actions: Sequence[str],
+    without: Sequence[Sequence[str]] = (),
+) -> list[Candidates]:
+    """The likeliest n actions of each game (LAC, section 4.1: candidates sampled from the prior).
+
+    Args:
+      actions: all there are; empty where any text is one.
+      without: actions of each game to leave out.
+
+    Returns: at least one candidate each, unless `without` names all: where no draw can be read, a random action.
+    """
+    config, model = caller.config, caller.model
+    listed = actions and config.origin != "sample" and model.can_score
+    if config.origin == "list" and not listed:
+        raise ValueError(
+            "origin is 'list', but "
+            + ("the model cannot score" if actions else "the game has no list of actions")
+            + "; choose 'sample'"
+        )
+    chats = [dialogue.chat(history, "Action:") for history in histories]
+    without = without or [()] * len(chats)
+    counts: list[Counter[str]] = []
+    if listed:
+        options = [[action for action in actions if action not in gone] for gone in without]
+    else:
+        options, counts = _draw(caller, chats, actions, without)
+    if model.can_score:
+        log_prior = caller.log_probs(POLICY, chats, [[f" {action}" for action in row] for row in options])
+    else:  # how often each was drawn
+        log_prior = [list(np.log([n[a] for a in row]) - np.log(sum(n.values()))) for row, n in zip(options, counts)]
+    result = []
+    for row, values in zip(options, log_prior, strict=True):
+        order = np.argsort(-np.asarray(values), kind="stable")[: config.candidates]
+        result.append(Candidates(tuple(row[i] for i in order), tuple(float(values[i]) for i in order)))
+    return result
+
+
+def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], list[Counter[str]]]:
+    """Distinct sampled actions of each chat, and how often each was drawn."""
+    draws, rng = caller.config.draws, np.random.default_rng(caller.seed)
+    sampling = Sampling(caller.config.line_tokens, caller.config.draw_temperature)
+    texts = caller.lines(POLICY, [chat for chat in chats for _ in range(draws)], sampling)
+    options, counts = [], []
+    for i, gone in enumerate(without):
+        count: Counter[str] = Counter()
+        for text in texts[i * draws : (i + 1) * draws]:
+            action, problem = read_action(text, actions)
+            caller.count(POLICY, problem)
+            if action and action not in gone:
+                count[action] += 1
+        if not count:
+            rest = [action for action in actions if action not in gone]
+            caller.count(POLICY, "no candidate")
+            count[str(rng.choice(rest)) if rest else "nothing"] = 1
+        options.append([action for action, _ in count.most_common()])
+        counts.append(count)
+    return options, counts
+
+
+def imagine(
+    caller: Caller,
+    dialogue: Dialogue,
+    histories: Sequence[History],
+    firsts: Sequence[str],
+    actions: Sequence[str],
+    stop: Callable[[Step], bool] = lambda step: False,
+    branch: int = 1,
+) -> list[list[Future]]:
+    """Rollouts in the model's imagination (LAC, equation 3: u): each begins with a first action, then the model goes on
+    greedily for `config.depth` steps or until `stop` holds for a step.
+
+    Args:
+      histories, firsts: of each rollout, R of them.
+      actions: all there are; empty where any text is one.
+      branch: actions that are followed from each imagined state; 1 is a chain.
+
+    Returns: the leaves of each rollout; one with `branch` 1.
+    """
+    config = caller.config
+    leaves: list[list[Future]] = [[] for _ in histories]
+    open_ = [(i, Future(history, 0), action) for i, (history, action) in enumerate(zip(histories, firsts, strict=True))]
+    for depth in range(config.depth):
+        chats = [dialogue.chat(f.history, f"Action: {action}\nObservation:") for _, f, action in open_]
+        observations = caller.lines(WORLD, chats)
+        caller.count(WORLD, "empty", observations.count(""))
+        grown = [
+            f.history.then(Step(action, text)) for (_, f, action), text in zip(open_, observations, strict=True)
+        ]
+        grown = write_notes(caller, dialogue, grown)
+        going = []
+        for (i, future, _), history in zip(open_, grown, strict=True):
+            step = history.steps[-1]
+            ended = stop(step) or not step.observation
+            future = Future(history, future.steps + 1, ended)
+            if ended or depth + 1 == config.depth:
+                leaves[i].append(future)
+            else:
+                going.append((i, future))
+        if not going:
+            break
+        histories = [future.history for _, future in going]
+        if branch > 1:
+            chosen = [list(c.actions[:branch]) for c in propose(caller, dialogue, histories, actions)]
+        else:
+            chosen = [[action] for action in next_actions(caller, dialogue, histories, actions, caller.seed + depth)]
+        open_ = [(i, future, action) for (i, future), row in zip(going, chosen, strict=True) for action in row]
+    return leaves

@@ -1,0 +1,236 @@
+"""LLM-based actor-critic (LAC, algorithm 1): an action by the model's prior, imagined futures and the model's judgement.
+
+One decision of B games in lockstep. pi is the prior, c a reflection, u an imagined rollout, h the history:
+
+    c_t ~ pi(. | g, h_t)                                          reflect on the last step
+    a^1 .. a^n: the likeliest of pi(. | g, h_t, c_t)              candidates
+    u^i: at most `depth` steps behind a^i, until a reflection says GOOD or BAD
+    Q(a^i) = log P(GOOD | g, h_t, a^i, u^i) - log P(BAD | ...)    equations 1 to 3
+    a_t = argmax_i pi(a^i | ...) exp(Q(a^i) / alpha)              equations 4 to 6
+
+Left open by the paper, decided here by options (`PlanningConfig`, `LACConfig`): candidates are the best n of the game's
+list, or draws where it has none; the prior is the sum over an action's tokens or their mean (its normalisation cancels
+in the argmax); GOOD and BAD are read behind "This step is" after the rollout's last reflection, each word scored whole,
+so a word may have several tokens. Without reflections the words stand behind a bare "This step is".
+
+The ablations are options (`METHODS`), and two proposals of the paper's discussion: `branch` follows several actions
+from each imagined state, a tree in place of a chain, and a candidate's Q is that of its best leaf; `resample` draws
+other candidates, up to so many times, as long as none has Q above 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.algorithms.imagine import CRITIC, Caller, Candidates, Future, PlanningConfig, imagine, propose, write_notes
+from nlrl_jax.config import check, option, part
+from nlrl_jax.returns import kl_improved_policy
+from nlrl_jax.roles import dialogues
+from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.types import LanguageModel
+
+_FLOOR = 1e-4  # a stated probability is kept this far from 0 and 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LACConfig:
+    """LAC and its ablations. Defaults: the paper's, where it gives them."""
+
+    planning: PlanningConfig = part(PlanningConfig())
+    alpha: float = option(1.0, "weight of the KL term; inf follows the prior", above=0, infinite=True)
+    critic: str = option(
+        "log_odds",
+        "Q: log_odds (log P(GOOD) - log P(BAD)), positive (log P(GOOD) alone, A.2), direct (the model writes the "
+        "probability of success, A.3: needs no log-probabilities)",
+        choices=("log_odds", "positive", "direct"),
+    )
+    rule: str = option(
+        "improved",
+        "action: the best by improved (prior and Q), prior (without the critic) or critic (Q alone)",
+        choices=("improved", "prior", "critic"),
+    )
+    words: str = option("GOOD,BAD", "the words whose probabilities make Q, separated by a comma")
+    branch: int = option(1, "actions followed from each imagined state; 1 is the paper's chain", least=1)
+    resample: int = option(0, "times that other candidates are tried while no Q is above 0", least=0)
+
+    def __post_init__(self):
+        check(self)
+        self.pair()
+
+    def pair(self) -> tuple[str, str]:
+        """The positive and the negative word."""
+        words = tuple(word.strip() for word in self.words.split(","))
+        if len(words) != 2 or not all(words) or words[0] == words[1]:
+            raise ValueError(f"words is {self.words!r}; it must be two different words, such as GOOD,BAD")
+        return words
+
+
+# Figure 4, A.2, A.3, A.4 and the discussion: (changes to LACConfig, label of the notes).
+METHODS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "lac": ({}, "Critic"),
+    "lac_no_critic": ({"rule": "prior"}, "Critic"),
+    "lac_no_rollout": ({"depth": 0}, "Critic"),
+    "lac_no_reflection": ({}, ""),
+    "critic_only": ({"rule": "critic"}, "Critic"),
+    "lac_positive": ({"critic": "positive"}, "Critic"),
+    "lac_direct": ({"critic": "direct"}, "Critic"),
+    "lac_cot": ({}, "Thought"),
+    "prior_cot": ({"rule": "prior"}, "Thought"),
+    "lac_tree": ({"branch": 2}, "Critic"),
+    "lac_resample": ({"candidates": 3, "resample": 1}, "Critic"),
+}
+
+
+class Decisions(NamedTuple):
+    """An action for each of B games.
+
+    actions: B texts. histories: with the new reflections. thinking: B JSON-able records with "note", "candidates",
+      "log_prior", "q", "improved" (probabilities) and "futures" ([candidate][leaf] -> steps as lists).
+    problems, calls: see `imagine.Caller`.
+    """
+
+    actions: list[str]
+    histories: list[History]
+    thinking: list[dict[str, Any]]
+    problems: Counter
+    calls: Counter
+
+
+def decide(
+    model: LanguageModel,
+    dialogue: Dialogue,
+    histories: Sequence[History],
+    actions: Sequence[str],
+    config: LACConfig,
+    seed: int,
+) -> Decisions:
+    """One decision of algorithm 1 for each history.
+
+    Args:
+      dialogue: its label is "Critic" with reflections, "" without, "Thought" for chain of thought (A.4).
+      actions: the game's list; empty where any text is an action.
+
+    Raises:
+      NotImplementedError: the model cannot score, and `config.critic` is not "direct".
+    """
+    if not model.can_score and config.critic != "direct" and config.rule != "prior":
+        raise NotImplementedError(
+            f"critic is {config.critic!r}, which needs log-probabilities that this model does not give; "
+            "choose --critic direct"
+        )
+    caller = Caller(model, config.planning, seed)
+    reflected = caller.trim(dialogue, histories)
+    # c_t, the reflection on a_{t-1} (a thought may also come first)
+    due = [i for i, h in enumerate(reflected) if h.steps or dialogue.label == "Thought"]
+    for i, history in zip(due, write_notes(caller, dialogue, [reflected[i] for i in due]), strict=True):
+        reflected[i] = history
+    # a^1 .. a^n ~ pi(. | g, h_t, c_t)
+    candidates = propose(caller, dialogue, reflected, actions)
+    if config.rule == "prior":
+        q = [np.zeros(len(one.actions)) for one in candidates]
+        futures: list[list[list[Future]]] = [[] for _ in candidates]
+    else:
+        # Q(a^i) after an imagined rollout u^i
+        q, futures = evaluate(caller, dialogue, reflected, candidates, actions, config)
+        for _ in range(config.resample):
+            bad = [i for i, values in enumerate(q) if values.max() <= 0 and 0 < len(actions) > len(values)]
+            if not bad:
+                break
+            without = [candidates[i].actions for i in bad]
+            more = propose(caller, dialogue, [reflected[i] for i in bad], actions, without)
+            more_q, more_futures = evaluate(caller, dialogue, [reflected[i] for i in bad], more, actions, config)
+            for k, i in enumerate(bad):
+                new = more[k]
+                candidates[i] = Candidates(candidates[i].actions + new.actions, candidates[i].log_prior + new.log_prior)
+                q[i] = np.concatenate([q[i], more_q[k]])
+                futures[i] = futures[i] + more_futures[k]
+    # a_t = argmax pi(a^i) exp(Q(a^i) / alpha)
+    improved = _improve(candidates, q, config)
+    chosen = [int(np.argmax(q[i] if config.rule == "critic" else improved[i])) for i in range(len(q))]
+    noted = [full.noted(short.last_note) for full, short in zip(histories, reflected, strict=True)]
+    thinking = [
+        {
+            "note": reflected[i].last_note,
+            "candidates": list(candidates[i].actions),
+            "log_prior": list(candidates[i].log_prior),
+            "q": q[i].tolist() if config.rule != "prior" else [],
+            "improved": improved[i].tolist(),
+            "futures": [[[list(step) for step in leaf.imagined] for leaf in leaves] for leaves in futures[i]],
+        }
+        for i in range(len(q))
+    ]
+    picked = [candidates[i].actions[k] for i, k in enumerate(chosen)]
+    return Decisions(picked, noted, thinking, caller.problems, caller.calls)
+
+
+def evaluate(
+    caller: Caller,
+    dialogue: Dialogue,
+    histories: Sequence[History],
+    candidates: Sequence[Candidates],
+    actions: Sequence[str],
+    config: LACConfig,
+) -> tuple[list[np.ndarray], list[list[list[Future]]]]:
+    """Q of every candidate (equation 3): float64 [n] for each game, and the futures [n][leaves] it was read from."""
+    pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
+    decided = lambda step: dialogues.verdict(step.note) in config.pair()
+    if config.planning.depth:
+        first = [histories[i] for i, _ in pairs], [action for _, action in pairs]
+        rollouts = imagine(caller, dialogue, *first, actions, decided, config.branch)
+        chats = [
+            [_judged(dialogue, leaf.history, "", config) for leaf in leaves] for leaves in rollouts
+        ]
+    else:  # without rollout: the critic speaks right behind the action
+        rollouts = [[] for _ in pairs]
+        chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]
+    values = iter(critic(caller, [chat for row in chats for chat in row], config))
+    best = [max(next(values) for _ in row) for row in chats]
+    q, futures = [], []
+    for i in range(len(candidates)):
+        rows = [k for k, (game, _) in enumerate(pairs) if game == i]
+        q.append(np.array([best[k] for k in rows]))
+        futures.append([rollouts[k] for k in rows])
+    return q, futures
+
+
+def _judged(dialogue: Dialogue, history: History, pending: str, config: LACConfig):
+    """The chat whose continuation is the judgement of the last step."""
+    reflection = history.last_note if dialogue.label == "Critic" and not pending else ""
+    if dialogue.label == "Critic":
+        history = history.noted("") if not pending else history
+    direct = config.critic == "direct"
+    head = dialogues.before_verdict(reflection)
+    line = f"{reflection} {dialogues.PROBABILITY}".strip() if direct else head
+    return dialogue.chat(history, f"{pending}Critic: {line}")
+
+
+def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[float]:
+    """Q from chats that are open where the judgement stands: equation 2, or its alternatives in A.2 and A.3."""
+    if config.critic == "direct":
+        values = []
+        for text in caller.lines(CRITIC, chats):
+            p = dialogues.read_number(text)
+            caller.count(CRITIC, "" if p is not None else "no number")
+            p = 0.5 if p is None else min(max(p, _FLOOR), 1 - _FLOOR)
+            values.append(math.log(p / (1 - p)))
+        return values
+    good, bad = config.pair()
+    rows = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
+    return [row[0] if config.critic == "positive" else row[0] - row[1] for row in rows]
+
+
+def _improve(candidates: Sequence[Candidates], q: Sequence[np.ndarray], config: LACConfig) -> list[np.ndarray]:
+    """Probabilities of the improved policy over each game's candidates (equations 5 and 6)."""
+    n = max(len(one.actions) for one in candidates)
+    table = np.full((2, len(candidates), n), [[[-np.inf]], [[0.0]]])
+    for i, one in enumerate(candidates):
+        table[0, i, : len(one.actions)], table[1, i, : len(one.actions)] = one.log_prior, q[i]
+    log_probs = np.asarray(kl_improved_policy(jnp.asarray(table[0]), jnp.asarray(table[1]), config.alpha))
+    return [np.exp(log_probs[i, : len(one.actions)].astype(np.float64)) for i, one in enumerate(candidates)]

@@ -1,0 +1,49 @@
+"""What RAP, ICPI and RAFA share: candidates, an imagined rollout behind each, a value of the rollout, the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nlrl_jax.algorithms.imagine import Caller, Future, PlanningConfig, imagine, propose
+from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.types import LanguageModel
+
+# (caller, rollouts, log-prior of each first action) -> a value each
+Value = Callable[[Caller, Sequence[Future], Sequence[float]], Sequence[float]]
+
+
+def best_candidate(
+    model: LanguageModel,
+    dialogue: Dialogue,
+    histories: Sequence[History],
+    actions: Sequence[str],
+    config: PlanningConfig,
+    seed: int,
+    value: Value,
+    stop: Callable[[Step], bool] = lambda step: False,
+) -> Decisions:
+    """The candidate whose rollout has the highest value; the likelier one of equals. See `lac.decide`.
+
+    Raises:
+      ValueError: `config.depth` is 0.
+    """
+    if config.depth < 1:
+        raise ValueError("depth is 0; this planner needs rollouts of at least one step")
+    caller = Caller(model, config, seed)
+    short = caller.trim(dialogue, histories)
+    candidates = propose(caller, dialogue, short, actions)
+    pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
+    rollouts = imagine(caller, dialogue, [short[i] for i, _ in pairs], [a for _, a in pairs], actions, stop)
+    futures = [leaves[0] for leaves in rollouts]
+    values = iter(value(caller, futures, [p for one in candidates for p in one.log_prior]))
+    leaves, picked, thinking = iter(futures), [], []
+    for one in candidates:
+        q = [float(next(values)) for _ in one.actions]
+        own = [[[list(step) for step in next(leaves).imagined]] for _ in one.actions]
+        picked.append(one.actions[int(np.argmax(q))])
+        record = {"candidates": list(one.actions), "log_prior": list(one.log_prior), "q": q, "futures": own}
+        thinking.append(record)
+    return Decisions(picked, list(histories), thinking, caller.problems, caller.calls)

@@ -1,0 +1,51 @@
+"""ReAct: the action that the model writes, without look-ahead, with or without thoughts (LAC, C.2.1).
+
+A thought is an action "think: ..." whose observation is "OK"; the game does not see it. The paper sets no limit to
+thoughts; here an action is asked for again after at most two of them (`THOUGHTS`), and a third is counted and replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig
+from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.roles.dialogues import THINK, THINK_REPLY, Dialogue, History, Step, read_action
+from nlrl_jax.types import LanguageModel
+
+THOUGHTS = 2  # maximum number per decision
+
+
+def decide(
+    model: LanguageModel,
+    dialogue: Dialogue,
+    histories: Sequence[History],
+    actions: Sequence[str],
+    config: PlanningConfig,
+    seed: int,
+) -> Decisions:
+    """One action per history, written greedily. What cannot be read becomes a random action and is counted.
+
+    Args and returns: see `lac.decide`; a dialogue without a note.
+    """
+    caller, rng = Caller(model, config, seed), np.random.default_rng(seed)
+    full, short = list(histories), caller.trim(dialogue, histories)
+    chosen: dict[int, str] = {}
+    for _ in range(THOUGHTS + 1):
+        waiting = [i for i in range(len(full)) if i not in chosen]
+        texts = caller.lines(POLICY, [dialogue.chat(short[i], "Action:") for i in waiting])
+        for i, text in zip(waiting, texts, strict=True):
+            if text.startswith(THINK):
+                full[i], short[i] = (h.then(Step(text, THINK_REPLY)) for h in (full[i], short[i]))
+                continue
+            action, problem = read_action(text, actions)
+            caller.count(POLICY, problem)
+            chosen[i] = action or (str(rng.choice(actions)) if actions else "nothing")
+    for i in range(len(full)):
+        if i not in chosen:
+            caller.count(POLICY, "too many thoughts")
+            chosen[i] = str(rng.choice(actions)) if actions else "nothing"
+    picked = [chosen[i] for i in range(len(full))]
+    return Decisions(picked, full, [{"candidates": [action]} for action in picked], caller.problems, caller.calls)
