@@ -230,9 +230,7 @@ def imagine(
         chats = [dialogue.chat(f.history, f"Action: {action}\nObservation:") for _, f, action in open_]
         observations = caller.lines(WORLD, chats)
         caller.count(WORLD, "empty", observations.count(""))
-        grown = [
-            f.history.then(Step(action, text)) for (_, f, action), text in zip(open_, observations, strict=True)
-        ]
+        grown = [f.history.then(Step(action, text)) for (_, f, action), text in zip(open_, observations, strict=True)]
         grown = write_notes(caller, dialogue, grown)
         going = []
         for (i, future, _), history in zip(open_, grown, strict=True):

@@ -1,4 +1,4 @@
-"""LLM-based actor-critic (LAC, algorithm 1): an action by the model's prior, imagined futures and the model's judgement.
+"""LLM-based actor-critic (LAC, algorithm 1): the model's prior, improved by its judgement of imagined futures.
 
 One decision of B games in lockstep. pi is the prior, c a reflection, u an imagined rollout, h the history:
 
@@ -29,7 +29,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.algorithms.imagine import CRITIC, Caller, Candidates, Future, PlanningConfig, imagine, propose, write_notes
+from nlrl_jax.algorithms.imagine import (
+    CRITIC,
+    Caller,
+    Candidates,
+    Future,
+    PlanningConfig,
+    imagine,
+    propose,
+    write_notes,
+)
 from nlrl_jax.config import check, option, part
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles import dialogues
@@ -184,9 +193,7 @@ def evaluate(
     if config.planning.depth:
         first = [histories[i] for i, _ in pairs], [action for _, action in pairs]
         rollouts = imagine(caller, dialogue, *first, actions, decided, config.branch)
-        chats = [
-            [_judged(dialogue, leaf.history, "", config) for leaf in leaves] for leaves in rollouts
-        ]
+        chats = [[_judged(dialogue, leaf.history, "", config) for leaf in leaves] for leaves in rollouts]
     else:  # without rollout: the critic speaks right behind the action
         rollouts = [[] for _ in pairs]
         chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]

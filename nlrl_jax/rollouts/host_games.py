@@ -180,13 +180,14 @@ def of_text_game(
     won = jax.jit(jax.vmap(game.success)) if game.success else None
     fields = jax.jit(jax.vmap(game.fields))
 
+    def rows(states, n: int) -> list[Any]:
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(n)]
+
     def render(template, states) -> list[str]:
         values = jax.device_get(fields(states))
-        size = len(jax.tree.leaves(states)[0])
-        return [template.render(jax.tree.map(lambda leaf: leaf[i], values)) for i in range(size)]
+        return [template.render(row) for row in rows(values, len(jax.tree.leaves(states)[0]))]
 
     texts = texts or (lambda states: [(game.rules, text) for text in render(game.observation, states)])
-    rows = lambda states, n: [jax.tree.map(lambda leaf: leaf[i], states) for i in range(n)]
 
     def padded(trees: Sequence[Any]):
         """Stacked to a power of two rows, so that few programs are compiled."""

@@ -25,7 +25,9 @@ def decide(
       NotImplementedError: the model cannot score.
     """
     if not model.can_score:
-        raise NotImplementedError("RAP adds up log-probabilities, which this model does not give; choose another planner")
+        raise NotImplementedError(
+            "RAP adds up log-probabilities, which this model does not give; choose another planner"
+        )
 
     def value(caller: Caller, futures: Sequence[Future], log_prior: Sequence[float]) -> list[float]:
         chats, texts, owner = [], [], []

@@ -1,0 +1,256 @@
+"""LAC on a corridor whose model's beliefs are known: the prior prefers the wrong way, its imagination knows better."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from nlrl_jax.algorithms import lac
+from nlrl_jax.algorithms.imagine import Caller, PlanningConfig, imagine, propose
+from nlrl_jax.algorithms.lac import METHODS, LACConfig
+from nlrl_jax.algorithms.planners import icpi, rafa, rap, react
+from nlrl_jax.config import make, replace
+from nlrl_jax.returns import kl_improved_policy
+from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.rollouts.host_games import HostGame, Outcome, Start, play
+from nlrl_jax.types import Reply, Score
+
+ACTIONS = ("left", "right", "wait")
+PRIOR = {"left": 0.6, "right": 0.3, "wait": 0.1}
+GOAL, LENGTH = 3, 6
+
+
+def where(history, pending=()):
+    """The position after the history and the pending action, as the corridor moves."""
+    x = 1
+    for action in [*(step.action for step in history.steps), *pending]:
+        x += {"left": -1, "right": 1}.get(action, 0)
+    return max(0, x)
+
+
+class Corridor:
+    """A model that knows the corridor: it imagines rightly, judges by the distance, and its prior prefers `left`."""
+
+    can_score = True
+
+    def __init__(self, ends=True):
+        self.roles, self.ends = [], ends
+
+    def complete(self, chats, sampling, role, seed=0, stop=()):
+        self.roles.append((role, len(chats)))
+        return [Reply(self.write(chat), 1, 1, self.ends) for chat in chats]
+
+    def write(self, chat):
+        history, line = chat.context["history"], chat.context["line"]
+        kind = line.splitlines()[-1]
+        if kind == "Action:":
+            return " left"
+        if kind == "Observation:":
+            return f" at {where(history, [line.splitlines()[0].removeprefix('Action: ')])}"
+        if kind == "Critic:":
+            x, before = where(history), where(History("", "", history.steps[:-1]))
+            word = "GOOD" if x == GOAL else "BAD" if abs(GOAL - x) > abs(GOAL - before) else "UNKNOWN"
+            return f" I am at {x}. This step is {word}."
+        if kind == "Reward:":
+            return " 1" if where(history) == GOAL else " 0"
+        if kind == "Value:":
+            return f" The value is {where(history)}/{GOAL}."
+        if kind.endswith("is"):  # a probability
+            return f" {100 * self.good(history, line):.0f}%"
+        raise AssertionError(line)
+
+    @staticmethod
+    def good(history, line):
+        pending = [text.removeprefix("Action: ") for text in line.splitlines() if text.startswith("Action: ")]
+        return 1 / (1 + math.exp(abs(GOAL - where(history, pending)) - 1))
+
+    def score(self, chats, continuations, role):
+        self.roles.append((role, sum(map(len, continuations))))
+        rows = []
+        for chat, texts in zip(chats, continuations, strict=True):
+            p = self.good(chat.context["history"], chat.context["line"])
+            table = {" GOOD": p, " BAD": 1 - p} | {f" {action}": value for action, value in PRIOR.items()}
+            rows.append([Score(math.log(table[text]), 2 if text == " wait" else 1) for text in texts])
+        return rows
+
+
+class Silent(Corridor):
+    can_score = False
+
+    def score(self, chats, continuations, role):
+        raise NotImplementedError
+
+
+def advance(states, actions):
+    outcomes = []
+    for x, action in zip(states, actions, strict=True):
+        x = max(0, x + {"left": -1, "right": 1}.get(action, 0))
+        outcomes.append(Outcome(x, f"at {x}", float(x == GOAL), x == GOAL, x == GOAL))
+    return outcomes
+
+
+GAME = HostGame("corridor", "Reach 3.", ACTIONS, LENGTH, lambda seeds: [Start(1, "3", "at 1")] * len(seeds), advance)
+START = [History("3", "at 1"), History("3", "at 1", (Step("right", "at 2"),))]
+
+
+def decide(method, model, histories=START, **options):
+    changes, label = METHODS[method]
+    config = replace(LACConfig(), **{"candidates": 3, **changes, **options})
+    return lac.decide(model, Dialogue.of("Reach 3.", label), histories, ACTIONS, config, 0)
+
+
+def test_lac_takes_the_better_action_where_the_prior_does_not():
+    decisions = decide("lac", Corridor())
+    assert decisions.actions == ["right", "right"]
+    assert decide("lac_no_critic", Corridor()).actions == ["left", "left"]
+    assert decide("lac", Corridor(), alpha=1e6).actions == ["left", "left"]
+    for method in ("critic_only", "lac_positive", "lac_direct", "lac_no_rollout", "lac_tree"):
+        assert decide(method, Corridor()).actions[1] == "right", method
+
+
+def test_q_is_the_log_odds_behind_the_imagined_rollout():
+    record = decide("lac", Corridor()).thinking[0]
+    by_action = dict(zip(record["candidates"], record["q"], strict=True))
+    log_odds = lambda x: 1 - abs(GOAL - x)  # the logit of `Corridor.good`
+    # From 1: `left` is BAD at once, at 0; behind `right` the prior goes back to 1, which is BAD.
+    np.testing.assert_allclose(by_action["left"], log_odds(0), atol=1e-6)
+    np.testing.assert_allclose(by_action["right"], log_odds(1), atol=1e-6)
+    assert [len(leaves[0]) for leaves in record["futures"]] == [1, 2, 2]
+    weights = {a: PRIOR[a] * math.exp(q) for a, q in by_action.items()}
+    expected = [weights[action] / sum(weights.values()) for action in record["candidates"]]
+    np.testing.assert_allclose(record["improved"], expected, rtol=1e-5)
+
+
+def test_reflections_enter_the_history_and_every_phase_is_one_call():
+    model = Corridor()
+    decisions = decide("lac", model)
+    assert decisions.histories[0].last_note == ""  # nothing to reflect on yet
+    assert decisions.histories[1].last_note == "I am at 2. This step is UNKNOWN."
+    # one reflection; 2 x 3 priors; rollouts: every line one call for all that still run; 6 x 2 words
+    assert model.roles[:4] == [("note", 1), ("policy", 6), ("world model", 6), ("note", 6)]
+    assert model.roles[-1] == ("critic", 12)
+    assert decisions.calls["critic"] == 12
+
+
+def test_a_tree_keeps_the_best_leaf():
+    chain, tree = (decide(method, Corridor()).thinking[0] for method in ("lac", "lac_tree"))
+    right = chain["candidates"].index("right")
+    assert tree["q"][right] > chain["q"][right]  # right, right is among its leaves
+    assert len(tree["futures"][right]) > 1 == len(chain["futures"][right])
+
+
+def test_other_candidates_are_tried_while_all_are_bad():
+    options = {"candidates": 1, "depth": 1}
+    assert decide("lac", Corridor(), START[1:], **options).actions == ["left"]
+    again = decide("lac", Corridor(), START[1:], **options, resample=1)
+    assert again.actions == ["right"]
+    assert again.thinking[0]["candidates"] == ["left", "right"]
+
+
+def test_a_model_without_scores_is_refused_before_any_call_and_has_direct_evaluation():
+    silent = Silent()
+    with pytest.raises(NotImplementedError, match="--critic direct"):
+        decide("lac", silent)
+    assert silent.roles == []
+    assert decide("lac_direct", silent, START[1:]).thinking[0]["candidates"] == ["left"]  # draws: always `left`
+
+
+def test_the_mean_over_tokens_is_another_prior():
+    caller = Caller(Corridor(), PlanningConfig(prior="mean"), 0)
+    (one,) = propose(caller, Dialogue.of("", ""), START[:1], ACTIONS)
+    assert dict(zip(one.actions, one.log_prior, strict=True))["wait"] == pytest.approx(math.log(0.1) / 2)
+
+
+def test_rollouts_stop_at_the_depth_and_count_lines_without_an_end():
+    caller = Caller(Corridor(ends=False), PlanningConfig(depth=2), 0)
+    ((leaf,),) = imagine(caller, Dialogue.of("", ""), START[:1], ["wait"], ACTIONS)
+    assert [step.action for step in leaf.imagined] == ["wait", "left"]
+    assert caller.problems["world model/never ended"] == 2
+
+
+def test_full_contexts_lose_their_oldest_steps():
+    steps = tuple(Step("wait", f"at 1, {i}") for i in range(12))
+    dialogue = Dialogue.of("", "", count=lambda text: len(text.split()), room=80)
+    long = History("3", "at 1", steps)
+    short, dropped = dialogue.trim(long, 20)
+    assert dropped == 4 * (dropped // 4) > 0 and short.steps == steps[dropped:]
+    assert short.observation == steps[dropped - 1].observation
+    with pytest.raises(ValueError, match="context holds 80"):
+        dialogue.trim(long, 80)
+    caller = Caller(Corridor(), PlanningConfig(), 0)
+    assert caller.trim(Dialogue.of("", "", count=len, room=0), [long]) == [long]
+
+
+def test_planners_value_rollouts_by_their_own_rules():
+    planning = PlanningConfig(candidates=3, depth=2)
+    run = lambda planner, label, **more: planner.decide(
+        Corridor(), Dialogue.of("", label), START, ACTIONS, make(PlanningConfig, candidates=3, depth=2, **more), 0
+    )
+    # RAP: log p(candidate) + log p(left), so the prior's choice
+    record = run(rap, "").thinking[0]
+    np.testing.assert_allclose(record["q"], [math.log(PRIOR[a] * 0.6) for a in record["candidates"]], rtol=1e-6)
+    assert run(rap, "").actions == ["left", "left"]
+    # ICPI: the reward is in reach only from 2
+    assert run(icpi, "Reward").actions == ["left", "right"]
+    # RAFA: the share of the way
+    assert run(rafa, "").actions == ["right", "right"]
+    assert react.decide(Corridor(), Dialogue.of("", ""), START, ACTIONS, planning, 0).actions == ["left", "left"]
+    with pytest.raises(ValueError, match="depth is 0"):
+        run(rap, "", depth=0) if False else rap.decide(
+            Corridor(), Dialogue.of("", ""), START, ACTIONS, PlanningConfig(depth=0), 0
+        )
+
+
+def test_thoughts_are_steps_that_the_game_does_not_see():
+    class Thinker(Corridor):
+        def write(self, chat):
+            return " right" if chat.context["history"].steps else " think: I go right."
+
+    decisions = react.decide(Thinker(), Dialogue.of("", ""), START[:1], ACTIONS, PlanningConfig(), 0)
+    assert decisions.actions == ["right"]
+    assert decisions.histories[0].steps == (Step("think: I go right.", "OK"),)
+
+
+def test_episodes_in_lockstep_and_repeated_from_their_moves():
+    model, moves = Corridor(), []
+    rule = lambda histories, t: decide("lac", model, histories)
+    episodes = play(GAME, rule, [0, 1], report=lambda t, move, running: moves.append((move, running)))
+    assert [episode.success for episode in episodes] == [True, True]
+    assert [step.observation for step in episodes[0].history.steps] == ["at 2", "at 3"]
+    assert [running for _, running in moves] == [2, 0]
+    calls = len(model.roles)
+    again = play(GAME, rule, [0, 1], done_before=[move for move, _ in moves])
+    assert again == episodes and len(model.roles) == calls
+    lost = play(GAME, lambda histories, t: decide("lac_no_critic", model, histories), [0])
+    assert not lost[0].success and lost[0].steps == LENGTH
+
+
+def test_the_improved_policy_maximises_equation_4():
+    rng = np.random.default_rng(0)
+    log_prior = jnp.asarray(np.log(rng.dirichlet(np.ones(5))), jnp.float32)
+    q, alpha = jnp.asarray(rng.normal(size=5), jnp.float32), 0.7
+    log_policy = kl_improved_policy(log_prior, q, alpha)
+
+    def objective(logits):
+        log_p = logits - jnp.log(jnp.sum(jnp.exp(logits)))
+        p = jnp.exp(log_p)
+        return -jnp.sum(p * q) + alpha * jnp.sum(p * (log_p - log_prior))
+
+    import jax
+
+    logits, optimizer = jnp.zeros(5), optax.adam(0.05)
+
+    def step(carry, _):
+        logits, state = carry
+        updates, state = optimizer.update(jax.grad(objective)(logits), state)
+        return (optax.apply_updates(logits, updates), state), None
+
+    (logits, _), _ = jax.lax.scan(step, (logits, optimizer.init(logits)), None, 1000)
+    np.testing.assert_allclose(jax.nn.softmax(logits), jnp.exp(log_policy), atol=1e-3)
+    np.testing.assert_allclose(kl_improved_policy(log_prior, q, 1e6), log_prior, atol=1e-5)
+    np.testing.assert_allclose(kl_improved_policy(log_prior, q, jnp.inf), log_prior, atol=1e-6)
+    assert jnp.argmax(kl_improved_policy(log_prior, q, 1e-6)) == jnp.argmax(q)
+    with pytest.raises(ValueError, match="alpha is 0"):
+        kl_improved_policy(log_prior, q, 0)
