@@ -1,0 +1,162 @@
+"""What a critic who has followed an episode says about a step, and other notes, by rule (LAC, appendix C.3).
+
+The paper's four criteria for the closing word, decided with the shortest plan of the true state:
+
+1. the step is necessary for the goal: a part of the goal is reached, or the known target is nearer -> GOOD;
+2. the step shows something essential: the target is seen for the first time -> GOOD;
+3. the step is useless or wrong: nothing changes, the wrong thing is taken, the known target is not nearer -> BAD;
+4. the history does not decide it: the target is not known yet -> UNKNOWN.
+
+Annotators hesitate: a nearer target counts as GOOD the more surely the nearer it is, else as UNKNOWN, and a target that
+is not nearer is UNKNOWN at times (`SURE`), so that the words' probabilities say something.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.babyai import rules
+from envs.babyai.text import KINDS, PLACES
+from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT
+
+SURE = {"bad": 0.9, "good": 0.95, "per_step": 0.04, "least": 0.5}
+
+
+class Aim(NamedTuple):
+    """What the next part of the mission is about: slots of the objects that will do, its name, what to do with it."""
+
+    slots: tuple[int, ...]
+    name: str
+    verb: str
+
+
+class Moment(NamedTuple):
+    """A step in an episode, and what is known after it.
+
+    before, after: states on the host. action: its id. visible: bool [9], what is seen after it. place: int [9], index
+    into `PLACES`. known: slots seen until before the step. d_before, d_after: lengths of the shortest plans.
+    """
+
+    before: rules.EnvState
+    after: rules.EnvState
+    action: int
+    visible: np.ndarray
+    place: np.ndarray
+    known: frozenset[int]
+    d_before: int
+    d_after: int
+
+
+def name_of(kind: int, colour: int) -> str:
+    return f"{rules.COLOURS[colour]} {KINDS[kind]}"
+
+
+def aim(state: rules.EnvState) -> Aim:
+    """What the agent has to look for next; the last aim once the mission is fulfilled."""
+    kinds, colours, mission = state.kinds, state.colours, int(state.mission)
+
+    def of(kind, colour, verb):
+        return Aim(tuple(np.flatnonzero((kinds == kind) & (colours == colour)).tolist()), name_of(kind, colour), verb)
+
+    first, second = zip(state.target_kinds.tolist(), state.target_colours.tolist(), strict=True)
+    held = int(state.carrying)
+    if mission == rules.OPEN_DOOR:
+        colour = int(colours[rules.DOOR_SLOT])
+        has_key = held >= 0 and kinds[held] == rules.KEY and colours[held] == colour
+        if int(state.door) == rules.LOCKED and not has_key:
+            return of(rules.KEY, colour, "pick up")
+        return of(*first, "open")
+    if mission == rules.PUT_NEXT:
+        carried = held >= 0 and (int(kinds[held]), int(colours[held])) == first
+        return of(*second, "put it next to") if carried else of(*first, "pick up")
+    if mission in (rules.GO_AFTER_PICK, rules.PICK_THEN_GO):
+        return of(*second, "go to") if int(state.done) else of(*first, "pick up")
+    return of(*first, "go to" if mission == rules.GO_TO else "pick up")
+
+
+def won(state: rules.EnvState) -> bool:
+    return int(state.done) == int(rules.PARTS[int(state.mission)])
+
+
+def sees(moment: Moment) -> tuple[str, bool]:
+    """Where the aim is -> (a sentence, whether the agent knows)."""
+    target = aim(moment.after)
+    places = sorted((int(moment.place[s]) % 7 * -1, PLACES[int(moment.place[s])]) for s in target.slots if moment.visible[s])
+    if places:
+        return f"The {target.name} is{places[0][1]}.", True
+    if moment.known & set(target.slots):
+        return f"The {target.name} is out of view.", True
+    return f"I have not seen the {target.name}.", False
+
+
+def deed(moment: Moment) -> str:
+    """What the action did, as a sentence."""
+    before, after, action = moment.before, moment.after, moment.action
+    moved = (int(before.x), int(before.y)) != (int(after.x), int(after.y))
+    held = int(after.carrying if action == rules.PICK_UP else before.carrying)
+    changed = int(before.carrying) != int(after.carrying)
+    thing = name_of(int(after.kinds[held]), int(after.colours[held])) if held >= 0 else ""
+    return {
+        rules.TURN_LEFT: "I have turned left.",
+        rules.TURN_RIGHT: "I have turned right.",
+        rules.FORWARD: "I have gone forward." if moved else "The way is blocked.",
+        rules.PICK_UP: f"I have picked up the {thing}." if changed else "I have picked up nothing.",
+        rules.DROP: f"I have put down the {thing}." if changed else "I have put down nothing.",
+        rules.TOGGLE: "I have opened the door." if int(before.door) != int(after.door) else "I have opened nothing.",
+    }[action]
+
+
+def judge(moment: Moment, rng: random.Random) -> str:
+    """GOOD, BAD or UNKNOWN by the criteria above."""
+    before, after, target = moment.before, moment.after, aim(moment.before)
+    if won(after) or int(after.done) > int(before.done) or aim(after).name != target.name:
+        return GOOD if moment.d_after < moment.d_before else BAD
+    known_before = bool(moment.known & set(target.slots))
+    if not known_before:
+        if any(moment.visible[s] for s in target.slots):
+            return GOOD
+        turned = moment.action in (rules.TURN_LEFT, rules.TURN_RIGHT)
+        moved = (int(before.x), int(before.y)) != (int(after.x), int(after.y))
+        return UNKNOWN if turned or moved else BAD
+    if moment.d_after < moment.d_before:
+        sure = max(SURE["least"], SURE["good"] - SURE["per_step"] * moment.d_after)
+        return GOOD if rng.random() < sure else UNKNOWN
+    return BAD if rng.random() < SURE["bad"] else UNKNOWN
+
+
+def reflection(moment: Moment, rng: random.Random) -> str:
+    """The critic's line, e.g. "I have gone forward. The green key is 1 step forward. This step is GOOD."."""
+    return f"{deed(moment)} {sees(moment)[0]} {VERDICT} {judge(moment, rng)}."
+
+
+def thought(moment: Moment) -> str:
+    """A plan for the next action, as a chain of thought would state it."""
+    target = aim(moment.after)
+    where, known = sees(moment)
+    return f"{where} I want to {target.verb if known else 'find'} {'it' if known else f'the {target.name}'}."
+
+
+def reward(moment: Moment) -> str:
+    return "1" if won(moment.after) else "0"
+
+
+def sub_goals(state: rules.EnvState, known: frozenset[int]) -> tuple[int, int]:
+    """(sub-goals done, sub-goals): for each part of the mission to find the target and to do what is asked for."""
+    mission = int(state.mission)
+    parts = 1 if mission in (rules.GO_TO, rules.PICK) else 2
+    total = 2 * parts
+    if won(state):
+        return total, total
+    target = aim(state)
+    first_part = parts == 1 or target.verb == "pick up"
+    return (0 if first_part else 2) + bool(known & set(target.slots)), total
+
+
+def value(moment: Moment) -> str:
+    """RAFA's line: which share of the sub-goals is done."""
+    known = moment.known | set(np.flatnonzero(moment.visible).tolist())
+    done, total = sub_goals(moment.after, frozenset(known))
+    return f"{sees(moment)[0]} The value is {done}/{total}."
