@@ -1,4 +1,5 @@
-"""Games by name: `make(name)` is a `TextGame`, `make_board(name)` a `BoardGame`, `make_control(name)` a `ControlGame`.
+"""Games by name: `make(name)` is a `TextGame`, `make_board` makes a `BoardGame`, `make_control` a `ControlGame` and
+`make_host` a `HostGame`.
 
 Nothing heavy is imported until a game is made (gymnax alone takes seconds to import).
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 
-from nlrl_jax.types import BoardGame, ControlGame, TextGame
+from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
 _MAKERS = {
     "frozen_lake": ("envs.frozen_lake", {"slippery": False}),
@@ -89,6 +90,31 @@ def make_control(name: str, **options) -> ControlGame:
         raise _unknown(name, CONTROL_GAMES, "control_game")
     module, arguments = _CONTROL_MAKERS[name]
     return importlib.import_module(module).control_game(*arguments, **options)
+
+
+_HOST_MAKERS = {"babyai": "envs.babyai.host"}
+
+HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
+
+
+def make_host(name: str, max_steps: int = 0) -> HostGame:
+    """A game that is played by text on the host, by name.
+
+    Args:
+      name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do.
+      max_steps: horizon; 0 is the game's own.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    options = {"max_steps": max_steps} if max_steps else {}
+    if ":" in name:
+        return _own(name, HostGame, **options)
+    if name in _HOST_MAKERS:
+        return importlib.import_module(_HOST_MAKERS[name]).host_game(**options)
+    if name not in GAMES:
+        raise _unknown(name, HOST_GAMES, "host_game")
+    return importlib.import_module("nlrl_jax.text.host").of_text_game(make(name, **options))
 
 
 def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:

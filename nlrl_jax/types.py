@@ -1,4 +1,4 @@
-"""The shared nouns: games (text, board, control), language models, their chats, replies and sampling."""
+"""The shared nouns: games (text, board, control, host), language models, their chats, replies and sampling."""
 
 from __future__ import annotations
 
@@ -121,6 +121,55 @@ class ControlGame:
     draw: Callable[[Any], np.ndarray] | None = None
     score: str = "return"
     human_reward: Callable[[Any], jax.Array] | None = None
+
+
+class Start(NamedTuple):
+    """The beginning of an episode: the game's own state, the goal in words, the first observation in words."""
+
+    state: Any
+    goal: str
+    observation: str
+
+
+class Outcome(NamedTuple):
+    """What an action led to.
+
+    state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
+    """
+
+    state: Any
+    observation: str
+    reward: float = 0.0
+    done: bool = False
+    success: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostGame:
+    """A game of one player that is played by text.
+
+    Attributes:
+      name: e.g. "babyai".
+      rules: the game and its actions in words.
+      actions: all there are; empty where any text is one.
+      max_steps: horizon; a longer episode is lost.
+      kinds: of tasks, e.g. missions; ("",) where there is one.
+      reset: tasks -> a start each; a task is (kind, seed), and the same one gives the same episode.
+      step: (states, actions) -> an outcome each. An action that cannot be carried out is no error: the observation
+        says so, or shows that nothing has changed.
+      board: state -> the world as a person would draw it; None where there is no picture.
+      optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
+    """
+
+    name: str
+    rules: str
+    actions: tuple[str, ...]
+    max_steps: int
+    kinds: tuple[str, ...]
+    reset: Callable[[Sequence[tuple[str, int]]], list[Start]]
+    step: Callable[[Sequence[Any], Sequence[str]], list[Outcome]]
+    board: Callable[[Any], str] | None = None
+    optimal: Callable[[Any], int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

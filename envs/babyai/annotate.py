@@ -84,7 +84,9 @@ def won(state: rules.EnvState) -> bool:
 def sees(moment: Moment) -> tuple[str, bool]:
     """Where the aim is -> (a sentence, whether the agent knows)."""
     target = aim(moment.after)
-    places = sorted((int(moment.place[s]) % 7 * -1, PLACES[int(moment.place[s])]) for s in target.slots if moment.visible[s])
+    places = sorted(
+        (int(moment.place[s]) % 7 * -1, PLACES[int(moment.place[s])]) for s in target.slots if moment.visible[s]
+    )
     if places:
         return f"The {target.name} is{places[0][1]}.", True
     if moment.known & set(target.slots):

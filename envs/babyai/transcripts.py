@@ -105,7 +105,11 @@ class _Episode:
             self.history = self.history.noted(annotate.reward(moment))
         elif self.kind == "Value":
             self.values.append(annotate.value(moment))
-        elif self.kind == "Think" and (not self.history.steps or self.rng.random() < 0.25) and not annotate.won(moment.after):
+        elif (
+            self.kind == "Think"
+            and (not self.history.steps or self.rng.random() < 0.25)
+            and not annotate.won(moment.after)
+        ):
             self.history = self.history.then(Step(f"{THINK} {annotate.thought(moment)}", THINK_REPLY))
 
     def choose(self) -> int:

@@ -100,13 +100,15 @@ METHODS: Mapping[str, tuple[dict[str, Any], str]] = {
 class Decisions(NamedTuple):
     """An action for each of B games.
 
-    actions: B texts. histories: with the new reflections. thinking: B JSON-able records with "note", "candidates",
-      "log_prior", "q", "improved" (probabilities) and "futures" ([candidate][leaf] -> steps as lists).
+    actions: B texts. notes: B reflections on the last step, "" where there is none. thoughts: B lists.
+    thinking: B JSON-able records with "candidates", "log_prior", "q", "improved" (probabilities) and "futures"
+      ([candidate][leaf] -> steps as lists).
     problems, calls: see `imagine.Caller`.
     """
 
     actions: list[str]
-    histories: list[History]
+    notes: list[str]
+    thoughts: list[list[str]]
     thinking: list[dict[str, Any]]
     problems: Counter
     calls: Counter
@@ -163,10 +165,8 @@ def decide(
     # a_t = argmax pi(a^i) exp(Q(a^i) / alpha)
     improved = _improve(candidates, q, config)
     chosen = [int(np.argmax(q[i] if config.rule == "critic" else improved[i])) for i in range(len(q))]
-    noted = [full.noted(short.last_note) for full, short in zip(histories, reflected, strict=True)]
     thinking = [
         {
-            "note": reflected[i].last_note,
             "candidates": list(candidates[i].actions),
             "log_prior": list(candidates[i].log_prior),
             "q": q[i].tolist() if config.rule != "prior" else [],
@@ -176,7 +176,8 @@ def decide(
         for i in range(len(q))
     ]
     picked = [candidates[i].actions[k] for i, k in enumerate(chosen)]
-    return Decisions(picked, noted, thinking, caller.problems, caller.calls)
+    notes = [history.last_note for history in reflected]
+    return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
 
 
 def evaluate(

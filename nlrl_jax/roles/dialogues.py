@@ -140,11 +140,7 @@ class Dialogue:
         """The transcript, then the beginning of the next line, e.g. "Action:", for the model to continue."""
         shown = "\n\n".join(f"An example:\n{self.text(example)}" for example in self.examples)
         text = f"{self.instructions}\n\n{shown}" if shown else self.instructions
-        messages = (
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": f"{self.text(history)}\n{line}"},
-        )
-        return Chat(messages, {"history": history, "line": line})
+        return Chat.of(text, continued=f"{self.text(history)}\n{line}", history=history, line=line)
 
     def trim(self, history: History, reserve: int) -> Trimmed:
         """Drops the oldest steps, four at a time, until the prompt and `reserve` more tokens fit the room.

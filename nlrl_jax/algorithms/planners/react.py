@@ -31,21 +31,23 @@ def decide(
     Args and returns: see `lac.decide`; a dialogue without a note.
     """
     caller, rng = Caller(model, config, seed), np.random.default_rng(seed)
-    full, short = list(histories), caller.trim(dialogue, histories)
+    short, thoughts = caller.trim(dialogue, histories), [[] for _ in histories]
     chosen: dict[int, str] = {}
     for _ in range(THOUGHTS + 1):
-        waiting = [i for i in range(len(full)) if i not in chosen]
+        waiting = [i for i in range(len(short)) if i not in chosen]
         texts = caller.lines(POLICY, [dialogue.chat(short[i], "Action:") for i in waiting])
         for i, text in zip(waiting, texts, strict=True):
             if text.startswith(THINK):
-                full[i], short[i] = (h.then(Step(text, THINK_REPLY)) for h in (full[i], short[i]))
+                short[i] = short[i].then(Step(text, THINK_REPLY))
+                thoughts[i].append(text)
                 continue
             action, problem = read_action(text, actions)
             caller.count(POLICY, problem)
             chosen[i] = action or (str(rng.choice(actions)) if actions else "nothing")
-    for i in range(len(full)):
+    for i in range(len(short)):
         if i not in chosen:
             caller.count(POLICY, "too many thoughts")
             chosen[i] = str(rng.choice(actions)) if actions else "nothing"
-    picked = [chosen[i] for i in range(len(full))]
-    return Decisions(picked, full, [{"candidates": [action]} for action in picked], caller.problems, caller.calls)
+    picked = [chosen[i] for i in range(len(short))]
+    thinking = [{"candidates": [action]} for action in picked]
+    return Decisions(picked, [""] * len(picked), thoughts, thinking, caller.problems, caller.calls)

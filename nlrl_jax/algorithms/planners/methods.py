@@ -1,0 +1,91 @@
+"""LAC, its ablations and the planners by name: who decides, over which dialogue."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from nlrl_jax.algorithms import lac
+from nlrl_jax.algorithms.lac import Decisions, LACConfig
+from nlrl_jax.algorithms.planners import icpi, rafa, rap, react
+from nlrl_jax.config import replace
+from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.types import LanguageModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A rule of decision.
+
+    Attributes:
+      title: for tables.
+      label: of the notes in its instructions; see `dialogues.NOTES`.
+      notes: whether there are notes in its transcripts.
+      thinks: whether actions may be thoughts.
+      scores: whether it needs log-probabilities.
+      decide: (model, dialogue, histories, actions, config, seed) -> decisions.
+    """
+
+    title: str
+    label: str
+    decide: Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], LACConfig, int], Decisions]
+    notes: bool = True
+    thinks: bool = False
+    scores: bool = True
+
+    def dialogue(self, rules: str, compact: bool, **more) -> Dialogue:
+        """The dialogue about a game that this method holds. Arguments: see `Dialogue.of`."""
+        made = Dialogue.of(rules, self.label, compact, self.thinks, **more)
+        return made if self.notes else dataclasses.replace(made, label="")
+
+
+def _planner(module):
+    return lambda model, dialogue, histories, actions, config, seed: module.decide(
+        model, dialogue, histories, actions, config.planning, seed
+    )
+
+
+def _variant(changes):
+    return lambda model, dialogue, histories, actions, config, seed: lac.decide(
+        model, dialogue, histories, actions, replace(config, **changes), seed
+    )
+
+
+_TITLES = {
+    "lac": "LAC",
+    "lac_no_critic": "LAC without critic",
+    "lac_no_rollout": "LAC without rollout",
+    "lac_no_reflection": "LAC without reflection",
+    "critic_only": "critic only",
+    "lac_positive": "LAC, Q = log P(GOOD)",
+    "lac_direct": "LAC, direct evaluation",
+    "lac_cot": "LAC, chain of thought",
+    "prior_cot": "prior, chain of thought",
+    "lac_tree": "LAC, tree",
+    "lac_resample": "LAC, resampling",
+}
+METHODS: dict[str, Method] = {
+    **{
+        name: Method(_TITLES[name], label, _variant(changes), scores=changes.get("critic") != "direct")
+        for name, (changes, label) in lac.METHODS.items()
+    },
+    "react": Method("ReAct, no thoughts", "", _planner(react), scores=False),
+    "react_think": Method("ReAct", "", _planner(react), thinks=True, scores=False),
+    "rap": Method("RAP", "", _planner(rap)),
+    "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),
+    "rafa": Method("RAFA", "Value", _planner(rafa), notes=False, scores=False),
+}
+DEFAULT = ("lac", "react", "rap", "icpi", "rafa")
+
+
+def parse(names: str) -> list[str]:
+    """ "lac,react" -> names, distinct.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    given = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+    unknown = [name for name in given if name not in METHODS]
+    if unknown or not given:
+        raise ValueError(f"methods is {names!r}; choose some of {', '.join(METHODS)}, separated by commas")
+    return given

@@ -1,0 +1,94 @@
+"""A text game of the device, played by text on the host, as an algorithm of many calls per step needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from nlrl_jax.types import HostGame, Outcome, Start, TextGame
+
+
+def of_text_game(
+    games: TextGame | Mapping[str, TextGame],
+    texts: Callable[[Any], list[tuple[str, str]]] | None = None,
+    optimal: Callable[[Any], int] | None = None,
+    max_steps: int = 0,
+    nothing: str = "Nothing happens.",
+) -> HostGame:
+    """A text game of the device, played on the host.
+
+    Args:
+      games: the game, or games by kind of task that differ only in how an episode begins.
+      texts: states with a leading axis -> (goal, observation) of each; by default the rules and the game's observation.
+      optimal: one state -> minimum number of actions.
+      max_steps: horizon; 0 is the game's own.
+      nothing: stands before the observation after an action that the game does not know.
+    """
+    games = {"": games} if isinstance(games, TextGame) else dict(games)
+    game = next(iter(games.values()))
+    env, params = game.env, game.params
+    words = {action.lower(): i for i, action in enumerate(game.actions)}
+    reset = {
+        kind: jax.jit(jax.vmap(lambda seed, env=one.env: env.reset_env(jax.random.key(seed), params)[1]))
+        for kind, one in games.items()
+    }
+    step = jax.jit(jax.vmap(lambda key, state, action: env.step_env(key, state, action, params)[1:4]))
+    won = jax.jit(jax.vmap(game.success)) if game.success else None
+    fields = jax.jit(jax.vmap(game.fields))
+
+    def rows(states, n: int) -> list[Any]:
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(n)]
+
+    def render(template, states) -> list[str]:
+        values = jax.device_get(fields(states))
+        return [template.render(row) for row in rows(values, len(jax.tree.leaves(states)[0]))]
+
+    texts = texts or (lambda states: [(game.rules, text) for text in render(game.observation, states)])
+
+    def padded(trees: Sequence[Any]):
+        """Stacked to a power of two rows, so that few programs are compiled."""
+        size = 1 << max(0, len(trees) - 1).bit_length()
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (size - len(trees)))
+
+    def start(tasks: Sequence[tuple[str, int]]) -> list[Start]:
+        starts: list[Any] = [None] * len(tasks)
+        for kind in dict.fromkeys(kind for kind, _ in tasks):
+            if kind not in reset:
+                raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, reset))}")
+            places = [i for i, task in enumerate(tasks) if task[0] == kind]
+            seeds = [np.uint32(tasks[i][1]) for i in places]
+            states = jax.device_get(reset[kind](padded(seeds)))
+            for i, seed, state, text in zip(places, seeds, rows(states, len(seeds)), texts(states), strict=False):
+                starts[i] = Start((seed, state), *text)
+        return starts
+
+    def advance(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
+        ids = [words.get(action.lower(), -1) for action in actions]
+        before = padded([state for _, state in states])
+        seeds = padded([np.uint32(seed) for seed, _ in states])
+        keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)
+        after, reward, terminated = jax.device_get(step(keys, before, padded([np.int32(max(i, 0)) for i in ids])))
+        success = jax.device_get(won(after)) if won else terminated & (reward > 0)
+        old, new, outcomes = texts(before) if min(ids) < 0 else [], texts(after), []
+        for i, (action, state) in enumerate(zip(ids, rows(after, len(ids)))):
+            if action < 0:
+                outcomes.append(Outcome(states[i], f"{nothing} {old[i][1]}"))
+            else:
+                ended = bool(terminated[i]), bool(success[i])
+                outcomes.append(Outcome((states[i][0], state), new[i][1], float(reward[i]), *ended))
+        return outcomes
+
+    return HostGame(
+        name=game.name,
+        rules=game.rules,
+        actions=game.actions,
+        max_steps=max_steps or int(params.max_steps_in_episode),
+        kinds=tuple(games),
+        reset=start,
+        step=advance,
+        board=lambda state: render(game.board, jax.tree.map(lambda leaf: np.asarray(leaf)[None], state[1]))[0],
+        optimal=(lambda state: optimal(state[1])) if optimal else None,
+    )
