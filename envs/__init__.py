@@ -22,6 +22,7 @@ _MAKERS = {
     "tic_tac_toe_minimax": ("envs.tic_tac_toe.env", {"opponent": "minimax"}),
     "breakthrough": ("envs.breakthrough.env", {}),
     "breakthrough_first_move": ("envs.breakthrough.env", {"opponent": "first_move"}),
+    "babyai": ("envs.babyai.env", {}),
 }
 
 GAMES = tuple(_MAKERS)

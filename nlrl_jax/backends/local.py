@@ -21,7 +21,7 @@ from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.types import Chat, Reply, Sampling, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
 _prefix = jax.jit(compute_prefix, static_argnums=0)
@@ -111,9 +111,7 @@ class LocalModel:
         for i, prompt in enumerate(which):
             tokens, ended = written[prompt if greedy else i]
             text = self.tokenizer.decode([token for token in tokens if token not in self.tokenizer.eos_ids])
-            found = [at for at in (text.find(end) for end in stop) if at >= 0]
-            text = text[: min(found)] if found else text
-            replies.append(Reply(text, len(prompts[prompt]), len(tokens), ended or bool(found)))
+            replies.append(cut(Reply(text, len(prompts[prompt]), len(tokens), ended), stop))
         return replies
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:

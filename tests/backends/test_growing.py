@@ -116,6 +116,8 @@ def test_a_token_is_read_once(cached):
     # Behind replies that are tokenised as they were written.
     tokens = [cached.tokenizer.encode(chat.messages[0]["content"] + reply.text) for chat, reply in zip(forks, replies)]
     same = [len(ids) == len(reply) for ids, reply in zip(tokens, replies)]
+
+
 def test_other_weights_start_with_nothing(cached, plain):
     chats = [Chat.of(RULES + word) for word in WORDS]
     cached.complete(chats, GREEDY, "policy")

@@ -1,0 +1,214 @@
+"""The world of BabyAI as pure functions: minigrid's dynamics and view, BabyAI's missions and their checks.
+
+Everything is computed from a short list of objects; no grid is stored. All missions share one world of 15 columns and
+8 rows: two rooms side by side with a wall between them at x = 7. In missions of one room the right room is solid wall,
+which looks like minigrid's outside of the grid. Numbers for kinds, colours, door states, directions and actions are
+minigrid's. Coordinates: x to the right, y downwards.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment
+
+WIDTH, HEIGHT, ROOM = 15, 8, 7  # the middle wall stands at x = ROOM
+NUM_OBJECTS = 9  # eight things and a door; the door, if there is one, is the last
+DOOR_SLOT = NUM_OBJECTS - 1
+VIEW = 7
+NOWHERE = -9  # x and y of an object that is carried or gone; no cell of any view has them
+
+UNSEEN, EMPTY, WALL, DOOR, KEY, BALL, BOX = 0, 1, 2, 4, 5, 6, 7
+OPEN, CLOSED, LOCKED = 0, 1, 2
+COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+GREY = COLOURS.index("grey")
+
+ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
+TURN_LEFT, TURN_RIGHT, FORWARD, PICK_UP, DROP, TOGGLE = range(6)
+
+MISSIONS = ("go to", "pick up", "go to after pick up", "pick up then go to", "put next to", "open door")
+GO_TO, PICK, GO_AFTER_PICK, PICK_THEN_GO, PUT_NEXT, OPEN_DOOR = range(6)
+PARTS = np.array([1, 1, 2, 2, 1, 1], np.int32)  # number of instructions by mission
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """All int32; `time` counts steps.
+
+    Attributes:
+      x, y, direction: [], the agent; 0 right, 1 down, 2 left, 3 up.
+      kinds, colours: [9], 0 for a slot without an object. They never change.
+      xs, ys: [9], `NOWHERE` while an object is carried and once it is gone.
+      door: [], state of the door in slot 8; 0 where there is none.
+      carrying: [], index of the carried object or -1.
+      noted: [9], cells `y * WIDTH + x` where the check of "go to" takes the objects to be; -1 for nowhere. As in
+        BabyAI they are brought up to date by the action drop alone.
+      mission: [], index into `MISSIONS`.
+      target_kinds, target_colours: [2]. The first is what to go to, to pick up, to move or to open; the second what
+        to go to after that, or what to put the first one next to; 0 where a mission has none.
+      done: [], number of instructions done; all of them end the episode.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    direction: jax.Array
+    kinds: jax.Array
+    colours: jax.Array
+    xs: jax.Array
+    ys: jax.Array
+    door: jax.Array
+    carrying: jax.Array
+    noted: jax.Array
+    mission: jax.Array
+    target_kinds: jax.Array
+    target_colours: jax.Array
+    done: jax.Array
+
+
+def offset(direction: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(x, y) change of a step forward."""
+    return (direction == 0) * 1 - (direction == 2) * 1, (direction == 1) * 1 - (direction == 3) * 1
+
+
+def front(state: EnvState) -> tuple[jax.Array, jax.Array]:
+    """(x, y) of the cell in front of the agent."""
+    right, down = offset(state.direction)
+    return state.x + right, state.y + down
+
+
+def wall(x: jax.Array, y: jax.Array, mission: jax.Array) -> jax.Array:
+    """Whether cells are wall, or lie outside; the door's cell counts as wall."""
+    outside = (x <= 0) | (x >= WIDTH - 1) | (y <= 0) | (y >= HEIGHT - 1)
+    return outside | (x == ROOM) | ((x > ROOM) & (mission != OPEN_DOOR))
+
+
+def matches(state: EnvState, target: int) -> jax.Array:
+    """Which objects fit the description of target 0 or 1: bool [9]."""
+    return (state.kinds == state.target_kinds[target]) & (state.colours == state.target_colours[target])
+
+
+def success(state: EnvState) -> jax.Array:
+    """Whether the mission is fulfilled: bool []."""
+    return state.done == jnp.asarray(PARTS)[state.mission]
+
+
+def step(state: EnvState, action: jax.Array) -> EnvState:
+    """The state after an action. A fulfilled mission stays fulfilled; the world goes on."""
+    slots = np.arange(NUM_OBJECTS)
+    fx, fy = front(state)
+    here = (state.xs == fx) & (state.ys == fy)  # at most one
+    occupied = here.any()
+    is_door = here[DOOR_SLOT]
+    free = ~occupied & ~wall(fx, fy, state.mission)
+    held = slots == state.carrying
+
+    turn = (action == TURN_RIGHT) * 1 - (action == TURN_LEFT) * 1
+    go = (action == FORWARD) & (free | (is_door & (state.door == OPEN)))
+    pick = (action == PICK_UP) & occupied & ~is_door & (state.carrying < 0)
+    drop = (action == DROP) & free & (state.carrying >= 0)
+    use = (action == TOGGLE) & occupied
+    key = (held & (state.kinds == KEY) & (state.colours == state.colours[DOOR_SLOT])).any()
+    toggled = jnp.where(state.door == LOCKED, jnp.where(key, OPEN, LOCKED), jnp.where(state.door == OPEN, CLOSED, OPEN))
+    gone = here & (pick | (use & (state.kinds == BOX)))  # an opened box holds nothing and is gone
+
+    xs = jnp.where(gone, NOWHERE, jnp.where(held & drop, fx, state.xs))
+    ys = jnp.where(gone, NOWHERE, jnp.where(held & drop, fy, state.ys))
+    picked = jnp.sum(here * slots, dtype=jnp.int32)
+    after = state.replace(
+        time=state.time + 1,
+        x=jnp.where(go, fx, state.x),
+        y=jnp.where(go, fy, state.y),
+        direction=(state.direction + turn) & 3,
+        xs=xs,
+        ys=ys,
+        door=jnp.where(use & is_door, toggled, state.door),
+        carrying=jnp.where(pick, picked, jnp.where(drop, -1, state.carrying)),
+        noted=jnp.where(action == DROP, jnp.where(xs >= 0, ys * WIDTH + xs, -1), state.noted),
+    )
+    return after.replace(done=_verify(state, action, after, here & pick, held & drop))
+
+
+def _verify(before: EnvState, action: jax.Array, after: EnvState, picked: jax.Array, dropped: jax.Array) -> jax.Array:
+    """The number of instructions done after an action; `picked` and `dropped` are bool [9]."""
+    first, second = matches(after, 0), matches(after, 1)
+    fx, fy = front(after)
+    faced = after.noted == fy * WIDTH + fx
+    apart = jnp.abs(after.xs - fx) + jnp.abs(after.ys - fy)
+    opened = (action == TOGGLE) & (after.xs == fx) & (after.ys == fy) & (after.door == OPEN) & (after.kinds == DOOR)
+    mission = before.mission
+    by_mission = jnp.where(
+        mission == GO_TO,
+        (faced & first).any(),
+        jnp.where(
+            mission == PUT_NEXT,
+            (dropped & first).any() & ((apart == 1) & second).any(),
+            jnp.where(mission == OPEN_DOOR, (opened & first).any(), (picked & first).any()),
+        ),
+    )
+    done = jnp.where((before.done == 0) & by_mission, 1, before.done)
+    two = jnp.asarray(PARTS)[mission] == 2
+    return jnp.where(two & (done == 1) & (faced & second).any(), 2, done)
+
+
+# View cells [7, 7]: column i, row j. The agent is at (3, 6) and looks towards row 0.
+_SIDEWARD = (np.arange(VIEW) - VIEW // 2)[:, None]
+_FORWARD = (VIEW - 1 - np.arange(VIEW))[None, :]
+_BITS = (1 << np.arange(VIEW))[:, None]
+_WALL_CODE = WALL + 8 * GREY
+
+
+def view_index(state: EnvState) -> jax.Array:
+    """Where the objects would be in the view: int32 [9], `7 * column + row`, or -1 outside it."""
+    right, down = offset(state.direction)
+    x, y = state.xs - state.x, state.ys - state.y
+    forward, sideward = right * x + down * y, right * y - down * x
+    inside = (forward >= 0) & (forward < VIEW) & (jnp.abs(sideward) <= VIEW // 2)
+    return jnp.where(inside, (sideward + VIEW // 2) * VIEW + VIEW - 1 - forward, -1)
+
+
+def codes(state: EnvState) -> jax.Array:
+    """The view packed: int32 [7, 7], kind + 8 * colour + 64 * door state; 0 is unseen."""
+    right, down = offset(state.direction)
+    x = state.x + right * _FORWARD - down * _SIDEWARD
+    y = state.y + down * _FORWARD + right * _SIDEWARD
+    things = state.kinds + 8 * state.colours + 64 * state.door * (np.arange(NUM_OBJECTS) == DOOR_SLOT)
+    cells = np.arange(VIEW * VIEW).reshape(VIEW, VIEW)
+    seen_at = view_index(state)
+    code = jnp.where(wall(x, y, state.mission), _WALL_CODE, EMPTY)
+    for i in range(NUM_OBJECTS):
+        code = jnp.where(cells == seen_at[i], things[i], code)
+    kind = code & 7
+    blocks = (kind == WALL) | ((kind == DOOR) & (code >= 64))
+    clear = (~blocks * _BITS).sum(0, dtype=jnp.int32)
+    visible = (_visible(clear)[None, :] & _BITS) != 0
+    held = jnp.where(np.arange(NUM_OBJECTS) == state.carrying, things, 0).sum()
+    code = jnp.where(cells == cells[VIEW // 2, VIEW - 1], jnp.where(held > 0, held, EMPTY), code)
+    return jnp.where(visible, code, 0)
+
+
+def _visible(clear: jax.Array) -> jax.Array:
+    """minigrid's `process_vis` on bit masks, one bit per column: clear cells int32 [7 rows] -> visible ones [7]."""
+    full = (1 << VIEW) - 1
+    rows = [None] * VIEW
+    mask = jnp.int32(1 << VIEW // 2)
+    for j in reversed(range(VIEW)):
+        through = clear[j]
+        for shift in (1, 2, 4):  # light spreads to the right through clear cells, in doubling steps
+            mask, through = mask | ((mask & through) << shift), through & (through >> shift)
+        mask = mask & full
+        rightward = mask & clear[j] & (full >> 1)
+        through = clear[j]
+        for shift in (1, 2, 4):
+            mask, through = mask | ((mask & through) >> shift), through & (through << shift)
+        leftward = mask & clear[j] & (full - 1)
+        rows[j] = mask
+        mask = (rightward | (rightward << 1) | leftward | (leftward >> 1)) & full
+    return jnp.stack(rows)
+
+
+def view(state: EnvState) -> jax.Array:
+    """What the agent sees, as minigrid's image: uint8 [7, 7, 3], kind, colour and door state by column and row."""
+    code = codes(state)
+    return jnp.stack([code & 7, code >> 3 & 7, code >> 6], axis=-1).astype(jnp.uint8)
