@@ -86,19 +86,22 @@ def ms_grpo(
     return -objective, {"kl": jnp.sum(weights * kl), "clip_fraction": jnp.sum(weights * was_clipped)}
 
 
-def sft(log_probs: jax.Array, mask: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Mean negative log-likelihood over the tokens that count.
+def sft(log_probs: jax.Array, weights: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Weighted negative log-likelihood of the tokens that count, over their number.
 
     Args:
       log_probs: [B, K] of the target tokens.
-      mask: [B, K], 1 on reply tokens (the end token included), 0 on prompt and padding.
+      weights: [B, K], 1 on reply tokens (the end token included), 0 on prompt and padding; or other numbers, such as
+        the returns of a policy gradient. A token counts if its weight is not 0.
 
-    Returns: (scalar, {"perplexity", "tokens"}).
+    Returns: (scalar, {"perplexity" of the tokens that count, "tokens": how many}).
     """
-    mask = mask.astype(jnp.float32)
-    tokens = jnp.sum(mask)
-    loss = -jnp.sum(jnp.where(mask > 0, log_probs, 0.0) * mask) / jnp.maximum(tokens, 1.0)
-    return loss, {"perplexity": jnp.exp(loss), "tokens": tokens}
+    weights = weights.astype(jnp.float32)
+    counted = weights != 0
+    tokens = jnp.sum(counted.astype(jnp.float32))
+    log_probs = jnp.where(counted, log_probs, 0.0)
+    mean = lambda values: -jnp.sum(values) / jnp.maximum(tokens, 1.0)
+    return mean(log_probs * weights), {"perplexity": jnp.exp(mean(log_probs)), "tokens": tokens}
 
 
 def ppo(

@@ -141,7 +141,8 @@ class Chat:
     """The prompt of a language model.
 
     Attributes:
-      messages: ({"role": "system" | "user" | "assistant", "content": text}, ...).
+      messages: ({"role": "system" | "user" | "assistant", "content": text}, ...). If the last one is the assistant's,
+        it is left open: the reply continues its text, with nothing between.
       context: the data behind the messages. Only a scripted model reads it; a real one computes the same without.
     """
 
@@ -149,17 +150,24 @@ class Chat:
     context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, user: str, system: str = "", **context: Any) -> Chat:
-        """A user message, after a system message if there is one."""
+    def of(cls, user: str, system: str = "", continued: str = "", **context: Any) -> Chat:
+        """A user message, after a system message if there is one, and before an open assistant message with the text
+        `continued` if there is one."""
         head = ({"role": "system", "content": system},) if system else ()
-        return cls((*head, {"role": "user", "content": user}), context)
+        tail = ({"role": "assistant", "content": continued},) if continued else ()
+        return cls((*head, {"role": "user", "content": user}, *tail), context)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the reply continues an assistant message."""
+        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
 
 class Reply(NamedTuple):
     """A language model's reply.
 
-    text: without the end token.
-    prompt_tokens, tokens: tokens read and written; 0 where nothing was computed.
+    text: without the end token, and before a stop string.
+    prompt_tokens, tokens: tokens read and written, also those behind a stop string; 0 where nothing was computed.
     ended: False where the reply was cut at `max_tokens`, was refused, or never came.
     cached: from a cache, at no cost.
     refused: a content filter or the model itself refused.
@@ -174,14 +182,21 @@ class Reply(NamedTuple):
 
 
 class Score(NamedTuple):
-    """log p(continuation | chat): the sum over its tokens, and their number."""
+    """log p(continuation | chat): the sum over its tokens, and their number. cached: from a cache, at no cost."""
 
     log_prob: float
     tokens: int
+    cached: bool = False
 
 
 class LanguageModelError(RuntimeError):
     """A language model gave no answer, or its token budget is spent: a sentence for the user."""
+
+
+def cut(reply: Reply, stop: Sequence[str]) -> Reply:
+    """A reply up to the first occurrence of any of the `stop` strings; it has then ended."""
+    places = [place for place in map(reply.text.find, stop) if place >= 0]
+    return reply._replace(text=reply.text[: min(places)], ended=True) if places else reply
 
 
 class LanguageModel(Protocol):
@@ -193,7 +208,9 @@ class LanguageModel(Protocol):
 
     can_score: bool
 
-    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+    def complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    ) -> list[Reply]:
         """One reply per chat, in order. The same arguments give the same replies where the model allows it.
 
         A chat that is listed n times gets n independent replies; at temperature 0 they are equal.
@@ -202,17 +219,31 @@ class LanguageModel(Protocol):
           role: the purpose ("policy", "value", "aggregator", "improver", ...); usage is counted by role, and a scripted
             model chooses its script by it.
           seed: of all randomness.
+          stop: a reply's text ends before the first occurrence of any of these; it has then ended.
         """
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        """How likely each continuation is as the (beginning of the) assistant's reply to its chat.
+        """How likely each continuation is as the (beginning of the) assistant's reply to its chat, or of what follows
+        an open assistant message.
 
         Raises:
           NotImplementedError: `can_score` is False.
         """
 
 
-# Chats with the replies they should get.
-Pairs = Sequence[tuple[Chat, str]]
+class Piece(NamedTuple):
+    """A part of a reply, as training data.
+
+    text: tokenised by itself; None is the token that ends a reply.
+    learned: the weight of its tokens in the loss; 0: they are only read.
+    """
+
+    text: str | None
+    learned: float = 1.0
+
+
+# Chats with the replies they should get: a text, which the end token follows unless it continues an open message; or
+# pieces, with the end token where they say so.
+Pairs = Sequence[tuple[Chat, str | Sequence[Piece]]]
 # (model, chats with the replies they should get) -> (the model that learned them, metrics)
 Learn = Callable[[LanguageModel, Pairs], tuple[LanguageModel, dict[str, float]]]

@@ -146,6 +146,13 @@ def test_sft_is_optax_cross_entropy_on_the_masked_tokens():
     np.testing.assert_allclose(loss, want[mask].mean(), rtol=1e-6)
     assert aux["tokens"] == mask.sum()
     assert losses.sft(log_probs, jnp.zeros_like(mask))[0] == 0
+    # Other weights: the mean is over the tokens whose weight is not 0, and the perplexity is theirs.
+    returns = mask * jnp.array([1.0, -0.5, 2.0, 0.0])[:, None]
+    weighted, aux = losses.sft(log_probs, returns)
+    counted = mask.at[3].set(False)
+    np.testing.assert_allclose(weighted, (want * returns).sum() / counted.sum(), rtol=1e-5)
+    np.testing.assert_allclose(aux["perplexity"], np.exp(want[counted].mean()), rtol=1e-5)
+    assert aux["tokens"] == counted.sum()
 
 
 def test_hand_worked_ppo():

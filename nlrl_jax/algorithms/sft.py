@@ -4,7 +4,15 @@
     variables, metrics = fit(model, variables, examples, SFTConfig(epochs=2))
 
 A chat is rendered and tokenised once, and its reply apart from it, exactly as the two meet in generation: nothing is
-added in front (no second BOS), and the end token is learned because it is part of the reply, whatever token pads.
+added in front (no second BOS), and the end token is learned because it is part of the reply, whatever token pads. What
+continues an open message has no end token.
+
+A reply may also be given in pieces, each tokenised by itself and with a weight of its own in the loss. So one example
+holds a whole transcript in which some parts are learned and others only read, and a policy gradient is the same loss
+with returns as weights.
+
+    pieces = [Piece("turn left\\nObservation:", 0), Piece(" You see a wall\\n"), Piece("Action:", 0), ...]
+    examples = tokenize(tokenizer, [(Chat.of("Goal: ...", continued="Action:"), pieces)])
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.template import Template
-from nlrl_jax.types import Chat
+from nlrl_jax.types import Pairs, Piece
 
 SCHEDULES = ("constant", "cosine")
 TRAIN = ("lora", "params")
@@ -65,29 +73,31 @@ class Batch(NamedTuple):
     tokens: int32 [B, L].
     positions: int32 [B, L], from 0 in every example.
     segments: int32 [B, L], which example of its row a token belongs to, from 1; 0 is padding.
-    mask: float32 [B, L], 1 on the tokens to learn: replies with their end tokens.
+    weights: float32 [B, L], of the tokens to learn (1 on replies with their end tokens), 0 on others.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     segments: np.ndarray
-    mask: np.ndarray
+    weights: np.ndarray
 
 
 class Example(NamedTuple):
-    """tokens: prompt, reply and end token. start: index of the reply's first token, at least 1."""
+    """tokens: prompt, reply and end token. start: index of the reply's first token, at least 1. weights: of the tokens
+    from there on, in the loss; empty: 1 each."""
 
     tokens: list[int]
     start: int
+    weights: Sequence[float] = ()
 
 
 def sft_loss(model: Transformer, variables: Any, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Mean negative log-likelihood of the tokens that `batch.mask` marks; the first of an example never counts."""
+    """Mean negative log-likelihood of the tokens, weighted by `batch.weights`; an example's first never counts."""
     tokens, segments = jnp.asarray(batch.tokens), jnp.asarray(batch.segments)
     hidden, _ = model.apply(variables, tokens[:, :-1], batch.positions[:, :-1], segments=segments[:, :-1])
     log_probs = token_log_probs(model, variables, hidden, tokens[:, 1:])
     predicted = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-    return losses.sft(log_probs, batch.mask[:, 1:] * predicted)
+    return losses.sft(log_probs, batch.weights[:, 1:] * predicted)
 
 
 def make_sft_step(
@@ -124,7 +134,7 @@ def make_sft_step(
     return step
 
 
-def tokenize(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]]) -> list[Example]:
+def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
     """Chats with their target replies, as tokens."""
     end = tokenizer.eos_ids[0]
     prompts: dict[str, list[int]] = {}
@@ -133,7 +143,14 @@ def tokenize(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]]) -> list[Ex
         text = tokenizer.render_chat(chat.messages)
         if text not in prompts:
             prompts[text] = tokenizer.encode(text)
-        examples.append(Example([*prompts[text], *tokenizer.encode(reply), end], len(prompts[text])))
+        if isinstance(reply, str):
+            reply = [Piece(reply)] if chat.is_open else [Piece(reply), Piece(None)]
+        tokens, weights = list(prompts[text]), []
+        for piece in reply:
+            new = [end] if piece.text is None else tokenizer.encode(piece.text)
+            tokens += new
+            weights += [piece.learned] * len(new)
+        examples.append(Example(tokens, len(prompts[text]), weights))
     return examples
 
 
@@ -167,7 +184,7 @@ def make_batches(examples: Sequence[Example], config: SFTConfig, order: np.ndarr
 def _assemble(rows: list[list[Example]], batch_size: int, length: int) -> Batch:
     shape = (batch_size, length)
     tokens, positions, segments = (np.zeros(shape, np.int32) for _ in range(3))
-    mask = np.zeros(shape, np.float32)
+    weights = np.zeros(shape, np.float32)
     for r, row in enumerate(rows):
         first = 0
         for n, example in enumerate(row):
@@ -175,9 +192,9 @@ def _assemble(rows: list[list[Example]], batch_size: int, length: int) -> Batch:
             tokens[r, first:last] = example.tokens
             positions[r, first:last] = np.arange(last - first)
             segments[r, first:last] = n + 1
-            mask[r, first + example.start : last] = 1
+            weights[r, first + example.start : last] = example.weights or 1
             first = last
-    return Batch(tokens, positions, segments, mask)
+    return Batch(tokens, positions, segments, weights)
 
 
 def fit(
@@ -197,7 +214,7 @@ def fit(
       epoch's, "steps", "examples", "too_long": examples left out, "tokens": learned from, an epoch}).
 
     Raises:
-      ValueError: no example is short enough; a non-finite loss.
+      ValueError: no example is short enough; no token is to be learned; a non-finite loss.
     """
     kept = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
     if not kept:
@@ -222,6 +239,8 @@ def fit(
         if not all(metrics["finite"] for metrics in steps):
             raise ValueError(f"SFT met a non-finite loss at learning rate {config.learning_rate}; lower it")
         tokens = [metrics["tokens"] for metrics in steps]
+        if not sum(tokens):
+            raise ValueError(f"no token of {len(kept)} examples is to be learned: all weights are 0")
         epoch_losses.append(float(np.average([metrics["loss"] for metrics in steps], weights=tokens)))
     return variables, {
         "loss": epoch_losses[-1],

@@ -46,8 +46,9 @@ def is_filtered(error: EndpointError) -> bool:
 
 
 def _read_choice(choice: dict) -> Reply | None:
-    """One choice, without tokens. No text is an empty one if the server says why, else no reply."""
-    message, reason = choice.get("message"), choice.get("finish_reason")
+    """One choice of /chat/completions or /completions, without tokens. No text is an empty one if the server says why,
+    else no reply."""
+    message, reason = choice.get("message", {"content": choice.get("text")}), choice.get("finish_reason")
     message = message if isinstance(message, dict) else {}
     text, refusal = _text(message.get("content")), _text(message.get("refusal"))
     cut, refused = reason == "length", reason == "content_filter" or bool(refusal)

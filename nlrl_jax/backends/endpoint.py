@@ -15,64 +15,25 @@ from typing import Any, NamedTuple, TypeVar
 
 from nlrl_jax.backends.answers import is_filtered, read_replies, read_score
 from nlrl_jax.backends.cache import DiskCache, cache_key
-from nlrl_jax.backends.transport import ApiKey, EndpointError, Stopped, Transport
+from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.transport import ApiKey, EndpointError, InvalidResponse, Stopped, Transport
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import OptionError, check, option
-from nlrl_jax.types import Chat, Reply, Sampling, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
 
 J = TypeVar("J")  # a job: one request to make
 Messages = list[dict[str, str]]
 MAX_CHOICES = 16  # replies per request (`n`)
-_RESERVED = ("model", "messages", "prompt", "n", "stream", "echo", "logprobs")
 # Fields that some servers refuse -> another name for them, if there is one.
-_REFUSABLE = {"seed": "", "top_k": "", "max_tokens": "max_completion_tokens"}
+_REFUSABLE = {"seed": "", "top_k": "", "max_tokens": "max_completion_tokens", "stop": ""}
+MAX_STOPS = 4  # stop strings that a server takes
+# What makes vLLM, SGLang and llama.cpp continue a chat's last message.
+_CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
+_NO_SCORES = (
+    "this endpoint does not score; if the server's /completions can echo a prompt with log-probabilities (vLLM and "
+    "SGLang can), give the model's tokenizer (--endpoint_tokenizer MODEL), else use a local model"
+)
 _FORMAT = 1  # of the cache's entries; part of their keys
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class EndpointOptions:
-    """How an OpenAI-compatible server is reached, and what it may cost.
-
-    Raises:
-      OptionError: a value outside its bounds, or an `extra` that cannot be read.
-    """
-
-    base_url: str = option("", "an endpoint's address, such as http://localhost:8000/v1")
-    api_key_env: str = option("OPENAI_API_KEY", "endpoint: the environment variable that holds the key")
-    concurrency: int = option(16, "endpoint: maximum number of simultaneous requests", least=1, most=1024)
-    timeout: float = option(120.0, "endpoint: seconds for one attempt at a request", above=0, most=86400)
-    max_retries: int = option(6, "endpoint: further attempts after a failed request", least=0, most=1000)
-    extra: str = option(
-        "", "endpoint: fields for every request, such as reasoning_effort=low,seed=null; null leaves a field out"
-    )
-    token_budget: int = option(0, "endpoint: maximum tokens, read and written, of the run; 0: no limit", least=0)
-
-    def __post_init__(self):
-        check(self)
-        self.extra_fields()
-
-    def extra_fields(self) -> dict[str, Any]:
-        """`extra` as a mapping. A value that is not JSON is a string."""
-        fields, rest, decoder = {}, self.extra, json.JSONDecoder()
-        while rest.strip():
-            name, equals, rest = rest.partition("=")
-            try:
-                value, end = decoder.raw_decode(rest)
-                is_json = rest[end : end + 1] in ("", ",")
-            except ValueError:
-                is_json = False
-            if is_json:
-                rest = rest[end + 1 :]
-            else:
-                value, _, rest = rest.partition(",")
-            name = name.strip()
-            if not equals or not name.isidentifier():
-                raise OptionError(f"extra is {self.extra!r}; it must be field=value, several separated by commas")
-            if name in _RESERVED:
-                raise OptionError(f"extra sets {name}, which depends on the request; leave it out")
-            fields[name] = value
-        return fields
 
 
 class _Request(NamedTuple):
@@ -82,6 +43,14 @@ class _Request(NamedTuple):
     index: int
 
 
+class _Route(NamedTuple):
+    """Where a chat is sent: a path, the field that holds the chat, and further fields for its sake."""
+
+    path: str
+    content: dict[str, Any]
+    flags: dict[str, bool]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class EndpointModel:
     """A model behind /chat/completions (and /completions, for scores).
@@ -89,17 +58,22 @@ class EndpointModel:
     `complete` and `score` block until everything has arrived. Each reply is counted and cached as it arrives, so an
     error, a spent budget or a kill loses nothing that was paid for. A message without a text is, after all retries, an
     empty reply that has not ended. A prompt or reply stopped by a content filter is a reply with `refused`. A server
-    that refuses `seed`, `top_k` or `max_tokens` by name is asked without it (`max_completion_tokens` for the last)
-    during the rest of the call.
+    that refuses `seed`, `top_k`, `max_tokens` or `stop` by name is asked without it (with `max_completion_tokens` in
+    the place of `max_tokens`) during the rest of the call. Stop strings are also looked for here, so a server that does
+    not know them, or only the first four, costs tokens and nothing else.
+
+    An open assistant message is continued by /completions if there is a `render`, with every server that has it; else
+    by /chat/completions with `continue_final_message`, which vLLM, SGLang and llama.cpp understand. A server that
+    ignores this field begins a new message, and nobody can see that it did.
 
     Attributes:
       options: address, limits and further fields of each request, which replace ours of the same name.
       model: the server's name for it.
       usage: the ledger; its `paid` tokens count towards the budget.
       cache: None requests everything anew.
-      render: messages -> the model's prompt as text, up to where its reply begins: for scores, by a server whose
-        /completions echoes a prompt with its log-probabilities (vLLM does; OpenAI and llama.cpp do not). Where the text
-        opens with the beginning-of-sequence token, `extra="add_special_tokens=false"` keeps vLLM from adding a second.
+      render: messages -> the model's prompt as text, up to where its reply begins (`Tokenizer.render_chat`): for open
+        messages, and for scores by a server whose /completions echoes a prompt with its log-probabilities (vLLM and
+        SGLang do; OpenAI and llama.cpp do not). Servers put the beginning-of-sequence token in front by themselves.
 
     Raises:
       ValueError: no address, one with a secret in it, or a key that a header cannot hold.
@@ -127,7 +101,9 @@ class EndpointModel:
         """Whether `score` works."""
         return self.render is not None
 
-    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+    def complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    ) -> list[Reply]:
         """See `types.LanguageModel`. `role` is not sent.
 
         A chat that occurs n times is sent as one request for n choices; missing ones are requested one by one. At
@@ -136,7 +112,9 @@ class EndpointModel:
         made from ours and its text; at temperature 0 none is sent.
 
         Raises:
-          EndpointError: a request was refused, or failed `max_retries` + 1 times.
+          EndpointError: a request was refused, or failed `max_retries` + 1 times; also where the server refuses to
+            continue an open message.
+          ValueError: `render` refuses a chat.
           BudgetExceeded: the budget is spent. Requests under way have been waited for.
         """
         greedy = sampling.temperature == 0
@@ -147,11 +125,15 @@ class EndpointModel:
             requests.append(_Request(text, 0 if greedy else counts[text]))
             counts[text] += 1
         extra = self.options.extra_fields()
-        fields = self._fields(sampling, extra)
-        refused: set[str] = set()  # names in _REFUSABLE that this server does not take
+        fields = self._fields(sampling, stop, extra)
+        refusable = _REFUSABLE.keys() - ({"stop"} if "stop" in extra else ())
+        refused: set[str] = set()  # those of them that this server does not take
+        routes = {chat: self._route(chat) for chat in counts}
 
         def key(request: _Request) -> str:
-            return self._key("/chat/completions", fields, None if greedy else int(seed), *request)
+            path, content, flags = routes[request.chat]
+            asked = content.get("prompt", request.chat)
+            return self._key(path, {**fields, **flags}, None if greedy else int(seed), asked, request.index, stop)
 
         replies = {request: self.cache and self.cache.get_reply(key(request)) for request in dict.fromkeys(requests)}
         missing: dict[str, list[int]] = {}
@@ -161,7 +143,8 @@ class EndpointModel:
         def work(transport: Transport, job: tuple[str, list[int]]) -> list[tuple[str, list[int]]]:
             """Gets replies to one chat; returns the jobs that are left."""
             chat, indices = job
-            body = {**fields, "messages": json.loads(chat)}
+            path, content, flags = routes[chat]
+            body = {**fields, **content, **flags}
             if not greedy and "seed" not in extra:
                 body["seed"] = int(cache_key({"seed": int(seed), "chat": chat, "index": indices[0]})[:8], 16) >> 1
             if len(indices) > 1:
@@ -169,13 +152,20 @@ class EndpointModel:
             for name in refused.intersection(body):
                 value = body.pop(name)
                 body |= {_REFUSABLE[name]: value} if _REFUSABLE[name] else {}
-            read = lambda *response: read_replies(*response, len(indices))
+            read = lambda *response: [cut(reply, stop) for reply in read_replies(*response, len(indices))]
             try:
-                arrived = transport.post("/chat/completions", body, read)
+                arrived = transport.post(path, body, read)
             except EndpointError as error:
-                named = {name for name in _REFUSABLE if name in body and re.search(rf"\b{name}\b", error.body)}
+                named = {name for name in refusable if name in body and re.search(rf"\b{name}\b", error.body)}
                 if is_filtered(error):
                     arrived = [Reply("", ended=False, refused=True)] * len(indices)
+                elif any(name in error.body for name in flags):
+                    raise EndpointError(
+                        f"{self._url}{path} does not continue an assistant message: {error}. Give the model's "
+                        "tokenizer (--endpoint_tokenizer MODEL), so that prompts go to /completions as text",
+                        error.status,
+                        error.body,
+                    ) from None
                 elif error.status not in (400, 422) or not (named or len(indices) > 1):
                     raise
                 elif named:
@@ -210,16 +200,12 @@ class EndpointModel:
             reaches over the end of the chat into the continuation.
         """
         if self.render is None:
-            raise NotImplementedError(
-                "this endpoint does not score; if the server's /completions can echo a prompt with log-probabilities "
-                "(vLLM), construct it with render=..., else use the local model"
-            )
+            raise NotImplementedError(_NO_SCORES)
         if len(chats) != len(continuations):
             raise ValueError(f"{len(chats)} chats but {len(continuations)} rows of continuations; give one per chat")
         prompts = [self.render([dict(message) for message in chat.messages]) for chat in chats]
         rows = [[(prompt, continuation) for continuation in row] for prompt, row in zip(prompts, continuations)]
-        fields = {**_without_none(self.options.extra_fields()), "model": self.model, "max_tokens": 0}
-        fields |= {"temperature": 0.0, "echo": True, "logprobs": 1}
+        fields = self._echo_fields()
 
         def key(pair: tuple[str, str]) -> str:
             return self._key("/completions", fields, None, *pair)
@@ -231,23 +217,64 @@ class EndpointModel:
             if not pair[1]:
                 scores[pair] = Score(0.0, 0)
             elif entry is not None:
-                scores[pair] = Score(**entry)
+                scores[pair] = Score(entry["log_prob"], entry["tokens"], cached=True)
 
         def work(transport: Transport, pair: tuple[str, str]) -> Iterable:
             read = lambda response, *_: read_score(response, pair[1])
             scores[pair] = transport.post("/completions", {**fields, "prompt": "".join(pair)}, read)
             if self.cache is not None:
-                self.cache.put(key(pair), scores[pair]._asdict())
+                self.cache.put(key(pair), {"log_prob": scores[pair].log_prob, "tokens": scores[pair].tokens})
             return ()
 
         self._run([pair for pair in pairs if pair not in scores], work, role)
         return [[scores[pair] for pair in row] for row in rows]
 
+    def check_scores(self, role: str = "check") -> None:
+        """Makes sure that `score` works, by one request of a few tokens, which are counted.
+
+        Raises:
+          NotImplementedError: there is no `render`; the server has no /completions, or it does not echo the prompt with
+            log-probabilities from which those of a continuation can be read.
+          EndpointError, BudgetExceeded: as `complete`.
+        """
+        if self.render is None:
+            raise NotImplementedError(_NO_SCORES)
+        prompt, word = self.render([dict(message) for message in Chat.of("Hi", continued="This is").messages]), " good"
+
+        def read(response: dict, *_) -> Score:
+            try:
+                return read_score(response, word)
+            except (InvalidResponse, EndpointError) as error:  # it would be the same another time
+                raise EndpointError(f"{self._url}/completions: {error}", 200) from None
+
+        def work(transport: Transport, _: str) -> Iterable:
+            transport.post("/completions", {**self._echo_fields(), "prompt": prompt + word}, read)
+            return ()
+
+        try:
+            self._run([word], work, role)
+        except EndpointError as error:
+            if error.status in (200, 400, 404, 405, 422, 501):
+                raise NotImplementedError(f"this endpoint does not score: {error}") from None
+            raise
+
     @property
     def _url(self) -> str:
         return self.options.base_url.rstrip("/")
 
-    def _fields(self, sampling: Sampling, extra: Mapping[str, Any]) -> dict[str, Any]:
+    def _route(self, chat: str) -> _Route:
+        messages = json.loads(chat)
+        if not messages or messages[-1]["role"] != "assistant":
+            return _Route("/chat/completions", {"messages": messages}, {})
+        if self.render is None:
+            return _Route("/chat/completions", {"messages": messages}, _CONTINUE)
+        return _Route("/completions", {"prompt": self.render(messages)}, {})
+
+    def _echo_fields(self) -> dict[str, Any]:
+        fields = {**_without_none(self.options.extra_fields()), "model": self.model, "max_tokens": 0}
+        return fields | {"temperature": 0.0, "echo": True, "logprobs": 1}
+
+    def _fields(self, sampling: Sampling, stop: Sequence[str], extra: Mapping[str, Any]) -> dict[str, Any]:
         """The fields that all requests of one `complete` share."""
         fields = {
             "model": self.model,
@@ -257,10 +284,21 @@ class EndpointModel:
         }
         if sampling.top_k > 0:
             fields["top_k"] = int(sampling.top_k)
+        if stop:
+            fields["stop"] = list(stop[:MAX_STOPS])
         return _without_none({**fields, **extra})
 
-    def _key(self, path: str, fields: dict[str, Any], seed: int | None, asked: str, which: int | str) -> str:
+    def _key(
+        self,
+        path: str,
+        fields: dict[str, Any],
+        seed: int | None,
+        asked: str,
+        which: int | str,
+        stop: Sequence[str] = (),
+    ) -> str:
         parts = {"format": _FORMAT, "url": self._url + path, "request": fields, "seed": seed}
+        parts |= {"stop": list(stop)} if stop else {}
         return cache_key({**parts, "asked": asked, "which": which})
 
     def _run(self, jobs: Sequence[J], work: Callable[[Transport, J], Iterable[J]], role: str) -> None:

@@ -20,7 +20,7 @@ from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.types import Chat, Reply, Sampling, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
 _prefix = jax.jit(compute_prefix, static_argnums=0)
@@ -72,7 +72,9 @@ class LocalModel:
         """The same model with other weights. Nothing is compiled again."""
         return dataclasses.replace(self, variables=variables)
 
-    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+    def complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    ) -> list[Reply]:
         """One reply per chat. A reply's token counts are those of its text, also where a duplicate cost nothing.
 
         Raises:
@@ -91,7 +93,7 @@ class LocalModel:
         for i, prompt in enumerate(which):
             tokens, ended = written[prompt if greedy else i]
             text = self.tokenizer.decode(tokens[: len(tokens) - ended])
-            replies.append(Reply(text, len(prompts[prompt]), len(tokens), ended))
+            replies.append(cut(Reply(text, len(prompts[prompt]), len(tokens), ended), stop))
         return replies
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:

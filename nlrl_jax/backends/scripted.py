@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.types import Chat, Reply, Sampling, Score
+from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
 
 # (context of the chat, randomness) -> reply. At temperature 0 the same context must give the same text.
 Script = Callable[[Mapping[str, Any], random.Random], str]
@@ -27,7 +27,9 @@ class ScriptedModel:
     scripts: Mapping[str, Script]
     can_score: bool = dataclasses.field(default=False, init=False)
 
-    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+    def complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    ) -> list[Reply]:
         """See `types.LanguageModel`. Only `sampling.temperature` matters: above 0, each row has randomness of its own.
 
         Raises:
@@ -37,7 +39,7 @@ class ScriptedModel:
             raise ValueError(f"no script for the role {role!r}; there are {', '.join(self.scripts) or 'none'}")
         script = self.scripts[role]
         row = (lambda i: f"{seed}/{role}/{i}") if sampling.temperature > 0 else (lambda i: f"{role}")
-        return [Reply(script(chat.context, random.Random(row(i)))) for i, chat in enumerate(chats)]
+        return [cut(Reply(script(chat.context, random.Random(row(i)))), stop) for i, chat in enumerate(chats)]
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """Raises NotImplementedError: a script has no probabilities."""
@@ -59,9 +61,11 @@ class CountingModel:
     scripts: Mapping[str, Script]
     can_score = False
 
-    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+    def complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    ) -> list[Reply]:
         """See `types.LanguageModel`."""
-        replies = ScriptedModel(self.scripts).complete(chats, sampling, role, seed)
+        replies = ScriptedModel(self.scripts).complete(chats, sampling, role, seed, stop)
         size = lambda chat: sum(len(message["content"]) for message in chat.messages)
         return [
             Reply(_pad(reply.text, sampling.max_tokens), size(chat) // CHARACTERS, sampling.max_tokens)

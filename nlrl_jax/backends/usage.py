@@ -106,11 +106,13 @@ class Metered:
     def can_score(self) -> bool:
         return self.model.can_score
 
-    def complete(self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0) -> list[Reply]:
+    def complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    ) -> list[Reply]:
         """See `types.LanguageModel`."""
         replies, start = [], time.perf_counter()
         try:
-            replies = self.model.complete(chats, sampling, role, seed)
+            replies = self.model.complete(chats, sampling, role, seed, stop)
         finally:
             fresh = [reply for reply in replies if not reply.cached]
             self._add(
@@ -131,8 +133,10 @@ class Metered:
         try:
             scores = self.model.score(chats, continuations, role)
         finally:
-            read = sum(score.tokens for row in scores for score in row)
-            self._add(role, start, calls=sum(map(len, scores)), prompt_tokens=read)
+            flat = [score for row in scores for score in row]
+            read = sum(score.tokens for score in flat if not score.cached)
+            hits = sum(score.cached for score in flat)
+            self._add(role, start, calls=len(flat), prompt_tokens=read, cache_hits=hits)
         return scores
 
     def _add(self, role: str, start: float, **amounts: int) -> None:

@@ -161,11 +161,17 @@ class Tokenizer:
 
         Args:
           chat: messages `{"role": ..., "content": ...}`.
-          add_generation_prompt: whether to open the assistant's turn at the end.
+          add_generation_prompt: whether to open the assistant's turn at the end. If the last message is the
+            assistant's, it is left open: its content stands behind the opened turn as it is. Without a chat template
+            such a chat is the contents of its messages with an empty line between them.
 
         Raises:
-          ValueError: there is no chat template, or the template refuses the chat.
+          ValueError: there is no chat template and no open message, or the template refuses the chat.
         """
+        if add_generation_prompt and chat and chat[-1]["role"] == "assistant":
+            if self.chat_template is None:
+                return "\n\n".join(message["content"] for message in chat)
+            return self.render_chat(chat[:-1]) + chat[-1]["content"]
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,24 +14,28 @@ import jax.numpy as jnp
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.endpoint import EndpointModel, EndpointOptions
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
-from nlrl_jax.types import Chat, Learn
+from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 # Options of an endpoint that do not change what is computed.
 MAY_CHANGE = ("api_key_env", "concurrency", "timeout", "max_retries", "token_budget")
 
 
-def local_model(name: str, dtype: str = "", lora: LoraConfig | None = None, param_dtype: str = "") -> LocalModel:
+def local_model(
+    name: str, dtype: str = "", lora: LoraConfig | None = None, param_dtype: str = "", chat: bool = True
+) -> LocalModel:
     """A model in this process; see `weights.load.load_model` for names.
 
     Args:
+      chat: whether it needs a chat template; without one it can only continue open messages.
       dtype, param_dtype: of the computation and of the weights; empty keeps the checkpoint's, for weights `dtype`.
 
     Raises:
@@ -38,7 +43,8 @@ def local_model(name: str, dtype: str = "", lora: LoraConfig | None = None, para
     """
     overrides = {} if lora is None else {"lora": lora}
     loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **overrides)
-    _check_chat(name, loaded.tokenizer)
+    if chat:
+        _check_chat(name, loaded.tokenizer)
     return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer)
 
 
@@ -61,43 +67,86 @@ def large_model(
     usage: Usage,
     options: EndpointOptions,
     endpoint_model: str,
+    endpoint_tokenizer: str = "",
+    chat: bool = True,
 ) -> Metered:
     """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
     Args:
       run_dir: where an endpoint's replies are cached.
       options, endpoint_model: the endpoint, and its name for the model.
+      endpoint_tokenizer: the endpoint's model as `weights.load.load_tokenizer` takes it, so that it scores and
+        continues open messages by /completions (`EndpointModel.render`); empty: it does not score.
+      chat: whether a local model needs a chat template.
 
     Raises:
-      ValueError: an endpoint without an address or a model's name.
+      FileNotFoundError, ValueError: no such model or tokenizer; an endpoint without an address or a model's name.
     """
     if name == "scripted":
         model = ScriptedModel(scripts)
     elif name == "endpoint":
-        model = EndpointModel(options, endpoint_model, usage)
+        render = _prompt_text(load_tokenizer(endpoint_tokenizer), options) if endpoint_tokenizer else None
+        model = EndpointModel(options, endpoint_model, usage, render=render)
         model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))  # a folder only for a valid endpoint
     else:
-        model = local_model(name)
+        model = local_model(name, chat=chat)
     return Metered(model, usage)
 
 
+def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> Callable[[Sequence[Mapping[str, str]]], str]:
+    """Messages -> the prompt as text, less a beginning-of-sequence token that the server puts in front by itself."""
+    bos = json.dumps(tokenizer.bos_token, ensure_ascii=False)
+    added = bos in json.dumps(tokenizer.post_processor, ensure_ascii=False)
+    if tokenizer.bos_token and added and options.extra_fields().get("add_special_tokens") is not False:
+        return lambda messages: tokenizer.render_chat(messages).removeprefix(tokenizer.bos_token)
+    return tokenizer.render_chat
+
+
+def check_scores(model: LanguageModel, instead: str) -> None:
+    """Refuses a model that cannot score, before anything else is spent: an endpoint is asked for one small score.
+
+    Args:
+      instead: what the user can do, as the end of a sentence, e.g. "choose --critic direct".
+
+    Raises:
+      LanguageModelError: it cannot score, or cannot be reached.
+    """
+    inner = model.model if isinstance(model, Metered) else model
+    try:
+        if isinstance(inner, EndpointModel):
+            inner.check_scores()
+        elif not model.can_score:
+            raise NotImplementedError("this model does not score")
+    except NotImplementedError as error:
+        raise LanguageModelError(f"log-probabilities of given words are needed, but {error}; or {instead}") from None
+
+
 def check_large_model(
-    name: str, options: EndpointOptions, endpoint_model: str, max_tokens: int, chats: Sequence[Chat] = ()
+    name: str,
+    options: EndpointOptions,
+    endpoint_model: str,
+    max_tokens: int,
+    chats: Sequence[Chat] = (),
+    endpoint_tokenizer: str = "",
+    chat: bool = True,
 ) -> None:
     """Refuses a `large_model` that cannot be used.
 
     Args:
       max_tokens: per reply.
       chats: some of its prompts, where they are known.
+      endpoint_tokenizer, chat: as in `large_model`.
 
     Raises:
-      FileNotFoundError, ValueError: no such model, an endpoint without an address, a local model without the room for
-        a reply.
+      FileNotFoundError, ValueError: no such model or tokenizer, an endpoint without an address, a local model without
+        the room for a reply.
     """
     if name == "endpoint":
         EndpointModel(options, endpoint_model)
+        if endpoint_tokenizer:
+            load_tokenizer(endpoint_tokenizer)
     elif name != "scripted":
-        tokenizer = tokenizer_of(name)
+        tokenizer = tokenizer_of(name) if chat else load_tokenizer(name)
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
         room, needed = load_config(name).max_positions, prompt + max_tokens
         if needed > room:
@@ -121,9 +170,9 @@ def check_rows(
     Raises:
       FileNotFoundError, ValueError: no such model, or rows too short.
     """
-    starts, lengths = zip(*((start, len(tokens)) for tokens, start in sft.tokenize(tokenizer_of(model), examples)))
-    prompt = max(starts)
-    needed = max(*lengths, prompt + max_tokens + 1)
+    tokenized = sft.tokenize(tokenizer_of(model), examples)
+    prompt = max(example.start for example in tokenized)
+    needed = max(*(len(example.tokens) for example in tokenized), prompt + max_tokens + 1)
     if needed > row_tokens:
         raise ValueError(
             f"--row_tokens is {row_tokens}, but a prompt takes {prompt} tokens of {model}, and with a reply "

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nlrl_jax.files import write_atomically
-from nlrl_jax.types import Chat, Pairs
+from nlrl_jax.types import Chat, Pairs, Piece
 
 # {"title", "board" or "", "parts": [(label, text), ...]}, as `report.write_report` takes it.
 Exchange = Mapping[str, Any]
@@ -49,7 +49,8 @@ def read_pairs(path: pathlib.Path) -> Pairs:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also cut at U+2028, which JSON allows
         rows = [json.loads(line) for line in lines if line]
-        return [(Chat(tuple(row["messages"])), row["reply"]) for row in rows]
+        reply = lambda given: given if isinstance(given, str) else [Piece(*piece) for piece in given]
+        return [(Chat(tuple(row["messages"])), reply(row["reply"])) for row in rows]
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{path} is needed to resume and cannot be read ({error}); start again in another --run_dir, and copy the "

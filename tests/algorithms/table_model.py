@@ -22,7 +22,7 @@ class TableModel:
     def __init__(self, table=None, guess=lambda rng: ""):
         self.table, self.guess = table or {}, guess
 
-    def complete(self, chats, sampling, role, seed=0):
+    def complete(self, chats, sampling, role, seed=0, stop=()):
         return [Reply(self._answer(chat, sampling, f"{seed}/{role}/{i}")) for i, chat in enumerate(chats)]
 
     def _answer(self, chat, sampling, seed):

@@ -59,7 +59,7 @@ class Model:
     def __init__(self, answer):
         self.answer, self.asked = answer, []
 
-    def complete(self, chats, sampling, role, seed=0):
+    def complete(self, chats, sampling, role, seed=0, stop=()):
         self.asked.append((role, list(chats), sampling, seed))
         return [Reply(self.answer(role, chat.context)) for chat in chats]
 
@@ -156,8 +156,8 @@ def test_broken_evaluations_go_on_as_text_and_are_counted():
 
 def test_replies_that_were_cut_are_counted_also_where_they_can_be_read():
     class Cut(Model):
-        def complete(self, chats, sampling, role, seed=0):
-            replies = super().complete(chats, sampling, role, seed)
+        def complete(self, chats, sampling, role, seed=0, stop=()):
+            replies = super().complete(chats, sampling, role, seed, stop)
             return [reply._replace(ended=role == "improver") for reply in replies]
 
     decisions = gpi.language_gpi(Cut(numeric), Line(), [4], gpi.GPIConfig(1, 2, SAMPLING), seed=0)

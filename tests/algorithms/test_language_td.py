@@ -110,7 +110,7 @@ def test_the_first_evaluations_may_come_from_another_model_with_prompt_and_sampl
     end, sampling = state.variations[0].steps[-1].after, Sampling(300, 0.5)
 
     class Large(TableModel):
-        def complete(self, chats, asked, role, seed=0):
+        def complete(self, chats, asked, role, seed=0, stop=()):
             assert asked == sampling and [chat.messages for chat in chats] == [paper.value(end).messages]
             return [Reply(evaluation("x", "white"))]
 

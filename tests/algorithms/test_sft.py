@@ -21,7 +21,7 @@ from nlrl_jax.algorithms.sft import (
 )
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
-from nlrl_jax.types import Chat
+from nlrl_jax.types import Chat, Piece
 from nlrl_jax.weights.load import load_tokenizer
 
 V, END = 20, 19
@@ -154,9 +154,46 @@ def test_a_template_is_tokenised_once_and_the_end_is_learned_even_where_it_pads(
     pads_with_end = [t._replace(tokens=[t.tokens[0], END, *t.tokens[1:]], start=t.start + 1) for t in EXAMPLES]
     (rows,) = make_batches(pads_with_end, SFTConfig(batch_size=4), np.arange(4))
     rows.tokens[rows.segments == 0] = END
-    learned = rows.mask.astype(bool)
+    learned = rows.weights.astype(bool)
     assert (rows.tokens[learned] == END).sum() == 4  # each row's own end, not an END of its prompt or its padding
     assert learned.sum() == 9
+
+
+def test_what_continues_an_open_message_has_no_end_token():
+    tokenizer = load_tokenizer("nano")
+    chat = Chat.of("goal", continued="Action:")
+    (example,) = tokenize(tokenizer, [(chat, " up\nObservation:")])
+    assert tokenizer.decode(example.tokens[: example.start], False) == tokenizer.render_chat(chat.messages)
+    assert tokenizer.decode(example.tokens[example.start :], False) == " up\nObservation:"
+    (ended,) = tokenize(tokenizer, [(chat, [Piece(" up\nObservation:"), Piece(None)])])
+    assert ended.tokens == [*example.tokens, tokenizer.eos_ids[0]]
+
+
+def test_pieces_are_tokenised_apart_and_weighted():
+    tokenizer = load_tokenizer("nano")
+    pieces = [Piece("go"), Piece("al \n", 0), Piece(" up", -0.5), Piece(None, 2)]
+    (example,) = tokenize(tokenizer, [(Chat.of("x"), pieces)])
+    ids = [tokenizer.encode(piece.text) for piece in pieces[:3]] + [[tokenizer.eos_ids[0]]]
+    assert example.tokens[example.start :] == sum(ids, [])
+    assert example.weights == [1.0] * len(ids[0]) + [0] * len(ids[1]) + [-0.5] * len(ids[2]) + [2]
+    (as_text,) = tokenize(tokenizer, [(Chat.of("x"), "goal up")])
+    assert as_text == tokenize(tokenizer, [(Chat.of("x"), [Piece("goal up"), Piece(None)])])[0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_transcript_in_pieces_has_the_gradient_of_its_weighted_parts(variables, packed):
+    whole = Example([3, 1, 4, 5, 9, 2], 2, [1, 0, -0.5, 2])
+    rows = lambda example: make_batches([EXAMPLES[3], example], SFTConfig(max_length=12, packed=packed), np.arange(2))
+    one = lambda at: whole._replace(weights=[float(i == at) for i in range(4)])
+    loss = jax.jit(jax.value_and_grad(lambda p, rows: sft_loss(MODEL, {"params": p}, rows)[0]))
+    alone, _ = loss(variables["params"], rows(whole._replace(weights=[0] * 4))[0])  # of the 2 tokens of the other
+    found, grads = loss(variables["params"], rows(whole)[0])
+    parts = [loss(variables["params"], rows(one(at))[0]) for at in (0, 2, 3)]  # each with the other's 2 tokens
+    weigh = lambda a, b, c, other: (3 * (a - 0.5 * b + 2 * c) - 1.5 * 2 * other) / 5
+    np.testing.assert_allclose(found, weigh(*(part for part, _ in parts), alone), rtol=1e-5)
+    _, other = loss(variables["params"], rows(whole._replace(weights=[0] * 4))[0])
+    expected = jax.tree.map(weigh, *(grad for _, grad in parts), other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, expected)
 
 
 def test_fit_learns_counts_what_is_too_long_and_repeats_itself(variables):
@@ -170,6 +207,8 @@ def test_fit_learns_counts_what_is_too_long_and_repeats_itself(variables):
     jax.tree.map(np.testing.assert_array_equal, again, found)
     with pytest.raises(ValueError, match="all of 1 examples are longer than max_length = 12 tokens"):
         fit(MODEL, base, [long], config)
+    with pytest.raises(ValueError, match="no token of 1 examples is to be learned"):
+        fit(MODEL, base, [EXAMPLES[0]._replace(weights=[0, 0, 0])], config)
 
 
 def test_the_learning_rate_rises_then_stays_or_falls():

@@ -67,9 +67,9 @@ class Counting:
     def __init__(self, model):
         self.model, self.calls = model, []
 
-    def complete(self, chats, sampling, role, seed=0):
+    def complete(self, chats, sampling, role, seed=0, stop=()):
         self.calls.append((role, len(chats)))
-        return self.model.complete(chats, sampling, role, seed)
+        return self.model.complete(chats, sampling, role, seed, stop)
 
 
 def test_three_calls_for_all_episodes(episodes):

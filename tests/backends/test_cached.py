@@ -1,29 +1,40 @@
 """A cached model answers each chat once, also across a kill."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
 from nlrl_jax.backends import cached
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.cached import CachedModel
-from nlrl_jax.types import Chat, Reply, Sampling
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
 GREEDY = Sampling(8, 0.0)
+KEY = "039e419d73950b06044265080b9b845a005f50936f08be36dcdaf6c6b13f57fd"  # of the chat "a"
 
 
 @dataclasses.dataclass
 class Model:
-    """Repeats what it is told, and dies at the word "die"."""
+    """Repeats what it is told, scores by length, and dies at the word "die"."""
 
     asked: list
+    can_score = True
 
-    def complete(self, chats, sampling, role, seed=0):
+    def complete(self, chats, sampling, role, seed=0, stop=()):
         texts = [chat.messages[-1]["content"] for chat in chats]
         if "die" in texts:
             raise KeyboardInterrupt
         self.asked.append(texts)
         return [Reply(f"re: {text}", 3, 2, text != "cut") for text in texts]
+
+    def score(self, chats, continuations, role):
+        if "die" in sum(map(list, continuations), []):
+            raise KeyboardInterrupt
+        self.asked.append([(chat.messages[-1]["content"], *row) for chat, row in zip(chats, continuations)])
+        return [[Score(-float(len(text)), 2) for text in row] for row in continuations]
 
 
 def test_every_chat_is_asked_once_and_a_kill_loses_one_piece(tmp_path, monkeypatch):
@@ -49,5 +60,35 @@ def test_only_greedy_replies_can_be_cached(tmp_path):
     ask = CachedModel(Model([]), DiskCache(tmp_path))
     with pytest.raises(ValueError, match="only replies at temperature 0"):
         ask.complete([Chat.of("a")], Sampling(8, 0.5), "role")
+    scripted = CachedModel(ScriptedModel({}), DiskCache(tmp_path))
+    assert ask.can_score and not scripted.can_score
     with pytest.raises(NotImplementedError):
-        ask.score([Chat.of("a")], [["b"]], "role")
+        scripted.score([Chat.of("a")], [["b"]], "role")
+
+
+def test_stop_strings_are_asked_for_apart_and_old_entries_stay_valid(tmp_path):
+    model = Model([])
+    ask = CachedModel(model, DiskCache(tmp_path))
+    ask.complete([Chat.of("a")], GREEDY, "role")
+    # Written before there were stop strings.
+    assert (pathlib.Path(tmp_path) / KEY[:2] / f"{KEY}.json").exists()
+    for stop in (("\n",), ("\n",), ("\n", "."), ()):
+        ask.complete([Chat.of("a")], GREEDY, "role", stop=stop)
+    assert len(model.asked) == 3
+
+
+def test_a_score_is_computed_once_also_across_a_kill(tmp_path, monkeypatch):
+    monkeypatch.setattr(cached, "PIECE", 3)
+    model, a, b = Model([]), Chat.of("a"), Chat.of("b")
+    with pytest.raises(KeyboardInterrupt):
+        CachedModel(model, DiskCache(tmp_path)).score([a, b, b], [["x", "yy"], ["yy", "x"], ["die"]], "role")
+    assert model.asked == [[("a", "x", "yy"), ("b", "yy")]]
+    usage = Usage()
+    ask = Metered(CachedModel(model, DiskCache(tmp_path)), usage)
+    rows = ask.score([b, a, a], [["yy", "x"], ["x"], []], "role")
+    assert model.asked[1:] == [[("b", "x")]]
+    assert rows == [[(-2.0, 2, True), (-1.0, 2, False)], [(-1.0, 2, True)], []]
+    (row,) = usage.rows()
+    assert (row["calls"], row["cache_hits"], row["prompt_tokens"]) == (3, 2, 2)
+    with pytest.raises(ValueError):
+        ask.score([a], [["x"], ["x"]], "role")

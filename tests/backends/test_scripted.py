@@ -8,7 +8,7 @@ from envs.breakthrough.prompts import read_advantage
 from envs.maze import env as mazes
 from envs.maze.prompts import MazeRoles
 from envs.tic_tac_toe.prompts import read_move, read_value
-from nlrl_jax.backends.scripted import CHARACTERS, CountingModel
+from nlrl_jax.backends.scripted import CHARACTERS, CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.types import Chat, Sampling
 
@@ -30,6 +30,15 @@ def test_padded_replies_are_read(text, read, value):
     assert "".join(reply.text.split()) == "".join(text.split())
     (row,) = usage.rows()
     assert (row["calls"], row["prompt_tokens"], row["tokens"]) == (1, 80 // CHARACTERS, 64)
+
+
+def test_a_scripts_reply_ends_before_the_first_stop_string():
+    ask = ScriptedModel({"role": lambda *_: "one. two\n three"})
+    chats = [Chat.of("", continued="zero ")]
+    for stop, text in (((), "one. two\n three"), (("\n", "two"), "one. "), (("four",), "one. two\n three")):
+        assert ask.complete(chats, Sampling(9), "role", stop=stop)[0].text == text
+    (reply,) = CountingModel(ask.scripts).complete(chats, Sampling(9), "role", stop=["."])
+    assert reply.text == "one".ljust(9 * CHARACTERS) and reply.tokens == 9
 
 
 def test_an_evaluation_that_a_reader_writes_anew_keeps_its_length():

@@ -17,7 +17,7 @@ class Fixed:
     replies: tuple[Reply, ...] = ()
     can_score: bool = True
 
-    def complete(self, chats, sampling, role, seed=0):
+    def complete(self, chats, sampling, role, seed=0, stop=()):
         time.sleep(0.01)
         if not self.replies:
             raise RuntimeError("gone")
@@ -70,9 +70,9 @@ def test_only_the_models_own_ledger_is_not_counted_twice():
     class Paid(Fixed):
         usage: Usage = dataclasses.field(default_factory=Usage)
 
-        def complete(self, chats, sampling, role, seed=0):
+        def complete(self, chats, sampling, role, seed=0, stop=()):
             self.usage.add(role, prompt_tokens=100, tokens=7, paid=107)
-            return super().complete(chats, sampling, role, seed)
+            return super().complete(chats, sampling, role, seed, stop)
 
     model, other = Paid((Reply("a", 100, 7),)), Usage()
     for usage in (model.usage, other):

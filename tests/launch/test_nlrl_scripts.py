@@ -12,7 +12,7 @@ from launch import ablate, train_language_actor_critic
 from nlrl_jax.config import replace
 from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.types import Chat
+from nlrl_jax.types import Chat, Piece
 from tests.launch import scripts
 
 ACTOR_CRITIC = [
@@ -306,3 +306,7 @@ def test_value_data_with_any_line_separator_are_read_back(tmp_path):
     records.write_pairs(tmp_path / "values.jsonl", pairs)
     ((chat, reply),) = records.read_pairs(tmp_path / "values.jsonl")
     assert chat.messages == pairs[0][0].messages and reply == pairs[0][1]
+    pieces = [Piece("a\u2028"), Piece(None, -0.5)]
+    records.write_pairs(tmp_path / "pieces.jsonl", [(Chat.of("a", continued="b"), pieces)])
+    ((chat, reply),) = records.read_pairs(tmp_path / "pieces.jsonl")
+    assert chat.is_open and reply == pieces

@@ -133,6 +133,18 @@ def test_the_forms_of_a_model_folder(tmp_path):
     assert json.loads((tmp_path / "copy" / "tokenizer.json").read_text())["post_processor"] == template
 
 
+def test_an_open_assistant_message_stands_behind_the_opened_turn_as_it_is():
+    tokenizer, text = wheels.small_tokenizer(), "Up || <im_start|> \nLeft ->  "
+    chat = [*CHAT, {"role": "assistant", "content": text}]
+    assert tokenizer.render_chat(chat) == tokenizer.render_chat(CHAT) + text
+    before = [*CHAT, {"role": "assistant", "content": "Up"}, {"role": "user", "content": "and?"}]
+    assert tokenizer.render_chat([*before, chat[-1]]) == tokenizer.render_chat(before) + text
+    base = Tokenizer.create(tokenizer.backend)
+    assert base.render_chat(chat) == f"{CHAT[0]['content']}\n\n{CHAT[1]['content']}\n\n{text}"
+    with pytest.raises(ValueError, match="no chat template"):
+        base.render_chat(before)
+
+
 def test_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match="no tokenizer.json in .*nowhere"):
         Tokenizer.from_pretrained(tmp_path / "nowhere")

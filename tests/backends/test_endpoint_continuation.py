@@ -1,0 +1,234 @@
+"""The endpoint backend: stop strings, open assistant messages, and whether a server scores at all."""
+
+import dataclasses
+
+import pytest
+
+from nlrl_jax.backends import transport
+from nlrl_jax.backends.cache import DiskCache
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.transport import EndpointError
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.run import models
+from nlrl_jax.types import Chat, LanguageModelError, Sampling
+from tests.backends import server as s
+from tests.backends.server import Server
+from tests.tokenizers_from_wheels import small_tokenizer
+
+GREEDY, HOT = Sampling(20, 0.0), Sampling(20, 1.0)
+OPEN = Chat.of("goal", continued="Action:")
+NO_SPECIAL = "add_special_tokens=false"
+# Of the endpoint http://x/v1, the chat "hi", `Sampling(20, 1.0, 5)`, extra `top_p=null` and seed 3, as written before
+# there were stop strings.
+OLD_KEY = "086062964ada3ce96a1c0ff1f19789e14f7844fff6d99de655332e0315ae9b1c"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(transport, "BACKOFF", 0.01)
+
+
+def model(server, cache=None, render=None, **options):
+    options = EndpointOptions(**{"base_url": server.url, "max_retries": 1, "timeout": 5.0, **options})
+    return EndpointModel(options, "m", Usage(), cache, render)
+
+
+def render(messages):
+    return "|".join(message["content"] for message in messages)
+
+
+def writes(text, finish_reason="stop"):
+    """Writes this, on both paths, whatever is asked."""
+
+    def behave(handler, request):
+        whole = s.answer(request)
+        for choice in whole["choices"]:
+            choice["finish_reason"] = finish_reason
+            choice["message"]["content"] = text
+            if request.path.endswith("/v1/completions"):
+                choice["text"] = choice.pop("message")["content"]
+        s.send(handler, whole)
+
+    return lambda request: behave
+
+
+# Stop strings.
+
+
+def test_a_reply_ends_before_the_first_stop_string_even_where_the_server_ignores_them():
+    with Server(behaviour=writes("up.\nThen. down", "length")) as server:
+        ask = model(server)
+        stopped, whole = (ask.complete([Chat.of("hi")], GREEDY, "r", stop=stop)[0] for stop in (("Then", "\n"), ()))
+        other = ask.complete([Chat.of("hi")], GREEDY, "r", stop=["never"])[0]
+        assert [request.body.get("stop") for request in server.requests] == [["Then", "\n"], None, ["never"]]
+    assert (stopped.text, stopped.ended, stopped.tokens) == ("up.", True, 5)
+    assert (whole.text, whole.ended) == (other.text, other.ended) == ("up.\nThen. down", False)
+
+
+def test_a_server_gets_four_stop_strings_and_the_others_hold_too():
+    with Server(behaviour=writes("abc|x")) as server:
+        (reply,) = model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["1", "2", "3", "4", "|"])
+        assert server.requests[0].body["stop"] == ["1", "2", "3", "4"]
+    assert reply.text == "abc"
+
+
+def test_a_server_that_refuses_stop_is_asked_without_it():
+    refuse = s.status(400, '{"error": "Unsupported parameter: \'stop\' is not supported with this model."}')
+    after = writes("abc|x")
+    with Server(behaviour=lambda request: refuse if "stop" in request.body else after(request)) as server:
+        assert [r.text for r in model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["|"])] == ["abc"]
+        with pytest.raises(EndpointError, match="stop.* is not supported"):  # the user's own is not left out
+            model(server, extra="stop=x").complete([Chat.of("hi")], GREEDY, "r", stop=["|"])
+
+
+def test_stop_strings_are_in_the_key_and_keys_without_them_are_as_ever(tmp_path):
+    cache = DiskCache(tmp_path)
+    with Server(behaviour=writes("abc|x.")) as server:
+        texts = [
+            model(server, cache, extra=extra).complete([Chat.of("hi")], GREEDY, "r", stop=stop)[0].text
+            for extra in ("", 'stop="y"')
+            for stop in ((), ("|",), ("x", "."), ("|",))
+        ]
+        assert len(server.requests) == 6
+    assert texts == ["abc|x.", "abc", "abc|", "abc"] * 2
+    old = EndpointModel(EndpointOptions("http://x/v1", extra="top_p=null"), "m", cache=cache)
+    cache.put(OLD_KEY, {"text": "old", "ended": True, "refused": False})
+    (reply,) = old.complete([Chat.of("hi")], Sampling(20, 1.0, 5), "r", 3)
+    assert reply.text == "old" and reply.cached
+
+
+# Open messages.
+
+
+def test_an_open_message_is_continued_as_text_where_there_is_a_render(tmp_path):
+    with Server(behaviour=writes(" turn left\nObservation: ...")) as server:
+        ask = model(server, DiskCache(tmp_path), render, extra="top_p=null")
+        replies = ask.complete([OPEN, Chat.of("goal"), OPEN], HOT, "r", 3, stop=["\n"])
+        requests = {request.path: request.body for request in server.requests}
+        assert len(server.requests) == 2
+        again = ask.complete([OPEN], HOT, "r", 3, stop=["\n"])
+        assert len(server.requests) == 2 and again[0].cached
+    assert [reply.text for reply in replies + again] == [" turn left"] * 4
+    body = requests["/v1/completions"]
+    assert 0 <= body.pop("seed") < 2**31
+    assert body == {
+        "model": "m",
+        "max_tokens": 20,
+        "temperature": 1.0,
+        "stop": ["\n"],
+        "n": 2,
+        "prompt": "goal|Action:",
+    }
+    assert requests["/v1/chat/completions"]["messages"] == [{"role": "user", "content": "goal"}]
+
+
+def test_without_a_render_the_server_is_asked_to_continue_the_last_message():
+    with Server(behaviour=writes(" turn left")) as server:
+        replies = model(server).complete([OPEN, Chat.of("goal")], GREEDY, "r")
+        opened, plain = sorted((request.body for request in server.requests), key=lambda body: -len(body["messages"]))
+    assert [reply.text for reply in replies] == [" turn left"] * 2
+    assert (opened["continue_final_message"], opened["add_generation_prompt"]) == (True, False)
+    assert opened["messages"] == [
+        {"role": "user", "content": "goal"},
+        {"role": "assistant", "content": "Action:"},
+    ]
+    assert not {"continue_final_message", "add_generation_prompt"} & set(plain)
+
+
+def test_a_server_that_refuses_to_continue_is_an_error_that_says_what_to_do():
+    refuse = s.status(400, '{"error": "Unrecognized request argument supplied: add_generation_prompt"}')
+    with Server(behaviour=lambda request: refuse) as server:
+        with pytest.raises(EndpointError, match="does not continue an assistant message.*--endpoint_tokenizer MODEL"):
+            model(server).complete([OPEN], GREEDY, "r")
+        assert len(server.requests) == 1
+
+
+# Whether it scores.
+
+
+def echoes(handler, request):
+    """Words as tokens, with -1 each."""
+    tokens = ["<s>"] + [f"{' ' * (i > 0)}{word}" for i, word in enumerate(request.body["prompt"].split(" "))]
+    logprobs = {"tokens": tokens, "token_logprobs": [None] + [-1.0] * (len(tokens) - 1)}
+    usage = {"prompt_tokens": len(tokens), "completion_tokens": 0}
+    s.send(handler, {"choices": [{"index": 0, "text": "", "logprobs": logprobs}], "usage": usage})
+
+
+def test_a_server_that_echoes_passes_the_check_and_its_tokens_are_counted(tmp_path):
+    with Server(behaviour=lambda request: echoes) as server:
+        ask = model(server, DiskCache(tmp_path), render)
+        models.check_scores(Metered(ask, ask.usage), "choose --critic direct")
+        (request,) = server.requests
+        assert (request.path, request.body["echo"], request.body["max_tokens"]) == ("/v1/completions", True, 0)
+        (row,) = ask.usage.rows()
+        assert 0 < row["paid"] < 20
+        scores = ask.score([OPEN], [[" turn left", " go"]], "r")
+    assert [(score.log_prob, score.tokens) for score in scores[0]] == [(-2.0, 2), (-1.0, 1)]
+
+
+def spells_wrongly(handler, request):
+    logprobs = {"tokens": ["<s>", "Hi|This is good"], "token_logprobs": [None, -1.0]}
+    s.send(handler, {"choices": [{"index": 0, "text": "", "logprobs": logprobs}]})
+
+
+NO_ECHO = {
+    "no such path": s.status(404, "not found"),
+    "refuses a field": s.status(400, "unknown field echo"),
+    "no log-probabilities": s.raw(b'{"choices": [{"text": "x", "logprobs": null}]}'),
+    "another form": s.raw(b'{"choices": [{"text": "x", "logprobs": {"content": [{"token": "x", "logprob": -1}]}}]}'),
+    "a token over the border": spells_wrongly,
+}
+
+
+@pytest.mark.parametrize("name", NO_ECHO)
+def test_a_server_that_does_not_echo_is_refused_after_one_request(name):
+    with Server(behaviour=lambda request: NO_ECHO[name]) as server:
+        with pytest.raises(LanguageModelError, match="does not score.*; or choose --critic direct"):
+            models.check_scores(Metered(model(server, render=render), Usage()), "choose --critic direct")
+        assert len(server.requests) == 1
+
+
+def test_a_server_that_is_down_or_wants_a_key_is_another_matter():
+    for behaviour, sent in ((s.status(401), 1), (s.status(503), 2)):
+        with Server(behaviour=lambda request, behaviour=behaviour: behaviour) as server:
+            with pytest.raises(EndpointError, match="status|failed") as caught:
+                models.check_scores(model(server, render=render), "choose --critic direct")
+            assert len(server.requests) == sent and "direct" not in str(caught.value)
+
+
+def test_a_model_without_scores_is_refused_before_anything_is_sent():
+    with Server() as server:
+        with pytest.raises(LanguageModelError, match="--endpoint_tokenizer MODEL.*; or choose --critic direct"):
+            models.check_scores(model(server), "choose --critic direct")
+        assert not server.requests
+
+
+def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):
+    with Server(behaviour=lambda request: echoes) as server:
+        options = EndpointOptions(server.url)
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, "m", "nano")
+        assert ask.can_score
+        ask.score([OPEN], [[" left"]], "r")
+        (prompt,) = (request.body["prompt"] for request in server.requests)
+    assert prompt.endswith("<|im_start|>assistant\nAction: left") and "goal" in prompt
+    with pytest.raises(FileNotFoundError, match="no model at 'nowhere'"):
+        models.check_large_model("endpoint", options, "m", 8, endpoint_tokenizer="nowhere")
+
+
+@pytest.mark.parametrize("added, extra, first", [(True, "", ""), (False, "", "<s>"), (True, NO_SPECIAL, "<s>")])
+def test_a_beginning_of_sequence_token_that_the_server_adds_is_not_sent(tmp_path, added, extra, first):
+    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
+    adds = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special}
+    tokenizer = dataclasses.replace(
+        small_tokenizer(),
+        chat_template="{{ bos_token }}" + small_tokenizer().chat_template,
+        bos_token="<|endoftext|>",
+        post_processor=adds if added else None,
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    options = EndpointOptions("http://x/v1", extra=extra)
+    ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, "m", str(tmp_path / "model")).model
+    assert ask.render(OPEN.messages).replace("<|endoftext|>", "<s>").startswith(first + "<|im_start|>user\ngoal")
