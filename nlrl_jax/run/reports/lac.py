@@ -1,0 +1,2 @@
+def write(run_dir, *a):
+    return run_dir
