@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from envs.babyai import rules, solver
+from envs.babyai import levels, rules, solver
 from envs.babyai.env import text_game
 from envs.babyai.text import texts
 from envs.babyai.transcripts import EXPERT, walk
@@ -39,6 +39,12 @@ def host_game(max_steps: int = 30) -> HostGame:
     The goal is the mission alone and the observation its sentences. Tasks whose goal is out of reach after a mistake (a
     box that was opened) run until the horizon.
     """
-    games = {mission: text_game(mission, max_steps=max_steps) for mission in rules.MISSIONS}
-    game = of_text_game(games, texts=texts, optimal=solver.distance, max_steps=max_steps)
+    game = of_text_game(
+        text_game("all", max_steps=max_steps),
+        texts=texts,
+        optimal=solver.distance,
+        max_steps=max_steps,
+        kinds=rules.MISSIONS,
+        reset=levels.draw,
+    )
     return dataclasses.replace(game, rules=RULES, examples=examples)

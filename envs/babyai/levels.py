@@ -31,16 +31,16 @@ def mission_id(mission: str) -> int | None:
     return rules.MISSIONS.index(mission)
 
 
-def draw(key: jax.Array, mission: str) -> EnvState:
+def draw(key: jax.Array, mission: str | jax.Array) -> EnvState:
     """A random task.
 
     Args:
-      mission: one of `rules.MISSIONS`, or "all": each with probability 1/6.
+      mission: one of `rules.MISSIONS`, its index as int [], or "all": each with probability 1/6.
 
     Raises:
       ValueError: an unknown mission.
     """
-    number = mission_id(mission)
+    number = mission_id(mission) if isinstance(mission, str) else mission
     key, key_mission = jax.random.split(key)
     number = jax.random.randint(key_mission, (), 0, len(rules.MISSIONS)) if number is None else jnp.int32(number)
 

@@ -11,7 +11,6 @@ Behind a critic's BAD they are rarer. A few actions are random.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -74,9 +73,7 @@ def _perceive(states):
 _step = jax.jit(jax.vmap(rules.step))
 
 
-@functools.lru_cache
-def _draw(mission: str):
-    return jax.jit(jax.vmap(lambda seed: levels.draw(jax.random.key(seed), mission)))
+_draw = jax.jit(jax.vmap(lambda seed, mission: levels.draw(jax.random.key(seed), mission)))
 
 
 def _rows(states, n: int):
@@ -187,15 +184,16 @@ def walk(
     """One episode per seed. The same arguments give the same transcripts.
 
     Args:
-      mission: one of `rules.MISSIONS` or "all".
+      mission: one of `rules.MISSIONS`, or "all": one after the other.
       seeds: of the task and the walker.
       walkers, kinds, max_steps: of each episode.
     """
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"the kind of notes is {kind!r}; choose one of {', '.join(map(repr, KINDS))}")
-    states = jax.device_get(_draw(mission)(np.asarray(seeds, np.uint32)))
-    n = len(seeds)
+    n, number = len(seeds), levels.mission_id(mission)
+    missions = np.arange(n) % len(rules.MISSIONS) if number is None else np.full(n, number)
+    states = jax.device_get(_draw(np.asarray(seeds, np.uint32), missions.astype(np.int32)))
     made = zip(_rows(states, n), solver.read(states), texts(states), kinds, walkers, seeds, max_steps, strict=True)
     episodes = [_Episode(s, r, t, kind, w, random.Random(f"{mission} {seed}"), m) for s, r, t, kind, w, seed, m in made]
     live, first = list(range(n)), True

@@ -46,8 +46,8 @@ class PlanningConfig:
 
     @property
     def reserve(self) -> int:
-        """Tokens to keep free behind a history: lines of the deepest rollout."""
-        return (3 * self.depth + 3) * self.line_tokens
+        """Tokens to keep free behind a history: an action, an observation and a note."""
+        return 3 * self.line_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +63,14 @@ class Future:
     """An imagined rollout.
 
     Attributes:
-      history: the real history, then the imagined steps.
-      steps: how many are imagined.
+      history: the real history, then the imagined steps; without its oldest steps where the context is full.
+      imagined: the imagined steps.
       ended: it stopped by its own judgement, before the maximum depth.
     """
 
     history: History
-    steps: int
+    imagined: tuple[Step, ...] = ()
     ended: bool = False
-
-    @property
-    def imagined(self) -> tuple[Step, ...]:
-        return self.history.steps[len(self.history.steps) - self.steps :]
 
 
 class Caller:
@@ -113,8 +109,9 @@ class Caller:
             self.problems[f"{role}/{problem}"] += n
 
     def trim(self, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
-        """What fits the model's context; steps that drop out are counted."""
-        trimmed = [dialogue.trim(history, self.config.reserve) for history in histories]
+        """What fits the model's context, with room for the lines of a whole rollout where that leaves half of it."""
+        lines = min((2 * self.config.depth + 1) * self.config.line_tokens, dialogue.room // 2)
+        trimmed = [dialogue.trim(history, max(self.config.reserve, lines)) for history in histories]
         self.count("history", "steps dropped", sum(one.dropped for one in trimmed))
         return [one.history for one in trimmed]
 
@@ -225,18 +222,25 @@ def imagine(
     """
     config = caller.config
     leaves: list[list[Future]] = [[] for _ in histories]
-    open_ = [(i, Future(history, 0), action) for i, (history, action) in enumerate(zip(histories, firsts, strict=True))]
+    open_ = [(i, Future(history), action) for i, (history, action) in enumerate(zip(histories, firsts, strict=True))]
     for depth in range(config.depth):
-        chats = [dialogue.chat(f.history, f"Action: {action}\nObservation:") for _, f, action in open_]
+        shown = [dialogue.trim(future.history, config.reserve).history for _, future, _ in open_]
+        chats = [
+            dialogue.chat(history, f"Action: {action}\nObservation:")
+            for history, (_, _, action) in zip(shown, open_, strict=True)
+        ]
         observations = caller.lines(WORLD, chats)
         caller.count(WORLD, "empty", observations.count(""))
-        grown = [f.history.then(Step(action, text)) for (_, f, action), text in zip(open_, observations, strict=True)]
+        grown = [
+            history.then(Step(action, text))
+            for history, (_, _, action), text in zip(shown, open_, observations, strict=True)
+        ]
         grown = write_notes(caller, dialogue, grown)
         going = []
         for (i, future, _), history in zip(open_, grown, strict=True):
             step = history.steps[-1]
             ended = stop(step) or not step.observation
-            future = Future(history, future.steps + 1, ended)
+            future = Future(history, (*future.imagined, step), ended)
             if ended or depth + 1 == config.depth:
                 leaves[i].append(future)
             else:

@@ -42,7 +42,7 @@ NOTES = {
 }
 THINK, THINK_REPLY = "think:", "OK"
 THINKING = f'An action may also be a thought: "{THINK} ..." changes nothing, and the observation is {THINK_REPLY}.'
-_DROP = 4  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
+_DROP = 2  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
 
 
 class Step(NamedTuple):
@@ -143,7 +143,7 @@ class Dialogue:
         return Chat.of(text, continued=f"{self.text(history)}\n{line}", history=history, line=line)
 
     def trim(self, history: History, reserve: int) -> Trimmed:
-        """Drops the oldest steps, four at a time, until the prompt and `reserve` more tokens fit the room.
+        """Drops the oldest steps, two at a time, until the prompt and `reserve` more tokens fit the room.
 
         Raises:
           ValueError: even the last observation does not fit.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,29 +12,28 @@ from nlrl_jax.types import HostGame, Outcome, Start, TextGame
 
 
 def of_text_game(
-    games: TextGame | Mapping[str, TextGame],
+    game: TextGame,
     texts: Callable[[Any], list[tuple[str, str]]] | None = None,
     optimal: Callable[[Any], int] | None = None,
     max_steps: int = 0,
     nothing: str = "Nothing happens.",
+    kinds: Sequence[str] = ("",),
+    reset: Callable[[jax.Array, jax.Array], Any] | None = None,
 ) -> HostGame:
     """A text game of the device, played on the host.
 
     Args:
-      games: the game, or games by kind of task that differ only in how an episode begins.
+      kinds, reset: kinds of tasks, and (key, index of the kind) -> the state an episode begins in; by default one kind
+        and the game's own beginning. Works under `vmap`.
       texts: states with a leading axis -> (goal, observation) of each; by default the rules and the game's observation.
       optimal: one state -> minimum number of actions.
       max_steps: horizon; 0 is the game's own.
       nothing: stands before the observation after an action that the game does not know.
     """
-    games = {"": games} if isinstance(games, TextGame) else dict(games)
-    game = next(iter(games.values()))
     env, params = game.env, game.params
     words = {action.lower(): i for i, action in enumerate(game.actions)}
-    reset = {
-        kind: jax.jit(jax.vmap(lambda seed, env=one.env: env.reset_env(jax.random.key(seed), params)[1]))
-        for kind, one in games.items()
-    }
+    begin = reset or (lambda key, kind: env.reset_env(key, params)[1])
+    draw = jax.jit(jax.vmap(lambda seed, kind: begin(jax.random.key(seed), kind)))
     step = jax.jit(jax.vmap(lambda key, state, action: env.step_env(key, state, action, params)[1:4]))
     won = jax.jit(jax.vmap(game.success)) if game.success else None
     fields = jax.jit(jax.vmap(game.fields))
@@ -54,16 +53,13 @@ def of_text_game(
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (size - len(trees)))
 
     def start(tasks: Sequence[tuple[str, int]]) -> list[Start]:
-        starts: list[Any] = [None] * len(tasks)
-        for kind in dict.fromkeys(kind for kind, _ in tasks):
-            if kind not in reset:
-                raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, reset))}")
-            places = [i for i, task in enumerate(tasks) if task[0] == kind]
-            seeds = [np.uint32(tasks[i][1]) for i in places]
-            states = jax.device_get(reset[kind](padded(seeds)))
-            for i, seed, state, text in zip(places, seeds, rows(states, len(seeds)), texts(states), strict=False):
-                starts[i] = Start((seed, state), *text)
-        return starts
+        for kind, _ in tasks:
+            if kind not in kinds:
+                raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
+        seeds = [np.uint32(seed) for _, seed in tasks]
+        states = jax.device_get(draw(padded(seeds), padded([np.int32(kinds.index(kind)) for kind, _ in tasks])))
+        pairs = zip(seeds, rows(states, len(seeds)), texts(states), strict=False)
+        return [Start((seed, state), *text) for seed, state, text in pairs]
 
     def advance(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
         ids = [words.get(action.lower(), -1) for action in actions]
@@ -86,7 +82,7 @@ def of_text_game(
         rules=game.rules,
         actions=game.actions,
         max_steps=max_steps or int(params.max_steps_in_episode),
-        kinds=tuple(games),
+        kinds=tuple(kinds),
         reset=start,
         step=advance,
         board=lambda state: render(game.board, jax.tree.map(lambda leaf: np.asarray(leaf)[None], state[1]))[0],

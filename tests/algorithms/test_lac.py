@@ -178,7 +178,7 @@ def test_full_contexts_lose_their_oldest_steps():
     dialogue = Dialogue.of("", "", count=lambda text: len(text.split()), room=80)
     long = History("3", "at 1", steps)
     short, dropped = dialogue.trim(long, 20)
-    assert dropped == 4 * (dropped // 4) > 0 and short.steps == steps[dropped:]
+    assert dropped == 2 * (dropped // 2) > 0 and short.steps == steps[dropped:]
     assert short.observation == steps[dropped - 1].observation
     with pytest.raises(ValueError, match="context holds 80"):
         dialogue.trim(long, 80)

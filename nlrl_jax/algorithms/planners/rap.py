@@ -33,7 +33,7 @@ def decide(
         chats, texts, owner = [], [], []
         for i, future in enumerate(futures):
             steps, history = future.imagined, future.history
-            base = len(history.steps) - len(steps)
+            base = max(0, len(history.steps) - len(steps))
             for k, step in enumerate(steps[1:], 1):
                 before = History(history.goal, history.observation, history.steps[: base + k], history.note)
                 chats.append(dialogue.chat(before, "Action:"))
