@@ -207,15 +207,12 @@ def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: s
         for axes, (title, panel) in zip(grid, panels.items()):
             for i, bar in enumerate(panel):
                 color = _COLORS[labels.index(bar.label) % len(_COLORS)]
-                axes.bar(
-                    i, bar.height, yerr=bar.error, color=color, width=0.7, capsize=3, ecolor="#555", label=bar.label
-                )
+                look = dict(color=color, width=0.7, capsize=3, ecolor="#555", label=bar.label)
+                axes.bar(i, bar.height, yerr=bar.error, **look)
                 up = bar.height >= 0
                 place = dict(ha="center", va="bottom" if up else "top", fontsize=8, textcoords="offset points")
                 axes.annotate(f"{bar.height:.2f}", (i + 0.2, bar.height), xytext=(0, 3 if up else -3), **place)
-            axes.set_xticks(
-                range(len(panel)), [""] * len(panel) if crowded else [bar.label for bar in panel], fontsize=8
-            )
+            axes.set_xticks(range(len(panel)), ["" if crowded else bar.label for bar in panel], fontsize=8)
             axes.axhline(0, color="#888", linewidth=0.8)
             axes.margins(y=0.12)
             _dress(axes, title, "", ylabel)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax.run.reports import lac as page
+from nlrl_jax.run.reports import lac_q as q_values
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.run.reports.lac_stories import choose, story
 from tests.run.lac_episodes import finished
@@ -30,15 +31,8 @@ def episode(success, task=("", 0), q=(), moves=3, optimal=2, **record):
 
 
 def method(episodes, name="lac"):
-    tokens = {"read": 300, "written": 100}
-    return {
-        "method": name,
-        "seconds": 8.0,
-        "problems": {},
-        "calls": {"policy": 4},
-        "tokens": tokens,
-        "episodes": episodes,
-    }
+    counts = {"problems": {}, "calls": {"policy": 4}, "tokens": {"read": 300, "written": 100}}
+    return {"method": name, "seconds": 8.0, "episodes": episodes, **counts}
 
 
 def test_summary():
@@ -58,10 +52,10 @@ def test_summary():
 
 def test_thoughts_are_part_of_the_move_they_precede():
     made = finished("react_think")["episodes"][0]
-    turns = tables.turns(made)
+    turns = q_values.turns(made)
     assert len(turns) == made["moves"] < len(made["steps"])
     assert turns[0].thoughts == ("<b>which</b> way?",) and turns[0].action == "left" and turns[0].result == "at 0"
-    lac = tables.turns(finished("lac")["episodes"][0])
+    lac = q_values.turns(finished("lac")["episodes"][0])
     assert [(turn.observation, turn.action, turn.result) for turn in lac] == [
         ("at 1", "right", "at 2"),
         ("at 2", "right", "at 3"),
@@ -96,21 +90,21 @@ def test_q_with_time():
         episode(True, q=(1, 1, 1)),  # constant
         episode(False, q=(3, 2, 1, 0)),
     ]
-    found = tables.q_with_time(method(episodes))
+    found = q_values.q_with_time(method(episodes))
     second = np.corrcoef(range(4), (0, 5, 1, 3))[0, 1]
     assert found["successful"] == pytest.approx((np.mean([1, second]), np.std([1, second], ddof=1), 2, 7))
     assert found["failed"].mean == pytest.approx(-1) and found["failed"].n == 1
-    curves = tables.q_curves(method(episodes), points=3)
+    curves = q_values.q_curves(method(episodes), points=3)
     np.testing.assert_allclose(curves["successful"], [[0, 1, 2], [0, 3, 3], [1, 1, 1]])
     np.testing.assert_allclose(curves["failed"], [[3, 1.5, 0]])
-    assert tables.q_curves(method([]))["failed"].shape == (0, 11)
-    rows = tables.correlation_table({"lac": method(episodes), "react": method([episode(True)], "react")})
+    assert q_values.q_curves(method([]))["failed"].shape == (0, 11)
+    rows = q_values.correlation_table({"lac": method(episodes), "react": method([episode(True)], "react")})
     assert [row["correlation of Q with time"] for row in rows] == ["LAC", "LAC in the paper (ALFWorld)"]
 
 
 def test_infinite_q_values_are_left_out():
     stored = json.loads(json.dumps(episode(True, q=(0.0, 1.0, "-inf", 2.0))))
-    assert tables.q_along(stored).tolist() == [0, 1, 2]
+    assert q_values.q_along(stored).tolist() == [0, 1, 2]
 
 
 def test_confidence_cases():
@@ -121,14 +115,14 @@ def test_confidence_cases():
         episode(True, q=(-1.0,), log_prior=log(0.2, 0.8), improved=[0.4, 0.6]),
         episode(True, q=(3.0,), log_prior=log(0.7, 0.3), improved=[0.3, 0.7]),
     ]
-    both, prior, critic, neither = tables.confidence_cases(method(episodes))
+    both, prior, critic, neither = q_values.confidence_cases(method(episodes))
     assert [row["share"] for row in (both, prior, critic, neither)] == [0.5, 0.25, 0.25, 0]
     sigmoid = lambda x: 1 / (1 + math.exp(-x))
     assert both["prior"] == pytest.approx((0.2 + 0.5) / 2)
     assert both["q"] == pytest.approx((2 * sigmoid(2) - 1) / 2) and both["improved"] == pytest.approx(0.7)
     assert prior["q"] == pytest.approx(2 * sigmoid(1) - 1) and critic["prior"] == pytest.approx(0.4)
     assert math.isnan(neither["q"])
-    assert tables.confidence_cases(finished("rap")) == tables.confidence_cases(finished("lac_no_critic")) == []
+    assert q_values.confidence_cases(finished("rap")) == q_values.confidence_cases(finished("lac_no_critic")) == []
 
 
 def test_tables_of_a_run():
@@ -176,7 +170,7 @@ def test_three_episodes_are_chosen():
     bars = {row["action"]: row["bars"] for row in first["candidates"]}
     assert [bar["text"] for bar in bars["left"]] == ["0.60", "-2.00", "0.40"]
     assert bars["left"][0]["best"] and bars["right"][1]["best"] and not bars["right"][0]["best"]
-    assert [(bar["left"], bar["width"]) for bar in bars["left"]] == [(0, 60.0), (0.0, 50.0), (0, 39.5)]
+    assert [(bar["left"], bar["width"]) for bar in bars["left"]] == [(0, 60.0), (0.0, 50.0), (0, 39.6)]
     assert [leaf[0][0] for _, leaves in first["futures"] for leaf in leaves] == ["left", "right", "wait"]
     assert shown["end"] == "at 3" and "failure after 6 moves" in shown["asides"][0][0]
 
@@ -209,8 +203,7 @@ def test_hostile_text_stays_text(tmp_path, hostile, monkeypatch):
     record["futures"] = [[[[hostile] * 3]], []]
     bad = episode(True, q=(1.0, 2.0)) | {"thinking": [record] * 2, "boards": [hostile] * 3, "goal": hostile}
     bad |= {"steps": [[f"think: {hostile}", "OK", ""], ["b", hostile, hostile], [hostile, hostile, ""]]}
-    hurt = method([bad]) | {"problems": {hostile: 1}}
-    read = Page(page.write(tmp_path, hostile, {}, {"lac": hurt}, [hostile]).read_text(encoding="utf-8"))
+    read = Page(page.write(tmp_path, hostile, {}, {"lac": method([bad])}, [hostile]).read_text(encoding="utf-8"))
     assert not read.open and not read.elements & {"script", "iframe", "img", "svg", "link"}
     names = {name for name, _ in read.attributes}
     assert not any(name.startswith("on") for name in names) and not names & {"src", "href", "srcdoc"}

@@ -9,7 +9,7 @@ from typing import Any
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run.plots import Bar, Point, Series, bars, compare, points
 from nlrl_jax.run.report import Table, markdown, write_report
-from nlrl_jax.run.reports import lac_tables
+from nlrl_jax.run.reports import lac_q, lac_tables
 from nlrl_jax.run.reports.lac_stories import choose, story
 from nlrl_jax.run.reports.lac_tables import Estimate, Results, title
 
@@ -38,7 +38,7 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
         for key, label in costs.items()
     }
     drawn.append(points(panels, run_dir / "cost.png", "success"))
-    curves = {name: lac_tables.q_curves(result) for name, result in results.items()}
+    curves = {name: lac_q.q_curves(result) for name, result in results.items()}
     panels = {
         title(name): [
             Series(f"{kind} episodes", [i / 10 for i in range(11)], rows) for kind, rows in found.items() if len(rows)
@@ -84,24 +84,26 @@ def tables(results: Results) -> list[Table]:
         Table(
             "Cost",
             lac_tables.cost_table(results),
-            "Seconds are the wall time of all episodes in lockstep, divided by their number. Tokens read count those that "
-            "a cache of prompts saved. Moves above the optimum are of successes.",
+            "Seconds are the wall time of all episodes in lockstep, divided by their number. Moves above the optimum "
+            "are of successes.",
         ),
         Table(
             "Q along time",
-            lac_tables.correlation_table(results),
-            "Pearson correlation of the Q of the action taken with the number of the move, within each episode of at least "
-            "three moves: mean ± deviation over episodes.",
+            lac_q.correlation_table(results),
+            "Pearson correlation of the Q of the action taken with the number of the move, within each episode of at "
+            "least three moves: mean ± deviation over episodes.",
         ),
         Table(
             "Whom the improved policy follows",
-            lac_tables.confidence_table(results["lac"]) if "lac" in results else [],
+            lac_q.confidence_table(results["lac"]) if "lac" in results else [],
             "Confidences: the best minus the second-best probability over the candidates, of the prior (softmax of its "
-            "log-probabilities), of softmax(Q), and of the improved policy. The paper's numbers are on ALFWorld; it takes "
-            "differences of Q itself.",
+            "log-probabilities), of softmax(Q), and of the improved policy. The paper's numbers are on ALFWorld; its "
+            "confidence of Q may be the difference of the Q-values themselves.",
         ),
         Table(
-            "Problems with replies", lac_tables.problems_table(results), "An action that cannot be read is replaced."
+            "Problems with replies",
+            lac_tables.problems_table(results),
+            "By the role of the call. An action that cannot be read is replaced by a random one.",
         ),
     ]
     return [table for table in made if table.rows]
@@ -139,8 +141,8 @@ def write(
         summary=main,
         curves=figures(results, run_dir),
         notes=[
-            "Share of tasks solved, ± the standard error over the tasks, whose number is in brackets. A share of 0 or 1 has "
-            "no spread, which does not mean that it is exact.",
+            "Share of tasks solved, ± the standard error over the tasks, whose number is in brackets. A share of 0 or "
+            "1 has no spread, which does not mean that it is exact.",
             *usage_lines,
         ],
         headline=sentence(results),

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nlrl_jax.roles.dialogues import BAD, GOOD, verdict
-from nlrl_jax.run.reports.lac_tables import Results, Turn, softmax, title, turns
+from nlrl_jax.run.reports.lac_q import Turn, softmax, turns
+from nlrl_jax.run.reports.lac_tables import Results, title
 
 Episode = Mapping[str, Any]
 BASELINES = ("lac_no_critic", "react", "react_think")  # in this order; without them the one with the fewest successes
