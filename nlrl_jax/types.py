@@ -159,6 +159,8 @@ class HostGame:
         says so, or shows that nothing has changed.
       board: state -> the world as a person would draw it; None where there is no picture.
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
+      examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
+        where there are none.
     """
 
     name: str
@@ -170,6 +172,7 @@ class HostGame:
     step: Callable[[Sequence[Any], Sequence[str]], list[Outcome]]
     board: Callable[[Any], str] | None = None
     optimal: Callable[[Any], int] | None = None
+    examples: Callable[[str, int], Sequence[Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,21 +57,35 @@ class CountingModel:
 
     Attributes:
       scripts: as in `ScriptedModel`.
+      can_score: whether it scores: every token has probability 1/2, and a score has read its chat and continuation.
     """
 
     scripts: Mapping[str, Script]
-    can_score = False
+    can_score: bool = False
 
     def complete(
         self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
     ) -> list[Reply]:
         """See `types.LanguageModel`."""
         replies = ScriptedModel(self.scripts).complete(chats, sampling, role, seed, stop)
-        size = lambda chat: sum(len(message["content"]) for message in chat.messages)
         return [
-            Reply(_pad(reply.text, sampling.max_tokens), size(chat) // CHARACTERS, sampling.max_tokens)
+            Reply(_pad(reply.text, sampling.max_tokens), _tokens(chat), sampling.max_tokens)
             for chat, reply in zip(chats, replies, strict=True)
         ]
+
+    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
+        """See `types.LanguageModel`."""
+        if not self.can_score:
+            raise NotImplementedError("this model was made without scores")
+        read = lambda chat, text: _tokens(chat) + -(-len(text) // CHARACTERS)
+        return [
+            [Score(-math.log(2) * -(-len(text) // CHARACTERS), read(chat, text)) for text in texts]
+            for chat, texts in zip(chats, continuations, strict=True)
+        ]
+
+
+def _tokens(chat: Chat) -> int:
+    return sum(len(message["content"]) for message in chat.messages) // CHARACTERS
 
 
 def _pad(text: str, tokens: int) -> str:

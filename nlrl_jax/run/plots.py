@@ -206,8 +206,9 @@ def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: s
         crowded = max(map(len, panels.values())) > 5
         for axes, (title, panel) in zip(grid, panels.items()):
             for i, bar in enumerate(panel):
-                color = _COLORS[labels.index(bar.label) % len(_COLORS)]
-                look = dict(color=color, width=0.7, capsize=3, ecolor="#555", label=bar.label)
+                n = labels.index(bar.label)
+                look = dict(color=_COLORS[n % len(_COLORS)], hatch="///"[: 3 * (n // len(_COLORS))], edgecolor="#fff")
+                look |= dict(linewidth=0, width=0.7, capsize=3, ecolor="#555", label=bar.label)
                 axes.bar(i, bar.height, yerr=bar.error, **look)
                 up = bar.height >= 0
                 place = dict(ha="center", va="bottom" if up else "top", fontsize=8, textcoords="offset points")
@@ -261,7 +262,7 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
 def _legend_below(figure, grid) -> None:
     """One legend under all panels."""
     found = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    columns = min(len(found), 4)
+    columns = min(len(found), 5)
     figure.legend(found.values(), found, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 

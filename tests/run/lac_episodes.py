@@ -7,6 +7,7 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.config import replace
 from nlrl_jax.rollouts.host_games import play
+from nlrl_jax.run.planning import as_json
 from nlrl_jax.types import HostGame, Outcome, Start
 from tests.algorithms.test_lac import ACTIONS, GAME, GOAL, Corridor
 
@@ -61,21 +62,4 @@ def finished(name: str):
         "calls": dict(sum((one.calls for one in made[1:]), start=made[0].calls)),
         "tokens": {"read": 6000, "written": 60},
         "episodes": [as_json(episode) for episode in episodes],
-    }
-
-
-def as_json(episode):
-    history = episode.history
-    return {
-        "task": list(episode.task),
-        "goal": history.goal,
-        "observation": history.observation,
-        "note": history.note,
-        "steps": [list(step) for step in history.steps],
-        "success": episode.success,
-        "reward": episode.reward,
-        "moves": episode.steps,
-        "optimal": episode.optimal,
-        "thinking": list(episode.thinking),
-        "boards": list(episode.boards),
     }

@@ -140,7 +140,7 @@ def test_tables_of_a_run():
     assert tables.comparison_table(found, []) == tables.comparison_table(results("rap"), ["rap"]) == []
     costs = {row["per task"]: row for row in tables.cost_table(found)}
     assert costs["LAC"]["moves of successes"] == "2.0" and costs["RAP"]["moves of successes"] == "–"
-    assert page.sentence(found) == "LAC solves 0.50 ± 0.22 of 6 tasks; +0.50 ± 0.22 against ReAct, the best planner"
+    assert page.sentence(found) == "LAC solves 0.50 ± 0.22 of 6 tasks, +0.50 ± 0.22 against the best planner (ReAct)"
     assert page.sentence(results("rap")) == "RAP solves 0.00 ± 0.00 of 6 tasks"
 
 
@@ -186,7 +186,9 @@ def test_page(tmp_path):
     assert text.index("Whom the improved policy follows") < text.index("Curves") < text.index("decision by decision")
     markdown = (tmp_path / "table.md").read_text()
     assert "| LAC | 0.50 ± 0.22 | 1.00 ± 0.00 |" in markdown and "# Ablations and variants" in markdown
-    assert all((tmp_path / name).stat().st_size > 5000 for name in ("success.png", "cost.png", "q.png"))
+    assert all(
+        (tmp_path / name).stat().st_size > 5000 for name in ("success.png", "ablations.png", "cost.png", "q.png")
+    )
 
 
 def test_page_of_one_planner(tmp_path):

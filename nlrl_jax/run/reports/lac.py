@@ -18,17 +18,27 @@ _CURVES = 4  # methods whose Q is drawn
 
 
 def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """success.png (Figures 2, 4 and 6), cost.png (5 and 9) and, where a method has Q-values, q.png."""
+    """success.png by mission (Figures 2 and 6), ablations.png (4), cost.png (5 and 9) and q.png (Table 1).
+
+    The variants of LAC stand in ablations.png, or in success.png where there is no planner; q.png is drawn where a
+    method has Q-values.
+    """
     summaries = {name: lac_tables.summarize(result) for name, result in results.items()}
     bar = lambda name, mean, se, n: Bar(title(name), mean, se if se == se else 0.0)
-    panels = {"all tasks": [bar(name, s["success"], s["success_se"], 0) for name, s in summaries.items()]}
-    kinds = list(dict.fromkeys(kind for s in summaries.values() for kind in s["by_mission"]))
+    whole = lambda names: [bar(name, summaries[name]["success"], summaries[name]["success_se"], 0) for name in names]
+    variants = lac_tables.ablations(results)
+    planners = [name for name in results if name not in variants]
+    apart = bool(variants) and planners not in ([], ["lac"])
+    first = planners if apart else list(results)
+    panels = {"all tasks": whole(first)}
+    kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
     if len(kinds) > 1:
-        panels |= {
-            kind: [bar(name, *s["by_mission"][kind]) for name, s in summaries.items() if kind in s["by_mission"]]
-            for kind in kinds
-        }
+        by = {name: summaries[name]["by_mission"] for name in first}
+        panels |= {kind: [bar(name, *by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
     drawn = [bars(panels, run_dir / "success.png", "success")]
+    if apart:
+        shown = [name for name in results if name in variants or name == "lac"]
+        drawn.append(bars({"all tasks": whole(shown)}, run_dir / "ablations.png", "success"))
     costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
     panels = {
         label: [
@@ -66,8 +76,8 @@ def sentence(results: Results) -> str:
     best = max(others, key=lambda name: success[name].mean)
     compared = lac_tables.paired(results[first], results[best])
     which = "the next best method" if not planners else "the best planner"
-    noise = ", within noise" if compared.verdict == "within noise" else ""
-    return f"{said}; {compared} against {title(best)}, {which}{noise}"
+    noise = ": within noise" if compared.verdict == "within noise" else ""
+    return f"{said}, {compared} against {which} ({title(best)}){noise}"
 
 
 def tables(results: Results) -> list[Table]:

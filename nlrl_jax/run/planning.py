@@ -1,0 +1,196 @@
+"""The machinery of a run of planners: dialogues that fit the model, moves on disk, finished methods."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners.methods import Method
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.roles.dialogues import Dialogue
+from nlrl_jax.rollouts.host_games import Episode, Move, play
+from nlrl_jax.types import HostGame, LanguageModel
+
+Task = tuple[str, int]
+
+
+def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
+    """Text -> its tokens; without a tokenizer a third of its characters, which is more than most have."""
+    return (lambda text: len(tokenizer.encode(text))) if tokenizer else (lambda text: -(-len(text) // 3))
+
+
+def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
+    """Refuses a pair of words that the model cannot tell apart by their probabilities.
+
+    Raises:
+      ValueError: a word is not in the vocabulary, or both have the same tokens.
+    """
+    ids = [tokenizer.encode(f" {word}") for word in words]
+    for word, own in zip(words, ids, strict=True):
+        if tokenizer.decode(own).strip() != word:
+            raise ValueError(
+                f"the model's tokenizer cannot write {word!r} (it reads {tokenizer.decode(own)!r}); "
+                "choose other --words, or --critic direct"
+            )
+    if ids[0] == ids[1]:
+        raise ValueError(f"the model's tokenizer cannot tell {words[0]!r} from {words[1]!r}; choose other --words")
+
+
+def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> list[Task]:
+    """`number` tasks of each kind, kinds in turn, so that any part of the list has all of them.
+
+    Raises:
+      ValueError: a kind that the game does not have.
+    """
+    for kind in kinds:
+        if kind not in game.kinds:
+            raise ValueError(f"{game.name} has no tasks {kind!r}; choose some of {', '.join(game.kinds)}")
+    return [(kind, seed * 10_000 + i) for i in range(number) for kind in kinds]
+
+
+def run_method(
+    name: str,
+    method: Method,
+    model: LanguageModel,
+    usage: Usage,
+    game: HostGame,
+    dialogue: Dialogue,
+    config: LACConfig,
+    tasks: Sequence[Task],
+    parallel: int,
+    seed: int,
+    run_dir: pathlib.Path | None = None,
+) -> dict[str, Any]:
+    """Plays all tasks with one method. With a folder every step is on disk once it is made, and repeated from there.
+
+    Args:
+      parallel: episodes in lockstep.
+
+    Returns:
+      {"method", "seconds", "problems", "calls", "tokens": {"read", "written"}, "episodes": one dict each}.
+    """
+    usage.section = f"{name}/"
+    journal = run_dir / "moves" / f"{name}.jsonl" if run_dir else None
+    done = _read(journal)
+    episodes: list[Episode] = []
+    printed = time.monotonic()
+    for part, first in enumerate(range(0, len(tasks), parallel)):
+        chunk = tasks[first : first + parallel]
+        moves = [row for row in done if row["part"] == part]
+        last: dict[str, Any] = {}
+        clock = time.perf_counter()
+
+        def decide(histories, t, part=part, last=last):
+            made = method.decide(model, dialogue, histories, game.actions, config, _seed(seed, part, t))
+            last.update(problems=made.problems, calls=made.calls)
+            return made
+
+        def report(t, move, running, part=part, last=last, chunk=chunk):
+            nonlocal clock, printed
+            now = time.perf_counter()
+            row = {"part": part, "seconds": now - clock, "problems": last["problems"], "calls": last["calls"]}
+            clock = now
+            done.append({**row, **move._asdict()})
+            if journal:
+                journal.parent.mkdir(parents=True, exist_ok=True)
+                with journal.open("a") as file:
+                    file.write(json.dumps(done[-1]) + "\n")
+            if time.monotonic() - printed > 15:
+                printed = time.monotonic()
+                print(f"  {method.title}: step {t + 1}, {running} of {len(chunk)} episodes are still open", flush=True)
+
+        earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
+        episodes += play(game, decide, chunk, earlier, report)
+    total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
+    spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
+    return {
+        "method": name,
+        "seconds": sum(row["seconds"] for row in done),
+        "problems": total("problems"),
+        "calls": total("calls"),
+        "tokens": {
+            "read": sum(row["prompt_tokens"] for row in spent),
+            "written": sum(row["tokens"] for row in spent),
+        },
+        "episodes": [as_json(episode) for episode in episodes],
+    }
+
+
+def finished_methods(
+    run_dir: pathlib.Path, names: Sequence[str], run: Callable[[str], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The results of all methods by name: those on disk are read, the others run and written."""
+    results = {}
+    for name in names:
+        path = run_dir / "episodes" / f"{name}.json"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(run(name)) + "\n")
+        results[name] = json.loads(path.read_text())
+    return results
+
+
+def as_json(episode: Episode) -> dict[str, Any]:
+    """An episode in JSON's types; "moves" is its number of actions."""
+    history = episode.history
+    return {
+        "task": list(episode.task),
+        "goal": history.goal,
+        "observation": history.observation,
+        "note": history.note,
+        "steps": [list(step) for step in history.steps],
+        "success": episode.success,
+        "reward": episode.reward,
+        "moves": episode.steps,
+        "optimal": episode.optimal,
+        "thinking": list(episode.thinking),
+        "boards": list(episode.boards),
+    }
+
+
+def inner_model(model: LanguageModel) -> LanguageModel:
+    """The model behind a meter."""
+    return model.model if isinstance(model, Metered) else model
+
+
+def context_of(model: LanguageModel, tokens: int) -> int:
+    """Tokens of the model's context: `tokens`, or the local model's own for 0; 0 if nobody knows."""
+    inner = inner_model(model)
+    own = inner.model.config.max_positions if isinstance(inner, LocalModel) else 0
+    return min(filter(None, (tokens, own)), default=0)
+
+
+def tokenizer_of(model: LanguageModel, endpoint: Tokenizer | None = None) -> Tokenizer | None:
+    """The tokenizer that counts a model's tokens; None where there is none."""
+    inner = inner_model(model)
+    return endpoint if isinstance(inner, EndpointModel) else getattr(inner, "tokenizer", None)
+
+
+def _seed(seed: int, part: int, t: int) -> int:
+    return int(jax.random.bits(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), part), t)) >> np.uint32(1))
+
+
+def _read(journal: pathlib.Path | None) -> list[dict[str, Any]]:
+    """The moves of an interrupted run; a line that a kill has cut is dropped, and with it the file is cleaned."""
+    if journal is None or not journal.is_file():
+        return []
+    rows = []
+    for line in journal.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    write_atomically(journal, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
