@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from envs.babyai.env import text_game
+from envs.babyai.host import host_game
 from nlrl_jax.run.reports import lac as page
 from nlrl_jax.run.reports import lac_q as q_values
 from nlrl_jax.run.reports import lac_tables as tables
@@ -189,6 +191,23 @@ def test_page(tmp_path):
     assert all(
         (tmp_path / name).stat().st_size > 5000 for name in ("success.png", "ablations.png", "cost.png", "q.png")
     )
+
+
+def test_variants_have_a_figure_of_their_own_beside_planners(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(page, "bars", lambda panels, path, ylabel: drawn.update({path.name: panels}) or path)
+    page.figures(results(), tmp_path)
+    names = {name: [bar.label for bar in next(iter(panels.values()))] for name, panels in drawn.items()}
+    assert names["success.png"] == ["LAC", "ReAct", "RAP"]
+    assert names["ablations.png"] == ["LAC", "LAC without critic", "critic only"]
+    assert list(drawn["success.png"]) == ["all tasks", "open", "muddy"]
+    drawn.clear()
+    page.figures(results("lac", "critic_only"), tmp_path)
+    assert [bar.label for bar in drawn["success.png"]["open"]] == ["LAC", "critic only"] and len(drawn) == 1
+
+
+def test_a_game_of_the_host_has_the_legend_of_its_boards():
+    assert host_game().legend == text_game("go to").legend != {}
 
 
 def test_page_of_one_planner(tmp_path):

@@ -38,7 +38,7 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
     drawn = [bars(panels, run_dir / "success.png", "success")]
     if apart:
         shown = [name for name in results if name in variants or name == "lac"]
-        drawn.append(bars({"all tasks": whole(shown)}, run_dir / "ablations.png", "success"))
+        drawn.append(bars({"variants of LAC, all tasks": whole(shown)}, run_dir / "ablations.png", "success"))
     costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
     panels = {
         label: [
