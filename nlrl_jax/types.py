@@ -158,6 +158,7 @@ class HostGame:
       step: (states, actions) -> an outcome each. An action that cannot be carried out is no error: the observation
         says so, or shows that nothing has changed.
       board: state -> the world as a person would draw it; None where there is no picture.
+      legend: meaning of the characters on boards, for reports.
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
       examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
         where there are none.
@@ -173,6 +174,7 @@ class HostGame:
     board: Callable[[Any], str] | None = None
     optimal: Callable[[Any], int] | None = None
     examples: Callable[[str, int], Sequence[Any]] | None = None
+    legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -148,7 +148,9 @@ class Series(NamedTuple):
     ys: np.ndarray
 
 
-def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xlabel: str, ylabel: str) -> pathlib.Path:
+def compare(
+    panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xlabel: str, ylabel: str, errors: bool = False
+) -> pathlib.Path:
     """Draws panels: the mean of each series, a band of one standard deviation, and its best run dashed.
 
     The best run is the one with the highest last value. With a single run there is only the line.
@@ -156,6 +158,7 @@ def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xla
     Args:
       panels: title -> series. A label has the same colour in all panels.
       path: the PNG to write.
+      errors: the band is two standard errors of the mean to either side, and no run is dashed.
     """
     import matplotlib
 
@@ -167,10 +170,11 @@ def compare(panels: Mapping[str, Sequence[Series]], path: str | os.PathLike, xla
             for series in panel:
                 ys = np.asarray(series.ys, float)
                 color = _COLORS[labels.index(series.label) % len(_COLORS)]
-                mean, std = np.nanmean(ys, axis=0), deviation(ys)
+                mean, band = np.nanmean(ys, axis=0), deviation(ys) * (2 / len(ys) ** 0.5 if errors else 1)
                 axes.plot(series.x, mean, color=color, linewidth=2, label=series.label)
                 if len(ys) > 1:
-                    axes.fill_between(series.x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
+                    axes.fill_between(series.x, mean - band, mean + band, color=color, alpha=0.18, linewidth=0)
+                if len(ys) > 1 and not errors:
                     axes.plot(series.x, ys[np.argmax(ys[:, -1])], color=color, linewidth=1, linestyle="--")
             _dress(axes, title, xlabel, ylabel)
             _limit(axes, f"{title} {ylabel}", np.concatenate([[0.0], *(np.ravel(series.ys) for series in panel)]))
@@ -190,24 +194,76 @@ class Bar(NamedTuple):
 
 
 def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
-    """Draws panels of bars with error bars and their values above. A label has the same colour in all panels."""
+    """Draws panels of bars with error bars and their values above. A label has the same colour in all panels.
+
+    Labels stand below the bars, or in a legend if a panel has more than five.
+    """
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
         figure, grid = _figure(len(panels))
         labels = list(dict.fromkeys(bar.label for panel in panels.values() for bar in panel))
+        crowded = max(map(len, panels.values())) > 5
         for axes, (title, panel) in zip(grid, panels.items()):
             for i, bar in enumerate(panel):
-                color = _COLORS[labels.index(bar.label) % len(_COLORS)]
-                axes.bar(i, bar.height, yerr=bar.error, color=color, width=0.7, capsize=3, ecolor="#555")
+                n = labels.index(bar.label)
+                look = dict(color=_COLORS[n % len(_COLORS)], hatch="///"[: 3 * (n // len(_COLORS))], edgecolor="#fff")
+                look |= dict(linewidth=0, width=0.7, capsize=3, ecolor="#555", label=bar.label)
+                axes.bar(i, bar.height, yerr=bar.error, **look)
                 up = bar.height >= 0
                 place = dict(ha="center", va="bottom" if up else "top", fontsize=8, textcoords="offset points")
                 axes.annotate(f"{bar.height:.2f}", (i + 0.2, bar.height), xytext=(0, 3 if up else -3), **place)
-            axes.set_xticks(range(len(panel)), [bar.label for bar in panel], fontsize=8)
+            axes.set_xticks(range(len(panel)), ["" if crowded else bar.label for bar in panel], fontsize=8)
             axes.axhline(0, color="#888", linewidth=0.8)
             axes.margins(y=0.12)
             _dress(axes, title, "", ylabel)
+            if _SHARE.search(f"{title} {ylabel}") and all(0 <= bar.height <= 1 for bar in panel):
+                axes.set_ylim(0, 1.12)
+        if crowded:
+            _legend_below(figure, grid)
         return _save(figure, path)
+
+
+class Point(NamedTuple):
+    """A point with the length of its error bar to either side of y."""
+
+    label: str
+    x: float
+    y: float
+    error: float
+
+
+def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
+    """Draws panels of points; a title is the name of x. A label has the same colour and marker in all panels.
+
+    An x of which the largest is more than ten times the smallest is drawn on a logarithmic axis.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        figure, grid = _figure(len(panels))
+        labels = list(dict.fromkeys(point.label for panel in panels.values() for point in panel))
+        for axes, (title, panel) in zip(grid, panels.items()):
+            for label, x, y, error in panel:
+                i = labels.index(label)
+                style = dict(color=_COLORS[i % len(_COLORS)], marker="os^DvP"[i // len(_COLORS) % 6])
+                axes.errorbar(x, y, yerr=error, linestyle="", markersize=8, capsize=3, label=label, **style)
+            known = [point.x for point in panel]
+            if min(known) > 0 and max(known) > 10 * min(known):
+                axes.set_xscale("log")
+            axes.margins(x=0.12)
+            _dress(axes, "", title, ylabel)
+            if _SHARE.search(ylabel):
+                axes.set_ylim(-0.02, 1.02)
+        _legend_below(figure, grid)
+        return _save(figure, path)
+
+
+def _legend_below(figure, grid) -> None:
+    """One legend under all panels."""
+    found = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    columns = min(len(found), 5)
+    figure.legend(found.values(), found, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def _figure(panels: int) -> tuple[Any, list[Any]]:

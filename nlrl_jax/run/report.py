@@ -9,7 +9,7 @@ import pathlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run.transcript import flaws, outcome, printable
@@ -22,6 +22,14 @@ _COLORS = 10  # cell colours of the style sheet
 _TAG_COLORS = 6
 
 Episode = dict[str, Any]
+
+
+class Table(NamedTuple):
+    """A titled table: rows {column: value}, and a sentence below it."""
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    note: str = ""
 
 
 def write_report(
@@ -39,6 +47,8 @@ def write_report(
     name: str = "report.html",
     headline: str = "",
     legend: Mapping[str, str] | None = None,
+    tables: Sequence[Table] = (),
+    stories: Sequence[Mapping[str, Any]] = (),
 ) -> pathlib.Path:
     """Writes one self-contained page into the run's folder.
 
@@ -58,6 +68,8 @@ def write_report(
       name: the file's name.
       headline: the result in a few words, in large letters, e.g. "greedy success 0.224 → 0.820".
       legend: meaning of the characters on boards (`TextGame.legend`); only those that occur are shown.
+      tables: more tables, between the notes and the pictures.
+      stories: episodes decision by decision, as `reports.lac_stories.story` makes them.
 
     Returns:
       The file's path.
@@ -72,6 +84,7 @@ def write_report(
     pairs = [(before[i : i + 1], after[i : i + 1]) for i in range(max(len(before), len(after)))]
     boards = [board for episode in [*before, *after] for board in _boards(episode)]
     boards += [exchange["board"] for exchange in exchanges]
+    boards += [board for story in stories for board in (*(turn["board"] for turn in story["turns"]), story["board"])]
     colors = cell_colors(boards)
     cells = {cell for board in boards for row in _cells(board) or () for cell in row}
     columns, rows, hidden = _table(summary)
@@ -91,6 +104,8 @@ def write_report(
         most_telling=telling(pairs),
         notes=[notes] if isinstance(notes, str) else notes,
         exchanges=exchanges,
+        tables=[(*_table(table.rows)[:2], table) for table in tables],
+        stories=stories,
         labels=labels,
         outcome=outcome,
         flaws=flaws,

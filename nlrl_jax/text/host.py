@@ -87,4 +87,5 @@ def of_text_game(
         step=advance,
         board=lambda state: render(game.board, jax.tree.map(lambda leaf: np.asarray(leaf)[None], state[1]))[0],
         optimal=(lambda state: optimal(state[1])) if optimal else None,
+        legend=game.legend,
     )

@@ -107,3 +107,33 @@ def test_pngs_of_comparisons(tmp_path):
     assert is_png(plots.compare({"a": series}, tmp_path / "c.png", "time", "reward"))
     bars = [plots.Bar("one", 0.5, 0.1), plots.Bar("two", -3.0, 0.0)]
     assert is_png(plots.bars({"a": bars, "b": bars, "c": bars[:1]}, tmp_path / "b.png", "reward"))
+
+
+def test_crowded_bars_have_a_legend_and_shares_an_axis_from_0_to_1(tmp_path, monkeypatch):
+    panel = lambda n, top=0.2: [plots.Bar(f"m{i}", top, 0.1) for i in range(n)]
+    few, high = drawn_axes(monkeypatch, plots.bars, {"a": panel(3), "b": panel(5, 7.0)}, "", "success")
+    assert few.get_ylim() == (0, 1.12) and high.get_ylim()[1] > 7
+    assert [label.get_text() for label in few.get_xticklabels()] == ["m0", "m1", "m2"] and not few.figure.legends
+    (crowded,) = drawn_axes(monkeypatch, plots.bars, {"a": panel(12)}, "", "success")
+    assert not any(label.get_text() for label in crowded.get_xticklabels())
+    assert [text.get_text() for text in crowded.figure.legends[0].get_texts()] == [f"m{i}" for i in range(12)]
+
+
+def test_points(tmp_path, monkeypatch):
+    panels = {"tokens": [plots.Point("a", 10, 0.5, 0.1), plots.Point("b", 5000, 0.7, 0.1)]}
+    panels["moves"] = [plots.Point("b", 5, 0.7, 0.1), plots.Point("a", 9, 0.5, 0.1)]
+    assert is_png(plots.points(panels, tmp_path / "p.png", "success"))
+    tokens, moves = drawn_axes(monkeypatch, plots.points, panels, "", "success")
+    assert (tokens.get_xscale(), moves.get_xscale()) == ("log", "linear")
+    assert tokens.get_xlabel() == "tokens" and tokens.get_ylim() == moves.get_ylim() == (-0.02, 1.02)
+    colors = lambda axes: {drawn.get_label(): drawn.lines[0].get_color() for drawn in axes.containers}
+    assert colors(tokens) == colors(moves) and len(set(colors(tokens).values())) == 2
+
+
+def test_bands_of_standard_errors(monkeypatch):
+    ys = np.array([[0.0, 1.0], [2.0, 5.0]])
+    panels = {"a": [plots.Series("x", [0, 1], ys)]}
+    (axes,) = drawn_axes(monkeypatch, plots.compare, panels, "", "time", "Q", errors=True)
+    assert len(axes.lines) == 1  # no run is dashed
+    band = axes.collections[0].get_paths()[0].vertices
+    np.testing.assert_allclose(band[:, 1].max(), 3 + 2 * ys[:, 1].std(ddof=1) / 2**0.5)

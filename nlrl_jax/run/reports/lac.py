@@ -1,2 +1,162 @@
-def write(run_dir, *a):
-    return run_dir
+"""The page of a run of LAC and planners: tables, figures, and episodes decision by decision."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nlrl_jax.files import write_atomically
+from nlrl_jax.run.plots import Bar, Point, Series, bars, compare, points
+from nlrl_jax.run.report import Table, markdown, write_report
+from nlrl_jax.run.reports import lac_q, lac_tables
+from nlrl_jax.run.reports.lac_stories import choose, story
+from nlrl_jax.run.reports.lac_tables import Estimate, Results, title
+
+QUESTION = "Do Q-values from a model's words GOOD and BAD, behind futures that it imagines, improve its own policy?"
+_CURVES = 4  # methods whose Q is drawn
+
+
+def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
+    """success.png by mission (Figures 2 and 6), ablations.png (4), cost.png (5 and 9) and q.png (Table 1).
+
+    The variants of LAC stand in ablations.png, or in success.png where there is no planner; q.png is drawn where a
+    method has Q-values.
+    """
+    summaries = {name: lac_tables.summarize(result) for name, result in results.items()}
+    bar = lambda name, mean, se, n: Bar(title(name), mean, se if se == se else 0.0)
+    whole = lambda names: [bar(name, summaries[name]["success"], summaries[name]["success_se"], 0) for name in names]
+    variants = lac_tables.ablations(results)
+    planners = [name for name in results if name not in variants]
+    apart = bool(variants) and planners not in ([], ["lac"])
+    first = planners if apart else list(results)
+    panels = {"all tasks": whole(first)}
+    kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
+    if len(kinds) > 1:
+        by = {name: summaries[name]["by_mission"] for name in first}
+        panels |= {kind: [bar(name, *by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
+    drawn = [bars(panels, run_dir / "success.png", "success")]
+    if apart:
+        shown = [name for name in results if name in variants or name == "lac"]
+        drawn.append(bars({"variants of LAC, all tasks": whole(shown)}, run_dir / "ablations.png", "success"))
+    costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
+    panels = {
+        label: [
+            Point(title(name), s[key], s["success"], bar(name, 0, s["success_se"], 0).error)
+            for name, s in summaries.items()
+        ]
+        for key, label in costs.items()
+    }
+    drawn.append(points(panels, run_dir / "cost.png", "success"))
+    curves = {name: lac_q.q_curves(result) for name, result in results.items()}
+    panels = {
+        title(name): [
+            Series(f"{kind} episodes", [i / 10 for i in range(11)], rows) for kind, rows in found.items() if len(rows)
+        ]
+        for name, found in curves.items()
+        if any(map(len, found.values()))
+    }
+    if panels:
+        shown = dict(list(panels.items())[:_CURVES])
+        drawn.append(compare(shown, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True))
+    return drawn
+
+
+def sentence(results: Results) -> str:
+    """The result in a sentence: LAC's success, and by how much it is above the best of the others."""
+    success = {name: Estimate.of([e["success"] for e in result["episodes"]]) for name, result in results.items()}
+    first = "lac" if "lac" in results else max(success, key=lambda name: success[name].mean, default="")
+    if not first:
+        return ""
+    said = f"{title(first)} solves {success[first]} of {success[first].n} tasks"
+    planners = [name for name in success if name != first and name not in lac_tables.ablations(results)]
+    others = planners or [name for name in success if name != first]
+    if not others:
+        return said
+    best = max(others, key=lambda name: success[name].mean)
+    compared = lac_tables.paired(results[first], results[best])
+    which = "the next best method" if not planners else "the best planner"
+    noise = ": within noise" if compared.verdict == "within noise" else ""
+    return f"{said}, {compared} against {which} ({title(best)}){noise}"
+
+
+def tables(results: Results) -> list[Table]:
+    """All tables but the first; those without rows are left out."""
+    variants = lac_tables.ablations(results)
+    planners = [name for name in results if name != "lac" and name not in variants]
+    differences = (
+        "Differences are over the same tasks, with the standard error of the paired difference; less than two standard "
+        "errors is called noise."
+    )
+    made = [
+        Table("LAC against the planners", lac_tables.comparison_table(results, planners), differences),
+        Table("Ablations and variants", lac_tables.comparison_table(results, variants), differences),
+        Table(
+            "Cost",
+            lac_tables.cost_table(results),
+            "Seconds are the wall time of all episodes in lockstep, divided by their number. Moves above the optimum "
+            "are of successes.",
+        ),
+        Table(
+            "Q along time",
+            lac_q.correlation_table(results),
+            "Pearson correlation of the Q of the action taken with the number of the move, within each episode of at "
+            "least three moves: mean ± deviation over episodes.",
+        ),
+        Table(
+            "Whom the improved policy follows",
+            lac_q.confidence_table(results["lac"]) if "lac" in results else [],
+            "Confidences: the best minus the second-best probability over the candidates, of the prior (softmax of its "
+            "log-probabilities), of softmax(Q), and of the improved policy. The paper's numbers are on ALFWorld; its "
+            "confidence of Q may be the difference of the Q-values themselves.",
+        ),
+        Table(
+            "Problems with replies",
+            lac_tables.problems_table(results),
+            "By the role of the call. An action that cannot be read is replaced by a random one.",
+        ),
+    ]
+    return [table for table in made if table.rows]
+
+
+def write(
+    run_dir: pathlib.Path,
+    model_name: str,
+    config: Mapping[str, Any],
+    results: Results,
+    usage_lines: Sequence[str],
+    legend: Mapping[str, str] | None = None,
+) -> pathlib.Path:
+    """Writes table.md, the figures and report.html.
+
+    Args:
+      model_name: for the title.
+      config: flat, shown as a table.
+      results: {method: result}, at least one; see `lac_tables`.
+      usage_lines: paragraphs about calls and tokens.
+      legend: meaning of the characters on the boards.
+
+    Returns:
+      The page's path.
+    """
+    main, more = lac_tables.main_table(results), tables(results)
+    parts = [f"# Success\n\n{markdown(main)}"]
+    parts += [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in more]
+    write_atomically(run_dir / "table.md", "\n".join(parts))
+    return write_report(
+        run_dir,
+        title=f"LAC and planners: {model_name}",
+        question=QUESTION,
+        config=config,
+        summary=main,
+        curves=figures(results, run_dir),
+        notes=[
+            "Share of tasks solved, ± the standard error over the tasks, whose number is in brackets. A share of 0 or "
+            "1 has no spread, which does not mean that it is exact.",
+            *usage_lines,
+        ],
+        headline=sentence(results),
+        legend=legend,
+        tables=more,
+        stories=[story(one, results) for one in choose(results)],
+    )

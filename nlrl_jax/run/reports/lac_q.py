@@ -1,0 +1,190 @@
+"""What LAC's Q-values and policies do over an episode: Table 1 (Q along time) and Table 2 (whom the policy follows)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nlrl_jax.roles.dialogues import THINK, THINK_REPLY
+from nlrl_jax.run.reports.lac_tables import Result, Results, Rows, title
+
+SHORTEST = 3  # moves of the shortest trajectory that has a correlation
+# Tables 1 and 2: ALFWorld, 134 tasks. (Case, share, confidence of the prior, of Q, of the improved policy.)
+PAPER_CORRELATION = {"successful": "0.34 ± 0.18", "failed": "-0.41 ± 0.18"}
+PAPER_CASES = {
+    (True, True): (0.4981, 0.49, 0.21, 0.74),
+    (True, False): (0.2912, 0.34, 0.06, 0.28),
+    (False, True): (0.1928, 0.21, 0.34, 0.22),
+    (False, False): (0.0179, 0.06, 0.03, 0.07),
+}
+CASES = {
+    (True, True): "prior and Q prefer the action taken",
+    (True, False): "the prior does, Q does not",
+    (False, True): "Q does, the prior does not",
+    (False, False): "neither does",
+}
+
+
+class Turn(NamedTuple):
+    """A move of an episode.
+
+    Attributes:
+      observation, note: what the agent saw, and the note that it wrote behind it.
+      thoughts: before the action. action: taken. result: the observation that followed.
+      record: what the method kept of the decision. board: before the move, "" without pictures.
+    """
+
+    observation: str
+    note: str
+    thoughts: tuple[str, ...]
+    action: str
+    result: str
+    record: Mapping[str, Any]
+    board: str
+
+    @property
+    def taken(self) -> int | None:
+        """The position of the action among the candidates."""
+        names = self.record.get("candidates", [])
+        return names.index(self.action) if self.action in names else None
+
+    def row(self, name: str) -> np.ndarray:
+        """A number per candidate from the record, float64 [n]; [0] where the method has none."""
+        return np.array([float(x) for x in self.record.get(name) or ()])
+
+
+def turns(episode: Mapping[str, Any]) -> list[Turn]:
+    """The moves of an episode; thoughts are part of the move that they precede."""
+    made, thoughts, observation, note = [], [], episode["observation"], episode["note"]
+    records, boards = episode["thinking"], episode["boards"]
+    for action, result, next_note in episode["steps"]:
+        if action.startswith(THINK) and result == THINK_REPLY:
+            thoughts.append(action.removeprefix(THINK).strip())
+            continue
+        t = len(made)
+        board = boards[t] if t < len(boards) else ""
+        made.append(Turn(observation, note, tuple(thoughts), action, result, records[t], board))
+        thoughts, observation, note = [], result, next_note
+    return made
+
+
+def q_along(episode: Mapping[str, Any]) -> np.ndarray:
+    """Q of the actions taken, float64 [moves with a finite Q]."""
+    moves = [turn for turn in turns(episode) if turn.record.get("q") and turn.taken is not None]
+    q = np.array([turn.row("q")[turn.taken] for turn in moves])
+    return q[np.isfinite(q)]
+
+
+class Correlation(NamedTuple):
+    """Pearson correlation of Q with time: mean and deviation over n trajectories, which have `moves` moves together."""
+
+    mean: float
+    std: float
+    n: int
+    moves: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ± {self.std:.2f}" if self.n > 1 else f"{self.mean:+.2f}" if self.n else "–"
+
+
+def q_with_time(result: Result) -> dict[str, Correlation]:
+    """Table 1: {"successful": ..., "failed": ...}.
+
+    Over trajectories of at least three moves in which Q changes: elsewhere there is no correlation.
+    """
+    found = {}
+    for name, success in (("successful", True), ("failed", False)):
+        curves = [q_along(e) for e in result["episodes"] if e["success"] == success]
+        curves = [q for q in curves if len(q) >= SHORTEST and np.ptp(q) > 1e-9]
+        values = [float(np.corrcoef(np.arange(len(q)), q)[0, 1]) for q in curves]
+        mean = float(np.mean(values)) if values else np.nan
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
+        found[name] = Correlation(mean, std, len(values), sum(map(len, curves)))
+    return found
+
+
+def correlation_table(results: Results) -> Rows:
+    """Table 1, a row per method that has Q-values, and the paper's."""
+    rows: Rows = []
+    for name, result in results.items():
+        found = q_with_time(result)
+        if not any(one.n for one in found.values()):
+            continue
+        row: dict[str, Any] = {"correlation of Q with time": title(name)}
+        for kind, one in found.items():
+            row |= {f"{kind} episodes": str(one), f"{kind}: episodes, moves": f"{one.n}, {one.moves}"}
+        rows.append(row)
+    paper = {f"{kind} episodes": text for kind, text in PAPER_CORRELATION.items()}
+    return [*rows, {"correlation of Q with time": "LAC in the paper (ALFWorld)", **paper}] if rows else []
+
+
+def q_curves(result: Result, points: int = 11) -> dict[str, np.ndarray]:
+    """Q against the share of the episode that is over: {"successful": [episodes, points], "failed": ...}.
+
+    Linear between moves; the same episodes as in `q_with_time`, those with a constant Q too.
+    """
+    share = np.linspace(0, 1, points)
+    found = {}
+    for name, success in (("successful", True), ("failed", False)):
+        curves = [q_along(e) for e in result["episodes"] if e["success"] == success]
+        curves = [q for q in curves if len(q) >= SHORTEST]
+        rows = [np.interp(share, np.linspace(0, 1, len(q)), q) for q in curves]
+        found[name] = np.array(rows).reshape(len(rows), points)
+    return found
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """exp(x) / sum exp(x), float64 [n]."""
+    p = np.exp(x - np.max(x))
+    return p / p.sum()
+
+
+def confidence(p: np.ndarray) -> float:
+    """The best minus the second best of at least two probabilities."""
+    second, first = np.sort(p)[-2:]
+    return float(first - second)
+
+
+def confidence_cases(result: Result) -> Rows:
+    """Table 2: four rows {"case", "n", "share", "prior", "q", "improved"}, the last three mean confidences.
+
+    Over all decisions between at least two candidates. A confidence is the best minus the second-best probability over
+    the candidates: of the prior (softmax of its log-probabilities), of softmax(Q), of the improved policy. nan in a
+    case that does not occur; [] for a method without these numbers.
+    """
+    cases: dict[tuple[bool, bool], list[tuple[float, ...]]] = {case: [] for case in CASES}
+    for episode in result["episodes"]:
+        for turn in turns(episode):
+            rows = prior, q, improved = [turn.row(name) for name in ("log_prior", "q", "improved")]
+            if turn.taken is None or len(prior) < 2 or len({len(row) for row in rows}) > 1:
+                continue
+            case = tuple(bool(row[turn.taken] >= row.max()) for row in (prior, q))
+            cases[case].append((confidence(softmax(prior)), confidence(softmax(q)), confidence(improved)))
+    total = sum(map(len, cases.values()))
+    if not total:
+        return []
+    means = {case: np.mean(found, axis=0).tolist() if found else [np.nan] * 3 for case, found in cases.items()}
+    return [
+        {"case": case, "n": len(found), "share": len(found) / total}
+        | dict(zip(("prior", "q", "improved"), means[case], strict=True))
+        for case, found in cases.items()
+    ]
+
+
+def confidence_table(result: Result) -> Rows:
+    """Table 2 in words, with the paper's numbers."""
+    number = lambda x: f"{x:.2f}" if np.isfinite(x) else "–"
+    columns = {"prior": "prior", "q": "Q", "improved": "improved"}
+    return [
+        {
+            "which prefers the action taken": CASES[row["case"]],
+            "decisions": row["n"],
+            "share": f"{row['share']:.1%}",
+            **{label: number(row[key]) for key, label in columns.items()},
+            "paper: share": f"{PAPER_CASES[row['case']][0]:.1%}",
+            **{f"paper: {label}": number(x) for label, x in zip(columns.values(), PAPER_CASES[row["case"]][1:])},
+        }
+        for row in confidence_cases(result)
+    ]

@@ -1,0 +1,232 @@
+"""Numbers and page of LAC runs: checked on numbers by hand and on records of a scripted model."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from envs.babyai.env import text_game
+from envs.babyai.host import host_game
+from nlrl_jax.run.reports import lac as page
+from nlrl_jax.run.reports import lac_q as q_values
+from nlrl_jax.run.reports import lac_tables as tables
+from nlrl_jax.run.reports.lac_stories import choose, story
+from tests.run.lac_episodes import finished
+from tests.run.test_report import HOSTILE, Page
+
+NAMES = ("lac", "lac_no_critic", "critic_only", "react_think", "rap")
+
+
+def results(*names):
+    return {name: finished(name) for name in names or NAMES}
+
+
+def episode(success, task=("", 0), q=(), moves=3, optimal=2, **record):
+    """An episode whose chosen action, the second of two candidates, has these Q-values."""
+    thinking = [{"candidates": ["a", "b"], "q": [0.0, value], **record} for value in q]
+    steps = [["b", "seen", ""] for _ in q]
+    return {
+        "task": list(task), "goal": "g", "observation": "o", "note": "", "steps": steps, "success": success,
+        "reward": float(success), "moves": len(q) or moves, "optimal": optimal, "thinking": thinking, "boards": [],
+    }  # fmt: skip
+
+
+def method(episodes, name="lac"):
+    counts = {"problems": {}, "calls": {"policy": 4}, "tokens": {"read": 300, "written": 100}}
+    return {"method": name, "seconds": 8.0, "episodes": episodes, **counts}
+
+
+def test_summary():
+    kinds = [("x", True, 4), ("x", False, 9), ("y", True, 6), ("y", True, 2)]
+    episodes = [episode(won, (kind, i), moves=moves) for i, (kind, won, moves) in enumerate(kinds)]
+    found = tables.summarize(method(episodes))
+    assert found["success"] == 0.75 and found["success_se"] == pytest.approx(np.std([1, 0, 1, 1], ddof=1) / 2)
+    assert found["by_mission"] == {"x": [0.5, 0.5, 2], "y": [1.0, 0.0, 2]}
+    assert (found["steps"], found["steps_of_successes"], found["above_optimal"]) == (21 / 4, 4, 2)
+    assert (found["tokens"], found["seconds"], found["tasks"]) == (100, 2, 4)
+    lost = tables.summarize(method([episode(False)]))
+    assert math.isnan(lost["steps_of_successes"]) and math.isnan(lost["success_se"])
+    unknown = method([episode(True, optimal=-1)])
+    assert math.isnan(tables.summarize(unknown)["above_optimal"])
+    assert "above the optimum" not in tables.cost_table({"lac": unknown})[0]
+
+
+def test_thoughts_are_part_of_the_move_they_precede():
+    made = finished("react_think")["episodes"][0]
+    turns = q_values.turns(made)
+    assert len(turns) == made["moves"] < len(made["steps"])
+    assert turns[0].thoughts == ("<b>which</b> way?",) and turns[0].action == "left" and turns[0].result == "at 0"
+    lac = q_values.turns(finished("lac")["episodes"][0])
+    assert [(turn.observation, turn.action, turn.result) for turn in lac] == [
+        ("at 1", "right", "at 2"),
+        ("at 2", "right", "at 3"),
+    ]
+    assert "at 2" in lac[1].note and lac[1].board.splitlines()[1] == "..P.." and lac[0].taken is not None
+
+
+def test_paired_difference():
+    outcomes = [(1, 0)] * 6 + [(0, 1)] * 2 + [(1, 1)] * 4 + [(0, 0)] * 4
+    side = lambda which, shift=0: method([episode(bool(o[which]), ("", i + shift)) for i, o in enumerate(outcomes)])
+    found = tables.paired(side(0), side(1))
+    assert (found.only_first, found.only_second) == (6, 2)
+    assert found.difference.mean == 0.25
+    assert found.difference.se == pytest.approx(np.std([1] * 6 + [-1] * 2 + [0] * 8, ddof=1) / 4)
+    assert found.verdict == "within noise" and str(found) == "+0.25 ± 0.17"
+    few = tables.paired(side(0, shift=12), side(1))  # the tasks 12 to 15 of both
+    assert few.difference.n == 4
+    with pytest.raises(ValueError, match="no task in common"):
+        tables.paired(side(0, shift=99), side(1))
+    won, lost = (method([episode(s, ("", i)) for i in range(9)]) for s in (True, False))
+    assert (tables.paired(won, lost).verdict, tables.paired(lost, won).verdict) == ("above", "below")
+    assert tables.paired(won, won).verdict == "within noise"
+    one = [method([episode(s)]) for s in (True, False)]
+    assert tables.paired(*one).verdict == "within noise"  # one task says nothing
+
+
+def test_q_with_time():
+    episodes = [
+        episode(True, q=(0, 1, 2)),
+        episode(True, q=(0, 5, 1, 3)),
+        episode(True, q=(2, 1)),  # too short
+        episode(True, q=(1, 1, 1)),  # constant
+        episode(False, q=(3, 2, 1, 0)),
+    ]
+    found = q_values.q_with_time(method(episodes))
+    second = np.corrcoef(range(4), (0, 5, 1, 3))[0, 1]
+    assert found["successful"] == pytest.approx((np.mean([1, second]), np.std([1, second], ddof=1), 2, 7))
+    assert found["failed"].mean == pytest.approx(-1) and found["failed"].n == 1
+    curves = q_values.q_curves(method(episodes), points=3)
+    np.testing.assert_allclose(curves["successful"], [[0, 1, 2], [0, 3, 3], [1, 1, 1]])
+    np.testing.assert_allclose(curves["failed"], [[3, 1.5, 0]])
+    assert q_values.q_curves(method([]))["failed"].shape == (0, 11)
+    rows = q_values.correlation_table({"lac": method(episodes), "react": method([episode(True)], "react")})
+    assert [row["correlation of Q with time"] for row in rows] == ["LAC", "LAC in the paper (ALFWorld)"]
+
+
+def test_infinite_q_values_are_left_out():
+    stored = json.loads(json.dumps(episode(True, q=(0.0, 1.0, "-inf", 2.0))))
+    assert q_values.q_along(stored).tolist() == [0, 1, 2]
+
+
+def test_confidence_cases():
+    log = lambda *p: np.log(p).tolist()
+    episodes = [  # the second action is taken
+        episode(True, q=(2.0,), log_prior=log(0.4, 0.6), improved=[0.1, 0.9]),
+        episode(True, q=(0.0,), log_prior=log(0.1, 0.3), improved=[0.2, 0.8]),  # Q ties: it agrees
+        episode(True, q=(-1.0,), log_prior=log(0.2, 0.8), improved=[0.4, 0.6]),
+        episode(True, q=(3.0,), log_prior=log(0.7, 0.3), improved=[0.3, 0.7]),
+    ]
+    both, prior, critic, neither = q_values.confidence_cases(method(episodes))
+    assert [row["share"] for row in (both, prior, critic, neither)] == [0.5, 0.25, 0.25, 0]
+    sigmoid = lambda x: 1 / (1 + math.exp(-x))
+    assert both["prior"] == pytest.approx((0.2 + 0.5) / 2)
+    assert both["q"] == pytest.approx((2 * sigmoid(2) - 1) / 2) and both["improved"] == pytest.approx(0.7)
+    assert prior["q"] == pytest.approx(2 * sigmoid(1) - 1) and critic["prior"] == pytest.approx(0.4)
+    assert math.isnan(neither["q"])
+    assert q_values.confidence_cases(finished("rap")) == q_values.confidence_cases(finished("lac_no_critic")) == []
+
+
+def test_tables_of_a_run():
+    found = results()
+    main = tables.main_table(found)
+    assert [list(row.values()) for row in main[:2]] == [
+        ["LAC", "0.50 ± 0.22", "1.00 ± 0.00", "0.00 ± 0.00"],
+        ["LAC without critic", "0.00 ± 0.00", "0.00 ± 0.00", "0.00 ± 0.00"],
+    ]
+    assert list(main[0]) == ["", "all (6)", "open (3)", "muddy (3)"]
+    assert tables.ablations(found) == ["lac_no_critic", "critic_only"]
+    planners = tables.comparison_table(found, ["react_think", "rap"])
+    assert [row[""] for row in planners] == ["LAC", "ReAct", "RAP"]
+    assert planners[1]["LAC − it"] == "+0.50 ± 0.22" and planners[1]["LAC is"] == "above"
+    assert tables.comparison_table(found, []) == tables.comparison_table(results("rap"), ["rap"]) == []
+    costs = {row["per task"]: row for row in tables.cost_table(found)}
+    assert costs["LAC"]["moves of successes"] == "2.0" and costs["RAP"]["moves of successes"] == "–"
+    assert page.sentence(found) == "LAC solves 0.50 ± 0.22 of 6 tasks, +0.50 ± 0.22 against the best planner (ReAct)"
+    assert page.sentence(results("rap")) == "RAP solves 0.00 ± 0.00 of 6 tasks"
+
+
+def test_sweeps_are_a_row_per_variant_and_a_column_per_model():
+    summary = lambda success: {"success": success, "success_se": 0.05, "tasks": 50}
+    names = [("nano", "1/2"), ("nano", "1"), ("smollm2", "1")]
+    rows = tables.sweep_table({name: summary(i / 10) for i, name in enumerate(names)}, "alpha")
+    assert rows == [
+        {"alpha": "1/2", "nano": "0.00 ± 0.05"},
+        {"alpha": "1", "nano": "0.10 ± 0.05", "smollm2": "0.20 ± 0.05"},
+    ]
+
+
+def test_three_episodes_are_chosen():
+    found = results()
+    right, won, lost = choose(found)
+    assert right.other == "lac_no_critic" and right.step == 0 and right.episode["success"]
+    assert won.episode["success"] and won.episode is not right.episode and not lost.episode["success"]
+    assert choose(results("lac", "rap"))[0].other == "rap"
+    alone = choose(results("lac"))
+    assert [one.episode["success"] for one in alone] == [True, False] and not alone[0].other
+    assert choose(results("react_think"))[0].method == "react_think" and choose({}) == []
+    shown = story(right, found)
+    assert "the prior prefers “left” and the critic “right”; LAC takes “right”" in shown["lead"]
+    first = shown["turns"][0]
+    assert first["open"] and not shown["turns"][1]["open"]
+    bars = {row["action"]: row["bars"] for row in first["candidates"]}
+    assert [bar["text"] for bar in bars["left"]] == ["0.60", "-2.00", "0.40"]
+    assert bars["left"][0]["best"] and bars["right"][1]["best"] and not bars["right"][0]["best"]
+    assert [(bar["left"], bar["width"]) for bar in bars["left"]] == [(0, 60.0), (0.0, 50.0), (0, 39.6)]
+    assert [leaf[0][0] for _, leaves in first["futures"] for leaf in leaves] == ["left", "right", "wait"]
+    assert shown["end"] == "at 3" and "failure after 6 moves" in shown["asides"][0][0]
+
+
+def test_page(tmp_path):
+    path = page.write(tmp_path, "scripted", {"alpha": 1.0}, results(), ["1,000 calls"], {"P": "agent", "X": "nothing"})
+    read = Page(path.read_text(encoding="utf-8"))
+    text = "".join(read.text)
+    assert not read.open and "script" not in read.elements
+    for words in ("LAC and planners: scripted", "1,000 calls", "LAC against the planners", "Q along time", "P agent"):
+        assert words in text
+    assert "LAC is right against its prior; LAC without critic fails" in text
+    assert text.index("Whom the improved policy follows") < text.index("Curves") < text.index("decision by decision")
+    markdown = (tmp_path / "table.md").read_text()
+    assert "| LAC | 0.50 ± 0.22 | 1.00 ± 0.00 |" in markdown and "# Ablations and variants" in markdown
+    assert all(
+        (tmp_path / name).stat().st_size > 5000 for name in ("success.png", "ablations.png", "cost.png", "q.png")
+    )
+
+
+def test_variants_have_a_figure_of_their_own_beside_planners(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(page, "bars", lambda panels, path, ylabel: drawn.update({path.name: panels}) or path)
+    page.figures(results(), tmp_path)
+    names = {name: [bar.label for bar in next(iter(panels.values()))] for name, panels in drawn.items()}
+    assert names["success.png"] == ["LAC", "ReAct", "RAP"]
+    assert names["ablations.png"] == ["LAC", "LAC without critic", "critic only"]
+    assert list(drawn["success.png"]) == ["all tasks", "open", "muddy"]
+    drawn.clear()
+    page.figures(results("lac", "critic_only"), tmp_path)
+    assert [bar.label for bar in drawn["success.png"]["open"]] == ["LAC", "critic only"] and len(drawn) == 1
+
+
+def test_a_game_of_the_host_has_the_legend_of_its_boards():
+    assert host_game().legend == text_game("go to").legend != {}
+
+
+def test_page_of_one_planner(tmp_path):
+    """No LAC, no Q-values: its tables are left out, and its episodes shown all the same."""
+    text = "".join(Page(page.write(tmp_path, "x", {}, results("react_think"), []).read_text(encoding="utf-8")).text)
+    assert "Q along time" not in text and "Whom" not in text and "<b>which</b> way?" in text
+    assert not (tmp_path / "q.png").exists()
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_text_stays_text(tmp_path, hostile, monkeypatch):
+    monkeypatch.setattr(page, "figures", lambda results, run_dir: [])
+    record = {"candidates": [hostile, "b"], "log_prior": [-1, -2], "q": [1, 2], "improved": [0.5, 0.5]}
+    record["futures"] = [[[[hostile] * 3]], []]
+    bad = episode(True, q=(1.0, 2.0)) | {"thinking": [record] * 2, "boards": [hostile] * 3, "goal": hostile}
+    bad |= {"steps": [[f"think: {hostile}", "OK", ""], ["b", hostile, hostile], [hostile, hostile, ""]]}
+    read = Page(page.write(tmp_path, hostile, {}, {"lac": method([bad])}, [hostile]).read_text(encoding="utf-8"))
+    assert not read.open and not read.elements & {"script", "iframe", "img", "svg", "link"}
+    names = {name for name, _ in read.attributes}
+    assert not any(name.startswith("on") for name in names) and not names & {"src", "href", "srcdoc"}
+    styles = {value for name, value in read.attributes if name == "style"}
+    assert all(set(value) <= set("leftwidhmargn:%;-.0123456789") for value in styles)
