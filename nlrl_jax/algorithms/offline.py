@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import BAD, GOOD, VERDICT, Dialogue, History, verdict
-from nlrl_jax.types import LanguageModel, Pairs, Piece
+from nlrl_jax.types import Chat, LanguageModel, Pairs, Piece
 
 METHODS = ("finetuned_policy", "policy_gradient", "dense_policy_gradient", "actor_critic", "decision_transformer")
 
@@ -83,7 +83,7 @@ def pairs(
     model: LanguageModel | None = None,
     critic: Dialogue | None = None,
 ) -> Pairs:
-    """Each episode as one example, in which the actions have the method's weights W_t and all else is only read.
+    """Episodes as examples in which the actions have the method's weights W_t and all else is only read.
 
     Args:
       dialogue: the policy's prompts.
@@ -111,8 +111,9 @@ def pairs(
         signed = config.method == "policy_gradient"
         rows = [[1.0 if one.success or not signed else -1.0] * len(one.history.steps) for one in trajectories]
     return [
-        transcript(acting(config, dialogue, one.success), one.history, row)
+        example
         for one, row in zip(trajectories, rows, strict=True)
+        for example in transcripts(acting(config, dialogue, one.success), one.history, row)
     ]
 
 
@@ -130,35 +131,37 @@ def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[Histo
     Raises:
       NotImplementedError: the model does not score.
     """
-    judged = "Action: {}\nCritic: " + VERDICT
-    chats = [
-        dialogue.chat(_until(history, t), judged.format(step.action))
-        for history in histories
-        for t, step in enumerate(history.steps)
-    ]
-    scores = iter(model.score(chats, [(f" {GOOD}", f" {BAD}")] * len(chats), "critic"))
-    differences = ((good.log_prob - bad.log_prob) for good, bad in scores)
+    words, chats = (f" {GOOD}", f" {BAD}"), []
+    for history in histories:
+        for t, step in enumerate(history.steps):
+            judged = f"Action: {step.action}\nCritic: {VERDICT}"
+            chats.append(_chat(dialogue, history, t, judged, max(map(dialogue.count, words))))
+    scores = model.score(chats, [words] * len(chats), "critic")
+    differences = (good.log_prob - bad.log_prob for good, bad in scores)
     return [list(itertools.islice(differences, len(history.steps))) for history in histories]
 
 
-def transcript(dialogue: Dialogue, history: History, weights: Sequence[float]) -> tuple:
+def transcripts(dialogue: Dialogue, history: History, weights: Sequence[float]) -> list[tuple[Chat, list[Piece]]]:
     """An episode as one example: its actions learned with `weights` [T], each behind the prompt that would ask for it.
 
-    An action is learned with its newline, which ends it.
+    An action is learned with its newline, which ends it. Where the prompt drops its oldest steps because the dialogue's
+    room is full, a new example begins; so each action is learned once, behind what the model would read.
     """
-    first, *others = (dialogue.chat(_until(history, t), "Action:") for t in range(len(history.steps)))
-    read, pieces = first.messages[-1]["content"], []
-    for chat, step, weight in zip((*others, None), history.steps, weights, strict=True):
+    examples, read = [], ""
+    for t, (step, weight) in enumerate(zip(history.steps, weights, strict=True)):
         action = f" {step.action}\n"
-        pieces.append(Piece(action, weight))
-        read += action
-        if chat is not None:
-            prompt = chat.messages[-1]["content"]
-            pieces.append(Piece(prompt.removeprefix(read), 0.0))
-            read = prompt
-    return first, pieces
+        chat = _chat(dialogue, history, t, "Action:", dialogue.count(action))
+        prompt = chat.messages[-1]["content"]
+        if examples and prompt.startswith(read):
+            examples[-1][1].append(Piece(prompt.removeprefix(read), 0.0))
+        else:
+            examples.append((chat, []))
+        examples[-1][1].append(Piece(action, weight))
+        read = prompt + action
+    return examples
 
 
-def _until(history: History, t: int) -> History:
-    """h_t."""
-    return dataclasses.replace(history, steps=history.steps[:t])
+def _chat(dialogue: Dialogue, history: History, t: int, line: str, reserve: int) -> Chat:
+    """h_t and the beginning of a line as the model reads them, with room for `reserve` tokens behind."""
+    until = dataclasses.replace(history, steps=history.steps[:t])
+    return dialogue.chat(dialogue.trim(until, dialogue.count(line) + reserve).history, line)

@@ -1,5 +1,7 @@
 """Policies from a fixed set of episodes: weights by hand, and the gradient of equation A.5.2."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,6 +118,21 @@ def test_a_decision_transformer_reads_the_return_it_had_and_acts_for_success():
     acts = offline.acting(config, DIALOGUE)
     assert acts.chat(LOST.history, "Action:").messages[-1]["content"].count("Return: 1\nObservation:") == 3
     assert (acts.instructions, acts.label) == (DIALOGUE.instructions, DIALOGUE.label)
+
+
+def test_an_episode_that_does_not_fit_is_several_examples_with_each_action_once():
+    steps = tuple(Step(f"go {i}", f"wall {i}") for i in range(10))
+    narrow = dataclasses.replace(DIALOGUE, room=200)
+    examples = pairs(OfflineConfig(), narrow, [Trajectory(History("a key", "wall", steps), True)])
+    assert len(examples) == 3
+    actions = [piece.text for _, reply in examples for piece in reply if piece.learned]
+    assert actions == [f" go {i}\n" for i in range(10)]
+    for chat, reply in examples:
+        assert sum(len(m["content"]) for m in chat.messages) + sum(len(piece.text) for piece in reply) <= 200
+        assert reply[0].learned == 1
+    judge = Judge()
+    offline.q_values(judge, narrow, [History("a key", "wall", steps)])
+    assert len(judge.asked) == 10 and max(len(text) for text, _, _ in judge.asked) < 200
 
 
 def test_the_gradient_is_that_of_equation_a_5_2(model):
