@@ -86,7 +86,8 @@ def wall(x: jax.Array, y: jax.Array, mission: jax.Array) -> jax.Array:
 
 def matches(state: EnvState, target: int) -> jax.Array:
     """Which objects fit the description of target 0 or 1: bool [9]."""
-    return (state.kinds == state.target_kinds[target]) & (state.colours == state.target_colours[target])
+    same = (state.kinds == state.target_kinds[target]) & (state.colours == state.target_colours[target])
+    return same & (state.kinds > 0)
 
 
 def success(state: EnvState) -> jax.Array:

@@ -177,7 +177,7 @@ def estimate(task: Task, node: Node) -> int:
     cells, carrying = node.cells, node.carrying
     if task.mission == rules.GO_TO or node.done:
         of = second if node.done else first
-        return min([facing[node.noted[i]] for i in of if node.noted[i] >= 0], default=_FAR)
+        return 1 if carrying in of else min([facing[node.noted[i]] for i in of if node.noted[i] >= 0], default=_FAR)
     if task.mission == rules.OPEN_DOOR:
         ends, fetch = [task.door_cell], task.keys
         if node.door != rules.LOCKED:
@@ -186,9 +186,9 @@ def estimate(task: Task, node: Node) -> int:
         around = [cells[i] + side for i in second if cells[i] >= 0 for side in AHEAD]
         ends, fetch = [cell for cell in around if task.floor[cell]], first
     else:
-        ends, fetch = None, first
-        if task.mission != rules.PICK:
-            ends = [node.noted[i] for i in second if node.noted[i] >= 0]
+        ends, fetch = [node.noted[i] for i in second if node.noted[i] >= 0], first
+    if task.mission == rules.PICK or carrying in second:
+        ends = None  # nothing follows, or it may be put anywhere
     last = int(task.mission in (rules.PUT_NEXT, rules.OPEN_DOOR))  # the drop, or the toggle
     if carrying in fetch and last:
         return min([facing[end] for end in ends], default=_FAR) + last
