@@ -247,8 +247,15 @@ class LanguageModelError(RuntimeError):
     """A language model gave no answer, or its token budget is spent: a sentence for the user."""
 
 
+def check_stop(stop: Sequence[str]) -> None:
+    """Raises ValueError: a string in place of a list of strings, or an empty one, which would end every reply."""
+    if isinstance(stop, str) or not all(stop):
+        raise ValueError(f"stop is {stop!r}; it must be a list of strings that are not empty")
+
+
 def cut(reply: Reply, stop: Sequence[str]) -> Reply:
-    """A reply up to the first occurrence of any of the `stop` strings; it has then ended."""
+    """A reply up to the first occurrence of any of the `stop` strings; it has then ended. Errors: see `check_stop`."""
+    check_stop(stop)
     places = [place for place in map(reply.text.find, stop) if place >= 0]
     return reply._replace(text=reply.text[: min(places)], ended=True) if places else reply
 
@@ -274,6 +281,9 @@ class LanguageModel(Protocol):
             model chooses its script by it.
           seed: of all randomness.
           stop: a reply's text ends before the first occurrence of any of these; it has then ended.
+
+        Raises:
+          ValueError: `stop` is a string, or holds an empty one.
         """
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:

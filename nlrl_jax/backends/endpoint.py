@@ -18,7 +18,7 @@ from nlrl_jax.backends.cache import DiskCache, cache_key
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.transport import ApiKey, EndpointError, InvalidResponse, Stopped, Transport
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
+from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
 
 J = TypeVar("J")  # a job: one request to make
 Messages = list[dict[str, str]]
@@ -114,9 +114,10 @@ class EndpointModel:
         Raises:
           EndpointError: a request was refused, or failed `max_retries` + 1 times; also where the server refuses to
             continue an open message.
-          ValueError: `render` refuses a chat.
+          ValueError: `render` refuses a chat; a `stop` that is no list of strings.
           BudgetExceeded: the budget is spent. Requests under way have been waited for.
         """
+        check_stop(stop)
         greedy = sampling.temperature == 0
         counts: collections.Counter[str] = collections.Counter()
         requests = []

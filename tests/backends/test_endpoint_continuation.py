@@ -2,17 +2,24 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
 from nlrl_jax.backends import transport
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import models
 from nlrl_jax.types import Chat, LanguageModelError, Sampling
+from nlrl_jax.weights.load import load_tokenizer
 from tests.backends import server as s
+from tests.backends.model_server import serves
 from tests.backends.server import Server
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -65,6 +72,14 @@ def test_a_reply_ends_before_the_first_stop_string_even_where_the_server_ignores
         assert [request.body.get("stop") for request in server.requests] == [["Then", "\n"], None, ["never"]]
     assert (stopped.text, stopped.ended, stopped.tokens) == ("up.", True, 5)
     assert (whole.text, whole.ended) == (other.text, other.ended) == ("up.\nThen. down", False)
+
+
+@pytest.mark.parametrize("stop", ["\n", ["\n", ""]])
+def test_stop_strings_that_cannot_be_meant_are_refused_before_anything_is_sent(stop):
+    with Server() as server:
+        with pytest.raises(ValueError, match="must be a list of strings that are not empty"):
+            model(server).complete([Chat.of("hi")], GREEDY, "r", stop=stop)
+        assert not server.requests
 
 
 def test_a_server_gets_four_stop_strings_and_the_others_hold_too():
@@ -203,6 +218,33 @@ def test_a_model_without_scores_is_refused_before_anything_is_sent():
         with pytest.raises(LanguageModelError, match="--endpoint_tokenizer MODEL.*; or choose --critic direct"):
             models.check_scores(model(server), "choose --critic direct")
         assert not server.requests
+
+
+def test_the_same_model_says_the_same_in_this_process_and_behind_an_address(tmp_path):
+    tokenizer = load_tokenizer("nano_board")
+    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 160))
+    params = jax.tree.map(lambda x: x * 3, init_params(network, jax.random.key(0)))
+    local = LocalModel(network, {"params": params}, tokenizer)
+    chats = [Chat.of("goal", continued=f"Step {i}\nAction:") for i in range(3)]
+    words = [[" left", " right\n"], [" GOOD"], [" BAD", " left"]]
+    wanted = local.complete(chats, GREEDY, "r")
+    stop = [wanted[0].text[4:6], wanted[1].text[7:8]]
+    with Server(behaviour=lambda request: serves(local)) as server:
+        options = EndpointOptions(server.url)
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, "m", "nano_board")
+        models.check_scores(ask, "")
+        as_text, as_chats = ask, model(server)
+        for one in (as_text, as_chats):
+            assert [reply.text for reply in one.complete(chats, GREEDY, "r")] == [reply.text for reply in wanted]
+            found = one.complete(chats, GREEDY, "r", stop=stop)
+            assert [r[0] for r in found] == [r[0] for r in local.complete(chats, GREEDY, "r", stop=stop)]
+            assert found != wanted
+        rows = ask.score(chats, words, "r")
+    paths = [request.path for request in server.requests]
+    assert paths.count("/v1/chat/completions") == 6 and paths.count("/v1/completions") == 1 + 6 + 5
+    for row, expected in zip(rows, local.score(chats, words, "r"), strict=True):
+        assert [score.tokens for score in row] == [score.tokens for score in expected]
+        np.testing.assert_allclose([s.log_prob for s in row], [s.log_prob for s in expected], atol=1e-4)
 
 
 def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):

@@ -1,0 +1,167 @@
+"""Baselines that learn a policy from a fixed set of episodes (LAC, appendix A.5): one next-token loss, five weights.
+
+An episode is a goal g and o_0, a_0, o_1, a_1, ..., with success or failure at its end; h_t is what stands before a_t.
+The policy is the model's own text, and a gradient goes through the tokens of actions alone:
+
+    log pi(a_t | g, h_t) = sum_k log p(w_k | g, h_t, w_1 .. w_{k-1})        w: the tokens of a_t and of its newline
+    L = - 1/N sum over episodes, t:  W_t log pi(a_t | g, h_t)               N: their number in the batch, where W_t != 0
+
+    finetuned_policy        W_t = 1                                                                            A.5.1
+    policy_gradient         W_t = G = 1 after success, -1 after failure                                        A.5.2
+    dense_policy_gradient   W_t = r_t + r_{t+1} + ... + G, r = step_reward for GOOD, - step_reward for BAD     A.5.2
+    actor_critic            W_t = Q(g, h_t, a_t) = log P(GOOD | g, h_t, a_t) - log P(BAD | g, h_t, a_t)        A.5.2
+    decision_transformer    W_t = 1, with the return G written before each observation; 1 when it acts         A.5.3
+
+Left open by the paper, decided here: the dense rewards are those of the reflections' labels; Q is read once, from the
+model before it learns, right behind the action and without a rollout; the decision transformer learns actions only, as
+the original does. Minus the log-probability of a failure's action has no minimum: more steps push it down for ever.
+
+    learned, metrics = learn(model, pairs(config, dialogue, trajectories, model))
+    react.decide(learned, acting(config, dialogue), ...)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nlrl_jax.config import check, option
+from nlrl_jax.roles.dialogues import BAD, GOOD, VERDICT, Dialogue, History, verdict
+from nlrl_jax.types import Chat, LanguageModel, Pairs, Piece
+
+METHODS = ("finetuned_policy", "policy_gradient", "dense_policy_gradient", "actor_critic", "decision_transformer")
+
+
+class Trajectory(NamedTuple):
+    """A whole episode. history: with its reflections, where there are some. success: the goal is reached at its end."""
+
+    history: History
+    success: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflineConfig:
+    """Learning a policy from a fixed set of episodes."""
+
+    method: str = option("finetuned_policy", "what actions are weighted by in the loss", choices=METHODS)
+    step_reward: float = option(0.1, "dense_policy_gradient: reward of a GOOD step; a BAD one has minus it", above=0)
+
+    def __post_init__(self):
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReturnDialogue(Dialogue):
+    """A dialogue with the return-to-go on a line of its own before each observation: 1 or -1 at every step.
+
+    Attributes:
+      target: the return.
+    """
+
+    target: int = 1
+
+    def text(self, history: History) -> str:
+        """See `Dialogue.text`."""
+        return re.sub(r"^(?=Observation:)", f"Return: {self.target}\n", super().text(history), flags=re.MULTILINE)
+
+
+def acting(config: OfflineConfig, dialogue: Dialogue, success: bool = True) -> Dialogue:
+    """The dialogue in which the method learns from a success or a failure; it acts in that of a success."""
+    if config.method != "decision_transformer":
+        return dialogue
+    fields = {field.name: getattr(dialogue, field.name) for field in dataclasses.fields(Dialogue)}
+    return ReturnDialogue(**fields, target=1 if success else -1)
+
+
+def pairs(
+    config: OfflineConfig,
+    dialogue: Dialogue,
+    trajectories: Sequence[Trajectory],
+    model: LanguageModel | None = None,
+    critic: Dialogue | None = None,
+) -> Pairs:
+    """Episodes as examples in which the actions have the method's weights W_t and all else is only read.
+
+    Args:
+      dialogue: the policy's prompts.
+      trajectories: anything with `history` and `success`; episodes without a step are left out.
+      model: of the actor-critic's Q.
+      critic: the prompts behind which Q is read; by default the policy's.
+
+    Raises:
+      ValueError: dense rewards without a GOOD or BAD in any reflection; an actor-critic without a model.
+      NotImplementedError: the model does not score.
+    """
+    trajectories = [one for one in trajectories if one.history.steps]
+    if config.method == "actor_critic":
+        if model is None:
+            raise ValueError("actor_critic needs a model that scores GOOD and BAD; pass model=...")
+        rows = q_values(model, critic or dialogue, [one.history for one in trajectories])
+    elif config.method == "dense_policy_gradient":
+        rows = [dense_returns(one, config.step_reward) for one in trajectories]
+        if not any(verdict(step.note) in (GOOD, BAD) for one in trajectories for step in one.history.steps):
+            raise ValueError(
+                f'dense_policy_gradient is rewarded by reflections that end "{VERDICT} GOOD." or "{VERDICT} BAD."; '
+                f"none of {len(trajectories)} episodes has one"
+            )
+    else:
+        signed = config.method == "policy_gradient"
+        rows = [[1.0 if one.success or not signed else -1.0] * len(one.history.steps) for one in trajectories]
+    return [
+        example
+        for one, row in zip(trajectories, rows, strict=True)
+        for example in transcripts(acting(config, dialogue, one.success), one.history, row)
+    ]
+
+
+def dense_returns(trajectory: Trajectory, step_reward: float) -> list[float]:
+    """G_t: the rewards of steps t and later, and 1 for success or -1 for failure at the end."""
+    rewards = {GOOD: step_reward, BAD: -step_reward}
+    each = [rewards.get(verdict(step.note), 0.0) for step in trajectory.history.steps]
+    each[-1] += 1.0 if trajectory.success else -1.0
+    return list(itertools.accumulate(reversed(each)))[::-1]
+
+
+def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[History]) -> list[list[float]]:
+    """Q(g, h_t, a_t) = log P(GOOD) - log P(BAD) right behind each action of each episode, in one call.
+
+    Raises:
+      NotImplementedError: the model does not score.
+    """
+    words, chats = (f" {GOOD}", f" {BAD}"), []
+    for history in histories:
+        for t, step in enumerate(history.steps):
+            judged = f"Action: {step.action}\nCritic: {VERDICT}"
+            chats.append(_chat(dialogue, history, t, judged, max(map(dialogue.count, words))))
+    scores = model.score(chats, [words] * len(chats), "critic")
+    differences = (good.log_prob - bad.log_prob for good, bad in scores)
+    return [list(itertools.islice(differences, len(history.steps))) for history in histories]
+
+
+def transcripts(dialogue: Dialogue, history: History, weights: Sequence[float]) -> list[tuple[Chat, list[Piece]]]:
+    """An episode as one example: its actions learned with `weights` [T], each behind the prompt that would ask for it.
+
+    An action is learned with its newline, which ends it. Where the prompt drops its oldest steps because the dialogue's
+    room is full, a new example begins; so each action is learned once, behind what the model would read.
+    """
+    examples, read = [], ""
+    for t, (step, weight) in enumerate(zip(history.steps, weights, strict=True)):
+        action = f" {step.action}\n"
+        chat = _chat(dialogue, history, t, "Action:", dialogue.count(action))
+        prompt = chat.messages[-1]["content"]
+        if examples and prompt.startswith(read):
+            examples[-1][1].append(Piece(prompt.removeprefix(read), 0.0))
+        else:
+            examples.append((chat, []))
+        examples[-1][1].append(Piece(action, weight))
+        read = prompt + action
+    return examples
+
+
+def _chat(dialogue: Dialogue, history: History, t: int, line: str, reserve: int) -> Chat:
+    """h_t and the beginning of a line as the model reads them, with room for `reserve` tokens behind."""
+    until = dataclasses.replace(history, steps=history.steps[:t])
+    return dialogue.chat(dialogue.trim(until, dialogue.count(line) + reserve).history, line)
