@@ -184,7 +184,7 @@ def dry_run(config: LACRunConfig) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(LACRunConfig)
-    make_game(config)
+    game, _ = make_game(config)
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
@@ -201,7 +201,7 @@ def main(argv: list[str]) -> None:
         seeds=[config.seed],
         scores=scores,
     )
-    page = report.write(run_dir, config.model, flat(config), finished, describe_usage(usage))
+    page = report.write(run_dir, config.model, flat(config), finished, describe_usage(usage), game.legend)
     print(f"report: {page}\nsuccess: " + ", ".join(f"{name} {one['success']:.3f}" for name, one in scores.items()))
 
 
