@@ -175,8 +175,8 @@ def dry_run(config: LACRunConfig) -> str:
             total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})
         rows.append({"role": name, **total})
     return (
-        f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are counted "
-        f"at their maximum of {config.lac.planning.line_tokens} tokens, and prompts as if none were cached.\n"
+        f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
+        f"counted at their maximum of {config.lac.planning.line_tokens} tokens, and prompts as if none were cached.\n"
         f"{cost.calls_table(rows, config.tasks)}"
     )
 
