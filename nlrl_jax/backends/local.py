@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching
+from nlrl_jax.backends import batching, growing
+from nlrl_jax.backends.prefix_cache import PrefixCache
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
 _prefix = jax.jit(compute_prefix, static_argnums=0)
 _prefill = jax.jit(steps.prefill, static_argnums=0)
 _admit = jax.jit(steps.admit, donate_argnums=0)
-_decode = jax.jit(steps.decode, static_argnums=(0, 5, 6), donate_argnums=2)
+_decode = jax.jit(steps.decode, static_argnums=(0, 5), donate_argnums=2)
 _empty = jax.jit(steps.empty_rows, static_argnums=(0, 1, 2, 3))
 _score = jax.jit(steps.score_continuations, static_argnums=0)
 
@@ -45,6 +46,10 @@ class LocalModel:
         CPU, 64 rows, replies of 18 to 21 tokens of 60: a quarter took 0.6 of the CPU time of whole batches, and an
         eighth to a half took the same within a tenth (benchmarks/local_backend.py).
       share_prefix: whether to read once what all prompts of a call begin with.
+      cache_mb: memory for the keys and values of texts that later calls may go on with, 10^6 bytes; 0 keeps none.
+      cache: `prefix_cache.PrefixCache`, or None. It grows and forgets from call to call, and yet the model is a value:
+        what it holds follows from the weights and the texts alone, so it decides how long a call takes and not what it
+        returns. It belongs to these weights: a model made by `with_variables` or `dataclasses.replace` has its own.
     """
 
     model: Transformer
@@ -53,6 +58,8 @@ class LocalModel:
     rows: int = 64
     refill: float = 0.25
     share_prefix: bool = True
+    cache_mb: float = 0.0
+    cache: PrefixCache | None = dataclasses.field(default=None, init=False, repr=False)
     can_score: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self):
@@ -67,6 +74,10 @@ class LocalModel:
             )
         if not self.tokenizer.eos_ids:
             raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
+        if not self.cache_mb >= 0:
+            raise ValueError(f"cache_mb is {self.cache_mb}; it must be at least 0 (no cache)")
+        if self.cache_mb:
+            object.__setattr__(self, "cache", PrefixCache(self.model.config, self.cache_mb))
 
     def with_variables(self, variables: Any) -> LocalModel:
         """The same model with other weights. Nothing is compiled again."""
@@ -79,8 +90,9 @@ class LocalModel:
 
         Raises:
           ValueError: a prompt and `sampling.max_tokens` do not fit the model's context; the chat template refuses a
-            chat or writes nothing.
+            chat or writes nothing; a stop string is empty.
         """
+        ends = self._ends(stop)
         if not chats:
             return []
         prompts, which = self._prompts(chats, [sampling.max_tokens] * len(chats))
@@ -88,11 +100,17 @@ class LocalModel:
         greedy = sampling.temperature == 0
         rows = list(range(len(prompts))) if greedy else which
         key = jax.random.key(zlib.crc32(f"{seed}/{role}".encode()))  # `key` itself would drop all but 32 bits
-        written = self._write(prompts, rows, sampling, key)
+        written = {}
+        if self.cache is not None:
+            arguments = (prompts, rows, self.rows, sampling, ends, key)
+            written = growing.write(self.model, self.variables, self.cache, *arguments)
+        left = [i for i in range(len(rows)) if i not in written]
+        if left:
+            written |= self._write(prompts, {i: rows[i] for i in left}, sampling, ends, key)
         replies = []
         for i, prompt in enumerate(which):
             tokens, ended = written[prompt if greedy else i]
-            text = self.tokenizer.decode(tokens[: len(tokens) - ended])
+            text = self.tokenizer.decode([token for token in tokens if token not in self.tokenizer.eos_ids])
             replies.append(cut(Reply(text, len(prompts[prompt]), len(tokens), ended), stop))
         return replies
 
@@ -117,7 +135,12 @@ class LocalModel:
             return []
         prompts, which = self._prompts(chats, [max(map(len, ids), default=0) for ids in tokens])
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
-        log_probs = self._log_probs(prompts, pairs)
+        known = {}
+        if self.cache is not None:
+            texts = [(prompts[prompt], ids) for prompt, ids in pairs]
+            known = growing.log_probs(self.model, self.variables, self.cache, texts, self.rows)
+        left = [n for n in range(len(pairs)) if n not in known]
+        log_probs = known | dict(zip(left, self._log_probs(prompts, [pairs[n] for n in left]))) if left else known
         flat = iter(place)
         return [[Score(log_probs[next(flat)], len(c)) for c in ids] for ids in tokens]
 
@@ -136,6 +159,23 @@ class LocalModel:
                 )
         return batching.distinct(prompts)
 
+    def _ends(self, stop: Sequence[str]) -> np.ndarray:
+        """bool [V]: the end tokens and those that contain a stop string. (One that spans tokens ends no row.)"""
+        if isinstance(stop, str) or not all(stop):
+            raise ValueError(f"stop is {stop!r}; it must be a list of strings that are not empty")
+        ends = np.zeros(self.model.config.vocab_size, bool)
+        ends[list(self.tokenizer.eos_ids)] = True
+        if stop:
+            flat, offsets = self.tokenizer.token_bytes
+            flat = flat.tobytes()
+            for text in map(str.encode, stop):
+                at = flat.find(text)
+                while at >= 0:
+                    token = np.searchsorted(offsets, at, side="right") - 1
+                    ends[token] |= at + len(text) <= offsets[token + 1]
+                    at = flat.find(text, at + 1)
+        return ends
+
     def _split(self, prompts: list[tuple[int, ...]]) -> tuple[KeyValues | None, list[tuple[int, ...]]]:
         """The shared prefix, and what each prompt has behind it."""
         P = batching.shared_prefix(prompts) if self.share_prefix else 0
@@ -151,19 +191,19 @@ class LocalModel:
             tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
         return _prefill(self.model, self.variables, tokens, lengths, prefix)
 
-    def _write(self, prompts, rows, sampling, key) -> dict[int, tuple[list[int], bool]]:
+    def _write(self, prompts, rows: dict[int, int], sampling, ends, key) -> dict[int, tuple[list[int], bool]]:
         """Replies to prompts[rows[i]] by i: (tokens with the end token, whether there is one)."""
         prefix, prompts = self._split(prompts)
         rows_of = [[] for _ in prompts]
-        for i, prompt in enumerate(rows):
+        for i, prompt in rows.items():
             rows_of[prompt].append(i)
         written = {}
         for batch in batching.plan([len(p) for p in prompts], [len(r) for r in rows_of], self.rows):
             queue = deque((n, i) for n, prompt in enumerate(batch.prompts) for i in rows_of[prompt])
-            self._work([prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, sampling, key, written)
+            self._work([prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, sampling, ends, key, written)
         return written
 
-    def _work(self, prompts, S, queue, prefix, sampling, key, written) -> None:
+    def _work(self, prompts, S, queue, prefix, sampling, ends, key, written) -> None:
         """Writes the replies of a batch: `queue` holds (prompt, draw number), `written` takes {draw number: reply}."""
         R, M = batching.power_of_two(len(queue), self.rows), batching.power_of_two(len(prompts), self.rows)
         N = batching.bucket(sampling.max_tokens)
@@ -194,7 +234,7 @@ class LocalModel:
                 if not (queue and free):
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
-            options = (static, self.tokenizer.eos_ids, prefix, temperature)
+            options = (static, ends, prefix, temperature)
             state = _decode(self.model, self.variables, state, key, stop_at, *options)
             # One transfer: everything the host decides on.
             small = (

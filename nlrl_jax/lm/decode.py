@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.lm.attention import Context
 from nlrl_jax.lm.generate import prefix_length, sample_token
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache
@@ -133,9 +134,11 @@ def decode(
     key: jax.Array,
     stop_at: jax.Array,
     sampling: Sampling,
-    eos_ids: tuple[int, ...],
+    ends: jax.Array,
     prefix: KeyValues | None = None,
     temperature: jax.Array | None = None,
+    contexts: tuple[Context, ...] = (),
+    read: jax.Array | None = None,
 ) -> Rows:
     """Writes tokens until `stop_at` of the R rows do not run, or all W slots are used.
 
@@ -143,39 +146,77 @@ def decode(
       key: of the whole call; token i of a row is drawn from fold_in(fold_in(key, draw), i).
       stop_at: int32 [].
       sampling: `max_tokens` is not read: each row has its limit.
-      eos_ids: tokens that end a reply.
+      ends: bool [V], tokens that end a reply.
       prefix: the one that the prompts were read behind.
       temperature: float [], in place of `sampling.temperature`, unless that is greedy.
+      contexts: what the rows' slots come after, in place of a prefix; then
+      read: int32 [R], its tokens for each row.
     """
-    W, N = rows.kv.k.shape[2], rows.tokens.shape[1]
-    slots, P = jnp.arange(W), prefix_length(prefix)
-    eos = jnp.asarray(eos_ids, jnp.int32)
-
-    def draw_token(draw, i, logits):
-        own = jax.random.fold_in(jax.random.fold_in(key, draw), i)
-        return sample_token(own, logits[None], sampling, temperature)[0]
+    W = rows.kv.k.shape[2]
+    slots, before = jnp.arange(W), prefix_length(prefix) if read is None else read
 
     def more(rows):
         return (jnp.sum(~running(rows)) < stop_at) & (rows.index < W)
 
     def step(rows):
-        positions = (P + rows.index - rows.start)[:, None]
+        positions = (before + rows.index - rows.start)[:, None]
         valid = slots >= rows.start[:, None]
         cache = Cache(rows.kv, rows.index)
-        hidden, cache = model.apply(variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix)
-        logits = model.apply(variables, hidden[:, -1], method="unembed")
-        runs, tokens = running(rows), jax.vmap(draw_token)(rows.draw, rows.lengths, logits)
-        here = runs[:, None] & (jnp.arange(N) == rows.lengths[:, None])
-        return rows._replace(
-            kv=cache.kv,
-            index=cache.index,
-            last=tokens,
-            tokens=jnp.where(here, tokens[:, None], rows.tokens),
-            lengths=rows.lengths + runs,
-            ended=rows.ended | (runs & jnp.isin(tokens, eos)),
+        hidden, cache = model.apply(
+            variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix, contexts=contexts
         )
+        rows = rows._replace(kv=cache.kv, index=cache.index)
+        return _write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature)
 
     return jax.lax.while_loop(more, step, rows)
+
+
+def reply(
+    model: Transformer,
+    variables: Any,
+    hidden: jax.Array,
+    read: jax.Array,
+    draw: jax.Array,
+    limit: jax.Array,
+    max_tokens: int,
+    key: jax.Array,
+    sampling: Sampling,
+    ends: jax.Array,
+    contexts: tuple[Context, ...] = (),
+    temperature: jax.Array | None = None,
+) -> Rows:
+    """Replies to prompts that are wholly in `contexts`; slot i of a row holds token i of its reply if i < `index`.
+
+    Args:
+      hidden: [R, H], the final hidden state of each prompt's last token.
+      read: int32 [R], tokens of each prompt.
+      draw, limit: int32 [R], see `Rows`; a row with limit 0 stays empty.
+      max_tokens: N.
+      the others: see `decode`.
+    """
+    R = hidden.shape[0]
+    rows = empty_rows(model, R, max_tokens, max_tokens)._replace(draw=draw, limit=limit)
+    rows = _write(model, variables, rows, hidden, key, sampling, ends, temperature)
+    stop_at = jnp.int32(R)
+    return decode(model, variables, rows, key, stop_at, sampling, ends, None, temperature, contexts, read)
+
+
+def _write(model, variables, rows, hidden, key, sampling, ends, temperature) -> Rows:
+    """Draws each running row's next token behind `hidden` [R, H]."""
+
+    def draw_token(draw, i, logits):
+        own = jax.random.fold_in(jax.random.fold_in(key, draw), i)
+        return sample_token(own, logits[None], sampling, temperature)[0]
+
+    logits = model.apply(variables, hidden, method="unembed")
+    runs, tokens = running(rows), jax.vmap(draw_token)(rows.draw, rows.lengths, logits)
+    here = runs[:, None] & (jnp.arange(rows.tokens.shape[1]) == rows.lengths[:, None])
+    return rows._replace(
+        last=jnp.where(runs, tokens, rows.last),
+        tokens=jnp.where(here, tokens[:, None], rows.tokens),
+        lengths=rows.lengths + runs,
+        ended=rows.ended | (runs & ends[tokens]),
+    )
 
 
 def score_continuations(

@@ -94,7 +94,7 @@ class Attention(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x, cos, sin, mask, prefix, cache: Cache | None, layer):
+    def __call__(self, x, cos, sin, mask, prefix, contexts, cache: Cache | None, layer):
         """x [B, L, H] -> (output [B, L, H], this layer's (k, v) of x, cache with x written into it)."""
         c = self.config
         B, L, _ = x.shape
@@ -112,7 +112,11 @@ class Attention(nn.Module):
             kv = KeyValues(*(jax.lax.dynamic_update_slice(old, t[None], start) for old, t in zip(cache.kv, new)))
             cache = cache._replace(kv=kv)
             k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False) for t in kv)
-        out = attention.attend(q, k, v, mask, prefix).reshape(B, L, c.num_heads * c.head_dim)
+        if contexts:
+            out = attention.attend_contexts(q, k, v, mask, contexts)
+        else:
+            out = attention.attend(q, k, v, mask, prefix)
+        out = out.reshape(B, L, c.num_heads * c.head_dim)
         return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out), new, cache
 
 
@@ -122,12 +126,13 @@ class Block(nn.Module):
     collect: bool
 
     @nn.compact
-    def __call__(self, carry, prefix, layer, cos, sin, mask):
+    def __call__(self, carry, prefix, shared, layer, cos, sin, mask, maps):
         c = self.config
         x, cache = carry
+        contexts = tuple(attention.Context(*kv, *which) for kv, which in zip(shared, maps, strict=True))
         x = constrain(x, self.mesh, ("batch", "length", None))
         out, kv, cache = Attention(c, name="attention")(
-            RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, cache, layer
+            RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, contexts, cache, layer
         )
         x = x + out
         h = RMSNorm(c, name="mlp_norm")(x)
@@ -165,6 +170,7 @@ class Transformer(nn.Module):
         collect: bool = False,
         segments: jax.Array | None = None,
         sees: jax.Array | None = None,
+        contexts: tuple[attention.Context, ...] = (),
     ) -> tuple[jax.Array, Cache | KeyValues | None]:
         """Hidden states after the final norm.
 
@@ -177,6 +183,7 @@ class Transformer(nn.Module):
           collect: return the keys and values of these tokens (then `cache` must be None).
           segments: int [B, L], which sequence of its row a token belongs to, without a cache: none sees another.
           sees: bool [B, L, L], which tokens each one attends to, without a cache, in place of all before it.
+          contexts: keys and values that groups of these tokens share (then `prefix` must be None).
 
         Returns: (hidden [B, L, H], the advanced cache; or the collected KeyValues [layers, B, L, K, D]; or None).
         """
@@ -199,12 +206,13 @@ class Transformer(nn.Module):
             block,
             variable_axes={"params": 0, "lora": 0},
             split_rngs={"params": True},
-            in_axes=(0, 0, nn.broadcast, nn.broadcast, nn.broadcast),
+            in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
             length=c.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(c, self.mesh, collect, name="blocks")
         prefix = None if prefix is None else tuple(prefix)
-        (x, cache), kv = blocks((x, cache), prefix, jnp.arange(c.num_layers), cos, sin, mask)
+        shared, maps = tuple((t.k, t.v) for t in contexts), tuple(tuple(t[2:]) for t in contexts)
+        (x, cache), kv = blocks((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
         hidden = self.final_norm(x)
         if collect:
             return hidden, KeyValues(*kv)

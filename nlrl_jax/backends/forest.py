@@ -1,0 +1,191 @@
+"""What a call must read of texts that share their beginnings with each other and with the cache. Numpy on the host.
+
+The texts come sorted, so that each shares most with the one before it. New tokens form a forest: its roots come behind
+known tokens, and no token stands in it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nlrl_jax.backends.prefix_cache import PrefixCache
+
+NOTHING = np.zeros(0, np.int64)
+
+
+class Forest(NamedTuple):
+    """E entries: first the tokens that are known but whose hidden state is wanted, then the new ones, parents first.
+
+    token, depth, text, end: int [E]; `text` is one that an entry belongs to, `end` one past its last descendant.
+    slot: int [E], where a new token is kept; -1 for known ones.
+    paths: for each text the slots of all its tokens.
+    shared: int [texts], tokens that each text shares with the one before it.
+    known: int [texts], tokens of each text that were known.
+    at: for each text the entries of its tokens; -1 for those that nobody reads.
+    """
+
+    token: np.ndarray
+    depth: np.ndarray
+    text: np.ndarray
+    end: np.ndarray
+    slot: np.ndarray
+    paths: list[np.ndarray]
+    shared: np.ndarray
+    known: np.ndarray
+    at: list[np.ndarray]
+
+
+class Level(NamedTuple):
+    """Parts of paths that groups of paths share.
+
+    parts: slots of each group's part.
+    group: int [paths], the group of each path, -1 for none; begin: int [paths], the depth where its part begins.
+    """
+
+    parts: list[np.ndarray]
+    group: np.ndarray
+    begin: np.ndarray
+
+
+def common(texts: Sequence[np.ndarray]) -> np.ndarray:
+    """Tokens that each text shares with the one before it, int [texts]; 0 for the first."""
+    shared = np.zeros(len(texts), np.int64)
+    for i in range(1, len(texts)):
+        n = min(len(texts[i - 1]), len(texts[i]))
+        differ = texts[i - 1][:n] != texts[i][:n]
+        at = int(differ.argmax()) if n else 0
+        shared[i] = at if n and differ[at] else n
+    return shared
+
+
+def grow(cache: PrefixCache, texts: Sequence[tuple[int, ...]], wanted: Sequence[int]) -> Forest | None:
+    """Looks texts up, gives what is new its slots, and says what must be read; None if the cache has no room.
+
+    Args:
+      texts: distinct and in lexical order.
+      wanted: the depth from which on the hidden states of a text's tokens are wanted.
+    """
+    arrays = [np.array(text) for text in texts]
+    shared = common(arrays)
+    found, path = [], NOTHING
+    for text, first in zip(texts, shared.tolist(), strict=True):
+        path = cache.find(text, path, first)
+        found.append(path)
+    known = np.array([len(path) for path in found])
+    lengths = np.array([len(text) for text in texts])
+    new = lengths - np.maximum(known, shared)
+    if not cache.room(int(new.sum())):
+        return None
+    # Entries are numbered apart, new ones from 0 and known ones from -2 downwards, until both counts are known.
+    paths, at, again = [], [], []
+    end, path, chain, count = np.zeros(new.sum(), np.int64), NOTHING, np.zeros(0, np.int64), 0
+    for i, text in enumerate(texts):
+        first = int(max(known[i], shared[i]))
+        path = path[:first] if shared[i] > known[i] else found[i]
+        path = np.concatenate([path, cache.add(text, path, first)])
+        open_before = chain[shared[i] :]
+        end[open_before[open_before >= 0]] = count
+        last, chain = chain, np.full(len(text), -1)
+        chain[: shared[i]] = last[: shared[i]]
+        chain[first:] = np.arange(count, count + len(text) - first)
+        count += len(text) - first
+        for depth in range(wanted[i], known[i]):
+            if chain[depth] == -1:
+                chain[depth] = -2 - len(again)
+                again.append((text[depth], depth, i))
+        paths.append(path)
+        at.append(chain)
+    end[chain[chain >= 0]] = count
+    E = len(again)
+    token, depth, owner, slot = (np.zeros(E + count, np.int64) for _ in range(4))
+    if E:
+        token[:E], depth[:E], owner[:E] = np.array(again).T
+    slot[:E] = -1
+    for i, first in enumerate(np.maximum(known, shared)):
+        mine = at[i][first:] + E
+        token[mine], depth[mine], owner[mine] = arrays[i][first:], np.arange(first, lengths[i]), i
+        slot[mine] = paths[i][first:]
+    at = [np.where(a >= 0, a + E, np.where(a == -1, -1, -2 - a)) for a in at]
+    return Forest(token, depth, owner, np.concatenate([np.arange(1, E + 1), end + E]), slot, paths, shared, known, at)
+
+
+def seen(forest: Forest, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens each of the entries start .. stop, read together, sees in the pool; and its text. int [entries].
+
+    What was read before is in the pool; a new token's ancestors from `start` on are not.
+    """
+    text = forest.text[start:stop]
+    old = forest.slot[start:stop] < 0
+    sees = np.zeros(len(forest.paths), np.int64)
+    for i in np.unique(text[~old]):
+        known = int(forest.known[i])
+        sees[i] = known + np.searchsorted(forest.at[i][known:], start)
+    return np.where(old, forest.depth[start:stop], sees[text]), text
+
+
+def levels(paths: Sequence[np.ndarray], shared: np.ndarray, least: int = 64) -> list[Level]:
+    """Cuts paths into what all begin with, what clusters of neighbours share, and what each has for itself.
+
+    Args:
+      paths: in lexical order; shared: what each shares with the one before it.
+      least: what all begin with stands by itself from this length on.
+    """
+    lengths = np.array([len(path) for path in paths])
+    shared = np.minimum(shared, np.minimum(lengths, np.roll(lengths, 1)))
+    everywhere = int(min(lengths.min(), shared[1:].min())) if len(paths) > 1 else 0
+    everywhere = everywhere if everywhere >= least else 0
+    shorter = np.minimum(lengths, np.roll(lengths, 1)) - everywhere
+    first = 2 * (shared - everywhere) < shorter
+    first[0] = True
+    starts = np.flatnonzero(first)
+    cluster = np.cumsum(first) - 1
+    inside = np.minimum(lengths, np.where(first, lengths, shared))
+    ends = np.maximum(np.minimum.reduceat(inside, starts), everywhere)
+    zeros = np.zeros(len(paths), np.int64)
+    found = [_level([paths[0][:everywhere]], zeros, zeros)]
+    found.append(_level([paths[s][everywhere:e] for s, e in zip(starts, ends)], cluster, zeros + everywhere))
+    own = [path[e:] for path, e in zip(paths, ends[cluster])]
+    found.append(_level(own, np.arange(len(paths)), ends[cluster]))
+    return [level for level in found if level.parts]
+
+
+def _level(parts, group, begin) -> Level:
+    """Without the empty parts."""
+    kept = np.array([len(part) > 0 for part in parts])
+    number = np.where(kept, np.cumsum(kept) - 1, -1)
+    return Level([part for part in parts if len(part)], number[group], begin)
+
+
+def table(parts: Sequence[np.ndarray], groups: int, length: int) -> np.ndarray:
+    """Parts as rows of int32 [groups, length], padded with 0."""
+    out = np.zeros((groups, length), np.int32)
+    for row, part in zip(out, parts):
+        row[: len(part)] = part
+    return out
+
+
+def members(
+    level: Level, path: np.ndarray, sees: np.ndarray, groups: int, pad
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`members`, `visible`, `place` of a `Context` for queries that each see the first `sees` tokens of a path.
+
+    Args:
+      path: int [queries], -1 where a query sees no path; sees: int [queries].
+      pad: rounds the size of the largest group up.
+    """
+    sizes = np.array([len(part) for part in level.parts])
+    group = np.where(path >= 0, level.group[path], -1)
+    order = np.flatnonzero(group >= 0)
+    order = order[np.argsort(group[order], kind="stable")]
+    of = group[order]
+    rank = np.arange(len(of)) - np.searchsorted(of, np.arange(groups))[of]
+    N = pad(int(rank.max(initial=0)) + 1)
+    who, visible = np.zeros((groups, N), np.int32), np.zeros((groups, N), np.int32)
+    place = np.full(len(path), -1, np.int32)
+    who[of, rank] = order
+    visible[of, rank] = np.clip(sees[order] - level.begin[path[order]], 0, sizes[of])
+    place[order] = of * N + rank
+    return who, visible, place

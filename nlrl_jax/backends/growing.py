@@ -1,0 +1,246 @@
+"""Replies to and scores behind texts that grow: a token that the cache still holds is not read again.
+
+A call's texts are sorted, which puts those that share most side by side, and cut into chunks that fit the cache. A
+chunk is one read of what is new, or several where that is long, and one loop that writes the replies. Attention reads
+what several texts share once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.backends import batching, forest
+from nlrl_jax.backends.prefix_cache import PrefixCache
+from nlrl_jax.lm import decode as steps
+from nlrl_jax.lm import forest as programs
+from nlrl_jax.lm.attention import Context
+from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.types import Sampling
+
+MOST = 512  # tokens of a read
+
+_empty = jax.jit(programs.empty_pool, static_argnums=(0, 1))
+_load = jax.jit(programs.load)
+_store = jax.jit(programs.store, donate_argnums=0)
+_read = jax.jit(programs.read, static_argnums=0)
+_keep = jax.jit(programs.keep)
+_reply = jax.jit(steps.reply, static_argnums=(0, 6, 8))
+_log_probs = jax.jit(programs.next_log_probs, static_argnums=0)
+
+
+def write(
+    model: Transformer,
+    variables: Any,
+    cache: PrefixCache,
+    prompts: Sequence[tuple[int, ...]],
+    queue: Sequence[int],
+    rows: int,
+    sampling: Sampling,
+    ends: np.ndarray,
+    key: jax.Array,
+) -> dict[int, tuple[list[int], bool]]:
+    """Replies to prompts[queue[i]] by i, as many as the cache has room for: (tokens, whether an end token is last)."""
+    draws = sorted(range(len(queue)), key=lambda i: prompts[queue[i]])
+    written = {}
+    with cache.lock:
+        for chunk in _chunks(cache, [prompts[queue[i]] for i in draws], rows, sampling.max_tokens):
+            numbers = [draws[i] for i in chunk]
+            texts, which = batching.distinct([prompts[queue[i]] for i in numbers])
+            with _whole(cache):
+                found = _write_chunk(model, variables, cache, texts, which, numbers, sampling, ends, key)
+            written.update(zip(numbers, found, strict=True) if found else ())
+    return written
+
+
+def log_probs(
+    model: Transformer,
+    variables: Any,
+    cache: PrefixCache,
+    pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    rows: int,
+) -> dict[int, float]:
+    """log p(continuation | prompt) of each pair by its number, as many as the cache has room for."""
+    order = sorted(range(len(pairs)), key=lambda n: pairs[n][0] + pairs[n][1][:-1])
+    out = {}
+    with cache.lock:
+        for chunk in _chunks(cache, [pairs[n][0] + pairs[n][1][:-1] for n in order], 4 * rows, 0):
+            numbers = [order[i] for i in chunk]
+            with _whole(cache):
+                found = _score_chunk(model, variables, cache, [pairs[n] for n in numbers])
+            out.update(zip(numbers, found, strict=True) if found else ())
+    return out
+
+
+class _whole:
+    """Empties the cache if what was promised to be in it may not be."""
+
+    def __init__(self, cache: PrefixCache):
+        self.cache = cache
+
+    def __enter__(self):
+        self.cache.start()
+
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self.cache.clear()
+
+
+def _size(n: int, smallest: int = 1) -> int:
+    """n rounded up to `smallest` times a power of two, or to three quarters of that from 1024 on."""
+    full = batching.bucket(n, smallest)
+    return full * 3 // 4 if full >= 1024 and n <= full * 3 // 4 else full
+
+
+def _chunks(cache: PrefixCache, texts, rows: int, room: int) -> Iterator[list[int]]:
+    """Numbers of sorted texts that are worked on together: `rows` at most, and no more than half the cache holds."""
+    chunk, tokens = [], 0
+    shared = forest.common([np.array(text) for text in texts])
+    for i, text in enumerate(texts):
+        new = len(text) + room - (int(shared[i]) if chunk else 0)
+        if chunk and (len(chunk) == rows or tokens + new > cache.capacity // 2):
+            yield chunk
+            chunk, tokens, new = [], 0, len(text) + room
+        if new <= cache.capacity:
+            chunk.append(i)
+            tokens += new
+    if chunk:
+        yield chunk
+
+
+def _contexts(cache: PrefixCache, paths, shared, path: np.ndarray, sees: np.ndarray) -> tuple[Context, ...]:
+    """What queries see of paths in the pool; arguments as of `forest.levels` and `forest.members`."""
+    if not any(map(len, paths)):
+        return ()
+    out = []
+    for level in forest.levels(paths, shared):
+        groups, length = _size(len(level.parts)), _size(max(map(len, level.parts)), 32)
+        kv = _load(cache.pool, forest.table(level.parts, groups, length))
+        out.append(Context(*kv, *forest.members(level, path, sees, groups, _size)))
+    return tuple(out)
+
+
+def _put(model: Transformer, cache: PrefixCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray) -> None:
+    """Stores tokens `source` of kv [layers, A, B, K, D]."""
+    size = cache.device_slots
+    have = 0 if cache.pool is None else cache.pool.k.shape[2]
+    if have < size:
+        larger = jax.device_put(_empty(model, size), _everywhere(kv.k.sharding))
+        if have:
+            at = (0, 0, 0, 0)
+            larger = KeyValues(*(jax.lax.dynamic_update_slice(new, old, at) for new, old in zip(larger, cache.pool)))
+        cache.pool = larger
+    Q = _size(len(source), 16)
+    where, what = np.full(Q, np.iinfo(np.int32).max, np.int32), np.zeros(Q, np.int32)
+    where[: len(slots)], what[: len(source)] = slots, source
+    cache.pool = _store(cache.pool, kv, what, where)
+
+
+def _everywhere(sharding):
+    """Whole on each of the devices: programs are compiled once more for arguments that are bound to none."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    return sharding
+
+
+def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[int, int, jax.Array]]:
+    """Reads a forest and stores it, in pieces: (first entry, one past the last, hidden [T, H])."""
+    cache.stats.reused += int((woods.known - np.minimum(woods.known, woods.shared)).sum())
+    for start in range(0, len(woods.token), MOST):
+        stop = min(start + MOST, len(woods.token))
+        n = stop - start
+        T = _size(n, 16)
+        tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
+        tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
+        ends[:n] = np.minimum(woods.end[start:stop], stop) - start
+        seen, text = forest.seen(woods, start, stop)
+        # Of the texts that have entries here: what any of these sees of it.
+        used = np.unique(text)
+        most = np.zeros(len(woods.paths), np.int64)
+        np.maximum.at(most, text, seen)
+        shared = np.array([woods.shared[a + 1 : b + 1].min() for a, b in zip(used[:-1], used[1:])], np.int64)
+        paths = [woods.paths[i][: most[i]] for i in used]
+        path, sees = np.full(T, -1), np.zeros(T, np.int64)
+        path[:n], sees[:n] = np.searchsorted(used, text), seen
+        contexts = _contexts(cache, paths, np.concatenate([[0], shared]), path, sees)
+        hidden, kv = _read(model, variables, tokens, positions, ends, contexts)
+        fresh = np.flatnonzero(woods.slot[start:stop] >= 0)
+        if len(fresh):
+            _put(model, cache, kv, fresh, woods.slot[start + fresh])
+        cache.stats.read += n
+        yield start, stop, hidden
+
+
+def _write_chunk(model, variables, cache, texts, which, draws, sampling, ends, key):
+    """Replies to texts[which[i]], drawn as number draws[i]; None if the cache has no room."""
+    woods = forest.grow(cache, texts, [len(text) - 1 for text in texts])
+    if woods is None:
+        return None
+    which, n = np.array(which), len(which)
+    R = _size(n)
+    last = np.array([woods.at[i][-1] for i in which])
+    hidden = None
+    for start, stop, states in _read_all(model, variables, cache, woods):
+        where = np.full(R, -1, np.int32)
+        where[:n] = np.where((start <= last) & (last < stop), last - start, -1)
+        hidden = jnp.zeros((R, states.shape[1]), states.dtype) if hidden is None else hidden
+        hidden = _keep(hidden, states, where)
+    lengths = np.array([len(text) for text in texts])
+    path, read, draw, limit = np.full(R, -1), np.zeros(R, np.int32), np.zeros(R, np.int32), np.zeros(R, np.int32)
+    path[:n], read[:n], draw[:n], limit[:n] = which, lengths[which], draws, sampling.max_tokens
+    contexts = _contexts(cache, woods.paths, woods.shared, path, read)
+    static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
+    temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
+    N = batching.bucket(sampling.max_tokens)
+    state = _reply(model, variables, hidden, read, draw, limit, N, key, static, ends, contexts, temperature)
+    tokens, sizes, ended, steps_done = jax.device_get((state.tokens, state.lengths, state.ended, state.index))
+    replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]
+    _keep_replies(model, cache, state.kv, texts, woods.paths, which, replies, int(steps_done), N)
+    return list(zip(replies, ended[:n].tolist(), strict=True))
+
+
+def _keep_replies(model, cache, kv, texts, paths, which, replies, done, N) -> None:
+    """Stores the tokens that were written, as far as they were put through the network."""
+    source, slots = [], []
+    for row, (prompt, reply) in enumerate(zip(which, replies, strict=True)):
+        reply = reply[:done]
+        if not cache.room(len(reply)):
+            break
+        P = len(texts[prompt])
+        source.append(row * N + np.arange(len(reply)))
+        slots.append(cache.add(texts[prompt] + tuple(reply), paths[prompt], P))
+    source, slots = (np.concatenate(x) if x else forest.NOTHING for x in (source, slots))
+    slots, first = np.unique(slots, return_index=True)  # equal replies to one prompt are kept once
+    if len(slots):
+        _put(model, cache, kv, source[first], slots)
+
+
+def _score_chunk(model, variables, cache, pairs):
+    """log p of each pair; None if the cache has no room. Pairs come sorted by prompt + continuation[:-1]."""
+    texts, which = batching.distinct([prompt + ids[:-1] for prompt, ids in pairs])
+    wanted = [len(text) for text in texts]
+    for i, (prompt, _) in zip(which, pairs):
+        wanted[i] = min(wanted[i], len(prompt) - 1)
+    woods = forest.grow(cache, texts, wanted)
+    if woods is None:
+        return None
+    entry = np.concatenate(
+        [woods.at[i][len(prompt) - 1 : len(prompt) - 1 + len(ids)] for i, (prompt, ids) in zip(which, pairs)]
+    )
+    target = np.concatenate([ids for _, ids in pairs])
+    found = np.zeros(len(entry))
+    for start, stop, hidden in _read_all(model, variables, cache, woods):
+        here = np.flatnonzero((start <= entry) & (entry < stop))
+        if not len(here):
+            continue
+        asked, row = np.unique(entry[here] - start, return_inverse=True)
+        U, Q = _size(len(asked), 8), _size(len(here), 8)
+        where, rows, targets = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
+        where[: len(asked)], rows[: len(here)], targets[: len(here)] = asked, row, target[here]
+        found[here] = np.asarray(_log_probs(model, variables, hidden, where, rows, targets))[: len(here)]
+    begins = np.cumsum([0] + [len(ids) for _, ids in pairs])[:-1]
+    return np.add.reduceat(found, begins).tolist()

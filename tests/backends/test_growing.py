@@ -1,0 +1,165 @@
+"""The local model with a cache of what it has read, against the same without."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from nlrl_jax.backends import growing
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.types import Chat, Sampling
+from nlrl_jax.weights.load import load_tokenizer
+
+CONFIG = ModelConfig(512, 16, 24, 2, 4, 2, 8, 640, qk_norm=True)
+GREEDY = Sampling(max_tokens=8, temperature=0.0)
+WARM = Sampling(max_tokens=8, temperature=1.2)
+RULES = "You walk in a room of walls, doors, keys and boxes, and you see only what is in front of you. Say what to do. "
+WORDS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "a red box is ahead", "a wall is left")
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Random weights, peaked; chats are rendered as they are."""
+    rng = np.random.default_rng(2)
+    larger = lambda x: x + 0.5 * rng.normal(size=x.shape).astype(np.float32)
+    params = jax.tree.map(larger, init_params(Transformer(CONFIG), jax.random.key(0)))
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer = dataclasses.replace(load_tokenizer("nano"), chat_template=template, eos_ids=(2, *range(10, 512, 40)))
+    return LocalModel(Transformer(CONFIG), {"params": params}, tokenizer, rows=8)
+
+
+@pytest.fixture
+def cached(plain):
+    return dataclasses.replace(plain, cache_mb=1.0)
+
+
+def length(model, text):
+    return len(model.tokenizer.encode(text))
+
+
+def episode(model, steps=4, games=2, sampling=WARM, rules=RULES):
+    """Calls that grow and fork as a planner's do -> everything the model said, in numbers and texts."""
+    rng = np.random.default_rng(0)
+    texts, said = [f"{rules}Goal {g}.\n" for g in range(games)], []
+    for step in range(steps):
+        forks = [f"{text}> {word}\n" for text in texts for word in WORDS[:3]]
+        scores = model.score([Chat.of(text) for text in texts], [["> " + word for word in WORDS[:3]]] * games, "prior")
+        for depth in range(2):
+            replies = model.complete([Chat.of(fork) for fork in forks], sampling, "imagine", seed=10 * step + depth)
+            forks = [fork + reply.text + "\n" for fork, reply in zip(forks, replies)]
+            said += replies
+        scores += model.score([Chat.of(fork) for fork in forks], [[" GOOD", " BAD"]] * len(forks), "critic")
+        said += [score for row in scores for score in row]
+        texts = [f"{text}> {rng.choice(WORDS[:3])}\n{rng.choice(WORDS[3:])}\n" for text in texts]
+    return said
+
+
+def agree(got, want):
+    assert len(got) == len(want)
+    for a, b in zip(got, want):
+        if hasattr(a, "log_prob"):
+            assert a.tokens == b.tokens and a.log_prob == pytest.approx(b.log_prob, abs=1e-4)
+        else:
+            assert a == b
+
+
+@pytest.fixture(scope="module")
+def expected(plain):
+    return episode(plain)
+
+
+def test_growing_and_forking_chats_are_answered_as_without_a_cache(cached, expected):
+    agree(episode(cached), expected)
+    stats = cached.cache.stats
+    assert stats.reused > 2 * stats.read and not stats.evicted
+    read = stats.read
+    agree(episode(cached), expected)
+    # Only what a hidden state is wanted of: the last token of a prompt and the continuations.
+    assert stats.read - read < read
+    agree(episode(cached, sampling=GREEDY), episode(dataclasses.replace(cached, cache_mb=0), sampling=GREEDY))
+
+
+@pytest.mark.parametrize("options", [{"rows": 2}, {"rows": 64}, {"cache_mb": 0.12}, {"cache_mb": 0.06}])
+def test_neither_rows_nor_a_cache_that_is_too_small_change_an_answer(plain, expected, options):
+    small = dataclasses.replace(plain, **({"cache_mb": 1.0} | options))
+    agree(episode(small), expected)
+    if "cache_mb" in options:
+        assert small.cache.stats.evicted > small.cache.capacity >= len(small.cache)
+
+
+def test_a_text_longer_than_the_cache_and_one_longer_than_a_read(plain, monkeypatch):
+    long = [Chat.of(RULES * n + "And then?") for n in (1, 9)]
+    want = plain.complete(long, WARM, "policy"), plain.score(long, [["up", "down"]] * 2, "policy")
+    small = dataclasses.replace(plain, cache_mb=200 * 256 / 1e6)
+    assert small.cache.capacity == 200 < length(plain, RULES * 9)
+    agree(small.complete(long, WARM, "policy"), want[0])
+    agree(sum(small.score(long, [["up", "down"]] * 2, "policy"), []), sum(want[1], []))
+    monkeypatch.setattr(growing, "MOST", 16)
+    large = dataclasses.replace(plain, cache_mb=1)
+    agree(large.complete(long, WARM, "policy"), want[0])
+    agree(sum(large.score(long, [["up", "down"]] * 2, "policy"), []), sum(want[1], []))
+
+
+def test_a_token_is_read_once(cached):
+    """Behind n forks, in one call and in the next."""
+    shared = RULES + "Go.\n"
+    forks = [Chat.of(f"{shared}{word}\n") for word in WORDS]
+    cached.complete(forks, GREEDY, "policy")
+    texts = {tuple(cached.tokenizer.encode(chat.messages[0]["content"])) for chat in forks}
+    nodes = {text[:n] for text in texts for n in range(1, len(text) + 1)}
+    assert cached.cache.stats.read == len(nodes)
+    cached.complete(forks, GREEDY, "policy")
+    assert cached.cache.stats.read == len(nodes) + len(forks)  # the last token of each, for what comes behind it
+
+
+def test_other_weights_start_with_nothing(cached, plain):
+    chats = [Chat.of(RULES + word) for word in WORDS]
+    cached.complete(chats, GREEDY, "policy")
+    variables = jax.tree.map(lambda x: 1.1 * x, plain.variables)
+    other = cached.with_variables(variables)
+    assert len(other.cache) == 0 < len(cached.cache)
+    agree(other.complete(chats, GREEDY, "policy"), plain.with_variables(variables).complete(chats, GREEDY, "policy"))
+
+
+def test_a_call_that_fails_leaves_nothing_wrong_behind(cached, plain, monkeypatch):
+    chats = [Chat.of(RULES + word) for word in WORDS]
+    want = plain.complete(chats, GREEDY, "policy")
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(growing, "_read", fail)
+    with pytest.raises(KeyboardInterrupt):
+        cached.complete(chats, GREEDY, "policy")
+    monkeypatch.undo()
+    agree(cached.complete(chats, GREEDY, "policy"), want)
+
+
+def test_few_programs_serve_a_text_that_grows(cached):
+    programs = (growing._read, growing._reply, growing._log_probs)
+    before = [program._cache_size() for program in programs]
+    episode(cached, steps=12, rules=RULES + "Again. ")
+    added = [program._cache_size() - n for program, n in zip(programs, before)]
+    assert sum(added) < 40
+
+
+@pytest.mark.parametrize("cache_mb", [0, 1])
+def test_a_reply_ends_before_the_first_stop_string(plain, cache_mb):
+    model = dataclasses.replace(plain, cache_mb=cache_mb)
+    chats = [Chat.of(f"{RULES}{word}") for word in WORDS]
+    free = model.complete(chats, dataclasses.replace(GREEDY, max_tokens=30), "policy")
+    text = max((reply.text for reply in free), key=len)
+    single = next(iter(text[3:]))
+    for stop in ([single], [text[5:9]], ["never written", text[8:10], text[4:7]]):
+        got = model.complete(chats, dataclasses.replace(GREEDY, max_tokens=30), "policy", stop=stop)
+        for reply, whole in zip(got, free, strict=True):
+            cut = min((whole.text.find(s) for s in stop if s in whole.text), default=None)
+            assert reply.text == (whole.text if cut is None else whole.text[:cut])
+            assert reply.ended == (whole.ended or cut is not None)
+    with pytest.raises(ValueError, match="stop is"):
+        model.complete(chats, GREEDY, "policy", stop="\n")
+    with pytest.raises(ValueError, match="stop is"):
+        model.complete(chats, GREEDY, "policy", stop=[""])
