@@ -41,10 +41,9 @@ from nlrl_jax.run import app, cost, models, planning, results
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.types import HostGame, LanguageModelError
-from nlrl_jax.weights.load import BUILT_IN, load_config, load_tokenizer
+from nlrl_jax.weights.load import load_config, load_tokenizer
 
 SCRIPT = "run_lac"
-PROMPTS = ("auto", "paper", "compact")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +65,7 @@ class LACRunConfig:
     tasks: int = option(20, "tasks of each mission", least=1, most=10_000)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text)", least=0)
     lac: LACConfig = part(LACConfig())
-    prompt: str = option("auto", "paper (instructions), compact (for built-in models), or auto", choices=PROMPTS)
-    examples: int = option(1, "episodes that the model reads first, in the prompt `paper`", least=0, most=8)
-    context_tokens: int = option(0, "maximum tokens of a prompt with its reply; 0 is the local model's own", least=0)
+    prompts: planning.PromptConfig = part(planning.PromptConfig())
     cache_mb: float = option(2000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
     parallel: int = option(120, "episodes in lockstep", least=1)
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
@@ -76,11 +73,6 @@ class LACRunConfig:
     def __post_init__(self):
         check(self)
         methods.parse(self.methods)
-
-    @property
-    def compact(self) -> bool:
-        """Whether the instructions are those of built-in models."""
-        return self.prompt == "compact" or (self.prompt == "auto" and self.model in BUILT_IN)
 
 
 def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
@@ -102,14 +94,14 @@ def check_model(config: LACRunConfig) -> None:
     """
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
-        models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line_tokens)
+        models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0))
         tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
     else:
         tokenizer, room = load_tokenizer(config.model), load_config(config.model).max_positions
-        if config.lac.planning.reserve >= room:
+        if config.lac.planning.reserve(room) >= room:
             raise ValueError(
-                f"{config.model} has {room} positions, but an imagined rollout (--depth, --line_tokens) may take "
-                f"{config.lac.planning.reserve}; lower --line_tokens"
+                f"--line_tokens is {config.lac.planning.line_tokens}, but {config.model} has {room} positions in all; "
+                f"lower it, at least below {room // 3}"
             )
     if needs_words and tokenizer is not None:
         planning.check_words(tokenizer, config.lac.pair())
@@ -125,7 +117,7 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
     endpoint_tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
     tokenizer = planning.tokenizer_of(model, endpoint_tokenizer)
-    room = planning.context_of(model, config.context_tokens)
+    room = planning.context_of(model, config.prompts.context_tokens)
 
     def one(name: str) -> dict[str, Any]:
         return play(config, name, model, usage, game, tasks, tokenizer, room, run_dir)
@@ -139,10 +131,7 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
 def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None) -> dict[str, Any]:
     """All tasks with one method; see `planning.run_method`."""
     method = METHODS[name]
-    examples = () if config.compact or not game.examples else tuple(game.examples(method.label, config.examples))
-    dialogue = method.dialogue(
-        game.rules, config.compact, examples=examples, count=planning.counter(tokenizer), room=room
-    )
+    dialogue = planning.dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
     clock = time.perf_counter()
     result = planning.run_method(
         name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir
@@ -169,14 +158,14 @@ def dry_run(config: LACRunConfig) -> str:
     for name in methods.parse(config.methods):
         usage = Usage()
         model = Metered(CountingModel(scripts, can_score=config.lac.critic != "direct"), usage)
-        play(config, name, model, usage, game, tasks, None, config.context_tokens)
+        play(config, name, model, usage, game, tasks, None, config.prompts.context_tokens)
         total: Counter = Counter()
         for amounts in usage.rows():
             total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})
         rows.append({"role": name, **total})
     return (
         f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
-        f"counted at their maximum of {config.lac.planning.line_tokens} tokens, and prompts as if none were cached.\n"
+        f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
         f"{cost.calls_table(rows, config.tasks)}"
     )
 

@@ -14,22 +14,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
 
-import flax.struct
 import jax
-import jax.numpy as jnp
 import optax
 from absl import flags
 
 import envs
 from envs.walkers import demonstrate, reply_template
-from nlrl_jax.algorithms.sft import demonstration_loss, make_sft_step
+from nlrl_jax.algorithms.sft import demonstration_loss
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.transformer import init_lora
-from nlrl_jax.run import app, loop, players
+from nlrl_jax.run import adapters, app, loop, players
 from nlrl_jax.types import Sampling
 from nlrl_jax.weights import huggingface
 
@@ -60,32 +56,6 @@ class WarmStartConfig:
         check(self)
 
 
-@flax.struct.dataclass
-class State:
-    """params: frozen. lora: what learns."""
-
-    params: Any
-    lora: Any
-    opt_state: Any
-    iteration: jax.Array
-
-    def learned(self) -> dict[str, Any]:
-        return {"lora": self.lora, "opt_state": self.opt_state, "iteration": self.iteration}
-
-
-def make_update(loss_of, optimizer):
-    """One SFT step on the adapter: (state, key) -> (state, metrics)."""
-
-    step = make_sft_step(loss_of, optimizer, "lora")
-
-    def update(state, key):
-        variables, opt_state, metrics = step({"params": state.params, "lora": state.lora}, state.opt_state, key)
-        iteration = state.iteration + metrics["finite"]
-        return state.replace(lora=variables["lora"], opt_state=opt_state, iteration=iteration), metrics
-
-    return update
-
-
 def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathlib.Path:
     """Trains in a folder that is this run's. Returns the folder of the model; what is there already is not made again.
 
@@ -103,14 +73,12 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
-    lora = init_lora(policy.model, jax.random.fold_in(jax.random.key(config.seed), 0))
-    state = State(loaded.params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
-    state = jax.device_put(state, jax.devices()[0])
+    state = adapters.start(policy.model, loaded.params, optimizer, config.seed)
     if resume:
         state = loop.restore(run_dir, state)
 
     shown = lambda key: demonstrate(game, key, config.batch, config.skilled_share, habit=False)
-    update = make_update(demonstration_loss(policy, reply_template(game, prompt), shown), optimizer)
+    update = adapters.make_update(demonstration_loss(policy, reply_template(game, prompt), shown), optimizer)
     state = loop.train(
         run_dir,
         jax.jit(update, donate_argnums=0),

@@ -29,8 +29,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nlrl_jax.config import check, option
+from nlrl_jax.roles import lines
 from nlrl_jax.roles.dialogues import BAD, GOOD, VERDICT, Dialogue, History, verdict
-from nlrl_jax.types import Chat, LanguageModel, Pairs, Piece
+from nlrl_jax.roles.lines import Line
+from nlrl_jax.types import LanguageModel, Pairs
 
 METHODS = ("finetuned_policy", "policy_gradient", "dense_policy_gradient", "actor_critic", "decision_transformer")
 
@@ -82,14 +84,16 @@ def pairs(
     trajectories: Sequence[Trajectory],
     model: LanguageModel | None = None,
     critic: Dialogue | None = None,
+    joined: bool = True,
 ) -> Pairs:
-    """Episodes as examples in which the actions have the method's weights W_t and all else is only read.
+    """Episodes as examples in which actions have the method's weights W_t and all else is only read.
 
     Args:
       dialogue: the policy's prompts.
       trajectories: anything with `history` and `success`; episodes without a step are left out.
       model: of the actor-critic's Q.
       critic: the prompts behind which Q is read; by default the policy's.
+      joined: an example per episode, or one per action; see `lines.pairs`.
 
     Raises:
       ValueError: dense rewards without a GOOD or BAD in any reflection; an actor-critic without a model.
@@ -113,7 +117,7 @@ def pairs(
     return [
         example
         for one, row in zip(trajectories, rows, strict=True)
-        for example in transcripts(acting(config, dialogue, one.success), one.history, row)
+        for example in _examples(acting(config, dialogue, one.success), one.history, row, joined)
     ]
 
 
@@ -132,36 +136,22 @@ def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[Histo
       NotImplementedError: the model does not score.
     """
     words, chats = (f" {GOOD}", f" {BAD}"), []
+    longest = max((GOOD, BAD), key=lambda word: dialogue.count(f" {word}"))
     for history in histories:
-        for t, step in enumerate(history.steps):
-            judged = f"Action: {step.action}\nCritic: {VERDICT}"
-            chats.append(_chat(dialogue, history, t, judged, max(map(dialogue.count, words))))
+        for line in actions(history):
+            begin = f"Action: {line.text}\nCritic: {VERDICT}"
+            chats.append(lines.prompt(dialogue, line._replace(begin=begin, text=longest)))
     scores = model.score(chats, [words] * len(chats), "critic")
     differences = (good.log_prob - bad.log_prob for good, bad in scores)
     return [list(itertools.islice(differences, len(history.steps))) for history in histories]
 
 
-def transcripts(dialogue: Dialogue, history: History, weights: Sequence[float]) -> list[tuple[Chat, list[Piece]]]:
-    """An episode as one example: its actions learned with `weights` [T], each behind the prompt that would ask for it.
-
-    An action is learned with its newline, which ends it. Where the prompt drops its oldest steps because the dialogue's
-    room is full, a new example begins; so each action is learned once, behind what the model would read.
-    """
-    examples, read = [], ""
-    for t, (step, weight) in enumerate(zip(history.steps, weights, strict=True)):
-        action = f" {step.action}\n"
-        chat = _chat(dialogue, history, t, "Action:", dialogue.count(action))
-        prompt = chat.messages[-1]["content"]
-        if examples and prompt.startswith(read):
-            examples[-1][1].append(Piece(prompt.removeprefix(read), 0.0))
-        else:
-            examples.append((chat, []))
-        examples[-1][1].append(Piece(action, weight))
-        read = prompt + action
-    return examples
+def _examples(dialogue: Dialogue, history: History, weights: Sequence[float], joined: bool) -> Pairs:
+    """An episode whose actions have `weights` [T]."""
+    weighted = [line._replace(weight=weight) for line, weight in zip(actions(history), weights, strict=True)]
+    return lines.pairs(dialogue, weighted, joined)
 
 
-def _chat(dialogue: Dialogue, history: History, t: int, line: str, reserve: int) -> Chat:
-    """h_t and the beginning of a line as the model reads them, with room for `reserve` tokens behind."""
-    until = dataclasses.replace(history, steps=history.steps[:t])
-    return dialogue.chat(dialogue.trim(until, dialogue.count(line) + reserve).history, line)
+def actions(history: History) -> list[Line]:
+    """The actions of an episode, as they are learned."""
+    return [line for line in lines.lines_of(history) if line.kind == lines.ACTION]

@@ -154,13 +154,18 @@ def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
     return examples
 
 
-def make_batches(examples: Sequence[Example], config: SFTConfig, order: np.ndarray) -> list[Batch]:
+def make_batches(
+    examples: Sequence[Example], config: SFTConfig, order: np.ndarray, multiple: int = _ROUND
+) -> list[Batch]:
     """The examples that `order` [N] names, in that order, as batches of `config.batch_size` rows.
 
     All batches have one shape; the last one is filled up with empty rows.
+
+    Args:
+      multiple: of which rows that are not packed are long, as far as `config.max_length` allows.
     """
     longest = max(len(examples[i].tokens) for i in order)
-    length = config.max_length if config.packed else min(-(-longest // _ROUND) * _ROUND, config.max_length)
+    length = config.max_length if config.packed else min(-(-longest // multiple) * multiple, config.max_length)
     rows: list[list[Example]] = []
     room: list[int] = []
     open_rows = range(0)

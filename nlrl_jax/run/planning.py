@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import time
@@ -17,13 +18,64 @@ from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.files import write_atomically
+from nlrl_jax.config import check, option
+from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.rollouts.host_games import Episode, Move, play
 from nlrl_jax.types import HostGame, LanguageModel
+from nlrl_jax.weights.load import BUILT_IN
 
 Task = tuple[str, int]
+FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptConfig:
+    """How episodes become prompts."""
+
+    prompt: str = option(
+        "auto",
+        "paper (instructions), compact (for built-in models), or auto: as the model was fine-tuned "
+        "(launch.finetune_lac), else compact for built-in models and paper for others",
+        choices=("auto", "paper", "compact"),
+    )
+    examples: int = option(
+        -1,
+        "episodes that the model reads first, in the prompt `paper`; -1: as many as in fine-tuning, else 1",
+        least=-1,
+        most=8,
+    )
+    context_tokens: int = option(0, "maximum tokens of a prompt with its reply; 0 is the local model's own", least=0)
+
+    def __post_init__(self):
+        check(self)
+
+    def form(self, model: str) -> tuple[str, int]:
+        """("paper" or "compact", number of examples) of the prompts of a model by its name."""
+        path = pathlib.Path(model).expanduser() / FORM
+        tuned = read_json(path) if path.is_file() else {}
+        own = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
+        examples = self.examples if self.examples >= 0 else tuned.get("examples", 1)
+        return (own if self.prompt == "auto" else self.prompt), examples
+
+
+def dialogue_of(
+    method: Method, game: HostGame, config: PromptConfig, model: str, tokenizer: Tokenizer | None, room: int
+) -> Dialogue:
+    """The dialogue that a method holds with a model about a game, in inference and in fine-tuning.
+
+    Args:
+      model: its name. tokenizer: that counts its tokens; None where there is none.
+      room: tokens of its context, 0 if nobody knows.
+    """
+    form, number = config.form(model)
+    shown = number and form == "paper" and game.examples
+    examples = tuple(game.examples(method.label, number)) if shown else ()
+    if tokenizer and room:  # the chat template takes its share
+        empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+        room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
+    return method.dialogue(game.rules, form == "compact", examples=examples, count=counter(tokenizer), room=room)
 
 
 def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from nlrl_jax.algorithms import lac
+from nlrl_jax.algorithms import lac, offline
 from nlrl_jax.algorithms.lac import Decisions, LACConfig
+from nlrl_jax.algorithms.offline import OfflineConfig
 from nlrl_jax.algorithms.planners import icpi, rafa, rap, react
 from nlrl_jax.config import replace
 from nlrl_jax.roles.dialogues import Dialogue, History
@@ -23,6 +24,7 @@ class Method:
       notes: whether there are notes in its transcripts.
       thinks: whether actions may be thoughts.
       scores: whether it needs log-probabilities.
+      returns: whether a return of 1 stands before each observation, as a decision transformer has learned it.
       decide: (model, dialogue, histories, actions, config, seed) -> decisions.
     """
 
@@ -32,11 +34,13 @@ class Method:
     notes: bool = True
     thinks: bool = False
     scores: bool = True
+    returns: bool = False
 
     def dialogue(self, rules: str, compact: bool, **more) -> Dialogue:
         """The dialogue about a game that this method holds. Arguments: see `Dialogue.of`."""
         made = Dialogue.of(rules, self.label, compact, self.thinks, **more)
-        return made if self.notes else dataclasses.replace(made, label="")
+        made = made if self.notes else dataclasses.replace(made, label="")
+        return offline.acting(OfflineConfig("decision_transformer"), made) if self.returns else made
 
 
 def _planner(module):
@@ -70,6 +74,7 @@ METHODS: dict[str, Method] = {
         for name, (changes, label) in lac.METHODS.items()
     },
     "react": Method("ReAct, no thoughts", "", _planner(react), scores=False),
+    "react_return": Method("decision transformer", "", _planner(react), scores=False, returns=True),
     "react_think": Method("ReAct", "", _planner(react), thinks=True, scores=False),
     "rap": Method("RAP", "", _planner(rap)),
     "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),

@@ -1,0 +1,312 @@
+"""Fine-tunes a language model on a few trajectories: LAC's model, or a policy of appendix A.5 (LAC, B.2, A.5, A.9).
+
+    python -m launch.finetune_lac --model smollm2 --run_dir runs/tuned
+    python -m launch.run_lac --model runs/tuned/model --methods lac --run_dir runs/lac_tuned
+    python -m launch.finetune_lac --model smollm2 --method decision_transformer --run_dir runs/dt
+    python -m launch.run_lac --model runs/dt/model --methods react_return --run_dir runs/lac_dt
+    python -m launch.finetune_lac --game my_module:host_game --trajectories mine.jsonl --run_dir runs/mine
+
+A LoRA adapter learns to continue transcripts where `launch.run_lac` asks: --method lac learns observations and
+reflections (and actions with --learn_actions); the others learn actions (`algorithms/offline.py`) and act as react, the
+decision transformer as react_return. The defaults are the paper's: 18 trajectories, 12 of them successes, 1,000 steps
+of two pairs. Without --trajectories a flawed walker makes them, on tasks that no run plays; the format of a file of
+your own is that of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
+
+--rows pairs is the paper's: a line behind its whole transcript is an example. --rows episodes learns all lines of a
+transcript in one pass: the same tokens, far fewer read, and fewer steps for as many passes (--dry_run counts both).
+
+Leaves RUN_DIR/model, an ordinary Hugging Face folder, whose dialogue.json tells run_lac which prompts it has learned;
+metrics.jsonl, learning_curve.png and results.json with losses and the accuracy of GOOD and BAD on held-out
+trajectories (Figure 12c). The last line reads `eval/accuracy: 0.512 -> 0.803`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from absl import flags
+
+import envs
+from envs.babyai.demonstrations import demonstrations
+from nlrl_jax.algorithms import lac_tuning, offline, sft
+from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
+from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.algorithms.sft import Example, SFTConfig
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.config import DTYPES, check, option, part
+from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
+from nlrl_jax.roles.lines import Line
+from nlrl_jax.roles.lines import pairs as pairs_of
+from nlrl_jax.run import adapters, app, loop, models, planning, players, plots, results, trajectories
+from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.types import LanguageModel
+from nlrl_jax.weights import huggingface
+from nlrl_jax.weights.load import load_config, load_tokenizer
+
+SCRIPT = "finetune_lac"
+ACTS = {"lac": "lac", "decision_transformer": "react_return"}  # the method of run_lac that plays it, else react
+HELD_OUT = (12, 6)  # successes and failures
+_CACHE_MB = 256  # for evaluations
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneConfig:
+    """Everything that decides what fine-tuning computes."""
+
+    model: str = option("smollm2", players.MODELS)
+    method: str = option(
+        "lac", "what is learned: lac (observations, reflections) or a policy", choices=("lac", *offline.METHODS)
+    )
+    learn_actions: bool = option(False, "lac: learn actions too (LAC with fine-tuned policy, A.5.1)")
+    offline: OfflineConfig = part(OfflineConfig(), without=("method",))
+    game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
+    trajectories: str = option("", "file of trajectories, one JSON object per line; empty: made (babyai)")
+    successes: int = option(12, "successes that are made, the missions in turn", least=0, most=10_000)
+    failures: int = option(6, "failures that are made", least=0, most=10_000)
+    held_out: str = option("", "file of trajectories for the learning curve; empty: 18 are made (babyai), else none")
+    prompts: planning.PromptConfig = part(planning.PromptConfig(examples=0))
+    rows: str = option(
+        "pairs", "an example is a line (pairs) or a transcript (episodes)", choices=("pairs", "episodes")
+    )
+    iterations: int = option(1000, "gradient steps", least=1)
+    batch: int = option(2, "examples per step", least=1)
+    learning_rate: float = option(2.5e-5, "AdamW's learning rate", above=0)
+    lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
+    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
+    seed: int = option(0, "everything random follows from it, the trajectories too", least=0, most=1000)
+    eval_every: int = option(100, "steps between two evaluations on held-out trajectories", least=1)
+    checkpoint_every: int = option(100, "steps between checkpoints", least=1)
+
+    def __post_init__(self):
+        check(self)
+        if self.learn_actions and self.method != "lac":
+            raise ValueError(f"learn_actions is for --method lac; {self.method} learns actions and nothing else")
+        if not self.trajectories and self.game != "babyai":
+            raise ValueError(f"trajectories of {self.game} cannot be made; give a file: --trajectories FILE")
+        if not self.trajectories and not self.successes + self.failures:
+            raise ValueError("successes and failures are both 0; there must be a trajectory")
+
+    @property
+    def weights(self) -> OfflineConfig:
+        """How a policy's actions are weighted."""
+        return dataclasses.replace(self.offline, method=self.method)
+
+
+class Data(NamedTuple):
+    """What is learned, and what is held out: the lines of other episodes and the dialogue they stand in."""
+
+    trajectories: list[Trajectory]
+    dialogue: Dialogue
+    critic: Dialogue
+    held_out: list[Line]
+    held_out_dialogue: Dialogue
+
+
+def gather(config: FinetuneConfig, tokenizer: Tokenizer, run_dir: pathlib.Path | None = None) -> Data:
+    """Trajectories and prompts. What was made or read once is kept in `run_dir` and read there from then on.
+
+    Raises:
+      ValueError: a file that is not of the format, or has no reflections where these are learned; an unknown game.
+    """
+    game = envs.make_host(config.game)
+    learned = _stored(config, run_dir, "trajectories", (config.successes, config.failures))
+    others = _stored(config, run_dir, "held_out", HELD_OUT)
+    notes = [step.note for one in learned for step in one.history.steps]
+    if config.method == "lac" and not any(verdict(note) in (GOOD, BAD) for note in notes):
+        raise ValueError(
+            f"none of {len(learned)} trajectories has a reflection that ends GOOD or BAD, which --method lac learns; "
+            f"add them, or choose a --method that learns actions: {', '.join(offline.METHODS)}"
+        )
+    room = min(filter(None, (config.prompts.context_tokens, load_config(config.model).max_positions)))
+    of = lambda name: planning.dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
+    critic = of("lac")
+    if config.method == "lac":
+        lines = [line for one in others for line in lac_tuning.lines(one.history, config.learn_actions)]
+        return Data(learned, critic, critic, lines, critic)
+    policy = of("react")
+    lines = [line for one in others if one.success for line in offline.actions(one.history)]
+    return Data(learned, policy, critic, lines, offline.acting(config.weights, policy))
+
+
+def _stored(config: FinetuneConfig, run_dir: pathlib.Path | None, name: str, made: tuple[int, int]) -> list[Trajectory]:
+    given, path = getattr(config, name), run_dir / f"{name}.jsonl" if run_dir else None
+    if path and path.is_file():
+        return trajectories.read(path)
+    if given:
+        found = trajectories.read(pathlib.Path(given).expanduser())
+    elif config.game == "babyai":
+        found = [Trajectory(one.history, one.success) for one in demonstrations(*made, config.seed, name == "held_out")]
+    else:
+        return []
+    if path:
+        trajectories.write(path, found)
+    return found
+
+
+def examples_of(
+    config: FinetuneConfig, data: Data, tokenizer: Tokenizer, model: LanguageModel | None = None
+) -> list[Example]:
+    """What a step learns from, as tokens.
+
+    Args:
+      model: of the actor-critic's Q; without one its actions are weighted by 1.
+
+    Raises:
+      ValueError: see `offline.pairs`; the tokenizer splits a transcript otherwise than its parts.
+    """
+    joined = config.rows == "episodes"
+    if config.method == "lac":
+        lines = [line for one in data.trajectories for line in lac_tuning.lines(one.history, config.learn_actions)]
+        pairs = pairs_of(data.dialogue, lines, joined)
+    else:
+        weights = config.weights
+        if model is None and config.method == "actor_critic":
+            weights = OfflineConfig()
+        pairs = offline.pairs(weights, data.dialogue, data.trajectories, model, data.critic, joined)
+    examples = sft.tokenize(tokenizer, pairs)
+    chat, pieces = pairs[0]
+    whole = tokenizer.render_chat(chat.messages) + "".join(piece.text for piece in pieces)
+    if joined and examples[0].tokens != tokenizer.encode(whole):
+        raise ValueError(
+            f"{config.model}'s tokenizer splits a transcript otherwise than its lines; choose --rows pairs"
+        )
+    return examples
+
+
+def count(examples: Sequence[Example]) -> tuple[int, int]:
+    """(tokens learned, tokens read) in one pass."""
+    learned = sum(weight != 0 for one in examples for weight in one.weights)
+    return learned, sum(len(one.tokens) for one in examples)
+
+
+def describe(config: FinetuneConfig, data: Data, tokenizer: Tokenizer) -> str:
+    """What a run would learn, in words: trajectories, pairs, tokens and steps."""
+    steps = sum(len(one.history.steps) for one in data.trajectories)
+    number, won = len(data.trajectories), sum(one.success for one in data.trajectories)
+    lines = [f"{number} trajectories ({won} successes) of {steps} steps; held out: {len(data.held_out)} lines"]
+    for rows in ("pairs", "episodes"):
+        try:
+            examples = examples_of(dataclasses.replace(config, rows=rows), data, tokenizer)
+        except ValueError as error:
+            lines.append(f"--rows {rows}: {error}")
+            continue
+        (learned, read), longest = count(examples), max(len(one.tokens) for one in examples)
+        lines.append(
+            f"--rows {rows}: {len(examples)} examples, the longest of {longest} tokens; one "
+            f"pass learns {learned:,} tokens and reads {read:,}, {read / learned:.1f} for each; {config.iterations:,} "
+            f"steps of {config.batch} are {config.iterations * config.batch / len(examples):.1f} passes"
+        )
+    return "\n".join(lines)
+
+
+def batches_of(config: FinetuneConfig, examples: Sequence[Example]):
+    """Step -> its batch: passes over all examples, each in a random order. Rows have one of four lengths."""
+    multiple = -(-max(len(one.tokens) for one in examples) // 128) * 32
+    shape = SFTConfig(batch_size=config.batch, max_length=4 * multiple)
+
+    @functools.lru_cache(maxsize=4)
+    def order(epoch: int) -> np.ndarray:
+        return np.random.default_rng([config.seed, epoch]).permutation(len(examples))
+
+    def batch(step: int) -> sft.Batch:
+        places = (divmod(step * config.batch + k, len(examples)) for k in range(config.batch))
+        return sft.make_batches(examples, shape, np.array([order(epoch)[i] for epoch, i in places]), multiple)[0]
+
+    return batch
+
+
+def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
+    """Fine-tunes in a folder that is this run's, and writes its results. Returns those; see `results.write`.
+
+    Raises:
+      ValueError: see `gather`, `examples_of`, `loop.train`.
+    """
+    base = models.local_model(config.model, config.dtype, config.lora, chat=False)
+    tokenizer, network = base.tokenizer, base.model
+    data = gather(config, tokenizer, run_dir)
+    examples = examples_of(config, data, tokenizer, dataclasses.replace(base, cache_mb=_CACHE_MB))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(config.learning_rate, weight_decay=0.0))
+    state = adapters.start(network, base.variables["params"], optimizer, config.seed)
+
+    def evaluate(state) -> dict[str, float]:
+        if not data.held_out:
+            return {}
+        model = LocalModel(network, {"params": state.params, "lora": state.lora}, tokenizer, cache_mb=_CACHE_MB)
+        return lac_tuning.evaluate(model, data.held_out_dialogue, data.held_out)
+
+    if resume and (run_dir / results.RESULTS).is_file():
+        before = results.read(run_dir)["before"]
+    else:
+        print("evaluating before training ...", flush=True)
+        before = evaluate(state)
+        results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=[config.seed])
+    state = loop.restore(run_dir, state) if resume else state
+    step = jax.jit(adapters.make_update(functools.partial(sft.sft_loss, network), optimizer), donate_argnums=0)
+    batch = batches_of(config, examples)
+
+    def evaluated(done: int, state) -> dict[str, float]:
+        due = done % config.eval_every == 0 or done == config.iterations
+        return {f"eval/{name}": value for name, value in evaluate(state).items()} if due else {}
+
+    state = loop.train(
+        run_dir,
+        lambda state, key: step(state, batch(int(state.iteration))),
+        state,
+        seed=config.seed,
+        iterations=config.iterations,
+        checkpoint_every=config.checkpoint_every,
+        columns=("loss", "eval/accuracy"),
+        resume=resume,
+        evaluate=evaluated,
+    )
+    write_model(config, run_dir / "model", base, state.lora)
+    last = read_rows(run_dir)[-1]
+    after = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
+    learned, read = count(examples)
+    counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": read}
+    results.write(run_dir, script=SCRIPT, before=before, after=after, seeds=[config.seed], counts=counts)
+    start = {f"eval/{name}": value for name, value in before.items()}
+    plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", config.method, before=start)
+    return results.read(run_dir)
+
+
+def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, lora: Any) -> None:
+    """The model as a Hugging Face folder, with the prompts it has learned."""
+    huggingface.save(folder, base.model.config, base.variables["params"], base.tokenizer, lora=lora)
+    prompt, examples = config.prompts.form(config.model)
+    form = {"prompt": prompt, "examples": examples, "method": config.method}
+    write_atomically(folder / planning.FORM, json.dumps(form) + "\n")
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = app.parse(FinetuneConfig)
+    tokenizer = load_tokenizer(config.model)
+    if config.method in ("lac", "actor_critic"):
+        planning.check_words(tokenizer, (GOOD, BAD))
+    if flags.FLAGS.dry_run:
+        print(describe(config, gather(config, tokenizer), tokenizer))
+        return
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=("checkpoint_every", "iterations"))
+    finished = finetune(config, run_dir, flags.FLAGS.resume)
+    print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of launch.run_lac plays it")
+    changes = ((name, finished["before"][name], value) for name, value in finished["after"].items())
+    print(", ".join(f"eval/{name}: {old:.3f} -> {new:.3f}" for name, old, new in changes))
+
+
+define_flags = app.flags_of(FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing")
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,46 @@
+"""A LoRA adapter that learns by SFT in `loop.train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from nlrl_jax.algorithms.sft import make_sft_step
+from nlrl_jax.lm.transformer import Transformer, init_lora
+
+
+@flax.struct.dataclass
+class State:
+    """params: frozen. lora: what learns."""
+
+    params: Any
+    lora: Any
+    opt_state: Any
+    iteration: jax.Array
+
+    def learned(self) -> dict[str, Any]:
+        return {"lora": self.lora, "opt_state": self.opt_state, "iteration": self.iteration}
+
+
+def start(model: Transformer, params: Any, optimizer: optax.GradientTransformation, seed: int) -> State:
+    """The state before the first step, on the first device: an adapter that changes nothing yet."""
+    lora = init_lora(model, jax.random.fold_in(jax.random.key(seed), 0))
+    state = State(params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
+    return jax.device_put(state, jax.devices()[0])
+
+
+def make_update(loss_of: Callable, optimizer: optax.GradientTransformation) -> Callable:
+    """One SFT step on the adapter: a pure (state, batch) -> (state, metrics). Arguments: see `sft.make_sft_step`."""
+    step = make_sft_step(loss_of, optimizer, "lora")
+
+    def update(state, batch):
+        variables, opt_state, metrics = step({"params": state.params, "lora": state.lora}, state.opt_state, batch)
+        iteration = state.iteration + metrics["finite"]
+        return state.replace(lora=variables["lora"], opt_state=opt_state, iteration=iteration), metrics
+
+    return update
