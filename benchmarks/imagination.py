@@ -52,6 +52,7 @@ def imagined(model, dialogue, transcripts, tokens) -> dict[int, dict[str, float]
     ]
     sums: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for depth in range(DEPTH):
+        live = [(dialogue.trim(history, 3 * tokens).history, steps) for history, steps in live]
         chats = [dialogue.chat(h, f"Action: {steps[depth].action}\nObservation:") for h, steps in live]
         lines = model.complete(chats, Sampling(tokens, 0.0), "world model", stop=("\n",))
         grown = []

@@ -44,6 +44,7 @@ class Walker:
     random: float = 0.08
 
 
+_ROWS = 16
 EXPERT = Walker(0.0, 0.0, 0.0, 0.0, 0.0)
 WANDERER = Walker(random=0.5)  # for the dynamics of actions that nobody would choose
 
@@ -192,9 +193,11 @@ def walk(
         if kind not in KINDS:
             raise ValueError(f"the kind of notes is {kind!r}; choose one of {', '.join(map(repr, KINDS))}")
     n, number = len(seeds), levels.mission_id(mission)
-    missions = np.arange(n) % len(rules.MISSIONS) if number is None else np.full(n, number)
-    states = jax.device_get(_draw(np.asarray(seeds, np.uint32), missions.astype(np.int32)))
-    made = zip(_rows(states, n), solver.read(states), texts(states), kinds, walkers, seeds, max_steps, strict=True)
+    rows = max(_ROWS, 1 << max(0, n - 1).bit_length())  # few sizes, so that few programs are compiled
+    missions = np.arange(rows) % len(rules.MISSIONS) if number is None else np.full(rows, number)
+    padded = np.resize(np.asarray(seeds, np.uint32), rows)
+    states = jax.device_get(_draw(padded, missions.astype(np.int32)))
+    made = zip(_rows(states, n), solver.read(states), texts(states), kinds, walkers, seeds, max_steps, strict=False)
     episodes = [_Episode(s, r, t, kind, w, random.Random(f"{mission} {seed}"), m) for s, r, t, kind, w, seed, m in made]
     live, first = list(range(n)), True
     while True:
@@ -213,12 +216,12 @@ def walk(
         live = [i for i in live if not annotate.won(episodes[i].state) and done(episodes[i]) < episodes[i].max_steps]
         if not live:
             break
-        actions = np.zeros(n, np.int32)
+        actions = np.zeros(rows, np.int32)
         for i in live:
             actions[i] = episodes[i].choose()
         states = jax.device_get(_step(states, actions))
-        shown, rows = texts(states), _rows(states, n)
+        shown, after = texts(states), _rows(states, n)
         for i in live:
             one = episodes[i]
-            one.advance(int(actions[i]), rows[i], solver.step(one.task, one.node, int(actions[i])), shown[i])
+            one.advance(int(actions[i]), after[i], solver.step(one.task, one.node, int(actions[i])), shown[i])
     return [Transcript(one.history, one.kind, annotate.won(one.state), tuple(one.values)) for one in episodes]

@@ -53,6 +53,8 @@ class Corridor:
             x, before = where(history), where(History("", "", history.steps[:-1]))
             word = "GOOD" if x == GOAL else "BAD" if abs(GOAL - x) > abs(GOAL - before) else "UNKNOWN"
             return f" I am at {x}. This step is {word}."
+        if kind == "Thought:":
+            return " I want to go right."
         if kind == "Reward:":
             return " 1" if where(history) == GOAL else " 0"
         if kind == "Value:":

@@ -1,0 +1,99 @@
+"""Runs of planners: killed and resumed, with words and contexts that do not fit refused."""
+
+import json
+
+import pytest
+
+from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners import methods
+from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import replace
+from nlrl_jax.run import planning
+from nlrl_jax.weights.load import load_tokenizer
+from tests.algorithms.test_lac import GAME, Corridor
+
+TASKS = [("", i) for i in range(5)]
+CONFIG = replace(LACConfig(), candidates=3)
+
+
+def run(model, folder):
+    folder.mkdir(exist_ok=True)
+    usage, method = Usage(folder), METHODS["lac"]
+    args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS, 2, 0, folder
+    return planning.run_method("lac", method, *args)
+
+
+class Killed(Corridor):
+    """Dies in the middle of its nth call."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.left = calls
+
+    def complete(self, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().complete(*args, **kwargs)
+
+
+def test_a_killed_run_asks_for_nothing_twice(tmp_path):
+    whole = run(Corridor(), tmp_path / "whole")
+    folder = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        run(Killed(12), folder)
+    journal = folder / "moves" / "lac.jsonl"
+    made = len(journal.read_text().splitlines())
+    assert made > 0
+    with journal.open("a") as file:
+        file.write('{"part": 0, "sec')  # a kill in the middle of a line
+    model = Corridor()
+    resumed = run(model, folder)
+    assert resumed["episodes"] == whole["episodes"] and resumed["calls"] == whole["calls"]
+    steps = sum(1 for role, _ in model.roles if role == "critic")  # one such call per step
+    assert steps == len(journal.read_text().splitlines()) - made
+    again = Corridor()
+    assert run(again, folder)["episodes"] == whole["episodes"] and not again.roles
+
+
+def test_finished_methods_are_read_from_disk(tmp_path):
+    made = []
+    play = lambda name: made.append(name) or {"method": name}
+    assert planning.finished_methods(tmp_path, ["a", "b"], play) == {"a": {"method": "a"}, "b": {"method": "b"}}
+    assert planning.finished_methods(tmp_path, ["b", "c"], play)["b"] == {"method": "b"}
+    assert made == ["a", "b", "c"]
+    assert json.loads((tmp_path / "episodes" / "c.json").read_text()) == {"method": "c"}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "react_return"])
+def test_every_method_plays(name):
+    usage = Usage()
+    dialogue = METHODS[name].dialogue(GAME.rules, True)
+    args = Metered(Corridor(), usage), usage, GAME, dialogue, CONFIG, TASKS[:2], 5, 0
+    result = planning.run_method(name, METHODS[name], *args)
+    assert [episode["task"] for episode in result["episodes"]] == [["", 0], ["", 1]]
+    assert result["tokens"]["written"] > 0
+
+
+def test_words_that_a_model_cannot_tell_apart_are_refused():
+    tokenizer = load_tokenizer("nano")
+    planning.check_words(tokenizer, ("GOOD", "BAD"))
+    with pytest.raises(ValueError, match="cannot tell"):
+        planning.check_words(tokenizer, ("GOOD", "GOOD"))
+
+    class Poor:
+        encode = staticmethod(lambda text: [0])
+        decode = staticmethod(lambda ids: "?")
+
+    with pytest.raises(ValueError, match="cannot write 'GOOD'.*--critic direct"):
+        planning.check_words(Poor, ("GOOD", "BAD"))
+
+
+def test_tasks_and_names():
+    assert planning.tasks_of(GAME, [""], 2, 3) == [("", 30_000), ("", 30_001)]
+    with pytest.raises(ValueError, match="no tasks 'swim'"):
+        planning.tasks_of(GAME, ["swim"], 1, 0)
+    assert methods.parse("lac, rap,lac") == ["lac", "rap"]
+    with pytest.raises(ValueError, match="methods is 'magic'"):
+        methods.parse("magic")

@@ -1,0 +1,66 @@
+"""A text game on the host equals its environment."""
+
+import jax
+import numpy as np
+import pytest
+
+import envs
+from nlrl_jax.text.host import of_text_game
+
+TASKS = [("", 3), ("", 4), ("", 5)]
+
+
+@pytest.fixture(scope="module")
+def game():
+    return envs.make("frozen_lake", prompt="compact")
+
+
+def test_episodes_equal_the_environments(game):
+    host = of_text_game(game)
+    states = [start.state for start in host.reset(TASKS)]
+    keys = [jax.random.key(seed) for _, seed in TASKS]
+    expected = [game.env.reset_env(key, game.params)[1] for key in keys]
+    for word in ("Right", "Down", "Down"):
+        outcomes = host.step(states, [word] * 3)
+        states = [outcome.state for outcome in outcomes]
+        action = game.actions.index(word)
+        for i, outcome in enumerate(outcomes):
+            _, expected[i], reward, terminated, _ = game.env.step_env(keys[i], expected[i], action, game.params)
+            jax.tree.map(np.testing.assert_array_equal, outcome.state[1], expected[i])
+            assert outcome.observation == game.observation.render(jax.device_get(game.fields(expected[i])))
+            assert (outcome.reward, outcome.done) == (float(reward), bool(terminated))
+            assert outcome.success == bool(game.success(expected[i]))
+    assert host.board(states[0]) == game.board.render(jax.device_get(game.fields(expected[0])))
+
+
+def test_slippery_ice_does_not_depend_on_the_other_episodes():
+    host = of_text_game(envs.make("frozen_lake_slippery", prompt="compact"))
+    together = [start.state for start in host.reset(TASKS)]
+    alone = host.reset(TASKS[2:])[0].state
+    for word in ("Right", "Down", "Right"):
+        outcomes = host.step(together, [word] * 3)
+        together = [outcome.state for outcome in outcomes]
+        (only,) = host.step([alone], [word])
+        alone = only.state
+        assert only.observation == outcomes[2].observation
+
+
+def test_words_that_are_no_action_change_nothing_and_say_so(game):
+    host = of_text_game(game)
+    (start,) = host.reset(TASKS[:1])
+    (outcome,) = host.step([start.state], ["fly"])
+    assert outcome.state is start.state and not outcome.done
+    assert outcome.observation == f"Nothing happens. {start.observation}"
+    with pytest.raises(ValueError, match="no tasks 'swim'"):
+        host.reset([("swim", 1)])
+
+
+def test_babyai_has_six_kinds_of_tasks_and_knows_the_optimum():
+    host = envs.make_host("babyai")
+    starts = host.reset([("go to", 1), ("open door", 2)])
+    assert starts[0].goal.startswith("go to the ") or starts[0].goal.startswith("go to a ")
+    assert starts[1].goal.startswith("open the ")
+    assert "Goal" not in starts[0].observation
+    assert host.optimal(starts[1].state) > host.optimal(starts[0].state) >= 1
+    with pytest.raises(ValueError, match="my_module:host_game"):
+        envs.make_host("chess")
