@@ -270,7 +270,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         resume=resume,
         evaluate=evaluated,
     )
-    write_model(config, run_dir / "model", base, state.lora)
+    write_model(config, run_dir / "model", base, state)
     last = read_rows(run_dir)[-1]
     after = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
     learned, read = count(examples)
@@ -281,9 +281,9 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
     return results.read(run_dir)
 
 
-def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, lora: Any) -> None:
+def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, state: adapters.State) -> None:
     """The model as a Hugging Face folder, with the prompts it has learned."""
-    huggingface.save(folder, base.model.config, base.variables["params"], base.tokenizer, lora=lora)
+    huggingface.save(folder, base.model.config, state.params, base.tokenizer, lora=state.lora)
     prompt, examples = config.prompts.form(config.model)
     form = {"prompt": prompt, "examples": examples, "method": config.method}
     write_atomically(folder / planning.FORM, json.dumps(form) + "\n")
