@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs import frozen_lake, grid_text, snake
+from envs.babyai import rules as babyai
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 from nlrl_jax.types import TextGame
 
@@ -96,11 +97,47 @@ def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit:
     return state, actions
 
 
+def babyai_walk(
+    key: jax.Array, state: babyai.EnvState, skilled: jax.Array, habit: bool = False
+) -> tuple[Any, jax.Array]:
+    """The three actions of a walker that goes to the nearest target in sight and picks it up, else turns right.
+
+    Args:
+      skilled: bool []; False goes forward until something is in the way, then turns to any side.
+      habit: not used.
+
+    Returns: (state, actions int32 [3]); -1 once the mission is fulfilled.
+    """
+
+    def walk(now, key):
+        code, at = babyai.codes(now), babyai.view_index(now)
+        target = jnp.where(now.done > 0, babyai.matches(now, 1), babyai.matches(now, 0))
+        sideward, forward = at // babyai.VIEW - babyai.VIEW // 2, babyai.VIEW - 1 - at % babyai.VIEW
+        seen = target & (at >= 0) & (code[at] > 0)
+        nearest = jnp.argmin(jnp.where(seen, jnp.abs(sideward) + forward, FAR))
+        sideward, forward = sideward[nearest], forward[nearest]
+        free = code[babyai.HERE - 1] == babyai.EMPTY
+        aside = jnp.where(sideward < 0, babyai.TURN_LEFT, babyai.TURN_RIGHT)
+        onward = free & (forward > 0)
+        faces = (sideward == 0) & (forward == 1)
+        action = jnp.where(seen.any(), jnp.where(onward, babyai.FORWARD, aside), babyai.TURN_RIGHT)
+        action = jnp.where(seen.any() & faces, babyai.PICK_UP, action)
+        blind = jnp.where(free, babyai.FORWARD, jax.random.bernoulli(key).astype(jnp.int32))
+        action = jnp.where(skilled, action, blind)
+        over = babyai.success(now)
+        after = jax.tree.map(lambda a, b: jnp.where(over, a, b), now, babyai.step(now, action))
+        return after, jnp.where(over, -1, action)
+
+    _, actions = jax.lax.scan(walk, state, jax.random.split(key, 3))
+    return state, actions
+
+
 WALKS = {
     "frozen_lake": frozen_lake_walk,
     "frozen_lake_slippery": frozen_lake_walk,  # as if the ice were not
     "snake": snake_walk,
     "snake_poison": snake_walk,
+    "babyai": babyai_walk,
 }
 
 
@@ -121,12 +158,11 @@ def demonstrate(
             state = _play_on(game, key_play, state, lambda key, state: _random_action(game, key))
             actions = jax.vmap(lambda key: _random_action(game, key))(jax.random.split(key_walk, most))
         else:
-            if game.name.startswith("snake"):
-                state = _play_on(
-                    game, key_play, state, lambda key, state: snake_walk(key, state, jnp.array(True))[1][0]
-                )
+            walk = WALKS[game.name]
+            if walk in (snake_walk, babyai_walk):
+                state = _play_on(game, key_play, state, lambda key, state: walk(key, state, jnp.array(True))[1][0])
             skilled = jax.random.bernoulli(key_skill, skilled_share)
-            state, actions = WALKS[game.name](key_walk, state, skilled, habit)
+            state, actions = walk(key_walk, state, skilled, habit)
         shown = jax.random.randint(key_length, (), 1, most + 1)
         return game.fields(state), jnp.where(jnp.arange(most) < shown, actions, -1)
 
@@ -157,7 +193,7 @@ def reply_template(game: TextGame, prompt: str) -> Template:
     action = Template((Literal("<action>"), listed(" || "), Literal("</action>")))
     if prompt == "compact":
         return action
-    if game.name not in WALKS:
+    if WALKS.get(game.name) in (None, babyai_walk):
         observed = (
             Literal("<observe>The state is given above.</observe>\n<think>Any action that is listed counts.</think>\n"),
         )

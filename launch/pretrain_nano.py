@@ -2,6 +2,7 @@
 
     python -m launch.pretrain_nano --out nlrl_jax/assets/nano
     python -m launch.pretrain_nano --games boards --out nlrl_jax/assets/nano_board
+    python -m launch.pretrain_nano --games babyai --steps 6000 --learning_rate 2e-3 --out nlrl_jax/assets/nano_babyai
 
 Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`envs/walkers.py`), so the model has the
 reply format and plays far from optimally. Every batch is new: games are reset, walked and rendered inside the training
@@ -11,6 +12,9 @@ Boards (tic-tac-toe and breakthrough): the model learns to read, the rules, and 
 stands where, what a move leads to and whether that wins, which squares would complete a row, which moves
 there are. The moves and evaluations it learns to write are random. So it names legal moves and writes proper
 evaluations, and does not know a good one from a bad one. Weights are kept in bfloat16.
+
+BabyAI-Text: the model reads transcripts of walkers of mixed quality (`envs/babyai/corpus.py`): it proposes actions,
+imagines observations and judges steps. See `nlrl_jax.run.nano`.
 
 The result is an ordinary Hugging Face folder (Llama architecture).
 """
@@ -30,6 +34,7 @@ import optax
 from absl import flags
 
 import envs
+from envs.babyai import corpus as babyai
 from envs.breakthrough import prompts as breakthrough_prompts
 from envs.breakthrough import rule_based as breakthrough_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
@@ -41,7 +46,8 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app
+from nlrl_jax.run import app, nano
+from nlrl_jax.run.nano import CHAT_TEMPLATE
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.text.template import Choice
@@ -53,11 +59,6 @@ TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
 BATCH = {"frozen_lake": 128, "snake": 64}
 VOCAB_SIZE = {"grids": 512, "boards": 768}
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def nano_config(games: str) -> ModelConfig:
@@ -259,21 +260,27 @@ def pretrain_boards(out: pathlib.Path) -> None:
 def main(argv: list[str]) -> None:
     del argv
     out = pathlib.Path(flags.FLAGS.out)
-    pretrain_boards(out) if flags.FLAGS.games == "boards" else pretrain_grids(out)
+    given = flags.FLAGS
+    if given.games == "babyai":
+        pairs = list(babyai.corpus(given.episodes, 1 + given.seed))
+        nano.pretrain(out, pairs, given.steps, given.learning_rate, given.seed)
+    else:
+        pretrain_boards(out) if given.games == "boards" else pretrain_grids(out)
 
 
 def define_flags() -> None:
-    flags.DEFINE_enum("games", "grids", ["grids", "boards"], "what the model learns to read")
+    flags.DEFINE_enum("games", "grids", ["grids", "boards", "babyai"], "what the model learns to read")
     flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
     flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay")
-    flags.DEFINE_integer("steps", 700, "grids: training steps", lower_bound=1)
+    flags.DEFINE_integer("steps", 700, "grids, babyai: training steps", lower_bound=1)
     flags.DEFINE_integer("snake_every", 8, "grids: one step in so many is Snake, the rest FrozenLake", lower_bound=1)
     flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
     flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
-    flags.DEFINE_integer("seed", 0, "grids: random seed")
+    flags.DEFINE_integer("seed", 0, "grids, babyai: random seed")
     flags.DEFINE_string("init_from", "", "grids: start from the weights in this folder")
     flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")
+    flags.DEFINE_integer("episodes", 12_000, "babyai: episodes to read", lower_bound=1)
     flags.DEFINE_integer("positions", 10_000, "boards: positions of each game", lower_bound=1)
 
 

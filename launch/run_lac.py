@@ -66,6 +66,7 @@ class LACRunConfig:
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text)", least=0)
     lac: LACConfig = part(LACConfig())
     prompts: planning.PromptConfig = part(planning.PromptConfig())
+    cache_mb: float = option(2000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
     parallel: int = option(120, "episodes in lockstep", least=1)
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
 
@@ -110,9 +111,8 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     """All methods, those that are finished from disk. Returns {method: result}; see `planning.run_method`."""
     game, tasks = make_game(config)
     names = methods.parse(config.methods)
-    model = models.large_model(
-        config.model, {}, run_dir, usage, config.endpoint, config.endpoint_model, config.endpoint_tokenizer, chat=False
-    )
+    given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
+    model = models.large_model(config.model, {}, run_dir, usage, *given, chat=False, cache_mb=config.cache_mb)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
     endpoint_tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None

@@ -236,11 +236,15 @@ class Reply(NamedTuple):
 
 
 class Score(NamedTuple):
-    """log p(continuation | chat): the sum over its tokens, and their number. cached: from a cache, at no cost."""
+    """log p(continuation | chat): the sum over its tokens, and their number.
+
+    cached: from a cache, at no cost. prompt_tokens: tokens read before it; a chat's are the first continuation's.
+    """
 
     log_prob: float
     tokens: int
     cached: bool = False
+    prompt_tokens: int = 0
 
 
 class LanguageModelError(RuntimeError):

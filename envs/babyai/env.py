@@ -93,6 +93,8 @@ It also opens a box, which is empty and then gone.
 Available actions: turn left, turn right, go forward, pick up, drop, toggle. \
 Reply with between 1 and 3 actions, separated by " || "."""
 
+# Words that the built-in tiny models have a token for: forward is up in the drawn view, and what is dropped goes down.
+COMPACT_ACTIONS = ("Left", "Right", "Up", "Take", "Down", "Use")
 _COMPACT_RULES = {
     "go to": "Face G from the next cell.",
     "pick up": "Face G and pick it up.",
@@ -109,7 +111,7 @@ def text_game(mission: str = "go to", prompt: str = "paper", max_steps: int = 30
     The compact prompt, for very small models, is the agent's view as letters, the agent (P, or * with something in its
     hands) in the middle of the last row: G is the mission's first target, T its second or a key that fits, O another
     thing, X a wall and _ a free or unseen cell. Of a mission in two parts the second target becomes G once the first
-    part is done. With "all" missions the sentence of the mission stands above.
+    part is done. With "all" missions the sentence of the mission stands above. Its action words are `COMPACT_ACTIONS`.
 
     Args:
       mission: one of `rules.MISSIONS`, or "all".
@@ -132,7 +134,7 @@ def text_game(mission: str = "go to", prompt: str = "paper", max_steps: int = 30
         env=env,
         params=EnvParams(max_steps_in_episode=max_steps),
         rules=words,
-        actions=ACTIONS,
+        actions=ACTIONS if prompt == "paper" else COMPACT_ACTIONS,
         observation=observation,
         fields=text.fields,
         board=text.WORLD_GRID,

@@ -13,8 +13,8 @@ import numpy as np
 from envs.babyai import rules
 from envs.babyai.rules import EnvState
 
-_CELLS = np.array([(x, y) for x in range(1, rules.WIDTH - 1) if x != rules.ROOM for y in range(1, rules.HEIGHT - 1)])
-_IN_LEFT = _CELLS[:, 0] < rules.ROOM
+_SIDE = rules.HEIGHT - 2
+_ROOM_CELLS = _SIDE**2
 _THINGS = rules.NUM_OBJECTS - 1
 
 
@@ -60,37 +60,36 @@ def candidate(key: jax.Array, mission: jax.Array) -> EnvState:
 
     In "open door" the agent and a key of the door's colour are in one room, the other things in either.
     """
-    keys = jax.random.split(key, 4)
+    words = (jax.random.bits(key, (_THINGS + rules.NUM_OBJECTS + 6,)) >> 1).astype(jnp.int32)
+    for_things, for_places = words[:_THINGS], words[_THINGS:-6]
+    side, for_a, for_b, for_door, for_colour, for_direction = words[-6:]
     opening = mission == rules.OPEN_DOOR
-    numbers = jax.random.randint(keys[0], (8,), 0, 2**30)
-    right_room = opening & (numbers[0] % 2 == 1)
-    room = jnp.where(right_room, ~_IN_LEFT, _IN_LEFT)
-    chance = jax.random.uniform(keys[1], (len(_CELLS),), minval=0.1)
-    agent, first = jax.lax.top_k(chance * room, 2)[1]
-    chance = chance * (room | opening) * (np.arange(len(_CELLS)) != agent) * (np.arange(len(_CELLS)) != first)
-    places = jnp.asarray(_CELLS)[jnp.concatenate([first[None], jax.lax.top_k(chance, _THINGS - 1)[1]])]
-    door_colour = numbers[1] % len(rules.COLOURS)
-    door_y = 1 + numbers[2] % (rules.HEIGHT - 2)
-    kinds = jax.random.randint(keys[2], (_THINGS,), rules.KEY, rules.BOX + 1)
-    colours = jax.random.randint(keys[3], (_THINGS,), 0, len(rules.COLOURS))
-    is_key = opening & (np.arange(_THINGS) == 0)
-    kinds = jnp.append(jnp.where(is_key, rules.KEY, kinds), jnp.where(opening, rules.DOOR, 0))
-    colours = jnp.append(jnp.where(is_key, door_colour, colours), jnp.where(opening, door_colour, 0))
-    xs = jnp.append(places[:, 0], jnp.where(opening, rules.ROOM, rules.NOWHERE))
-    ys = jnp.append(places[:, 1], jnp.where(opening, door_y, rules.NOWHERE))
+    kinds, colours = rules.KEY + for_things % 3, for_things // 3 % len(rules.COLOURS)
+    first = np.arange(_THINGS) == 0
+    colour = for_colour % len(rules.COLOURS)
+    kinds = jnp.append(jnp.where(opening & first, rules.KEY, kinds), jnp.where(opening, rules.DOOR, 0))
+    colours = jnp.append(jnp.where(opening & first, colour, colours), jnp.where(opening, colour, 0))
 
-    a = jnp.where(opening, rules.DOOR_SLOT, numbers[3] % _THINGS)
-    other = (kinds != kinds[a]) | (colours != colours[a])
-    other = other & (np.arange(rules.NUM_OBJECTS) < _THINGS)
-    b = jnp.argmax(other * (1 + (np.arange(rules.NUM_OBJECTS) + numbers[4]) % _THINGS))
+    places = jnp.stack(_distinct(for_places, jnp.where(opening, 2 * _ROOM_CELLS, _ROOM_CELLS)))
+    mirrored = opening & (side % 2 == 1)  # the agent's room is the right one
+    x = 1 + places % _ROOM_CELLS // _SIDE + jnp.where((places >= _ROOM_CELLS) ^ mirrored, rules.ROOM, 0)
+    y = 1 + places % _SIDE
+    xs = jnp.append(x[1:], jnp.where(opening, rules.ROOM, rules.NOWHERE))
+    ys = jnp.append(y[1:], jnp.where(opening, 1 + for_door % _SIDE, rules.NOWHERE))
+
+    slots = np.arange(rules.NUM_OBJECTS)
+    a = jnp.where(opening, rules.DOOR_SLOT, for_a % _THINGS)
+    value = lambda array, i: jnp.where(slots == i, array, 0).sum()
+    other = (kinds != value(kinds, a)) | (colours != value(colours, a))
+    b = jnp.argmax(jnp.where(other & (slots < _THINGS), 1 + (slots + for_b) % _THINGS, 0))
     two = (mission == rules.PUT_NEXT) | (jnp.asarray(rules.PARTS)[mission] == 2)
-    of_targets = lambda values: jnp.stack([values[a], jnp.where(two, values[b], 0)]).astype(jnp.int32)
+    of_targets = lambda array: jnp.stack([value(array, a), jnp.where(two, value(array, b), 0)]).astype(jnp.int32)
     as_int = lambda value: jnp.asarray(value, jnp.int32)
     return EnvState(
         time=jnp.int32(0),
-        x=as_int(jnp.asarray(_CELLS)[agent, 0]),
-        y=as_int(jnp.asarray(_CELLS)[agent, 1]),
-        direction=as_int(numbers[5] % 4),
+        x=as_int(x[0]),
+        y=as_int(y[0]),
+        direction=as_int(for_direction % 4),
         kinds=as_int(kinds),
         colours=as_int(colours),
         xs=as_int(xs),
@@ -103,6 +102,23 @@ def candidate(key: jax.Array, mission: jax.Array) -> EnvState:
         target_colours=of_targets(colours),
         done=jnp.int32(0),
     )
+
+
+def _distinct(words: jax.Array, cells: jax.Array) -> list[jax.Array]:
+    """As many cell numbers as words, no two equal: the first two below `_ROOM_CELLS`, the others below `cells`.
+
+    The k-th word chooses among the cells that are left: each taken cell at or below the choice moves it one up.
+    """
+    chosen, in_order = [], []
+    for k in range(len(words)):
+        cell = words[k] % ((_ROOM_CELLS if k < 2 else cells) - k)
+        for taken in in_order:
+            cell = cell + (cell >= taken)
+        chosen.append(cell)
+        for i, taken in enumerate(in_order):
+            in_order[i], cell = jnp.minimum(taken, cell), jnp.maximum(taken, cell)
+        in_order.append(cell)
+    return chosen
 
 
 def acceptable(state: EnvState) -> jax.Array:
@@ -119,12 +135,14 @@ def acceptable(state: EnvState) -> jax.Array:
 
 def reachable(state: EnvState) -> jax.Array:
     """Whether the agent could get next to every object without moving any; doors count as open: bool []."""
-    x, y = np.arange(rules.WIDTH), np.arange(rules.HEIGHT)
-    bits = lambda cells: (cells << x).sum(-1, dtype=jnp.int32)  # a row as one number
-    cells = (state.xs[:, None, None] == x) & (state.ys[:, None, None] == y[:, None])  # [9, rows, columns]
-    is_door = (state.kinds == rules.DOOR)[:, None, None]
-    things, doors = bits((cells & ~is_door).any(0)), bits((cells & is_door).any(0))
-    free = (bits(~rules.wall(x, y[:, None], state.mission)) | doors) & ~things
+    y = np.arange(rules.HEIGHT)
+    inner = (1 << rules.ROOM) - 2 | jnp.where(
+        state.mission == rules.OPEN_DOOR, (1 << rules.WIDTH - 1) - (2 << rules.ROOM), 0
+    )
+    bits = jnp.where(state.ys == y[:, None], 1 << jnp.maximum(state.xs, 0), 0)  # [rows, 9], one bit per column
+    is_door = state.kinds == rules.DOOR
+    things, doors = jnp.where(is_door, 0, bits).sum(1), jnp.where(is_door, bits, 0).sum(1)
+    free = (jnp.where((y == 0) | (y == rules.HEIGHT - 1), 0, inner) | doors) & ~things
 
     def spread(rows):
         upwards, downwards = jnp.append(rows[1:], 0), jnp.append(0, rows[:-1])
@@ -132,9 +150,11 @@ def reachable(state: EnvState) -> jax.Array:
 
     def grow(carry):
         rows, _ = carry
-        grown = spread(rows) & free
+        grown = rows
+        for _ in range(4):
+            grown = spread(grown) & free
         return grown, (grown != rows).any()
 
-    start = bits((x == state.x) & (y[:, None] == state.y))
+    start = jnp.where(y == state.y, 1 << state.x, 0)
     rows, _ = jax.lax.while_loop(lambda carry: carry[1], grow, (start, jnp.array(True)))
     return ((things | doors) & ~spread(rows) == 0).all()

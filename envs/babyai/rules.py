@@ -78,10 +78,19 @@ def front(state: EnvState) -> tuple[jax.Array, jax.Array]:
     return state.x + right, state.y + down
 
 
+def _upright(x: jax.Array, mission: jax.Array) -> jax.Array:
+    """Whether a whole column is wall, but for the door, or lies outside."""
+    return (x <= 0) | (x == ROOM) | (x >= WIDTH - 1) | ((x > ROOM) & (mission != OPEN_DOOR))
+
+
+def _level(y: jax.Array) -> jax.Array:
+    """Whether a whole row is wall or lies outside."""
+    return (y <= 0) | (y >= HEIGHT - 1)
+
+
 def wall(x: jax.Array, y: jax.Array, mission: jax.Array) -> jax.Array:
     """Whether cells are wall, or lie outside; the door's cell counts as wall."""
-    outside = (x <= 0) | (x >= WIDTH - 1) | (y <= 0) | (y >= HEIGHT - 1)
-    return outside | (x == ROOM) | ((x > ROOM) & (mission != OPEN_DOOR))
+    return _upright(x, mission) | _level(y)
 
 
 def matches(state: EnvState, target: int) -> jax.Array:
@@ -153,15 +162,15 @@ def _verify(before: EnvState, action: jax.Array, after: EnvState, picked: jax.Ar
     return jnp.where(two & (done == 1) & (faced & second).any(), 2, done)
 
 
-# View cells [7, 7]: column i, row j. The agent is at (3, 6) and looks towards row 0.
-_SIDEWARD = (np.arange(VIEW) - VIEW // 2)[:, None]
-_FORWARD = (VIEW - 1 - np.arange(VIEW))[None, :]
-_BITS = (1 << np.arange(VIEW))[:, None]
-_WALL_CODE = WALL + 8 * GREY
+# A cell of the view is 7 * column + row. The agent is in column 3, row 6, and looks towards row 0.
+HERE = VIEW * (VIEW // 2) + VIEW - 1
+_COLUMN, _ROW = np.divmod(np.arange(VIEW**2), VIEW)
+_ALL = (1 << VIEW) - 1
+_UPPER = 4  # the view's rows whose bits share an integer
 
 
 def view_index(state: EnvState) -> jax.Array:
-    """Where the objects would be in the view: int32 [9], `7 * column + row`, or -1 outside it."""
+    """Where the objects would be in the view: int32 [9], or -1 outside it."""
     right, down = offset(state.direction)
     x, y = state.xs - state.x, state.ys - state.y
     forward, sideward = right * x + down * y, right * y - down * x
@@ -170,46 +179,64 @@ def view_index(state: EnvState) -> jax.Array:
 
 
 def codes(state: EnvState) -> jax.Array:
-    """The view packed: int32 [7, 7], kind + 8 * colour + 64 * door state; 0 is unseen."""
-    right, down = offset(state.direction)
-    x = state.x + right * _FORWARD - down * _SIDEWARD
-    y = state.y + down * _FORWARD + right * _SIDEWARD
-    things = state.kinds + 8 * state.colours + 64 * state.door * (np.arange(NUM_OBJECTS) == DOOR_SLOT)
-    cells = np.arange(VIEW * VIEW).reshape(VIEW, VIEW)
-    seen_at = view_index(state)
-    code = jnp.where(wall(x, y, state.mission), _WALL_CODE, EMPTY)
+    """The view packed: int32 [49], kind + 8 * colour + 64 * door state; 0 is unseen.
+
+    Walls run along whole rows and columns, and only they and the door can block sight: bit masks tell what is visible.
+    """
+    at = view_index(state)
+    wall_columns, wall_rows = _walls(state)
+    door_row, door_bit = at[DOOR_SLOT] % VIEW, 1 << at[DOOR_SLOT] // VIEW
+    clear = []
+    for row in range(VIEW):
+        bits = jnp.where(wall_rows >> row & 1, 0, _ALL & ~wall_columns)
+        door = jnp.where((at[DOOR_SLOT] >= 0) & (door_row == row), door_bit, 0)
+        clear.append(jnp.where(state.door == OPEN, bits | door, bits & ~door))
+    visible = _visible(clear)
+    upper = sum(bits << VIEW * row for row, bits in enumerate(visible[:_UPPER]))
+    lower = sum(bits << VIEW * row for row, bits in enumerate(visible[_UPPER:]))
+    seen = jnp.where(_ROW < _UPPER, upper, lower) >> (VIEW * (_ROW % _UPPER) + _COLUMN) & 1
+
+    slots, cells = np.arange(NUM_OBJECTS), np.arange(VIEW**2)
+    things = state.kinds + 8 * state.colours + 64 * state.door * (slots == DOOR_SLOT)
+    code = jnp.where((wall_columns >> _COLUMN | wall_rows >> _ROW) & 1, WALL + 8 * GREY, EMPTY)
     for i in range(NUM_OBJECTS):
-        code = jnp.where(cells == seen_at[i], things[i], code)
-    kind = code & 7
-    blocks = (kind == WALL) | ((kind == DOOR) & (code >= 64))
-    clear = (~blocks * _BITS).sum(0, dtype=jnp.int32)
-    visible = (_visible(clear)[None, :] & _BITS) != 0
-    held = jnp.where(np.arange(NUM_OBJECTS) == state.carrying, things, 0).sum()
-    code = jnp.where(cells == cells[VIEW // 2, VIEW - 1], jnp.where(held > 0, held, EMPTY), code)
-    return jnp.where(visible, code, 0)
+        code = jnp.where(cells == at[i], things[i], code)
+    held = jnp.where(slots == state.carrying, things, 0).sum()
+    code = jnp.where(cells == HERE, jnp.where(held > 0, held, EMPTY), code)
+    return jnp.where(seen, code, 0)
 
 
-def _visible(clear: jax.Array) -> jax.Array:
-    """minigrid's `process_vis` on bit masks, one bit per column: clear cells int32 [7 rows] -> visible ones [7]."""
-    full = (1 << VIEW) - 1
+def _walls(state: EnvState) -> tuple[jax.Array, jax.Array]:
+    """The view's columns and rows that are wall or lie outside, as bits: int32 [], int32 []."""
+    right, down = offset(state.direction)
+    sideward, forward = np.arange(VIEW) - VIEW // 2, VIEW - 1 - np.arange(VIEW)
+    along_x = right != 0
+    columns = jnp.where(along_x, _level(state.y + right * sideward), _upright(state.x - down * sideward, state.mission))
+    rows = jnp.where(along_x, _upright(state.x + right * forward, state.mission), _level(state.y + down * forward))
+    return (columns << np.arange(VIEW)).sum(), (rows << np.arange(VIEW)).sum()
+
+
+def _visible(clear: list[jax.Array]) -> list[jax.Array]:
+    """minigrid's `process_vis` on bit masks, one integer per row, one bit per column: clear cells -> visible cells."""
     rows = [None] * VIEW
     mask = jnp.int32(1 << VIEW // 2)
     for j in reversed(range(VIEW)):
         through = clear[j]
         for shift in (1, 2, 4):  # light spreads to the right through clear cells, in doubling steps
-            mask, through = mask | ((mask & through) << shift), through & (through >> shift)
-        mask = mask & full
-        rightward = mask & clear[j] & (full >> 1)
+            mask, through = mask | (mask & through) << shift, through & through >> shift
+        mask = mask & _ALL
+        rightward = mask & clear[j] & _ALL >> 1
         through = clear[j]
         for shift in (1, 2, 4):
-            mask, through = mask | ((mask & through) >> shift), through & (through << shift)
-        leftward = mask & clear[j] & (full - 1)
+            mask, through = mask | (mask & through) >> shift, through & through << shift
+        leftward = mask & clear[j] & _ALL - 1
         rows[j] = mask
-        mask = (rightward | (rightward << 1) | leftward | (leftward >> 1)) & full
-    return jnp.stack(rows)
+        mask = (rightward | rightward << 1 | leftward | leftward >> 1) & _ALL
+    return rows
 
 
 def view(state: EnvState) -> jax.Array:
     """What the agent sees, as minigrid's image: uint8 [7, 7, 3], kind, colour and door state by column and row."""
-    code = codes(state)
-    return jnp.stack([code & 7, code >> 3 & 7, code >> 6], axis=-1).astype(jnp.uint8)
+    # One expression: three expressions stacked make the compiler compute all that is above three times and more.
+    parts = codes(state)[:, None] >> np.array([0, 3, 6]) & np.array([7, 7, 3])
+    return parts.astype(jnp.uint8).reshape(VIEW, VIEW, 3)

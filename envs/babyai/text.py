@@ -43,7 +43,6 @@ SAID = (
     *(f"see {state} {_name(rules.DOOR, colour)}" for state in DOOR_STATES for colour in _COLOURS),
 )
 _CARRY, _SEE, _SEE_DOOR = 1, 1 + len(THINGS) * len(_COLOURS), 1 + 2 * len(THINGS) * len(_COLOURS)
-_HERE = rules.VIEW * (rules.VIEW // 2) + rules.VIEW - 1  # the agent's own cell
 
 # What a mission asks for: verb, a description, a link and a second description.
 VERBS = ("go to", "pick up", "put", "open")
@@ -89,20 +88,20 @@ def sentence_fields(state: EnvState, code: jax.Array) -> dict[str, jax.Array]:
     """The observation's fields; see `fields`. `code` is `rules.codes(state)`."""
     last = rules.VIEW - 1
     middle = rules.VIEW // 2
-    walls = []
+    grid, walls = code.reshape(rules.VIEW, rules.VIEW), []
     for line, place in (
-        (code[middle, last - 1 :: -1], lambda n: _HERE - 1 - n),
-        (code[middle - 1 :: -1, last], lambda n: _HERE - rules.VIEW * (1 + n)),
-        (code[middle + 1 :, last], lambda n: _HERE + rules.VIEW * (1 + n)),
+        (grid[middle, last - 1 :: -1], lambda n: rules.HERE - 1 - n),
+        (grid[middle - 1 :: -1, last], lambda n: rules.HERE - rules.VIEW * (1 + n)),
+        (grid[middle + 1 :, last], lambda n: rules.HERE + rules.VIEW * (1 + n)),
     ):
         filled = (line & 7) > rules.EMPTY
         at = jnp.argmax(filled)
         walls.append((filled[at] & (line[at] & 7 == rules.WALL), 0, place(at)))
     held = jnp.arange(rules.NUM_OBJECTS) == state.carrying
     thing = (state.kinds - rules.KEY) * len(_COLOURS) + state.colours
-    carried = (state.carrying >= 0, _CARRY + jnp.sum(held * thing), _HERE)
+    carried = (state.carrying >= 0, _CARRY + jnp.sum(held * thing), rules.HERE)
     place = rules.view_index(state)
-    seen = (place >= 0) & (place != _HERE) & (code.reshape(-1)[place] > 0)
+    seen = (place >= 0) & (place != rules.HERE) & (code[place] > 0)
     said = jnp.where(state.kinds == rules.DOOR, _SEE_DOOR + state.door * len(_COLOURS) + state.colours, _SEE + thing)
     first = [jnp.stack([jnp.asarray(part[i], jnp.int32) for part in (carried, *walls)]) for i in range(3)]
     present, said = jnp.concatenate([first[0] > 0, seen]), jnp.concatenate([first[1], said])
@@ -151,12 +150,11 @@ def _view(state: EnvState, code: jax.Array) -> jax.Array:
     goal, other = jnp.where(later, second, first), jnp.where(later, False, second | useful)
     symbol = jnp.where(goal, _VIEW_GOAL, jnp.where(other, _VIEW_OTHER, _VIEW_THING))
     cells = np.arange(rules.VIEW**2)
-    at = (cells[:, None] == place) & (place != _HERE)
+    at = (cells[:, None] == place) & (place != rules.HERE)
     things = jnp.sum(at * symbol, axis=1)
-    flat = code.reshape(-1)
-    drawn = jnp.where(flat & 7 == rules.WALL, _VIEW_WALL, jnp.where((flat > 0) & (things > 0), things, _VIEW_EMPTY))
+    drawn = jnp.where(code & 7 == rules.WALL, _VIEW_WALL, jnp.where((code > 0) & (things > 0), things, _VIEW_EMPTY))
     agent = jnp.where(state.carrying >= 0, _VIEW_CARRYING, _VIEW_FREE_HANDS)
-    drawn = jnp.where(cells == _HERE, agent, drawn)
+    drawn = jnp.where(cells == rules.HERE, agent, drawn)
     return drawn.reshape(rules.VIEW, rules.VIEW).T.reshape(-1).astype(jnp.int32)
 
 

@@ -49,6 +49,11 @@ class Level(NamedTuple):
     group: np.ndarray
     begin: np.ndarray
 
+    def largest(self, path: np.ndarray) -> int:
+        """How many of the queries that each see a path are in one group at most."""
+        group = self.group[path]
+        return int(np.bincount(group[group >= 0], minlength=1).max())
+
 
 def common(texts: Sequence[np.ndarray]) -> np.ndarray:
     """Tokens that each text shares with the one before it, int [texts]; 0 for the first."""
@@ -127,7 +132,7 @@ def seen(forest: Forest, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def levels(paths: Sequence[np.ndarray], shared: np.ndarray, least: int = 64) -> list[Level]:
-    """Cuts paths into what all begin with, what clusters of neighbours share, and what each has for itself.
+    """Cuts paths into what all begin with, what clusters of neighbours share, and what each has for itself: 3 levels.
 
     Args:
       paths: in lexical order; shared: what each shares with the one before it.
@@ -138,7 +143,7 @@ def levels(paths: Sequence[np.ndarray], shared: np.ndarray, least: int = 64) -> 
     everywhere = int(min(lengths.min(), shared[1:].min())) if len(paths) > 1 else 0
     everywhere = everywhere if everywhere >= least else 0
     shorter = np.minimum(lengths, np.roll(lengths, 1)) - everywhere
-    first = 2 * (shared - everywhere) < shorter
+    first = 8 * (shared - everywhere) < shorter
     first[0] = True
     starts = np.flatnonzero(first)
     cluster = np.cumsum(first) - 1
@@ -149,7 +154,7 @@ def levels(paths: Sequence[np.ndarray], shared: np.ndarray, least: int = 64) -> 
     found.append(_level([paths[s][everywhere:e] for s, e in zip(starts, ends)], cluster, zeros + everywhere))
     own = [path[e:] for path, e in zip(paths, ends[cluster])]
     found.append(_level(own, np.arange(len(paths)), ends[cluster]))
-    return [level for level in found if level.parts]
+    return found
 
 
 def _level(parts, group, begin) -> Level:
@@ -168,13 +173,13 @@ def table(parts: Sequence[np.ndarray], groups: int, length: int) -> np.ndarray:
 
 
 def members(
-    level: Level, path: np.ndarray, sees: np.ndarray, groups: int, pad
+    level: Level, path: np.ndarray, sees: np.ndarray, groups: int, N: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`members`, `visible`, `place` of a `Context` for queries that each see the first `sees` tokens of a path.
 
     Args:
       path: int [queries], -1 where a query sees no path; sees: int [queries].
-      pad: rounds the size of the largest group up.
+      groups, N: groups, and queries of each, with padding.
     """
     sizes = np.array([len(part) for part in level.parts])
     group = np.where(path >= 0, level.group[path], -1)
@@ -182,7 +187,6 @@ def members(
     order = order[np.argsort(group[order], kind="stable")]
     of = group[order]
     rank = np.arange(len(of)) - np.searchsorted(of, np.arange(groups))[of]
-    N = pad(int(rank.max(initial=0)) + 1)
     who, visible = np.zeros((groups, N), np.int32), np.zeros((groups, N), np.int32)
     place = np.full(len(path), -1, np.int32)
     who[of, rank] = order

@@ -90,12 +90,6 @@ class _whole:
             self.cache.clear()
 
 
-def _size(n: int, smallest: int = 1) -> int:
-    """n rounded up to `smallest` times a power of two, or to three quarters of that from 1024 on."""
-    full = batching.bucket(n, smallest)
-    return full * 3 // 4 if full >= 1024 and n <= full * 3 // 4 else full
-
-
 def _chunks(cache: PrefixCache, texts, rows: int, room: int) -> Iterator[list[int]]:
     """Numbers of sorted texts that are worked on together: `rows` at most, and no more than half the cache holds."""
     chunk, tokens = [], 0
@@ -112,20 +106,61 @@ def _chunks(cache: PrefixCache, texts, rows: int, room: int) -> Iterator[list[in
         yield chunk
 
 
-def _contexts(cache: PrefixCache, paths, shared, path: np.ndarray, sees: np.ndarray) -> tuple[Context, ...]:
-    """What queries see of paths in the pool; arguments as of `forest.levels` and `forest.members`."""
-    if not any(map(len, paths)):
-        return ()
+_compiled: dict[Any, set[tuple[int, ...]]] = {}  # per program and model: (queries, and G, C, N of each level)
+
+
+def _fit(model: Transformer, program: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The cheapest shape of a compiled program that holds `wanted`; a new one if there is none, or it costs much more.
+
+    So a text that grows meets few programs, and shapes are rounded up by little where computation is dear.
+    """
+    c = model.config
+    shapes = _compiled.setdefault((program, model), set())
+
+    def cost(shape):  # multiplications: of weights, and of what is in reach
+        pairs = sum(G * C * (N * c.num_heads + 8 * c.num_kv_heads) for G, C, N in zip(*[iter(shape[1:])] * 3))
+        return shape[0] * c.num_params + 2 * pairs * c.head_dim * c.num_layers
+
+    # A reply takes many steps; a read is one.
+    limit = 1.6 * cost(wanted) + (1e8 if program == "read" else 1e7)
+    larger = [shape for shape in shapes if all(have >= want for have, want in zip(shape, wanted))]
+    best = min(larger, key=cost, default=wanted)
+    best = best if cost(best) <= limit else wanted
+    shapes.add(best)
+    return best
+
+
+def _contexts(model, cache, program: str, queries: int, paths, shared, path, sees) -> tuple[int, tuple[Context, ...]]:
+    """The padded number of queries, and what they see of paths in the pool.
+
+    Args:
+      queries: what the program would pad its queries to at least.
+      paths, shared: as of `forest.levels`; path, sees: int [queries before padding], as of `forest.members`.
+    """
+    found = forest.levels(paths, shared)
+    wanted = [queries]
+    for level in found:
+        if level.parts:
+            length = batching.bucket(max(map(len, level.parts)), 128)
+            length *= 1 + (level is found[-1] and length in (256, 1024))  # what each has for itself: by fours
+            groups = batching.bucket(len(level.parts), 1)
+            wanted += groups, length, batching.bucket(max(level.largest(path), queries // groups), 4)
+        else:
+            wanted += 0, 0, 0
+    total, *sizes = _fit(model, program, tuple(wanted))
+    pad = total - len(path)
+    path, sees = np.pad(path, (0, pad), constant_values=-1), np.pad(sees, (0, pad))
     out = []
-    for level in forest.levels(paths, shared):
-        groups, length = _size(len(level.parts)), _size(max(map(len, level.parts)), 32)
-        kv = _load(cache.pool, forest.table(level.parts, groups, length))
-        out.append(Context(*kv, *forest.members(level, path, sees, groups, _size)))
-    return tuple(out)
+    for level, (G, C, N) in zip(found, zip(*[iter(sizes)] * 3)):
+        if G:
+            pool = cache.pool if cache.pool is not None else _empty(model, cache.device_slots)
+            kv = _load(pool, forest.table(level.parts, G, C))
+            out.append(Context(*kv, *forest.members(level, path, sees, G, N)))
+    return total, tuple(out)
 
 
-def _put(model: Transformer, cache: PrefixCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray) -> None:
-    """Stores tokens `source` of kv [layers, A, B, K, D]."""
+def _put(model, cache: PrefixCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:
+    """Stores tokens `source` of kv [layers, A, B, K, D], padded to Q of them."""
     size = cache.device_slots
     have = 0 if cache.pool is None else cache.pool.k.shape[2]
     if have < size:
@@ -134,7 +169,6 @@ def _put(model: Transformer, cache: PrefixCache, kv: KeyValues, source: np.ndarr
             at = (0, 0, 0, 0)
             larger = KeyValues(*(jax.lax.dynamic_update_slice(new, old, at) for new, old in zip(larger, cache.pool)))
         cache.pool = larger
-    Q = _size(len(source), 16)
     where, what = np.full(Q, np.iinfo(np.int32).max, np.int32), np.zeros(Q, np.int32)
     where[: len(slots)], what[: len(source)] = slots, source
     cache.pool = _store(cache.pool, kv, what, where)
@@ -153,10 +187,6 @@ def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[i
     for start in range(0, len(woods.token), MOST):
         stop = min(start + MOST, len(woods.token))
         n = stop - start
-        T = _size(n, 16)
-        tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
-        tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
-        ends[:n] = np.minimum(woods.end[start:stop], stop) - start
         seen, text = forest.seen(woods, start, stop)
         # Of the texts that have entries here: what any of these sees of it.
         used = np.unique(text)
@@ -164,13 +194,15 @@ def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[i
         np.maximum.at(most, text, seen)
         shared = np.array([woods.shared[a + 1 : b + 1].min() for a, b in zip(used[:-1], used[1:])], np.int64)
         paths = [woods.paths[i][: most[i]] for i in used]
-        path, sees = np.full(T, -1), np.zeros(T, np.int64)
-        path[:n], sees[:n] = np.searchsorted(used, text), seen
-        contexts = _contexts(cache, paths, np.concatenate([[0], shared]), path, sees)
+        between = (paths, np.concatenate([[0], shared]), np.searchsorted(used, text), seen)
+        T, contexts = _contexts(model, cache, "read", batching.bucket(n, 32), *between)
+        tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
+        tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
+        ends[:n] = np.minimum(woods.end[start:stop], stop) - start
         hidden, kv = _read(model, variables, tokens, positions, ends, contexts)
         fresh = np.flatnonzero(woods.slot[start:stop] >= 0)
         if len(fresh):
-            _put(model, cache, kv, fresh, woods.slot[start + fresh])
+            _put(model, cache, kv, fresh, woods.slot[start + fresh], T)
         cache.stats.read += n
         yield start, stop, hidden
 
@@ -181,18 +213,17 @@ def _write_chunk(model, variables, cache, texts, which, draws, sampling, ends, k
     if woods is None:
         return None
     which, n = np.array(which), len(which)
-    R = _size(n)
     last = np.array([woods.at[i][-1] for i in which])
-    hidden = None
-    for start, stop, states in _read_all(model, variables, cache, woods):
+    pieces = list(_read_all(model, variables, cache, woods))
+    lengths = np.array([len(text) for text in texts])[which]
+    R, contexts = _contexts(model, cache, "reply", batching.bucket(n, 4), woods.paths, woods.shared, which, lengths)
+    hidden = jnp.zeros((R, model.config.hidden_size), pieces[0][2].dtype)
+    for start, stop, states in pieces:
         where = np.full(R, -1, np.int32)
         where[:n] = np.where((start <= last) & (last < stop), last - start, -1)
-        hidden = jnp.zeros((R, states.shape[1]), states.dtype) if hidden is None else hidden
         hidden = _keep(hidden, states, where)
-    lengths = np.array([len(text) for text in texts])
-    path, read, draw, limit = np.full(R, -1), np.zeros(R, np.int32), np.zeros(R, np.int32), np.zeros(R, np.int32)
-    path[:n], read[:n], draw[:n], limit[:n] = which, lengths[which], draws, sampling.max_tokens
-    contexts = _contexts(cache, woods.paths, woods.shared, path, read)
+    read, draw, limit = (np.zeros(R, np.int32) for _ in range(3))
+    read[:n], draw[:n], limit[:n] = lengths, draws, sampling.max_tokens
     static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
     temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
     N = batching.bucket(sampling.max_tokens)
@@ -216,7 +247,7 @@ def _keep_replies(model, cache, kv, texts, paths, which, replies, done, N) -> No
     source, slots = (np.concatenate(x) if x else forest.NOTHING for x in (source, slots))
     slots, first = np.unique(slots, return_index=True)  # equal replies to one prompt are kept once
     if len(slots):
-        _put(model, cache, kv, source[first], slots)
+        _put(model, cache, kv, source[first], slots, batching.bucket(len(slots), 64))
 
 
 def _score_chunk(model, variables, cache, pairs):
@@ -238,7 +269,7 @@ def _score_chunk(model, variables, cache, pairs):
         if not len(here):
             continue
         asked, row = np.unique(entry[here] - start, return_inverse=True)
-        U, Q = _size(len(asked), 8), _size(len(here), 8)
+        U, Q = batching.bucket(len(asked)), batching.bucket(len(here))
         where, rows, targets = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
         where[: len(asked)], rows[: len(here)], targets[: len(here)] = asked, row, target[here]
         found[here] = np.asarray(_log_probs(model, variables, hidden, where, rows, targets))[: len(here)]

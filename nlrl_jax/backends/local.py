@@ -142,7 +142,11 @@ class LocalModel:
         left = [n for n in range(len(pairs)) if n not in known]
         log_probs = known | dict(zip(left, self._log_probs(prompts, [pairs[n] for n in left]))) if left else known
         flat = iter(place)
-        return [[Score(log_probs[next(flat)], len(c)) for c in ids] for ids in tokens]
+        read = [len(prompts[prompt]) for prompt in which]
+        return [
+            [Score(log_probs[next(flat)], len(c), prompt_tokens=0 if k else size) for k, c in enumerate(ids)]
+            for size, ids in zip(read, tokens, strict=True)
+        ]
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each asks for `room` behind it."""

@@ -57,7 +57,8 @@ class CountingModel:
 
     Attributes:
       scripts: as in `ScriptedModel`.
-      can_score: whether it scores: every token has probability 1/2, and a score has read its chat and continuation.
+      can_score: whether it scores: every token has probability 1/2, and each score reads its whole chat, as on
+        an endpoint.
     """
 
     scripts: Mapping[str, Script]
@@ -77,9 +78,9 @@ class CountingModel:
         """See `types.LanguageModel`."""
         if not self.can_score:
             raise NotImplementedError("this model was made without scores")
-        read = lambda chat, text: _tokens(chat) + -(-len(text) // CHARACTERS)
+        tokens = lambda text: -(-len(text) // CHARACTERS)
         return [
-            [Score(-math.log(2) * -(-len(text) // CHARACTERS), read(chat, text)) for text in texts]
+            [Score(-math.log(2) * tokens(text), tokens(text), prompt_tokens=_tokens(chat)) for text in texts]
             for chat, texts in zip(chats, continuations, strict=True)
         ]
 

@@ -134,7 +134,7 @@ class Metered:
             scores = self.model.score(chats, continuations, role)
         finally:
             flat = [score for row in scores for score in row]
-            read = sum(score.tokens for score in flat if not score.cached)
+            read = sum(score.prompt_tokens + score.tokens for score in flat if not score.cached)
             hits = sum(score.cached for score in flat)
             self._add(role, start, calls=len(flat), prompt_tokens=read, cache_hits=hits)
         return scores

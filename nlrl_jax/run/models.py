@@ -30,12 +30,18 @@ MAY_CHANGE = ("api_key_env", "concurrency", "timeout", "max_retries", "token_bud
 
 
 def local_model(
-    name: str, dtype: str = "", lora: LoraConfig | None = None, param_dtype: str = "", chat: bool = True
+    name: str,
+    dtype: str = "",
+    lora: LoraConfig | None = None,
+    param_dtype: str = "",
+    chat: bool = True,
+    cache_mb: float = 0.0,
 ) -> LocalModel:
     """A model in this process; see `weights.load.load_model` for names.
 
     Args:
       chat: whether it needs a chat template; without one it can only continue open messages.
+      cache_mb: memory for what it has read; see `LocalModel`.
       dtype, param_dtype: of the computation and of the weights; empty keeps the checkpoint's, for weights `dtype`.
 
     Raises:
@@ -45,7 +51,7 @@ def local_model(
     loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **overrides)
     if chat:
         _check_chat(name, loaded.tokenizer)
-    return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer)
+    return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, cache_mb=cache_mb)
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -69,6 +75,7 @@ def large_model(
     endpoint_model: str,
     endpoint_tokenizer: str = "",
     chat: bool = True,
+    cache_mb: float = 0.0,
 ) -> Metered:
     """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
@@ -77,7 +84,7 @@ def large_model(
       options, endpoint_model: the endpoint, and its name for the model.
       endpoint_tokenizer: the endpoint's model as `weights.load.load_tokenizer` takes it, so that it scores and
         continues open messages by /completions (`EndpointModel.render`); empty: it does not score.
-      chat: whether a local model needs a chat template.
+      chat, cache_mb: of a local model; see `local_model`.
 
     Raises:
       FileNotFoundError, ValueError: no such model or tokenizer; an endpoint without an address or a model's name.
@@ -89,7 +96,7 @@ def large_model(
         model = EndpointModel(options, endpoint_model, usage, render=render)
         model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))  # a folder only for a valid endpoint
     else:
-        model = local_model(name, chat=chat)
+        model = local_model(name, chat=chat, cache_mb=cache_mb)
     return Metered(model, usage)
 
 

@@ -40,7 +40,7 @@ def length(model, text):
     return len(model.tokenizer.encode(text))
 
 
-def episode(model, steps=4, games=2, sampling=WARM, rules=RULES):
+def episode(model, steps=3, games=2, sampling=WARM, rules=RULES):
     """Calls that grow and fork as a planner's do -> everything the model said, in numbers and texts."""
     rng = np.random.default_rng(0)
     texts, said = [f"{rules}Goal {g}.\n" for g in range(games)], []
@@ -82,7 +82,7 @@ def test_growing_and_forking_chats_are_answered_as_without_a_cache(cached, expec
     agree(episode(cached, sampling=GREEDY), episode(dataclasses.replace(cached, cache_mb=0), sampling=GREEDY))
 
 
-@pytest.mark.parametrize("options", [{"rows": 2}, {"rows": 64}, {"cache_mb": 0.12}, {"cache_mb": 0.06}])
+@pytest.mark.parametrize("options", [{"rows": 2}, {"cache_mb": 0.06}])
 def test_neither_rows_nor_a_cache_that_is_too_small_change_an_answer(plain, expected, options):
     small = dataclasses.replace(plain, **({"cache_mb": 1.0} | options))
     agree(episode(small), expected)
@@ -141,9 +141,9 @@ def test_a_call_that_fails_leaves_nothing_wrong_behind(cached, plain, monkeypatc
 def test_few_programs_serve_a_text_that_grows(cached):
     programs = (growing._read, growing._reply, growing._log_probs)
     before = [program._cache_size() for program in programs]
-    episode(cached, steps=12, rules=RULES + "Again. ")
+    episode(cached, steps=9, rules=RULES + "Again. ")
     added = [program._cache_size() - n for program, n in zip(programs, before)]
-    assert sum(added) < 40
+    assert sum(added) <= 6
 
 
 @pytest.mark.parametrize("cache_mb", [0, 1])

@@ -18,7 +18,7 @@ from minigrid.envs.babyai.core.verifier import (
     PutNextInstr,
 )
 
-from envs.babyai import rules
+from envs.babyai import rules, solver
 from envs.babyai.env import BabyAI
 
 MAX_STEPS = 64
@@ -57,25 +57,34 @@ class Oracle(RoomGridLevel):
         }[int(s.mission)]()
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def played(key, games, steps):
-    """Random games of all missions: first states [games], actions, states, rewards, ends, views [steps, games]."""
-    env = BabyAI("all")
-    params = env.default_params.replace(max_steps_in_episode=MAX_STEPS)
+ENV = BabyAI("all")
+PARAMS = ENV.default_params.replace(max_steps_in_episode=MAX_STEPS)
 
-    def one(states, key):
-        key_kind, key_action = jax.random.split(key)
+
+@functools.partial(jax.jit, static_argnums=1)
+def started(key, games):
+    """First states [games] and their views."""
+    _, states = jax.vmap(ENV.reset_env, (0, None))(jax.random.split(key, games), PARAMS)
+    return states, jax.vmap(rules.view)(states)
+
+
+@jax.jit
+def played(key, states, planned):
+    """Games from these states: actions, states, rewards, ends, views [steps, games].
+
+    Args:
+      planned: int32 [steps, games], actions; -1 for a random one.
+    """
+
+    def one(states, inputs):
+        key, plan = inputs
         # Forward often, so that games go somewhere.
-        action = jax.random.categorical(key_action, jnp.log(jnp.array([2, 2, 4, 2, 1, 1.0])), shape=(games,))
-        _, after, reward, end, _ = jax.vmap(env.step_env, (0, 0, 0, None))(
-            jax.random.split(key_kind, games), states, action, params
-        )
+        random = jax.random.categorical(key, jnp.log(jnp.array([2, 2, 4, 2, 1, 1.0])), shape=plan.shape)
+        action = jnp.where(plan < 0, random, plan)
+        _, after, reward, end, _ = jax.vmap(ENV.step_env, (None, 0, 0, None))(key, states, action, PARAMS)
         return after, (action, after, reward, end, jax.vmap(rules.view)(after))
 
-    key_start, key_steps = jax.random.split(key)
-    _, start = jax.vmap(env.reset_env, (0, None))(jax.random.split(key_start, games), params)
-    first_views = jax.vmap(rules.view)(start)
-    return start, first_views, jax.lax.scan(one, start, jax.random.split(key_steps, steps))[1]
+    return jax.lax.scan(one, states, (jax.random.split(key, len(planned)), planned))[1]
 
 
 def pick(tree, *index):
@@ -85,11 +94,14 @@ def pick(tree, *index):
 def compare(games, steps, seed):
     """Differences to minigrid by mission, and counts by mission of steps, successes, steps with something in the hands.
 
-    A game goes on after its mission is fulfilled, for the world's sake; rewards and ends are compared up to there.
+    Every other game begins with a plan that fulfils its mission. A game goes on after its mission is fulfilled, for the
+    world's sake; rewards and ends are compared up to there.
     """
-    start, views_before, (actions, states, rewards, ends, views) = jax.device_get(
-        played(jax.random.key(seed), games, steps)
-    )
+    start, views_before = jax.device_get(started(jax.random.key(seed), games))
+    planned = np.full((steps, games), -1, np.int32)
+    for g, plan in list(enumerate(solver.plans(start)))[::2]:
+        planned[: len(plan), g] = plan
+    actions, states, rewards, ends, views = jax.device_get(played(jax.random.key(seed), start, planned))
     differences, counts = np.zeros(6, int), np.zeros((6, 3), int)
     for g in range(games):
         first = pick(start, g)
@@ -116,7 +128,7 @@ def compare(games, steps, seed):
 def test_random_games_are_those_of_minigrid():
     differences, counts = compare(60, 60, 0)
     assert not differences.any()
-    assert (counts[:, 0] >= 240).all() and (counts[:, 2] > 20).all() and (counts[:2, 1] > 0).all()
+    assert (counts[:, 0] >= 240).all() and (counts[:, 1] >= 2).all() and (counts[:, 2] > 20).all()
 
 
 @pytest.mark.slow
@@ -124,4 +136,4 @@ def test_ten_thousand_random_steps_of_every_mission_are_those_of_minigrid():
     differences, counts = compare(300, 300, 1)
     print(dict(zip(rules.MISSIONS, counts.tolist())))
     assert not differences.any()
-    assert (counts[:, 0] >= 10_000).all() and (counts[:, 1:] > 0).all()
+    assert (counts[:, 0] >= 10_000).all() and (counts[:, 1:] >= 10).all()

@@ -1,0 +1,126 @@
+"""How built-in models that continue transcripts are made: a tokenizer of phrases, and training on windows of episodes.
+
+Phrases that the game repeats are pre-tokens of their own, each soon one token: a name ("green key"), a place ("2 steps
+left and 1 step forward"), a verdict. So an observation has some twenty tokens, and copying a name is copying a token.
+A window begins where the prompt of a full context would: with the goal, then an observation anywhere in the episode.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import pathlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from nlrl_jax.algorithms.sft import Example, SFTConfig, make_batches, make_sft_step, sft_loss
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.roles.dialogues import THINK_REPLY
+from nlrl_jax.types import Chat
+from nlrl_jax.weights import huggingface
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCAB_SIZE, WINDOW, BATCH = 640, 256, 8
+_LABELS = "Goal of the agent|Observation|Action|Critic|Thought|Reward|Value"
+_NAME = " (?:red|green|blue|purple|yellow|grey) (?:key|ball|box|door)"
+_VERDICT = " (?:GOOD|BAD|UNKNOWN)"
+_PHRASES = (
+    rf"\n|(?:{_LABELS}):|{_VERDICT}|{_NAME}| \d+ steps?[^\n,.]*|\d|\."
+    rf"|(?:(?!{_VERDICT}|{_NAME})[^\n\d.])+?(?=\n|{_NAME}|{_VERDICT}| ?\d|\.|$)"
+)
+_FROM_START = 0.3  # share of windows that begin with the episode
+
+
+def config() -> ModelConfig:
+    """Nine hundred thousand weights; positions for a window and the lines of a rollout."""
+    return ModelConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=128, intermediate_size=384, num_layers=4, num_heads=4, num_kv_heads=4,
+        head_dim=32, max_positions=320, tie_embeddings=True,
+    )  # fmt: skip
+
+
+def train_tokenizer(texts: Sequence[str], folder: pathlib.Path) -> Tokenizer:
+    """A byte-level BPE within phrases: any text round-trips. Written to `folder`."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    phrases = pre_tokenizers.Split(tokenizers.Regex(_PHRASES), behavior="isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([phrases, bytes_])
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    inner.save(str(folder / "tokenizer.json"))
+    named = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named, indent=2) + "\n")
+    return Tokenizer.from_pretrained(folder)
+
+
+def windows(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]], seed: int) -> Iterator[Example]:
+    """Windows of at most `WINDOW` tokens of random episodes, for ever: prompt, goal, then lines from an observation on.
+
+    Everything behind the prompt is learned; the end token where the episode ends in the window.
+    """
+    rng, (newline,), end = random.Random(seed), tokenizer.encode("\n"), tokenizer.eos_ids[0]
+    episodes = []
+    for chat, text in pairs:
+        goal, *lines = text.split("\n")
+        goal, *ids = [[*tokenizer.encode(line), newline] for line in (goal, *lines)]
+        ids[-1].pop()
+        places = itertools.accumulate(map(len, ids), initial=0)
+        observed = [line.startswith("Observation:") and line != f"Observation: {THINK_REPLY}" for line in lines]
+        starts = list(itertools.compress(places, observed))
+        head = tokenizer.encode(tokenizer.render_chat(chat.messages))
+        episodes.append((head, goal, list(itertools.chain(*ids)), starts))
+    while True:
+        head, goal, body, starts = rng.choice(episodes)
+        room = WINDOW - len(head) - len(goal)
+        full = [start for start in starts if len(body) - start >= room // 2]
+        start = rng.choice(full) if full and rng.random() >= _FROM_START else 0
+        tokens = [*head, *goal, *body[start : start + room]]
+        ended = len(body) - start <= room and len(tokens) < WINDOW
+        yield Example([*tokens, end] if ended else tokens, len(head))
+
+
+def pretrain(out: pathlib.Path, pairs: Sequence[tuple[Chat, str]], steps: int, learning_rate: float, seed: int) -> None:
+    """Trains tokenizer and weights on episodes, given as (prompt, text behind it), and writes them to `out`."""
+    prompts = [
+        f"{word}\n" for chat, _ in pairs[:3000] for word in ("system", "user", "assistant", chat.messages[0]["content"])
+    ]
+    tokenizer = train_tokenizer([*prompts, *(text for _, text in pairs[:3000])], out)
+    model = Transformer(config())
+    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(100, steps // 10), steps, learning_rate / 20)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
+    variables = {"params": init_params(model, jax.random.key(seed))}
+    opt_state = optimizer.init(variables["params"])
+    step = jax.jit(make_sft_step(functools.partial(sft_loss, model), optimizer, "params"), donate_argnums=(0, 1))
+    rows, form = windows(tokenizer, pairs, seed), SFTConfig(batch_size=BATCH, max_length=WINDOW, packed=True)
+    clock, recent = time.monotonic(), []
+    for i in range(steps):
+        batch = make_batches([next(rows) for _ in range(BATCH)], form, np.arange(BATCH))[0]
+        variables, opt_state, metrics = step(variables, opt_state, batch)
+        recent.append(metrics["loss"])
+        if (i + 1) % 100 == 0 or i + 1 == steps:
+            loss, recent = float(np.mean(jax.device_get(recent))), []
+            print(f"{i + 1}/{steps} loss {loss:.4f} ({time.monotonic() - clock:.0f} s)", flush=True)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables["params"])
+    huggingface.save(out, model.config, params, tokenizer)
+    print(f"wrote {out}")
