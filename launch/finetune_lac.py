@@ -17,7 +17,7 @@ transcript in one pass: the same tokens, far fewer read, and fewer steps for as 
 
 Leaves RUN_DIR/model, an ordinary Hugging Face folder, whose dialogue.json tells run_lac which prompts it has learned;
 metrics.jsonl, learning_curve.png and results.json with losses and the accuracy of GOOD and BAD on held-out
-trajectories (Figure 12c). The last line reads `eval/accuracy: 0.512 -> 0.803`.
+trajectories (Figure 12c). The last line reads `observation_loss 1.605 -> 1.402, ..., accuracy 0.512 -> 0.803, ...`.
 """
 
 from __future__ import annotations
@@ -301,8 +301,9 @@ def main(argv: list[str]) -> None:
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("checkpoint_every", "iterations"))
     finished = finetune(config, run_dir, flags.FLAGS.resume)
     print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of launch.run_lac plays it")
-    changes = ((name, finished["before"][name], value) for name, value in finished["after"].items())
-    print(", ".join(f"eval/{name}: {old:.3f} -> {new:.3f}" for name, old, new in changes))
+    before, after = finished["before"], finished["after"]
+    changes = (f"{name} {before[name]:.3f} -> {value:.3f}" for name, value in after.items())
+    print(", ".join(changes) or "nothing was held out")
 
 
 define_flags = app.flags_of(FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing")
