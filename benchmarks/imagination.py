@@ -39,18 +39,21 @@ def names(observation: str) -> list[str]:
     return [" ".join(part.split()[3:5]) for part in observation.split(", ")]
 
 
-def imagined(model, dialogue, transcripts, config) -> dict[int, dict[str, float]]:
+def imagined(model, dialogue, transcripts, tokens) -> dict[int, dict[str, float]]:
     """By depth from 1: share of right lines, of right sentences, and of right sentences about things seen before."""
     live = [
         (until(one.history, t), one.history.steps[t : t + DEPTH])
         for one in transcripts
         for t in range(0, len(one.history.steps) - DEPTH, 3)
     ]
-    live = [(dialogue.trim(history, (2 * DEPTH + 1) * 24).history, steps) for history, steps in live]
+    live = [
+        (dialogue.trim(history, min((2 * DEPTH + 1) * tokens, dialogue.room // 2)).history, steps)
+        for history, steps in live
+    ]
     sums: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for depth in range(DEPTH):
         chats = [dialogue.chat(h, f"Action: {steps[depth].action}\nObservation:") for h, steps in live]
-        lines = model.complete(chats, Sampling(config.line_tokens, 0.0), "world model", stop=("\n",))
+        lines = model.complete(chats, Sampling(tokens, 0.0), "world model", stop=("\n",))
         grown = []
         for (history, steps), reply in zip(live, lines, strict=True):
             true, text = steps[depth].observation, reply.text.strip()
@@ -91,12 +94,13 @@ def main(argv: list[str]) -> None:
     given = flags.FLAGS
     model = models.local_model(given.model, chat=False, cache_mb=1000.0)
     game = envs.make_host("babyai")
-    prompts, room = planning.PromptConfig(), model.model.config.max_positions
-    dialogue = planning.dialogue_of(METHODS["lac"], game, prompts, given.model, model.tokenizer, room)
+    dialogue = planning.dialogue_of(
+        METHODS["lac"], game, planning.PromptConfig(), given.model, model.tokenizer, model.model.config.max_positions
+    )
     n = given.episodes
     transcripts = walk("all", [SEEDS + i for i in range(n)], [Walker()] * n, ["Critic"] * n, [20] * n)
-    config = PlanningConfig(line_tokens=48 if prompts.form(given.model)[0] == "compact" else 128)
-    for depth, row in imagined(model, dialogue, transcripts, config).items():
+    tokens = PlanningConfig().line(dialogue.room)
+    for depth, row in imagined(model, dialogue, transcripts, tokens).items():
         print(f"depth {depth}: " + ", ".join(f"{name} {value:.3f}" for name, value in row.items()))
     for predicted, share, number in calibration(model, dialogue, transcripts):
         print(f"predicted {predicted:.2f}: {share:.2f} of {number}")

@@ -94,14 +94,14 @@ def check_model(config: LACRunConfig) -> None:
     """
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
-        models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line_tokens)
+        models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0))
         tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
     else:
         tokenizer, room = load_tokenizer(config.model), load_config(config.model).max_positions
-        if config.lac.planning.reserve >= room:
+        if config.lac.planning.reserve(room) >= room:
             raise ValueError(
-                f"{config.model} has {room} positions, but an imagined rollout (--depth, --line_tokens) may take "
-                f"{config.lac.planning.reserve}; lower --line_tokens"
+                f"--line_tokens is {config.lac.planning.line_tokens}, but {config.model} has {room} positions in all; "
+                f"lower it, at least below {room // 3}"
             )
     if needs_words and tokenizer is not None:
         planning.check_words(tokenizer, config.lac.pair())
@@ -165,7 +165,7 @@ def dry_run(config: LACRunConfig) -> str:
         rows.append({"role": name, **total})
     return (
         f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
-        f"counted at their maximum of {config.lac.planning.line_tokens} tokens, and prompts as if none were cached.\n"
+        f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
         f"{cost.calls_table(rows, config.tasks)}"
     )
 

@@ -39,15 +39,20 @@ class PlanningConfig:
         "sum", "log-probability of an action: the sum over its tokens, or their mean", choices=("sum", "mean")
     )
     depth: int = option(4, "maximum steps of an imagined rollout, the candidate among them; 0: none", least=0)
-    line_tokens: int = option(128, "maximum tokens per line that the model writes", least=1)
+    line_tokens: int = option(
+        0, "maximum tokens per line that the model writes; 0: 128, or an eighth of a smaller context", least=0
+    )
 
     def __post_init__(self):
         check(self)
 
-    @property
-    def reserve(self) -> int:
-        """Tokens to keep free behind a history: an action, an observation and a note."""
-        return 3 * self.line_tokens
+    def line(self, room: int) -> int:
+        """Maximum tokens per line in a context of `room` tokens; 0 is no limit."""
+        return self.line_tokens or min(128, room // 8 if room else 128)
+
+    def reserve(self, room: int) -> int:
+        """Tokens to keep free behind a history in a context of `room` tokens: an action, an observation and a note."""
+        return 3 * self.line(room)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +82,12 @@ class Caller:
     """The calls of one decision: counts them by role, and what was wrong with the replies.
 
     Attributes:
+      room: tokens of the model's context, 0 without a limit.
       problems: {"world model/never ended": 2, ...}. calls: {role: calls}.
     """
 
-    def __init__(self, model: LanguageModel, config: PlanningConfig, seed: int):
-        self.model, self.config, self.seed = model, config, seed
+    def __init__(self, model: LanguageModel, config: PlanningConfig, seed: int, room: int = 0):
+        self.model, self.config, self.seed, self.room = model, config, seed, room
         self.problems, self.calls = Counter(), Counter()
 
     def lines(self, role: str, chats: Sequence[Chat], sampling: Sampling | None = None) -> list[str]:
@@ -89,7 +95,7 @@ class Caller:
         if not chats:
             return []
         self.calls[role] += len(chats)
-        sampling = sampling or Sampling(self.config.line_tokens, 0.0)
+        sampling = sampling or Sampling(self.config.line(self.room), 0.0)
         replies = self.model.complete(chats, sampling, role, self.seed, stop=("\n",))
         for reply in replies:
             self.count(role, "" if reply.ended else NEVER_ENDED)
@@ -110,8 +116,8 @@ class Caller:
 
     def trim(self, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
         """What fits the model's context, with room for the lines of a whole rollout where that leaves half of it."""
-        lines = min((2 * self.config.depth + 1) * self.config.line_tokens, dialogue.room // 2)
-        trimmed = [dialogue.trim(history, max(self.config.reserve, lines)) for history in histories]
+        lines = min((2 * self.config.depth + 1) * self.config.line(self.room), self.room // 2)
+        trimmed = [dialogue.trim(history, max(self.config.reserve(self.room), lines)) for history in histories]
         self.count("history", "steps dropped", sum(one.dropped for one in trimmed))
         return [one.history for one in trimmed]
 
@@ -182,7 +188,7 @@ def propose(
 def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], list[Counter[str]]]:
     """Distinct sampled actions of each chat, and how often each was drawn."""
     draws, rng = caller.config.draws, np.random.default_rng(caller.seed)
-    sampling = Sampling(caller.config.line_tokens, caller.config.draw_temperature)
+    sampling = Sampling(caller.config.line(caller.room), caller.config.draw_temperature)
     texts = caller.lines(POLICY, [chat for chat in chats for _ in range(draws)], sampling)
     options, counts = [], []
     for i, gone in enumerate(without):
@@ -224,7 +230,7 @@ def imagine(
     leaves: list[list[Future]] = [[] for _ in histories]
     open_ = [(i, Future(history), action) for i, (history, action) in enumerate(zip(histories, firsts, strict=True))]
     for depth in range(config.depth):
-        shown = [dialogue.trim(future.history, config.reserve).history for _, future, _ in open_]
+        shown = [dialogue.trim(future.history, config.reserve(caller.room)).history for _, future, _ in open_]
         chats = [
             dialogue.chat(history, f"Action: {action}\nObservation:")
             for history, (_, _, action) in zip(shown, open_, strict=True)
