@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from absl import flags
 
@@ -39,7 +38,7 @@ from envs.babyai.demonstrations import demonstrations
 from nlrl_jax.algorithms import lac_tuning, offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.algorithms.sft import Example, SFTConfig
+from nlrl_jax.algorithms.sft import Example
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
 from nlrl_jax.files import write_atomically
@@ -210,22 +209,6 @@ def describe(config: FinetuneConfig, data: Data, tokenizer: Tokenizer) -> str:
     return "\n".join(lines)
 
 
-def batches_of(config: FinetuneConfig, examples: Sequence[Example]):
-    """Step -> its batch: passes over all examples, each in a random order. Rows have one of four lengths."""
-    multiple = -(-max(len(one.tokens) for one in examples) // 128) * 32
-    shape = SFTConfig(batch_size=config.batch, max_length=4 * multiple)
-
-    @functools.lru_cache(maxsize=4)
-    def order(epoch: int) -> np.ndarray:
-        return np.random.default_rng([config.seed, epoch]).permutation(len(examples))
-
-    def batch(step: int) -> sft.Batch:
-        places = (divmod(step * config.batch + k, len(examples)) for k in range(config.batch))
-        return sft.make_batches(examples, shape, np.array([order(epoch)[i] for epoch, i in places]), multiple)[0]
-
-    return batch
-
-
 def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Fine-tunes in a folder that is this run's, and writes its results. Returns those; see `results.write`.
 
@@ -253,7 +236,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=[config.seed])
     state = loop.restore(run_dir, state) if resume else state
     step = jax.jit(adapters.make_update(functools.partial(sft.sft_loss, network), optimizer), donate_argnums=0)
-    batch = batches_of(config, examples)
+    batch = adapters.batches(examples, config.batch, config.seed)
 
     def evaluated(done: int, state) -> dict[str, float]:
         due = done % config.eval_every == 0 or done == config.iterations
