@@ -17,7 +17,7 @@ transcript in one pass: the same tokens, far fewer read, and fewer steps for as 
 
 Leaves RUN_DIR/model, an ordinary Hugging Face folder, whose dialogue.json tells run_lac which prompts it has learned;
 metrics.jsonl, learning_curve.png and results.json with losses and the accuracy of GOOD and BAD on held-out
-trajectories (Figure 12c). The last line reads `eval/accuracy: 0.512 -> 0.803`.
+trajectories (Figure 12c). The last line reads `observation_loss 1.605 -> 1.402, ..., accuracy 0.512 -> 0.803, ...`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from absl import flags
 
@@ -39,7 +38,7 @@ from envs.babyai.demonstrations import demonstrations
 from nlrl_jax.algorithms import lac_tuning, offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.algorithms.sft import Example, SFTConfig
+from nlrl_jax.algorithms.sft import Example
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
 from nlrl_jax.files import write_atomically
@@ -210,22 +209,6 @@ def describe(config: FinetuneConfig, data: Data, tokenizer: Tokenizer) -> str:
     return "\n".join(lines)
 
 
-def batches_of(config: FinetuneConfig, examples: Sequence[Example]):
-    """Step -> its batch: passes over all examples, each in a random order. Rows have one of four lengths."""
-    multiple = -(-max(len(one.tokens) for one in examples) // 128) * 32
-    shape = SFTConfig(batch_size=config.batch, max_length=4 * multiple)
-
-    @functools.lru_cache(maxsize=4)
-    def order(epoch: int) -> np.ndarray:
-        return np.random.default_rng([config.seed, epoch]).permutation(len(examples))
-
-    def batch(step: int) -> sft.Batch:
-        places = (divmod(step * config.batch + k, len(examples)) for k in range(config.batch))
-        return sft.make_batches(examples, shape, np.array([order(epoch)[i] for epoch, i in places]), multiple)[0]
-
-    return batch
-
-
 def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Fine-tunes in a folder that is this run's, and writes its results. Returns those; see `results.write`.
 
@@ -253,7 +236,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=[config.seed])
     state = loop.restore(run_dir, state) if resume else state
     step = jax.jit(adapters.make_update(functools.partial(sft.sft_loss, network), optimizer), donate_argnums=0)
-    batch = batches_of(config, examples)
+    batch = adapters.batches(examples, config.batch, config.seed)
 
     def evaluated(done: int, state) -> dict[str, float]:
         due = done % config.eval_every == 0 or done == config.iterations
@@ -270,7 +253,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         resume=resume,
         evaluate=evaluated,
     )
-    write_model(config, run_dir / "model", base, state.lora)
+    write_model(config, run_dir / "model", base, state)
     last = read_rows(run_dir)[-1]
     after = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
     learned, read = count(examples)
@@ -281,9 +264,9 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
     return results.read(run_dir)
 
 
-def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, lora: Any) -> None:
+def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, state: adapters.State) -> None:
     """The model as a Hugging Face folder, with the prompts it has learned."""
-    huggingface.save(folder, base.model.config, base.variables["params"], base.tokenizer, lora=lora)
+    huggingface.save(folder, base.model.config, state.params, base.tokenizer, lora=state.lora)
     prompt, examples = config.prompts.form(config.model)
     form = {"prompt": prompt, "examples": examples, "method": config.method}
     write_atomically(folder / planning.FORM, json.dumps(form) + "\n")
@@ -301,8 +284,9 @@ def main(argv: list[str]) -> None:
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("checkpoint_every", "iterations"))
     finished = finetune(config, run_dir, flags.FLAGS.resume)
     print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of launch.run_lac plays it")
-    changes = ((name, finished["before"][name], value) for name, value in finished["after"].items())
-    print(", ".join(f"eval/{name}: {old:.3f} -> {new:.3f}" for name, old, new in changes))
+    before, after = finished["before"], finished["after"]
+    changes = (f"{name} {before[name]:.3f} -> {value:.3f}" for name, value in after.items())
+    print(", ".join(changes) or "nothing was held out")
 
 
 define_flags = app.flags_of(FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from nlrl_jax.algorithms.sft import make_sft_step
+from nlrl_jax.algorithms.sft import Batch, Example, SFTConfig, make_batches, make_sft_step
 from nlrl_jax.lm.transformer import Transformer, init_lora
 
 
@@ -44,3 +46,22 @@ def make_update(loss_of: Callable, optimizer: optax.GradientTransformation) -> C
         return state.replace(lora=variables["lora"], opt_state=opt_state, iteration=iteration), metrics
 
     return update
+
+
+def batches(examples: Sequence[Example], size: int, seed: int) -> Callable[[int], Batch]:
+    """Step -> its batch of `size` rows: passes over all examples, each in a random order.
+
+    Rows have one of four lengths, so four programs are compiled at most.
+    """
+    multiple = -(-max(len(one.tokens) for one in examples) // 128) * 32
+    shape = SFTConfig(batch_size=size, max_length=4 * multiple)
+
+    @functools.lru_cache(maxsize=4)
+    def order(epoch: int) -> np.ndarray:
+        return np.random.default_rng([seed, epoch]).permutation(len(examples))
+
+    def batch(step: int) -> Batch:
+        places = (divmod(step * size + k, len(examples)) for k in range(size))
+        return make_batches(examples, shape, np.array([order(epoch)[i] for epoch, i in places]), multiple)[0]
+
+    return batch

@@ -124,7 +124,7 @@ def test_an_episode_that_does_not_fit_is_several_examples_with_each_action_once(
     steps = tuple(Step(f"go {i}", f"wall {i}") for i in range(10))
     narrow = dataclasses.replace(DIALOGUE, room=200)
     examples = pairs(OfflineConfig(), narrow, [Trajectory(History("a key", "wall", steps), True)])
-    assert len(examples) == 3
+    assert len(examples) == 4
     actions = [piece.text for _, reply in examples for piece in reply if piece.learned]
     assert actions == [f" go {i}\n" for i in range(10)]
     for chat, reply in examples:

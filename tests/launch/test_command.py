@@ -40,7 +40,7 @@ def test_a_package_that_shadows_ours_is_named(tmp_path):
     assert f"error: {tmp_path / 'envs' / '__init__.py'} stands in front of nlrl_jax's own package" in refused.stderr
 
 
-@pytest.mark.parametrize("script", ["train_ms_grpo", "train_dqn", "warm_start", "generate"])
+@pytest.mark.parametrize("script", ["train_ms_grpo", "train_dqn", "warm_start", "finetune_lac", "generate"])
 def test_help_lists_the_scripts_own_options_and_ends_well(script):
     done = subprocess.run(
         [sys.executable, "-m", f"launch.{script}", "--help"], cwd=ROOT, capture_output=True, text=True
