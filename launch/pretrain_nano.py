@@ -2,7 +2,7 @@
 
     python -m launch.pretrain_nano --out nlrl_jax/assets/nano
     python -m launch.pretrain_nano --games boards --out nlrl_jax/assets/nano_board
-    python -m launch.pretrain_nano --games babyai --steps 6000 --learning_rate 2e-3 --out nlrl_jax/assets/nano_babyai
+    python -m launch.pretrain_nano --games babyai --steps 17500 --learning_rate 2e-3 --out nlrl_jax/assets/nano_babyai
 
 Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`envs/walkers.py`), so the model has the
 reply format and plays far from optimally. Every batch is new: games are reset, walked and rendered inside the training
@@ -263,7 +263,7 @@ def main(argv: list[str]) -> None:
     given = flags.FLAGS
     if given.games == "babyai":
         pairs = list(babyai.corpus(given.episodes, 1 + given.seed))
-        nano.pretrain(out, pairs, given.steps, given.learning_rate, given.seed)
+        nano.pretrain(out, pairs, given.steps, given.learning_rate, given.seed, given.init_from)
     else:
         pretrain_boards(out) if given.games == "boards" else pretrain_grids(out)
 
@@ -278,7 +278,7 @@ def define_flags() -> None:
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
     flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
     flags.DEFINE_integer("seed", 0, "grids, babyai: random seed")
-    flags.DEFINE_string("init_from", "", "grids: start from the weights in this folder")
+    flags.DEFINE_string("init_from", "", "grids, babyai: start from the weights in this folder")
     flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")
     flags.DEFINE_integer("episodes", 12_000, "babyai: episodes to read", lower_bound=1)
     flags.DEFINE_integer("positions", 10_000, "boards: positions of each game", lower_bound=1)

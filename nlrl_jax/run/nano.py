@@ -26,7 +26,7 @@ from nlrl_jax.algorithms.sft import Example, SFTConfig, make_batches, make_sft_s
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.roles.dialogues import THINK_REPLY
+from nlrl_jax.roles.dialogues import BAD, GOOD, THINK_REPLY, UNKNOWN
 from nlrl_jax.types import Chat
 from nlrl_jax.weights import huggingface
 
@@ -36,12 +36,14 @@ CHAT_TEMPLATE = (
 )
 VOCAB_SIZE, WINDOW, BATCH = 640, 256, 8
 _LABELS = "Goal of the agent|Observation|Action|Critic|Thought|Reward|Value"
-_NAME = " (?:red|green|blue|purple|yellow|grey) (?:key|ball|box|door)"
-_VERDICT = " (?:GOOD|BAD|UNKNOWN)"
+COLOURS, KINDS = ("red", "green", "blue", "purple", "yellow", "grey"), ("key", "ball", "box", "door")
+_NAME = f" (?:{'|'.join(COLOURS)}) (?:{'|'.join(KINDS)})"
+_VERDICT = f" (?:{GOOD}|{BAD}|{UNKNOWN})"
 _PHRASES = (
     rf"\n|(?:{_LABELS}):|{_VERDICT}|{_NAME}| \d+ steps?[^\n,.]*|\d|\."
     rf"|(?:(?!{_VERDICT}|{_NAME})[^\n\d.])+?(?=\n|{_NAME}|{_VERDICT}| ?\d|\.|$)"
 )
+_HEAVY = 3.0
 _FROM_START = 0.3  # share of windows that begin with the episode
 
 
@@ -77,9 +79,13 @@ def train_tokenizer(texts: Sequence[str], folder: pathlib.Path) -> Tokenizer:
 def windows(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]], seed: int) -> Iterator[Example]:
     """Windows of at most `WINDOW` tokens of random episodes, for ever: prompt, goal, then lines from an observation on.
 
-    Everything behind the prompt is learned; the end token where the episode ends in the window.
+    Everything behind the prompt is learned, the end token where the episode ends in the window. Names, verdicts and the
+    places of reflections weigh `_HEAVY` times as much as other tokens: they are what a rollout is worth.
     """
     rng, (newline,), end = random.Random(seed), tokenizer.encode("\n"), tokenizer.eos_ids[0]
+    is_ = tokenizer.encode(" The red ball is 1 step left.")[2]
+    names = {tokenizer.encode(f" {colour} {kind}")[0] for colour in COLOURS for kind in KINDS}
+    heavy = names | {tokenizer.encode(f" {word}")[0] for word in (GOOD, BAD, UNKNOWN)}
     episodes = []
     for chat, text in pairs:
         goal, *lines = text.split("\n")
@@ -97,19 +103,36 @@ def windows(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]], seed: int) 
         start = rng.choice(full) if full and rng.random() >= _FROM_START else 0
         tokens = [*head, *goal, *body[start : start + room]]
         ended = len(body) - start <= room and len(tokens) < WINDOW
-        yield Example([*tokens, end] if ended else tokens, len(head))
+        tokens += [end] * ended
+        learned = itertools.pairwise(tokens[len(head) - 1 :])
+        weights = [_HEAVY if token in heavy or before == is_ else 1.0 for before, token in learned]
+        yield Example(tokens, len(head), weights)
 
 
-def pretrain(out: pathlib.Path, pairs: Sequence[tuple[Chat, str]], steps: int, learning_rate: float, seed: int) -> None:
-    """Trains tokenizer and weights on episodes, given as (prompt, text behind it), and writes them to `out`."""
-    prompts = [
-        f"{word}\n" for chat, _ in pairs[:3000] for word in ("system", "user", "assistant", chat.messages[0]["content"])
-    ]
-    tokenizer = train_tokenizer([*prompts, *(text for _, text in pairs[:3000])], out)
+def pretrain(
+    out: pathlib.Path,
+    pairs: Sequence[tuple[Chat, str]],
+    steps: int,
+    learning_rate: float,
+    seed: int,
+    init_from: str = "",
+) -> None:
+    """Trains tokenizer and weights on episodes, given as (prompt, text behind it), and writes them to `out`.
+
+    Args:
+      init_from: the folder of a model to go on from, with its tokenizer; "" begins anew.
+    """
+    if init_from:
+        tokenizer = Tokenizer.from_pretrained(init_from)
+        _, params = huggingface.load(init_from, dtype="float32", param_dtype="float32")
+    else:
+        texts = ["system\n", "user\n", "assistant\n"] * 1000
+        texts += [text for chat, reply in pairs[:3000] for text in (chat.messages[0]["content"] + "\n", reply)]
+        tokenizer, params = train_tokenizer(texts, out), init_params(Transformer(config()), jax.random.key(seed))
     model = Transformer(config())
     schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(100, steps // 10), steps, learning_rate / 20)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
-    variables = {"params": init_params(model, jax.random.key(seed))}
+    variables = {"params": params}
     opt_state = optimizer.init(variables["params"])
     step = jax.jit(make_sft_step(functools.partial(sft_loss, model), optimizer, "params"), donate_argnums=(0, 1))
     rows, form = windows(tokenizer, pairs, seed), SFTConfig(batch_size=BATCH, max_length=WINDOW, packed=True)
