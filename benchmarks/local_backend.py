@@ -105,6 +105,7 @@ def main():
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--max_tokens", type=int, default=60)
     parser.add_argument("--refill", type=float, nargs="*", default=[LocalModel.refill])
+    parser.add_argument("--cache_mb", type=float, nargs="*", default=[], help="also with caches of these sizes")
     args = parser.parse_args()
     loaded = load_model("nano")
     local = LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, args.rows)
@@ -123,6 +124,7 @@ def main():
     for name, (slow, fast, chats, options) in jobs.items():
         ways = {"naive": (slow, local)}
         ways |= {f"refill {f}": (fast, dataclasses.replace(local, refill=f)) for f in args.refill}
+        ways |= {f"cache of {mb} MB": (fast, dataclasses.replace(local, cache_mb=mb)) for mb in args.cache_mb}
         for function, model in ways.values():
             # Compiles: a part of the work that meets the shapes of all of it.
             function(model, chats[:: max(1, len(chats) // (5 * args.rows))], *options)

@@ -80,7 +80,7 @@ class Counted:
         replies = self._timed(self.model.complete, chats, Sampling(max_tokens, 0.0), "policy", 0, ["\n"])
         for chat in chats:
             self._note(self.ids(chat)[0], 1)
-        out = [text + reply.text.strip() + "\n" for text, reply in zip(texts, replies)]
+        out = [text + reply.text + "\n" for text, reply in zip(texts, replies)]
         for text in out:
             self._note(self.ids(Chat.of(RULES, continued=text))[0], 0)
         return out
