@@ -41,7 +41,7 @@ from nlrl_jax.run import app, cost, models, planning, results
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.types import HostGame, LanguageModelError
-from nlrl_jax.weights.load import load_config, load_tokenizer
+from nlrl_jax.weights.load import BUILT_IN, load_config, load_tokenizer
 
 SCRIPT = "run_lac"
 
@@ -112,7 +112,9 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     game, tasks = make_game(config)
     names = methods.parse(config.methods)
     given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
-    model = models.large_model(config.model, {}, run_dir, usage, *given, chat=False, cache_mb=config.cache_mb)
+    rows = 512 if config.model in BUILT_IN else 64
+    local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows}
+    model = models.large_model(config.model, {}, run_dir, usage, *given, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
     endpoint_tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None

@@ -36,12 +36,13 @@ def local_model(
     param_dtype: str = "",
     chat: bool = True,
     cache_mb: float = 0.0,
+    rows: int = 64,
 ) -> LocalModel:
     """A model in this process; see `weights.load.load_model` for names.
 
     Args:
       chat: whether it needs a chat template; without one it can only continue open messages.
-      cache_mb: memory for what it has read; see `LocalModel`.
+      cache_mb, rows: memory for what it has read, and replies written at once; see `LocalModel`.
       dtype, param_dtype: of the computation and of the weights; empty keeps the checkpoint's, for weights `dtype`.
 
     Raises:
@@ -51,7 +52,7 @@ def local_model(
     loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **overrides)
     if chat:
         _check_chat(name, loaded.tokenizer)
-    return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, cache_mb=cache_mb)
+    return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb)
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -76,6 +77,7 @@ def large_model(
     endpoint_tokenizer: str = "",
     chat: bool = True,
     cache_mb: float = 0.0,
+    rows: int = 64,
 ) -> Metered:
     """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
@@ -84,7 +86,7 @@ def large_model(
       options, endpoint_model: the endpoint, and its name for the model.
       endpoint_tokenizer: the endpoint's model as `weights.load.load_tokenizer` takes it, so that it scores and
         continues open messages by /completions (`EndpointModel.render`); empty: it does not score.
-      chat, cache_mb: of a local model; see `local_model`.
+      chat, cache_mb, rows: of a local model; see `local_model`.
 
     Raises:
       FileNotFoundError, ValueError: no such model or tokenizer; an endpoint without an address or a model's name.
@@ -96,7 +98,7 @@ def large_model(
         model = EndpointModel(options, endpoint_model, usage, render=render)
         model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))  # a folder only for a valid endpoint
     else:
-        model = local_model(name, chat=chat, cache_mb=cache_mb)
+        model = local_model(name, chat=chat, cache_mb=cache_mb, rows=rows)
     return Metered(model, usage)
 
 
