@@ -87,7 +87,7 @@ def test_a_score_is_computed_once_also_across_a_kill(tmp_path, monkeypatch):
     ask = Metered(CachedModel(model, DiskCache(tmp_path)), usage)
     rows = ask.score([b, a, a], [["yy", "x"], ["x"], []], "role")
     assert model.asked[1:] == [[("b", "x")]]
-    assert rows == [[(-2.0, 2, True), (-1.0, 2, False)], [(-1.0, 2, True)], []]
+    assert rows == [[Score(-2.0, 2, True), Score(-1.0, 2)], [Score(-1.0, 2, True)], []]
     (row,) = usage.rows()
     assert (row["calls"], row["cache_hits"], row["prompt_tokens"]) == (3, 2, 2)
     with pytest.raises(ValueError):

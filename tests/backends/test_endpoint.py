@@ -17,7 +17,7 @@ from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.transport import EndpointError, retry_after, retry_wait
 from nlrl_jax.backends.usage import BudgetExceeded, Metered, Usage
-from nlrl_jax.types import Chat, Reply, Sampling
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 from tests.backends import server as s
 from tests.backends.server import Server
 
@@ -672,7 +672,7 @@ def test_scores_are_the_sums_over_the_tokens_of_each_continuation(tmp_path):
         assert len(server.requests) == 3  # equal pairs once, an empty one not at all, and all from the cache later
     # "<s>" "abc>" "left" "down": -2 - 3; "<s>" "abc>" "down": -2; "<s>" "abcd" "efg>" "down": -3
     counts = [[(-5.0, 2), (-2.0, 1), (0.0, 0)], [(-3.0, 1), (-3.0, 1)]]
-    assert rows == [[(*count, False) for count in row] for row in counts]
+    assert rows == [[Score(*count) for count in row] for row in counts]
     assert again == [[(*count, count[1] > 0) for count in row] for row in counts]
     body = sent["abc>down"].body
     assert sent["abc>down"].path == "/v1/completions"
@@ -694,7 +694,7 @@ def test_a_token_over_the_border_and_a_server_that_does_not_echo_are_errors_at_o
 def test_a_score_without_log_probabilities_is_retried():
     with Server(s.raw(b'{"choices": [{"text": "abc>down", "logprobs": null}]}'), echoes) as server:
         ask = model(server, render=render)
-        assert ask.score([Chat.of("abc")], [["down"]], "policy") == [[(-2.0, 1, False)]]
+        assert ask.score([Chat.of("abc")], [["down"]], "policy") == [[Score(-2.0, 1)]]
 
 
 def test_without_scoring_the_refusal_says_what_to_do():

@@ -24,7 +24,10 @@ class Fixed:
         return list(self.replies)
 
     def score(self, chats, continuations, role):
-        return [[Score(-1.0, len(text)) for text in row] for row in continuations]
+        return [
+            [Score(-1.0, len(text), prompt_tokens=0 if i else 10) for i, text in enumerate(row)]
+            for row in continuations
+        ]
 
 
 def test_calls_tokens_hits_cuts_and_refusals_are_summed_by_role():
@@ -47,14 +50,14 @@ def test_calls_tokens_hits_cuts_and_refusals_are_summed_by_role():
     assert (policy["role"], policy["calls"]) == ("policy", 4)
 
 
-def test_a_score_is_a_call_that_reads_its_tokens():
+def test_a_score_is_a_call_that_reads_its_tokens_and_once_its_prompt():
     usage = Usage()
     model = Metered(Fixed(), usage)
     assert model.can_score
     scores = model.score([Chat.of("x"), Chat.of("y")], [["ab", "c"], ["def"]], "policy")
     assert [[score.tokens for score in row] for row in scores] == [[2, 1], [3]]
     (row,) = usage.rows()
-    assert (row["calls"], row["prompt_tokens"], row["tokens"]) == (3, 6, 0)
+    assert (row["calls"], row["prompt_tokens"], row["tokens"]) == (3, 26, 0)
 
 
 def test_a_call_that_raises_still_costs_its_seconds():
