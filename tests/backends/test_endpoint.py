@@ -673,7 +673,7 @@ def test_scores_are_the_sums_over_the_tokens_of_each_continuation(tmp_path):
     # "<s>" "abc>" "left" "down": -2 - 3; "<s>" "abc>" "down": -2; "<s>" "abcd" "efg>" "down": -3
     counts = [[(-5.0, 2), (-2.0, 1), (0.0, 0)], [(-3.0, 1), (-3.0, 1)]]
     assert rows == [[Score(*count) for count in row] for row in counts]
-    assert again == [[(*count, count[1] > 0) for count in row] for row in counts]
+    assert again == [[Score(*count, count[1] > 0) for count in row] for row in counts]
     body = sent["abc>down"].body
     assert sent["abc>down"].path == "/v1/completions"
     assert (body["max_tokens"], body["echo"], body["logprobs"], body["temperature"]) == (0, True, 1, 0.0)
