@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
@@ -27,7 +28,7 @@ def example(transcript: Transcript, rng: random.Random) -> tuple[Chat, str]:
     if transcript.kind == "Value":
         notes = [value if rng.random() < _VALUE else "" for value in transcript.values]
         steps = tuple(step._replace(note=note) for step, note in zip(history.steps, notes[1:], strict=True))
-        history = type(history)(history.goal, history.observation, steps, notes[0])
+        history = dataclasses.replace(history, steps=steps, note=notes[0])
     return Chat.of(dialogue.instructions), dialogue.text(history)
 
 

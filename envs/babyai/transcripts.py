@@ -5,7 +5,7 @@ depends on the situation it does something habitual instead: it heads for a look
 same colour), or just goes forward. Habits are rare where the target lies straight ahead and frequent where it does not.
 Behind a critic's BAD they are rarer. A few actions are random.
 
-`paper` data (LAC, appendix B.2: two successes and one failure per mission) and corpora come from the same walkers.
+The corpus of the built-in model and the demonstrations for fine-tuning come from the same walkers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Walker:
     random: float = 0.08
 
 
-_ROWS = 16
+_ROWS = 16  # least episodes per program
 EXPERT = Walker(0.0, 0.0, 0.0, 0.0, 0.0)
 WANDERER = Walker(random=0.5)  # for the dynamics of actions that nobody would choose
 
@@ -72,8 +72,6 @@ def _perceive(states):
 
 
 _step = jax.jit(jax.vmap(rules.step))
-
-
 _draw = jax.jit(jax.vmap(lambda seed, mission: levels.draw(jax.random.key(seed), mission)))
 
 

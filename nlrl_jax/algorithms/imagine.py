@@ -110,6 +110,12 @@ class Caller:
         rows = self.model.score(chats, texts, role)
         return [[score.log_prob / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
 
+    def action(self, text: str, actions: Sequence[str], rng: np.random.Generator) -> str:
+        """The action in a line; one that cannot be read is counted, and a random one takes its place."""
+        action, problem = read_action(text, actions)
+        self.count(POLICY, problem)
+        return action or any_action(actions, rng)
+
     def count(self, role: str, problem: str, n: int = 1) -> None:
         if problem:
             self.problems[f"{role}/{problem}"] += n
@@ -120,6 +126,11 @@ class Caller:
         trimmed = [dialogue.trim(history, max(self.config.reserve(self.room), lines)) for history in histories]
         self.count("history", "steps dropped", sum(one.dropped for one in trimmed))
         return [one.history for one in trimmed]
+
+
+def any_action(actions: Sequence[str], rng: np.random.Generator) -> str:
+    """A random one; "nothing" where there is no list."""
+    return str(rng.choice(actions)) if actions else "nothing"
 
 
 def write_notes(caller: Caller, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
@@ -136,12 +147,7 @@ def next_actions(
     """The action that the model writes greedily; one that cannot be read is replaced by a random one and counted."""
     rng = np.random.default_rng(seed)
     texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in histories])
-    chosen = []
-    for text in texts:
-        action, problem = read_action(text, actions)
-        caller.count(POLICY, problem)
-        chosen.append(action or (str(rng.choice(actions)) if actions else "nothing"))
-    return chosen
+    return [caller.action(text, actions, rng) for text in texts]
 
 
 def propose(
@@ -201,7 +207,7 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
         if not count:
             rest = [action for action in actions if action not in gone]
             caller.count(POLICY, "no candidate")
-            count[str(rng.choice(rest)) if rest else "nothing"] = 1
+            count[any_action(rest, rng)] = 1
         options.append([action for action, _ in count.most_common()])
         counts.append(count)
     return options, counts

@@ -190,7 +190,8 @@ def evaluate(
 ) -> tuple[list[np.ndarray], list[list[list[Future]]]]:
     """Q of every candidate (equation 3): float64 [n] for each game, and the futures [n][leaves] it was read from."""
     pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
-    decided = lambda step: dialogues.verdict(step.note) in config.pair()
+    words = [word.upper() for word in config.pair()]
+    decided = lambda step: dialogues.verdict(step.note) in words
     if config.planning.depth:
         first = [histories[i] for i, _ in pairs], [action for _, action in pairs]
         rollouts = imagine(caller, dialogue, *first, actions, decided, config.branch)

@@ -158,7 +158,7 @@ class Dialogue:
             if not history.steps:
                 raise ValueError(
                     f"instructions, goal and one observation take {size - reserve} tokens, and {reserve} more are "
-                    f"needed; the model's context holds {self.room}. Lower --max_tokens, --depth or --examples"
+                    f"needed; the model's context holds {self.room}. Lower --line_tokens or --examples"
                 )
             gone = history.steps[:_DROP]
             dropped += len(gone)

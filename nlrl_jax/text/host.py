@@ -10,13 +10,14 @@ import numpy as np
 
 from nlrl_jax.types import HostGame, Outcome, Start, TextGame
 
+NOTHING = "Nothing happens."  # stands before the observation after an action that the game does not know
+
 
 def of_text_game(
     game: TextGame,
     texts: Callable[[Any], list[tuple[str, str]]] | None = None,
     optimal: Callable[[Any], int] | None = None,
     max_steps: int = 0,
-    nothing: str = "Nothing happens.",
     kinds: Sequence[str] = ("",),
     reset: Callable[[jax.Array, jax.Array], Any] | None = None,
 ) -> HostGame:
@@ -28,7 +29,6 @@ def of_text_game(
       texts: states with a leading axis -> (goal, observation) of each; by default the rules and the game's observation.
       optimal: one state -> minimum number of actions.
       max_steps: horizon; 0 is the game's own.
-      nothing: stands before the observation after an action that the game does not know.
     """
     env, params = game.env, game.params
     words = {action.lower(): i for i, action in enumerate(game.actions)}
@@ -71,7 +71,7 @@ def of_text_game(
         old, new, outcomes = texts(before) if min(ids) < 0 else [], texts(after), []
         for i, (action, state) in enumerate(zip(ids, rows(after, len(ids)))):
             if action < 0:
-                outcomes.append(Outcome(states[i], f"{nothing} {old[i][1]}"))
+                outcomes.append(Outcome(states[i], f"{NOTHING} {old[i][1]}"))
             else:
                 ended = bool(terminated[i]), bool(success[i])
                 outcomes.append(Outcome((states[i][0], state), new[i][1], float(reward[i]), *ended))

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig
+from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig, any_action
 from nlrl_jax.algorithms.lac import Decisions
-from nlrl_jax.roles.dialogues import THINK, THINK_REPLY, Dialogue, History, Step, read_action
+from nlrl_jax.roles.dialogues import THINK, THINK_REPLY, Dialogue, History, Step
 from nlrl_jax.types import LanguageModel
 
 THOUGHTS = 2  # maximum number per decision
@@ -40,14 +40,12 @@ def decide(
             if text.startswith(THINK):
                 short[i] = short[i].then(Step(text, THINK_REPLY))
                 thoughts[i].append(text)
-                continue
-            action, problem = read_action(text, actions)
-            caller.count(POLICY, problem)
-            chosen[i] = action or (str(rng.choice(actions)) if actions else "nothing")
+            else:
+                chosen[i] = caller.action(text, actions, rng)
     for i in range(len(short)):
         if i not in chosen:
             caller.count(POLICY, "too many thoughts")
-            chosen[i] = str(rng.choice(actions)) if actions else "nothing"
+            chosen[i] = any_action(actions, rng)
     picked = [chosen[i] for i in range(len(short))]
     thinking = [{"candidates": [action]} for action in picked]
     return Decisions(picked, [""] * len(picked), thoughts, thinking, caller.problems, caller.calls)
