@@ -22,7 +22,6 @@ The result is an ordinary Hugging Face folder (Llama architecture).
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
 import random
 import time
@@ -47,7 +46,6 @@ from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, nano
-from nlrl_jax.run.nano import CHAT_TEMPLATE
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.text.template import Choice
@@ -69,32 +67,9 @@ def nano_config(games: str) -> ModelConfig:
 
 
 def train_tokenizer(texts: list[str], folder: pathlib.Path, vocab_size: int, by_blanks: bool = False) -> Tokenizer:
-    """A byte-level BPE of `vocab_size` tokens: any text round-trips; the reply's tags are tokens of their own."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
+    """See `nano.train_tokenizer`; the reply's tags are tokens of their own."""
     tags = [f"<{slash}{tag}>" for tag in TAGS["paper"] for slash in ("", "/")]
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if by_blanks:
-        words = pre_tokenizers.Split(tokenizers.Regex(r" ?[^\s]+|\s"), behavior="isolated")
-        inner.pre_tokenizer = pre_tokenizers.Sequence(
-            [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(tags),
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    inner.add_tokens([tokenizers.AddedToken(tag, special=False, normalized=False) for tag in tags])
-    folder.mkdir(parents=True, exist_ok=True)
-    inner.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return Tokenizer.from_pretrained(folder)
+    return nano.train_tokenizer(texts, folder, vocab_size, r" ?[^\s]+|\s" if by_blanks else "", tags)
 
 
 def corpus(key: jax.Array) -> list[str]:

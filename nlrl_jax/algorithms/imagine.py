@@ -70,12 +70,10 @@ class Future:
     Attributes:
       history: the real history, then the imagined steps; without its oldest steps where the context is full.
       imagined: the imagined steps.
-      ended: it stopped by its own judgement, before the maximum depth.
     """
 
     history: History
     imagined: tuple[Step, ...] = ()
-    ended: bool = False
 
 
 class Caller:
@@ -252,7 +250,7 @@ def imagine(
         for (i, future, _), history in zip(open_, grown, strict=True):
             step = history.steps[-1]
             ended = stop(step) or not step.observation
-            future = Future(history, (*future.imagined, step), ended)
+            future = Future(history, (*future.imagined, step))
             if ended or depth + 1 == config.depth:
                 leaves[i].append(future)
             else:

@@ -21,7 +21,7 @@ from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
+from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
 _prefix = jax.jit(compute_prefix, static_argnums=0)
@@ -167,8 +167,7 @@ class LocalModel:
 
     def _ends(self, stop: Sequence[str]) -> np.ndarray:
         """bool [V]: the end tokens and those that contain a stop string. (One that spans tokens ends no row.)"""
-        if isinstance(stop, str) or not all(stop):
-            raise ValueError(f"stop is {stop!r}; it must be a list of strings that are not empty")
+        check_stop(stop)
         ends = np.zeros(self.model.config.vocab_size, bool)
         ends[list(self.tokenizer.eos_ids)] = True
         if stop:

@@ -55,20 +55,30 @@ def config() -> ModelConfig:
     )  # fmt: skip
 
 
-def train_tokenizer(texts: Sequence[str], folder: pathlib.Path) -> Tokenizer:
-    """A byte-level BPE within phrases: any text round-trips. Written to `folder`."""
+def train_tokenizer(
+    texts: Sequence[str], folder: pathlib.Path, vocab_size: int, words: str = "", tags: Sequence[str] = ()
+) -> Tokenizer:
+    """A byte-level BPE: any text round-trips. Written to `folder`.
+
+    Args:
+      words: regular expression of the pre-tokens; "" is GPT-2's.
+      tags: texts that are tokens of their own, the last ids of the vocabulary.
+    """
     inner = tokenizers.Tokenizer(models.BPE())
-    phrases = pre_tokenizers.Split(tokenizers.Regex(_PHRASES), behavior="isolated")
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.pre_tokenizer = pre_tokenizers.Sequence([phrases, bytes_])
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if words:
+        split = pre_tokenizers.Split(tokenizers.Regex(words), behavior="isolated")
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size - len(tags),
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
+    inner.add_tokens([tokenizers.AddedToken(tag, special=False, normalized=False) for tag in tags])
     folder.mkdir(parents=True, exist_ok=True)
     inner.save(str(folder / "tokenizer.json"))
     named = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
@@ -128,7 +138,10 @@ def pretrain(
     else:
         texts = ["system\n", "user\n", "assistant\n"] * 1000
         texts += [text for chat, reply in pairs[:3000] for text in (chat.messages[0]["content"] + "\n", reply)]
-        tokenizer, params = train_tokenizer(texts, out), init_params(Transformer(config()), jax.random.key(seed))
+        tokenizer, params = (
+            train_tokenizer(texts, out, VOCAB_SIZE, _PHRASES),
+            init_params(Transformer(config()), jax.random.key(seed)),
+        )
     model = Transformer(config())
     schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(100, steps // 10), steps, learning_rate / 20)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
