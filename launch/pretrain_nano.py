@@ -2,7 +2,8 @@
 
     python -m launch.pretrain_nano --out nlrl_jax/assets/nano
     python -m launch.pretrain_nano --games boards --out nlrl_jax/assets/nano_board
-    python -m launch.pretrain_nano --games babyai --steps 17500 --learning_rate 2e-3 --out nlrl_jax/assets/nano_babyai
+    python -m launch.pretrain_nano --games babyai --episodes 24000 --steps 12000 --learning_rate 3e-3 \\
+        --out nlrl_jax/assets/nano_babyai
 
 Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`envs/walkers.py`), so the model has the
 reply format and plays far from optimally. Every batch is new: games are reset, walked and rendered inside the training
