@@ -55,6 +55,7 @@ class LACRunConfig:
         "nano_babyai",
         "the language model: nano_babyai, smollm2, a Hugging Face folder or id, a .gguf file, or endpoint",
     )
+    alfworld_data: str = option("", "alfworld: a folder with its own games (json_2.1.1); empty: games of ours")
     endpoint: EndpointOptions = part(EndpointOptions(base_url="http://localhost:8000/v1"))
     endpoint_model: str = option("", "endpoint: the server's name for the model")
     endpoint_tokenizer: str = option(
@@ -81,7 +82,8 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
     Raises:
       ValueError: an unknown game or mission.
     """
-    game = envs.make_host(config.game, config.max_steps)
+    data = {"alfworld": config.alfworld_data}.get(config.game, "")
+    game = envs.make_host(config.game, config.max_steps, data=data)
     kinds = [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
     return game, planning.tasks_of(game, kinds, config.tasks, config.seed)
 
