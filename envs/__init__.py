@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -116,6 +117,15 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     if name not in GAMES:
         raise _unknown(name, HOST_GAMES, "host_game")
     return importlib.import_module("nlrl_jax.text.host").of_text_game(make(name, **options))
+
+
+_DEMONSTRATED = {"babyai": "envs.babyai.demonstrations", "alfworld": "envs.alfworld.demonstrations"}
+DEMONSTRATED = tuple(_DEMONSTRATED)
+
+
+def demonstrations(name: str, successes: int, failures: int, seed: int, held_out: bool = False) -> list[Any]:
+    """Trajectories of a game with reflections, each with `history` and `success`; `name` is one of `DEMONSTRATED`."""
+    return importlib.import_module(_DEMONSTRATED[name]).demonstrations(successes, failures, seed, held_out)
 
 
 def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:

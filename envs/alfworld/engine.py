@@ -95,9 +95,9 @@ class Engine:
 def serve(data: pathlib.Path, requests: Iterable[str], out) -> None:
     """Answers requests until they end.
 
-    A request is {"problem": PDDL, "commands": those so far, "action": the next one, or null for the beginning}; an answer
-    is {"observation", "won"}, or {"error"} where the problem cannot be read. An engine that stands elsewhere starts
-    again and repeats the commands.
+    A request is {"problem": PDDL, "commands": those so far, "action": the next one, or null for the last observation};
+    an answer is {"observation", "won"}, or {"error"} where the problem cannot be read. An engine that stands elsewhere
+    starts again and repeats the commands.
     """
     engines: OrderedDict[str, Engine] = OrderedDict()
     for line in requests:

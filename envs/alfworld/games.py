@@ -115,9 +115,7 @@ def floor_plan(number: int) -> tuple[dict[str, int], tuple[str, ...]]:
 
 def plans(split: str) -> tuple[int, ...]:
     """Numbers of a split's floor plans."""
-    return tuple(
-        first + n for first in _ROOMS.values() for n in range(1, 31) if (n in _UNSEEN) == (split == "unseen")
-    )
+    return tuple(first + n for first in _ROOMS.values() for n in range(1, 31) if (n in _UNSEEN) == (split == "unseen"))
 
 
 @functools.cache
@@ -204,7 +202,9 @@ def problem(game: Game) -> str:
         place = game.inside[name]
         facts += [f"objectType {_id(name)} {kind}Type", f"inReceptacle {_id(name)} {_id(place)}"]
         facts += [f"objectAtLocation {_id(name)} {here[place]}"]
-        facts += [f"{able.lower()} {_id(name)}" for able, able_kinds in sorted(known.able.items()) if kind in able_kinds]
+        facts += [
+            f"{able.lower()} {_id(name)}" for able, able_kinds in sorted(known.able.items()) if kind in able_kinds
+        ]
         facts += [f"pickupable {_id(name)}"] if kind != _LAMP else []
     facts += [f"canContain {place}Type {kind}Type" for place in places for kind in kinds if kind in known.holds[place]]
     return "\n".join(

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from envs.alfworld import data as files
 from envs.alfworld import games
+from envs.alfworld.transcripts import EXPERT, walk
 from envs.alfworld.workers import Request, Workers
+from envs.alfworld.world import World, plan
+from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import HostGame, Outcome, Start
 
 RULES = (
@@ -19,6 +22,7 @@ RULES = (
     "(at a fridge), use THING (a desklamp), examine THING, inventory, look. An action that is not possible leads to "
     '"Nothing happens."'
 )
+_EXAMPLES = 1 << 50  # seeds of examples, which no corpus has
 
 
 class State(NamedTuple):
@@ -31,6 +35,23 @@ class State(NamedTuple):
     problem: str
     commands: tuple[str, ...] = ()
     game: games.Game | None = None
+
+
+def examples(label: str, number: int) -> list[History]:
+    """Successful episodes by a walker that makes no mistakes, one kind of task after the other, with notes of this kind."""
+    kind = "" if label == "Value" else label
+    tasks = [games.KINDS[i % len(games.KINDS)] for i in range(number)]
+    return [walk(task, _EXAMPLES + i, EXPERT, kind, 40).history for i, task in enumerate(tasks)]
+
+
+def optimal(state: State) -> int:
+    """Minimum number of commands to the goal for somebody who knows where everything is; -1 for a file's game."""
+    if state.game is None:
+        return -1
+    world = World(state.game)
+    for command in state.commands:
+        world.step(command)
+    return len(plan(world))
 
 
 def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame:
@@ -89,5 +110,7 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         kinds=kinds,
         reset=reset,
         step=step,
+        optimal=optimal,
+        examples=examples,
         limits={kind: len(paths) for kind, paths in found.items() if paths},
     )
