@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from envs.alfworld.belief import Belief
+from envs.alfworld.belief import Belief, plain
 from envs.alfworld.games import MACHINES
 from envs.alfworld.world import NOTHING
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT
@@ -69,7 +69,7 @@ def deed(action: str, observation: str, after: Belief) -> str:
             return sentence.format(match[1])
     if match := re.match(r"You (clean|heat|cool) the (\w+ \d+)", observation):
         return f"I have {_DONE[match[1]]} the {match[2]}."
-    return f"I am at the {after.at}." if action.startswith("go to ") else "I have changed nothing."
+    return f"I am at the {after.at}." if plain(action).startswith("go to ") else "I have changed nothing."
 
 
 def situation(belief: Belief) -> str:

@@ -57,6 +57,11 @@ def read_goal(text: str) -> Goal:
     return Goal("", "", "")
 
 
+def plain(action: str) -> str:
+    """A command as the engine wants it: in lower case, without blanks and a full stop around it."""
+    return " ".join(action.lower().split()).rstrip(" .")
+
+
 def kind_of(name: str) -> str:
     return name.split()[0]
 
@@ -109,6 +114,7 @@ class Belief:
 
     def update(self, action: str, observation: str) -> None:
         """Takes in a step."""
+        action = plain(action)
         if action.startswith(THINK) or observation.startswith(NOTHING):
             return
         if action.startswith("go to "):

@@ -66,7 +66,7 @@ class Game:
 
 
 class Tables(NamedTuple):
-    """holds: kind of receptacle -> kinds of objects. able: "Cleanable", ... -> kinds. openable: kinds of receptacles."""
+    """holds: kind of receptacle -> kinds of objects. able: "Cleanable", ... -> kinds. openable: of receptacles."""
 
     holds: dict[str, set[str]]
     able: dict[str, set[str]]

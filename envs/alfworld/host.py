@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from envs.alfworld import data as files
 from envs.alfworld import games
+from envs.alfworld.belief import plain
 from envs.alfworld.transcripts import EXPERT, walk
 from envs.alfworld.workers import Request, Workers
 from envs.alfworld.world import World, plan
@@ -17,10 +18,10 @@ from nlrl_jax.types import HostGame, Outcome, Start
 RULES = (
     "You are in a room of a household and can see the names of all places where things lie. What lies in or on a place "
     "is seen when you have gone to it and, if it is closed, opened it. You can carry one thing.\n"
-    "Actions, with the names that you have read: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put THING "
-    "in/on PLACE, clean THING with PLACE (at a sinkbasin), heat THING with PLACE (at a microwave), cool THING with PLACE "
-    "(at a fridge), use THING (a desklamp), examine THING, inventory, look. An action that is not possible leads to "
-    '"Nothing happens."'
+    "Actions, with the names that you have read: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
+    "THING in/on PLACE, clean THING with PLACE (at a sinkbasin), heat THING with PLACE (at a microwave), cool THING "
+    "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. An action that is not possible "
+    'leads to "Nothing happens."'
 )
 _EXAMPLES = 1 << 50  # seeds of examples, which no corpus has
 
@@ -38,7 +39,7 @@ class State(NamedTuple):
 
 
 def examples(label: str, number: int) -> list[History]:
-    """Successful episodes by a walker that makes no mistakes, one kind of task after the other, with notes of this kind."""
+    """Successful episodes of a walker without mistakes, the kinds of tasks in turn, with notes of this kind."""
     kind = "" if label == "Value" else label
     tasks = [games.KINDS[i % len(games.KINDS)] for i in range(number)]
     return [walk(task, _EXAMPLES + i, EXPERT, kind, 40).history for i, task in enumerate(tasks)]
@@ -91,7 +92,7 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         return [Start(state, state.goal, answer.observation) for state, answer in zip(states, answers, strict=True)]
 
     def step(states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
-        commands = [" ".join(action.lower().split()).rstrip(" .") for action in actions]
+        commands = [plain(action) for action in actions]
         asked = [Request(state.problem, state.commands, command) for state, command in zip(states, commands)]
         outcomes = []
         for state, command, answer in zip(states, commands, pool.ask(asked), strict=True):

@@ -123,12 +123,13 @@ def walk(task: str, seed: int, walker: Walker, kind: str, max_steps: int, split:
         command = choose(belief, walker, history.last_note, rng, taste)
         observation = world.step(command)
         before, belief = belief, belief.after(command, observation)
-        note = {
-            "Critic": lambda: annotate.reflection(before, belief, command, observation),
-            "Thought": lambda: annotate.thought(belief),
-            "Reward": lambda: annotate.reward(belief),
-        }.get(kind, lambda: "")()
-        history = history.then(Step(command, observation, note))
+        history = history.then(Step(command, observation))
+        if kind == "Critic":
+            history = history.noted(annotate.reflection(before, belief, command, observation))
+        elif kind == "Thought":
+            history = history.noted(annotate.thought(belief))
+        elif kind == "Reward":
+            history = history.noted(annotate.reward(belief))
         if kind == "Value":
             values.append(annotate.value(belief))
         if world.won():
