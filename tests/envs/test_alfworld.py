@@ -72,16 +72,9 @@ def test_what_heat_and_water_do_to_things_is_told_alike():
     machine = lambda kind: next(name for name, sort in game.receptacles.items() if sort == kind)
     took = next(i for i, command in enumerate(commands) if command.startswith("take")) + 1
     looks = [f"examine {thing}", "inventory", "look"]
-    rest = [f"cool {thing} with {(fridge := machine('Fridge'))}", *looks]
-    rest = [
-        *looks,
-        f"go to {fridge}",
-        *rest,
-        f"go to {fridge}",
-        f"open {fridge}",
-        f"close {fridge}",
-        f"examine {fridge}",
-    ]
+    fridge = machine("Fridge")
+    rest = [*looks, f"go to {fridge}", f"cool {thing} with {fridge}", *looks]
+    rest += [f"go to {fridge}", f"open {fridge}", f"close {fridge}", f"examine {fridge}"]
     rest += [f"go to {(sink := machine('SinkBasin'))}", f"clean {thing} with {sink}", *looks]
     rest += [f"go to {(oven := machine('Microwave'))}", f"heat {thing} with {oven}", *looks]
     for command in (*commands[:took], *rest):
