@@ -114,7 +114,7 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     game, tasks = make_game(config)
     names = methods.parse(config.methods)
     given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
-    rows = 512 if config.model in BUILT_IN else 64  # a tiny model's rows cost little memory
+    rows = 128 if config.model in BUILT_IN else 64  # a tiny model's rows cost little memory
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows}
     model = models.large_model(config.model, {}, run_dir, usage, *given, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
