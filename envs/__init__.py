@@ -92,22 +92,24 @@ def make_control(name: str, **options) -> ControlGame:
     return importlib.import_module(module).control_game(*arguments, **options)
 
 
-_HOST_MAKERS = {"babyai": "envs.babyai.host"}
+_HOST_MAKERS = {"babyai": "envs.babyai.host", "webshop": "envs.webshop.host"}
 
 HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
 
 
-def make_host(name: str, max_steps: int = 0) -> HostGame:
+def make_host(name: str, max_steps: int = 0, data: str = "") -> HostGame:
     """A game that is played by text on the host, by name.
 
     Args:
       name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do.
       max_steps: horizon; 0 is the game's own.
+      data: a folder with the game's data, for games that take one; empty: none.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: an unknown name, or a folder that is not what the game needs.
+      FileNotFoundError: there is no such folder, or a file is missing in it.
     """
-    options = {"max_steps": max_steps} if max_steps else {}
+    options = ({"max_steps": max_steps} if max_steps else {}) | ({"data": data} if data else {})
     if ":" in name:
         return _own(name, HostGame, **options)
     if name in _HOST_MAKERS:
