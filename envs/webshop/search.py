@@ -28,14 +28,14 @@ _STEMMER = snowballstemmer.stemmer("porter")
 
 
 @functools.lru_cache(maxsize=100_000)
-def _stem(word: str) -> str:
+def stem(word: str) -> str:
     return _STEMMER.stemWord(word)
 
 
 def terms(text: str) -> list[str]:
     """Stems of the words of a text, without stop words."""
     words = (re.sub(r"['’]s$", "", word) for word in _WORD.findall(text.lower()))
-    return [_stem(word) for word in words if word not in STOP]
+    return [stem(word) for word in words if word not in STOP]
 
 
 def document(product: Product) -> str:
