@@ -166,6 +166,7 @@ class HostGame:
         where there are none.
       score: name of an episode's reward in tables, beside success; "" where it says no more than that.
       reversible: whether an earlier state can be stepped again, with the same outcome.
+      scripted: makes a language model by rule that reads transcripts of the game; None where there is none.
     """
 
     name: str
@@ -181,6 +182,7 @@ class HostGame:
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
     score: str = ""
     reversible: bool = False
+    scripted: Callable[[], LanguageModel] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from envs.webshop import catalogue, engine
+from envs.webshop.shopper import Shopper
 from nlrl_jax.types import HostGame, Outcome, Start
 
 RULES = (
@@ -52,6 +53,7 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "") -> HostGame:
         step=step,
         score="score",
         reversible=True,
+        scripted=Shopper,
     )
 
 
