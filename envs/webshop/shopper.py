@@ -34,7 +34,7 @@ class Shopper:
       error: standard deviation of what the judgement adds to a step's quality.
     """
 
-    leaning: float = 1.3
+    leaning: float = 1.0
     error: float = 0.7
     can_score: bool = dataclasses.field(default=True, init=False)
 
