@@ -143,7 +143,7 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     game, tasks = make_game(config)
     names = methods.parse(config.methods)
     given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
-    rows = 512 if config.model in BUILT_IN else 64  # a tiny model's rows cost little memory
+    rows = 128 if config.model in BUILT_IN else 64  # a tiny model's rows cost little memory
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows}
     if config.model == "scripted":
         model = Metered(game.scripted(), usage)

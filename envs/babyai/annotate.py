@@ -22,6 +22,7 @@ from envs.babyai import rules
 from envs.babyai.text import KINDS, PLACES
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT
 
+_PLANS = {"pick up": "pick it up", "go to": "go to it", "open": "open it", "put it next to": "put the other one next to it"}
 SURE = {"bad": 0.9, "good": 0.95, "per_step": 0.04, "least": 0.5}
 
 
@@ -82,16 +83,20 @@ def won(state: rules.EnvState) -> bool:
 
 
 def sees(moment: Moment) -> tuple[str, bool]:
-    """Where the aim is -> (a sentence, whether the agent knows)."""
+    """Where the aim is -> (a sentence, whether the agent knows).
+
+    The place follows the name as it does in an observation, so that a small model can look it up there: behind
+    "The green key is" one of a million weights named the place of another thing.
+    """
     target = aim(moment.after)
     places = sorted(
         (int(moment.place[s]) % 7 * -1, PLACES[int(moment.place[s])]) for s in target.slots if moment.visible[s]
     )
     if places:
-        return f"The {target.name} is{places[0][1]}.", True
+        return f"Next: {target.name}{places[0][1]}.", True
     if moment.known & set(target.slots):
-        return f"The {target.name} is out of view.", True
-    return f"I have not seen the {target.name}.", False
+        return f"Next: {target.name} out of view.", True
+    return f"Next: {target.name} not seen yet.", False
 
 
 def deed(moment: Moment) -> str:
@@ -130,7 +135,7 @@ def judge(moment: Moment, rng: random.Random) -> str:
 
 
 def reflection(moment: Moment, rng: random.Random) -> str:
-    """The critic's line, e.g. "I have gone forward. The green key is 1 step forward. This step is GOOD."."""
+    """The critic's line, e.g. "I have gone forward. Next: green key 1 step forward. This step is GOOD."."""
     return f"{deed(moment)} {sees(moment)[0]} {VERDICT} {judge(moment, rng)}."
 
 
@@ -138,7 +143,7 @@ def thought(moment: Moment) -> str:
     """A plan for the next action, as a chain of thought would state it."""
     target = aim(moment.after)
     where, known = sees(moment)
-    return f"{where} I want to {target.verb if known else 'find'} {'it' if known else f'the {target.name}'}."
+    return f"{where} I want to {_PLANS[target.verb] if known else 'find it'}."
 
 
 def reward(moment: Moment) -> str:

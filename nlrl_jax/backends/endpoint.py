@@ -240,7 +240,8 @@ class EndpointModel:
         """
         if self.render is None:
             raise NotImplementedError(_NO_SCORES)
-        prompt, word = self.render([dict(message) for message in Chat.of("Hi", continued="This is").messages]), " good"
+        chat, word = Chat.of("Hi", continued="This step is"), " GOOD"
+        prompt = self.render([dict(message) for message in chat.messages])
 
         def read(response: dict, *_) -> Score:
             try:

@@ -23,6 +23,8 @@ from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling
 
 MOST = 512  # tokens of a read
+# Multiplications that are not worth another program, which takes half a second to compile and is used some twenty times.
+SLACK = {"read": 1.5e9, "reply": 2e8}  # a reply takes many steps; a read is one
 
 _empty = jax.jit(programs.empty_pool, static_argnums=(0, 1))
 _load = jax.jit(programs.load)
@@ -112,7 +114,8 @@ _compiled: dict[Any, set[tuple[int, ...]]] = {}  # per program and model: (queri
 def _fit(model: Transformer, program: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
     """The cheapest shape of a compiled program that holds `wanted`; a new one if there is none, or it costs much more.
 
-    So a text that grows meets few programs, and shapes are rounded up by little where computation is dear.
+    A new shape holds the older ones too, if that costs little: so a text that grows meets few programs, and shapes are
+    rounded up by little where computation is dear.
     """
     c = model.config
     shapes = _compiled.setdefault((program, model), set())
@@ -121,11 +124,14 @@ def _fit(model: Transformer, program: str, wanted: tuple[int, ...]) -> tuple[int
         pairs = sum(G * C * (N * c.num_heads + 8 * c.num_kv_heads) for G, C, N in zip(*[iter(shape[1:])] * 3))
         return shape[0] * c.num_params + 2 * pairs * c.head_dim * c.num_layers
 
-    # A reply takes many steps; a read is one.
-    limit = 1.6 * cost(wanted) + (1e8 if program == "read" else 1e7)
+    limit = 1.6 * cost(wanted) + SLACK[program]
     larger = [shape for shape in shapes if all(have >= want for have, want in zip(shape, wanted))]
     best = min(larger, key=cost, default=wanted)
-    best = best if cost(best) <= limit else wanted
+    if best is wanted or cost(best) > limit:
+        best = wanted
+        for shape in sorted(shapes, key=cost, reverse=True):
+            both = tuple(map(max, shape, best))
+            best = both if cost(both) <= limit else best
     shapes.add(best)
     return best
 

@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-VOCAB_SIZE, WINDOW, BATCH = 640, 256, 8
+VOCAB_SIZE, WINDOW, BATCH = 640, 256, 16
 _LABELS = "Goal of the agent|Observation|Action|Critic|Thought|Reward|Value"
 COLOURS, KINDS = ("red", "green", "blue", "purple", "yellow", "grey"), ("key", "ball", "box", "door")
 _NAME = f" (?:{'|'.join(COLOURS)}) (?:{'|'.join(KINDS)})"
@@ -93,7 +93,7 @@ def windows(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]], seed: int) 
     places of reflections weigh `_HEAVY` times as much as other tokens: they are what a rollout is worth.
     """
     rng, (newline,), end = random.Random(seed), tokenizer.encode("\n"), tokenizer.eos_ids[0]
-    is_ = tokenizer.encode(" The red ball is 1 step left.")[2]
+    next_ = tokenizer.encode(" Next: red ball 1 step left.")[0]
     names = {tokenizer.encode(f" {colour} {kind}")[0] for colour in COLOURS for kind in KINDS}
     heavy = names | {tokenizer.encode(f" {word}")[0] for word in (GOOD, BAD, UNKNOWN)}
     episodes = []
@@ -114,8 +114,8 @@ def windows(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]], seed: int) 
         tokens = [*head, *goal, *body[start : start + room]]
         ended = len(body) - start <= room and len(tokens) < WINDOW
         tokens += [end] * ended
-        learned = itertools.pairwise(tokens[len(head) - 1 :])
-        weights = [_HEAVY if token in heavy or before == is_ else 1.0 for before, token in learned]
+        learned = zip(tokens[len(head) - 2 :], tokens[len(head) :], strict=False)
+        weights = [_HEAVY if token in heavy or before == next_ else 1.0 for before, token in learned]
         yield Example(tokens, len(head), weights)
 
 

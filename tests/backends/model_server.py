@@ -14,12 +14,15 @@ from nlrl_jax.types import Chat, Reply, Sampling
 from tests.backends import server as s
 from tests.backends.server import Behaviour
 
-LENGTH = 128  # maximum tokens of a prompt that is echoed
 _score = jax.jit(score, static_argnums=0)
 
 
-def serves(model: LocalModel) -> Behaviour:
-    """Answers /chat/completions, continuing the last message if asked to, and /completions, with echo or without."""
+def serves(model: LocalModel, length: int = 128) -> Behaviour:
+    """Answers /chat/completions, continuing the last message if asked to, and /completions, with echo or without.
+
+    Args:
+      length: maximum tokens of a prompt that is echoed.
+    """
     tokenizer, lock = model.tokenizer, threading.Lock()
     # Without a template an open message is the whole prompt.
     raw = dataclasses.replace(model, tokenizer=dataclasses.replace(tokenizer, chat_template=None))
@@ -32,7 +35,7 @@ def serves(model: LocalModel) -> Behaviour:
 
     def echo(prompt: str) -> tuple[dict, int]:
         ids = tokenizer.encode(prompt)
-        rest = np.array([ids[1:] + [0] * (LENGTH - len(ids))])
+        rest = np.array([ids[1:] + [0] * (length - len(ids))])
         log_probs = _score(model.model, model.variables, np.array([ids[:1]]), np.array([1]), rest)[0]
         tokens = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         logprobs = {"tokens": tokens, "token_logprobs": [None, *map(float, log_probs[: len(ids) - 1])]}

@@ -1,0 +1,72 @@
+"""LAC and planners through the script, with the built-in model: here, and behind an endpoint."""
+
+import json
+
+import pytest
+
+from nlrl_jax.run import directory, models, results
+from tests.backends.model_server import serves
+from tests.backends.server import Server
+from tests.launch.scripts import refusal, run
+
+SCRIPT = "run_lac"
+SMALL = ("--missions=go to,open door", "--tasks=1", "--max_steps=2", "--candidates=2", "--depth=1", "--line_tokens=16")
+METHODS = "--methods=lac,react"
+
+
+def plan(run_dir, *args):
+    try:
+        run(SCRIPT, f"--run_dir={run_dir}", *args)
+    finally:
+        directory.close_run(run_dir)
+
+
+def decisions(run_dir, method):
+    episodes = json.loads((run_dir / "episodes" / f"{method}.json").read_text())["episodes"]
+    return [(episode["task"], episode["steps"]) for episode in episodes]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "here"
+    plan(folder, *SMALL, METHODS)
+    return folder
+
+
+def test_a_run_leaves_scores_episodes_and_a_page(here, capsys):
+    scores = results.read(here)["scores"]
+    assert list(scores) == ["lac", "react"]
+    for one in scores.values():
+        assert set(one["by_mission"]) == {"go to", "open door"}
+        assert one["tokens"] > 0 and one["seconds"] > 0 and 0 <= one["success"] <= 1 and one["steps"] <= 2
+    assert "LAC" in (here / "report.html").read_text() and (here / "table.md").is_file()
+    before = (here / "usage.json").read_text()
+    plan(here, "--resume")  # everything is on disk
+    assert (here / "usage.json").read_text() == before
+    assert "success: lac" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_endpoint_decides_as_the_model_behind_it(here, tmp_path):
+    local = models.local_model("nano_babyai", chat=False)
+    given = ("--model=endpoint", "--endpoint_model=tiny", "--endpoint_tokenizer=nano_babyai", "--prompt=compact")
+    with Server(behaviour=lambda request: serves(local, 320)) as server:
+        plan(tmp_path / "far", *given, f"--base_url={server.url}", "--context_tokens=320", *SMALL, METHODS)
+    for method in ("lac", "react"):
+        assert decisions(tmp_path / "far", method) == decisions(here, method)
+
+
+def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
+    plan(tmp_path / "dry", "--dry_run", *SMALL)
+    assert not (tmp_path / "dry").exists()
+    assert "nothing is sent" in capsys.readouterr().out
+
+
+def test_bad_input(tmp_path):
+    wrong = lambda *args: refusal(SCRIPT, f"--run_dir={tmp_path / 'no'}", *args)
+    assert "babyai has no tasks 'swim'" in wrong("--missions=swim")
+    assert "methods is 'magic'" in wrong("--methods=magic")
+    assert "two different words" in wrong("--words=GOOD,GOOD")
+    assert "--line_tokens is 200" in wrong("--line_tokens=200")
+    assert "alpha is 0" in wrong("--alpha=0")
+    assert not (tmp_path / "no").exists()
