@@ -9,9 +9,10 @@ from typing import NamedTuple
 from envs.alfworld import data as files
 from envs.alfworld import games
 from envs.alfworld.belief import plain
+from envs.alfworld.resident import Resident
 from envs.alfworld.transcripts import EXPERT, walk
 from envs.alfworld.workers import Request, Workers
-from envs.alfworld.world import World, plan
+from envs.alfworld.world import NOTHING, World, plan
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import HostGame, Outcome, Start
 
@@ -100,7 +101,8 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
             if answer.error:
                 outcomes.append(Outcome(state, "The game has broken off.", done=True, error=answer.error))
             else:
-                outcomes.append(Outcome(after, answer.observation, float(answer.won), answer.won, answer.won))
+                won, valid = answer.won, answer.observation != NOTHING
+                outcomes.append(Outcome(after, answer.observation, float(won), won, won, valid))
         return outcomes
 
     return HostGame(
@@ -113,5 +115,6 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         step=step,
         optimal=optimal,
         examples=examples,
+        scripted=Resident,
         limits={kind: len(paths) for kind, paths in found.items() if paths},
     )
