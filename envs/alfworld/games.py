@@ -20,8 +20,8 @@ from typing import NamedTuple
 KINDS = ("put", "clean", "heat", "cool", "examine", "put two")
 SPLITS = ("train", "unseen")
 PACKAGES = (
-    "pip install --no-deps alfworld==0.3.5 textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 hashids "
-    "mementos more-itertools networkx termcolor prompt_toolkit wcwidth tqdm"
+    "pip install 'nlrl_jax[alfworld]', then pip install --no-deps alfworld==0.3.5 textworld==1.7.0 "
+    "fast-downward-textworld==20.6.4"
 )
 _ROOMS = {"kitchen": 0, "living room": 200, "bedroom": 300, "bathroom": 400}  # + 1 .. 30 are the floor plans
 _UNSEEN = range(1, 7)

@@ -9,6 +9,7 @@ has looked holds what is looked for, if it is a likely one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import random
@@ -18,7 +19,7 @@ from statistics import NormalDist
 from envs.alfworld import annotate
 from envs.alfworld.belief import Belief, may_hold, plain
 from envs.alfworld.games import MACHINES
-from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, VERDICT, History, Step, verdict
+from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, UNKNOWN, VERDICT, History, Step, before_verdict, verdict
 from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
 
 _CHARACTERS = 4  # per token, about
@@ -33,11 +34,12 @@ class Resident:
 
     Attributes:
       leaning: standard deviation of what the habits add to an action's logit in a situation.
-      error: standard deviation of what the judgement adds to a verdict's logit.
+      error: standard deviation of what the judgement adds to a verdict's logit, 2 where it is GOOD and -2 where it is
+        BAD; a third of it, rounded, is added to the number of sub-goals done.
     """
 
     leaning: float = 1.2
-    error: float = 1.0
+    error: float = 2.0
     can_score: bool = dataclasses.field(default=True, init=False)
 
     def complete(
@@ -69,15 +71,17 @@ class Resident:
         """Action -> its log-probability."""
         situation = f"{history.goal} {history.steps[-3:]}"
         corrected = verdict(history.last_note) == BAD
-        logits = _habits(Belief.of(history), corrected)
+        logits = _habits(_belief(history), corrected)
         logits = {action: value + self.leaning * _noise(situation, action) for action, value in logits.items()}
         total = math.log(sum(map(math.exp, logits.values())))
         return {action: value - total for action, value in logits.items()}
 
     def _judgement(self, history: History) -> float:
         """log P(GOOD) - log P(BAD) of the last step."""
-        step = history.steps[-1]
-        return _LOGIT.get(verdict(_reflection(history)), 0.0) + self.error * _noise(*step[:2], str(len(history.steps)))
+        if not history.steps:
+            return 0.0
+        noise = _noise(history.goal, *history.steps[-1][:2], str(len(history.steps)))
+        return _LOGIT.get(verdict(_reflection(history)), 0.0) + self.error * noise
 
     def _write(self, transcript: str, rng: random.Random | None) -> str:
         history, line = read(transcript)
@@ -87,14 +91,23 @@ class Resident:
                 return max(prior, key=prior.get)
             return rng.choices(list(prior), [math.exp(value) for value in prior.values()])[0]
         if line.endswith("Observation:"):
-            return Belief.of(history).predict(plain(line.splitlines()[0].removeprefix("Action:")))
+            return _belief(history).predict(plain(line.splitlines()[0].removeprefix("Action:")))
         if line.endswith(PROBABILITY):
             return f"{1 / (1 + math.exp(-self._judgement(history))):.2f}."
         if line.endswith(VERDICT):
             return f"{GOOD if self._judgement(history) > 0 else BAD}."
         label = line.split(":")[0]
-        notes = {"Value": annotate.value, "Reward": annotate.reward, "Thought": annotate.thought}
-        return notes[label](Belief.of(history)) if label in notes else _reflection(history)
+        notes = {"Reward": annotate.reward, "Thought": annotate.thought}
+        if label == "Value":
+            belief = _belief(history)
+            done, total = annotate.sub_goals(belief)
+            slip = round(self.error / 3 * _noise(history.goal, str(history.steps[-1:]), str(len(history.steps))))
+            return f"{annotate.situation(belief)} The value is {min(max(done + slip, 0), total)}/{total}."
+        if label in notes:
+            return notes[label](_belief(history))
+        logit = self._judgement(history)
+        word = GOOD if logit > 1 else BAD if logit < -1 else UNKNOWN
+        return f"{before_verdict(_reflection(history))} {word}."
 
 
 def read(transcript: str) -> tuple[History, str]:
@@ -103,31 +116,43 @@ def read(transcript: str) -> tuple[History, str]:
     *lines, last = transcript.split("\n")
     if last.startswith("Observation:"):
         last = f"{lines.pop()}\n{last}"
-    history = History("", "")
-    action = ""
-    for line in lines:
-        label, _, text = line.partition(": ")
+    goal = action = ""
+    seen: list[Step] = []  # the first one is the beginning, which no action led to
+    for text in lines:
+        label, _, text = text.partition(": ")
         if label == "Goal of the agent":
-            history = History(text, "")
+            goal = text
         elif label == "Action":
             action = text
-        elif label == "Observation" and not history.observation:
-            history = dataclasses.replace(history, observation=text)
         elif label == "Observation":
-            history = history.then(Step(action, text))
+            seen.append(Step(action, text))
         else:
-            history = history.noted(text)
+            seen[-1] = seen[-1]._replace(note=text)
+    (_, observation, note), *steps = seen
+    history = History(goal, observation, tuple(steps), note)
     if lines[-1].startswith("Action: ") and "Observation:" not in last:  # judged at once, without a rollout
-        history = history.then(Step(action, Belief.of(history).predict(plain(action))))
+        history = history.then(Step(action, _belief(history).predict(plain(action))))
     return history, last
+
+
+def _belief(history: History) -> Belief:
+    return _believed(history.goal, history.observation, tuple(step[:2] for step in history.steps))
+
+
+@functools.lru_cache(1 << 15)
+def _believed(goal: str, observation: str, steps: tuple[tuple[str, str], ...]) -> Belief:
+    """The belief after steps, from the one before: transcripts grow line by line."""
+    if not steps:
+        return Belief(goal, observation)
+    return _believed(goal, observation, steps[:-1]).after(*steps[-1])
 
 
 def _reflection(history: History) -> str:
     if not history.steps:
-        return f"{annotate.situation(Belief.of(history))} {VERDICT} UNKNOWN."
+        return f"{annotate.situation(_belief(history))} {VERDICT} {UNKNOWN}."
     action, observation, _ = history.steps[-1]
-    before = Belief.of(dataclasses.replace(history, steps=history.steps[:-1]))
-    return annotate.reflection(before, before.after(action, observation), action, observation)
+    before = _belief(dataclasses.replace(history, steps=history.steps[:-1]))
+    return annotate.reflection(before, _belief(history), action, observation)
 
 
 def _habits(belief: Belief, corrected: bool) -> dict[str, float]:
