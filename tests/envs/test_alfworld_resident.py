@@ -80,9 +80,6 @@ def test_lac_runs_with_no_other_option_than_the_game(tmp_path, capsys):
     (episode,) = json.loads((tmp_path / "run" / "episodes" / "lac.json").read_text())["episodes"]
     assert episode["moves"] == 2 and episode["error"] == "" and episode["optimal"] > 2
     assert "success: lac" in capsys.readouterr().out
-    message = refusal(
-        capsys, "run_lac", "--game=alfworld", f"--alfworld_data={tmp_path}", f"--run_dir={tmp_path / 'no'}"
-    )
-    assert "there is no game in it" in message
-    message = refusal("run_lac", *wrong)
-    assert "--alfworld_data is for --game alfworld" in message
+    wrong = (f"--alfworld_data={tmp_path}", f"--run_dir={tmp_path / 'no'}")
+    assert "there is no game in it" in refusal("run_lac", "--game=alfworld", *wrong)
+    assert "--alfworld_data is for --game alfworld" in refusal("run_lac", *wrong)
