@@ -9,6 +9,7 @@ file would be code, since the engine evaluates what stands in braces.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -31,10 +32,16 @@ def _textworld():
     sys.modules.setdefault("jericho", jericho)
     import fast_downward
     import textworld
-    from textworld.envs.pddl import PddlEnv
+    from textworld.envs.pddl import PddlEnv, textgen
+    from textworld.logic import Rule
 
-    # The engine translates a problem when it loads it and again at each reset: once is enough.
+    # The engine translates a problem when it loads it and again at each reset, and parses the same few rules of its
+    # grammar for every command that is possible, at each step: once is enough.
     fast_downward.pddl2sas = functools.lru_cache(2 * _KEPT)(fast_downward.pddl2sas)
+    parsed = functools.lru_cache(1 << 12)(textgen._parse_and_convert)
+    textgen._parse_and_convert = lambda text, **how: copy.deepcopy(parsed(text, **how))
+    textgen.Rule = types.SimpleNamespace(parse_conjunctive_query=functools.cache(Rule.parse_conjunctive_query))
+    textgen.copy_context = lambda one: {**one, "variables": dict(one["variables"]), "mapping": dict(one["mapping"])}
     return PddlEnv, textworld.EnvInfos
 
 
