@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -97,19 +98,18 @@ _HOST_MAKERS = {"babyai": "envs.babyai.host", "webshop": "envs.webshop.host"}
 HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
 
 
-def make_host(name: str, max_steps: int = 0, data: str = "") -> HostGame:
+def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     """A game that is played by text on the host, by name.
 
     Args:
       name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do.
       max_steps: horizon; 0 is the game's own.
-      data: a folder with the game's data, for games that take one; empty: none.
+      **options: those of the game's own `host_game`, e.g. `data` of WebShop; empty ones are left out.
 
     Raises:
-      ValueError: an unknown name, or a folder that is not what the game needs.
-      FileNotFoundError: there is no such folder, or a file is missing in it.
+      ValueError: an unknown name; what the game raises for its options.
     """
-    options = ({"max_steps": max_steps} if max_steps else {}) | ({"data": data} if data else {})
+    options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
         return _own(name, HostGame, **options)
     if name in _HOST_MAKERS:
@@ -117,6 +117,15 @@ def make_host(name: str, max_steps: int = 0, data: str = "") -> HostGame:
     if name not in GAMES:
         raise _unknown(name, HOST_GAMES, "host_game")
     return importlib.import_module("nlrl_jax.text.host").of_text_game(make(name, **options))
+
+
+_DEMONSTRATED = {"babyai": "envs.babyai.demonstrations", "webshop": "envs.webshop.demonstrations"}
+DEMONSTRATED = tuple(_DEMONSTRATED)
+
+
+def demonstrations(name: str, successes: int, failures: int, seed: int, held_out: bool = False) -> list[Any]:
+    """Trajectories of a game with reflections, each with `history` and `success`; `name` is one of `DEMONSTRATED`."""
+    return importlib.import_module(_DEMONSTRATED[name]).demonstrations(successes, failures, seed, held_out)
 
 
 def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:

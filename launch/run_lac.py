@@ -99,7 +99,8 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
     Raises:
       FileNotFoundError, ValueError: an unknown game or mission, or data that is not the game's.
     """
-    game = envs.make_host(config.game, config.max_steps, config.webshop_data)
+    data = {"webshop": config.webshop_data}.get(config.game, "")
+    game = envs.make_host(config.game, config.max_steps, data=data)
     kinds = [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
     return game, planning.tasks_of(game, kinds, config.tasks, config.seed)
 
@@ -177,7 +178,8 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
     score = f"{game.score} {summary['reward']:.3f} ± {summary['reward_se']:.3f}, " if game.score else ""
     print(
         f"{method.title}: success {summary['success']:.3f} ± {summary['success_se']:.3f}, {score}"
-        f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task ({time.perf_counter() - clock:.0f} s)",
+        f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
+        f"({time.perf_counter() - clock:.0f} s)",
         flush=True,
     )
     return result
