@@ -74,7 +74,9 @@ class LACRunConfig:
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission", least=1, most=10_000)
-    max_steps: int = option(0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text)", least=0)
+    max_steps: int = option(
+        0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
+    )
     lac: LACConfig = part(LACConfig())
     lats: LATSConfig = part(
         LATSConfig(),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -266,6 +267,14 @@ def test_options_of_our_catalogue_are_told_apart():
         for values in (*kind.options.values(), kind.attributes):
             for a, b in itertools.combinations(values, 2):
                 assert reward.options_met([a], [b]) == 0, (kind.name, a, b)
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("envs.webshop")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rapidfuzz", None)
+    with pytest.raises(ValueError, match=r"webshop needs the package rapidfuzz: pip install 'nlrl_jax\[webshop\]'"):
+        envs.make_host("webshop")
 
 
 def test_the_game_of_the_host(tmp_path):

@@ -59,6 +59,9 @@ def test_games_with_a_score_show_its_mean():
     (row,) = tables.main_table({"lac": {**made, "score": "score"}})
     assert row["all (3)"] == "0.33 ± 0.33" and row["mean score"] == "0.50 ± 0.29"
     assert tables.cost_table({"lac": made})[0]["invalid moves"] == "1.0"
+    none = {**made, "episodes": [{**one, "reward": 0.0} for one in made["episodes"]]}
+    (_, row) = tables.comparison_table({"lac": {**made, "score": "score"}, "rap": none}, ["rap"])
+    assert row["LAC − it"] == "+0.00 ± 0.00" and row["score: LAC − it"] == "+0.50 ± 0.29"
     assert "mean score" not in tables.main_table({"lac": {**made, "score": ""}})[0]
 
 
