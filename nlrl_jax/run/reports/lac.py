@@ -18,7 +18,8 @@ _CURVES = 4  # methods whose Q is drawn
 
 
 def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """success.png by mission and with the score (Figures 2, 3 and 6), ablations.png (4), cost.png (5 and 9) and q.png (Table 1).
+    """success.png by mission and with the score (Figures 2, 3 and 6), ablations.png (4), cost.png (5 and 9) and q.png
+    (Table 1).
 
     The variants of LAC stand in ablations.png, or in success.png where there is no planner; q.png is drawn where a
     method has Q-values.
