@@ -120,7 +120,7 @@ def check_model(config: LACRunConfig, game: HostGame) -> None:
     Raises:
       FileNotFoundError, ValueError: there is no such model, its words or its context do not fit.
     """
-    if any(METHODS[name].plan for name in methods.parse(config.methods)):
+    if "lats" in methods.parse(config.methods):
         lats.check_game(game)
     if config.model == "scripted":
         if not game.scripted:
