@@ -111,19 +111,37 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
 
     Raises:
-      FileNotFoundError, ValueError: an unknown name; what the game raises for its options.
+      FileNotFoundError, ValueError: an unknown name; a package that is not installed; what the game raises for its options.
     """
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
         return _own(name, HostGame, **options)
     if name in _HOST_MAKERS:
-        return importlib.import_module(_HOST_MAKERS[name]).host_game(**options)
+        return _imported(name, _HOST_MAKERS[name]).host_game(**options)
     if name not in GAMES:
         raise _unknown(name, HOST_GAMES, "host_game")
     return importlib.import_module("nlrl_jax.text.host").of_text_game(make(name, **options))
 
 
-_DEMONSTRATED = {"babyai": "envs.babyai.demonstrations", "alfworld": "envs.alfworld.demonstrations"}
+def _imported(name: str, module: str):
+    """The module of a game whose extra has its name.
+
+    Raises:
+      ValueError: a package of the extra is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("", "envs", "nlrl_jax"):
+            raise
+        raise ValueError(f"{name} needs the package {error.name}: pip install 'nlrl_jax[{name}]'") from None
+
+
+_DEMONSTRATED = {
+    "babyai": "envs.babyai.demonstrations",
+    "alfworld": "envs.alfworld.demonstrations",
+    "webshop": "envs.webshop.demonstrations",
+}
 DEMONSTRATED = tuple(_DEMONSTRATED)
 
 

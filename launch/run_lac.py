@@ -75,7 +75,9 @@ class LACRunConfig:
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission", least=1, most=10_000)
-    max_steps: int = option(0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text)", least=0)
+    max_steps: int = option(
+        0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
+    )
     lac: LACConfig = part(LACConfig())
     lats: LATSConfig = part(
         LATSConfig(),
@@ -120,7 +122,7 @@ def check_model(config: LACRunConfig, game: HostGame) -> None:
     Raises:
       FileNotFoundError, ValueError: there is no such model, its words or its context do not fit.
     """
-    if any(METHODS[name].plan for name in methods.parse(config.methods)):
+    if "lats" in methods.parse(config.methods):
         lats.check_game(game)
     if config.model == "scripted":
         if not game.scripted:
@@ -180,7 +182,8 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
     score = f"{game.score} {summary['reward']:.3f} ± {summary['reward_se']:.3f}, " if game.score else ""
     print(
         f"{method.title}: success {summary['success']:.3f} ± {summary['success_se']:.3f}, {score}"
-        f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task ({time.perf_counter() - clock:.0f} s)",
+        f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
+        f"({time.perf_counter() - clock:.0f} s)",
         flush=True,
     )
     return result

@@ -91,8 +91,8 @@ def _load(folder: str) -> Catalogue:
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(f"--webshop_data is {folder!r}, which is no folder; it must hold {ITEMS[0]} and others")
-    items = _json(path, ITEMS, list)
-    return read(items, _json(path, ATTRIBUTES, dict), _json(path, INSTRUCTIONS, dict), where=folder)
+    files = (_json(path, ITEMS, list), _json(path, ATTRIBUTES, dict), _json(path, INSTRUCTIONS, dict))
+    return read(*files, where=folder)
 
 
 def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
@@ -138,8 +138,10 @@ def read(
             raise ValueError(f"{where}: product {number} has no asin")
         asin = item["asin"]
         if asin != "nan" and len(asin) <= 10 and asin not in products:
-            own = attributes.get(asin, {}).get("attributes") or ()
-            products[asin] = _product(asin, item, tuple(own), where)
+            own = attributes.get(asin) or {}
+            if not isinstance(own, Mapping):
+                raise ValueError(f"{where}: the attributes of product {asin} are {own!r}; they must be a table")
+            products[asin] = _product(asin, item, tuple(own.get("attributes") or ()), where)
     goals: list[list[Goal]] = []
     for asin, product in products.items():
         found = list(_goals(product, instructions.get(asin) or (), where))
@@ -155,10 +157,12 @@ def _product(asin: str, item: Mapping[str, Any], attributes: tuple[str, ...], wh
     title = str(item.get("name") or "").strip()
     if not title:
         raise ValueError(f"{where}: product {asin} has no title (name)")
-    bullets = item.get("small_description") or ""
+    bullets, choices = item.get("small_description") or "", item.get("customization_options") or {}
+    if not isinstance(choices, Mapping):
+        raise ValueError(f"{where}: customization_options of product {asin} is {choices!r}; it must be a table")
     options = {
         str(name).lower(): tuple(_option(value, asin, where) for value in values)
-        for name, values in (item.get("customization_options") or {}).items()
+        for name, values in choices.items()
         if values
     }
     price, tag = _price(asin, item.get("pricing"), where)
@@ -205,6 +209,8 @@ def _price(asin: str, pricing: Any, where: str) -> tuple[float, str]:
 
 def _goals(product: Product, rows: Sequence[Mapping[str, Any]], where: str) -> Iterator[Goal]:
     for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{where}: instruction {number} about product {product.asin} is {row!r}, not a table")
         wanted = row.get("instruction_attributes") or ()
         if not wanted:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from envs.webshop import catalogue, engine
+from envs.webshop import catalogue, demonstrations, engine
 from envs.webshop.shopper import Shopper
 from nlrl_jax.types import HostGame, Outcome, Start
 
@@ -51,6 +51,7 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "") -> HostGame:
         kinds=("",),
         reset=reset,
         step=step,
+        examples=lambda label, number: demonstrations.examples(shop, shop_data.demonstrations, label, number),
         score="score",
         reversible=True,
         scripted=Shopper,

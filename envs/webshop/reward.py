@@ -75,7 +75,8 @@ def kind_reward(bought: Product, wanted: Product, nouns: Callable[[str], list[st
         return 0.0
     if shared < 0.1:
         return 0.1
-    return 1.0 if bought.query == wanted.query or len(parts[0] & parts[1]) >= 2 or shared > 0.2 else 0.5
+    same = bool(wanted.query) and bought.query == wanted.query
+    return 1.0 if same or len(parts[0] & parts[1]) >= 2 or shared > 0.2 else 0.5
 
 
 def attributes_met(product: Product, attributes: Sequence[str]) -> int:

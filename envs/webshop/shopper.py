@@ -44,8 +44,8 @@ class Shopper:
         """See `types.LanguageModel`. Actions are drawn from the prior where the temperature is above 0."""
         replies = []
         for i, chat in enumerate(chats):
-            rng = random.Random(f"{seed} {role} {i}") if sampling.temperature > 0 else None
-            text = f" {self._write(read(chat.messages[-1]['content']), rng)}"
+            rng = random.Random(f"{seed} {role} {i}")
+            text = f" {self._write(read(chat.messages[-1]['content']), sampling.temperature, rng)}"
             replies.append(cut(Reply(text, _tokens(chat), _length(text)), stop))
         return replies
 
@@ -89,13 +89,13 @@ class Shopper:
             return 0.0
         return self.quality(known, known.views[-2], known.actions[-1], known.view)
 
-    def _write(self, known: Reading, rng: random.Random | None) -> str:
+    def _write(self, known: Reading, temperature: float, rng: random.Random) -> str:
         line = known.line.split(":")[0]
         if line == "Action":
             prior = self.prior(known)
-            if rng is None:
+            if not temperature:
                 return max(prior, key=prior.get)
-            return rng.choices(list(prior), [math.exp(value) for value in prior.values()])[0]
+            return rng.choices(list(prior), [math.exp(value / temperature) for value in prior.values()])[0]
         if line == "Observation":
             return _imagined(known, known.pending)
         if known.line.rstrip().endswith("is"):  # the probability of success

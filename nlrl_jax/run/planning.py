@@ -126,13 +126,14 @@ def run_method(
     parallel: int,
     seed: int,
     run_dir: pathlib.Path | None = None,
-    lats: LATSConfig = LATSConfig(),
+    lats: LATSConfig | None = None,
 ) -> dict[str, Any]:
     """Plays all tasks with one method. With a folder every step is on disk once it is made, and repeated from there; a
     plan of whole episodes once the search is over.
 
     Args:
       parallel: episodes in lockstep.
+      lats: of the search of LATS; None is the paper's.
 
     Returns:
       {"method", "score": the reward's name in tables or "", "seconds", "problems", "calls",
@@ -157,7 +158,9 @@ def run_method(
                     file.write("".join(json.dumps(row) + "\n" for row in rows))
 
         if method.plan and not moves:
-            plans = method.plan(model, dialogue, game, chunk, config.planning, lats, _seed(seed, part, 0))
+            plans = method.plan(
+                model, dialogue, game, chunk, config.planning, lats or LATSConfig(), _seed(seed, part, 0)
+            )
             moves = _moves_of(plans, part, time.perf_counter() - clock)
             keep(moves)
 

@@ -125,6 +125,31 @@ def test_the_search_stops_where_nothing_is_left():
     assert sum(role == "note" for role, _ in model.roles) == 3  # one iteration per room
 
 
+class Dreamer(Doorkeeper):
+    """It imagines a prize behind the middle door, then the left one."""
+
+    def write(self, chat):
+        history, line = chat.context["history"], chat.context["line"]
+        if line.endswith("Observation:"):
+            return f" behind {line.splitlines()[0].removeprefix('Action: ')}"
+        won = line == "Value:" and [step.action for step in history.steps][:2] == ["middle", "left"]
+        return " The value is 2/2." if won else super().write(chat)
+
+
+def test_an_imagined_search_follows_the_models_beliefs_and_asks_the_game_nothing_before_it_plays():
+    played = []
+    watched = dataclasses.replace(
+        GAME, step=lambda states, actions: played.append(list(actions)) or step(states, actions), reversible=False
+    )
+    model = Dreamer()
+    args = PlanningConfig(), LATSConfig(expansions=3, iterations=30, depth=3), 0
+    plans = lats.plan_imagined(model, DIALOGUE, watched, TASKS, *args)
+    assert plans.actions == [["middle", "left"]] * 2
+    assert played == [["middle", "middle"], ["left", "left"]]
+    assert ("world model", 6) in model.roles and not model.goals - {"a prize"}
+    assert [len(records) for records in plans.thinking] == [2, 2]
+
+
 def test_games_without_a_way_back_are_refused():
     with pytest.raises(ValueError, match="LATS goes back to earlier states, which doors does not allow"):
         search(game=dataclasses.replace(GAME, reversible=False))

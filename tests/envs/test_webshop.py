@@ -1,8 +1,10 @@
 """WebShop's pages, search, reward and data, on a shop of four products and on our own catalogue."""
 
+import dataclasses
 import itertools
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -92,6 +94,7 @@ def test_a_folder_with_webshops_files(small):
         (lambda one: one | {"pricing": "$"}, "pricing of product B000000001"),
         (lambda one: {"name": "x"}, "product 0 has no asin"),
         (lambda one: one | {"customization_options": {"size": ["9"]}}, "option '9' without a value"),
+        (lambda one: one | {"customization_options": ["9"]}, "must be a table"),
         (lambda one: one | {"asin": "B000000009"}, "no instruction is about one of its"),
     ],
 )
@@ -99,6 +102,16 @@ def test_products_that_do_not_load_are_named(tmp_path, change, says):
     items = [change(ITEMS[0]), *ITEMS[1:3]]
     with pytest.raises(ValueError, match=says):
         catalogue.load(write(tmp_path, items))
+
+
+def test_attributes_and_instructions_that_do_not_load_are_named(tmp_path):
+    asin = "B000000001"
+    with pytest.raises(ValueError, match="the attributes of product B000000001 are"):
+        catalogue.load(write(tmp_path, attributes={asin: ["soft"]}))
+    with pytest.raises(ValueError, match="instruction 0 about product B000000001 is 'buy'"):
+        catalogue.load(write(tmp_path, instructions={asin: ["buy"]}))
+    with pytest.raises(ValueError, match="instruction 0 about product B000000001 has no text"):
+        catalogue.load(write(tmp_path, instructions={asin: [{"instruction_attributes": ["soft"]}]}))
 
 
 def test_folders_that_are_not_webshops_are_refused(tmp_path):
@@ -181,6 +194,7 @@ def test_kinds_of_products():
     assert kind("alpha bravo", path="c › c › z") == 0.5
     assert kind("alpha", query="q") == 0.1  # 1 of 11, less than a tenth
     assert kind("zulu", query="q") == 0.0
+    assert reward.kind_reward(by("alpha bravo", "", "x"), dataclasses.replace(goal, query="")) == 0.5
     assert reward.kind_reward(goal, by("the 42", "q", "")) == 1.0  # no nouns: 0.2, and the same query
     assert reward.kind_reward(goal, by("the 42", "other", "")) == 0.5
 
@@ -266,6 +280,14 @@ def test_options_of_our_catalogue_are_told_apart():
         for values in (*kind.options.values(), kind.attributes):
             for a, b in itertools.combinations(values, 2):
                 assert reward.options_met([a], [b]) == 0, (kind.name, a, b)
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("envs.webshop")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rapidfuzz", None)
+    with pytest.raises(ValueError, match=r"webshop needs the package rapidfuzz: pip install 'nlrl_jax\[webshop\]'"):
+        envs.make_host("webshop")
 
 
 def test_the_game_of_the_host(tmp_path):

@@ -14,6 +14,9 @@ An iteration:
 A node's evaluation counts as its first visit. The search of an episode is over when it has succeeded once or has
 nothing left to try. It needs a game whose states can be stepped again, and it sees real rewards before it plays, which
 no other planner here does. All episodes search in lockstep, and every phase is one call.
+
+`plan_imagined` searches in the model's imagination instead (LAC, table 26): an observation is what the model writes
+behind an action, and an episode is won where its value is 1.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nlrl_jax.algorithms.imagine import CRITIC, NOTE, Caller, PlanningConfig, next_actions, propose
+from nlrl_jax.algorithms.imagine import CRITIC, NOTE, WORLD, Caller, PlanningConfig, next_actions, propose
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_number
-from nlrl_jax.types import HostGame, LanguageModel
+from nlrl_jax.types import HostGame, LanguageModel, Outcome, Start
 
 REFLECT = "Reflection on this failed attempt, in a sentence on what to do otherwise:"
 EARLIER = "Earlier attempts:"
@@ -84,9 +87,10 @@ class _Node:
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """The tree of one episode."""
+    """The tree of one episode. imagined: a value of 1 is a success."""
 
     root: _Node
+    imagined: bool = False
     ends: list[_Node] = dataclasses.field(default_factory=list)
     reflections: list[str] = dataclasses.field(default_factory=list)
 
@@ -144,11 +148,48 @@ def plan(
       ValueError: the game's states cannot be gone back to.
     """
     check_game(game)
-    planning = dataclasses.replace(planning, candidates=config.expansions, draws=max(planning.draws, config.expansions))
-    caller = Caller(model, planning, seed, dialogue.room)
-    limit = min(config.depth, game.max_steps)
-    starts = game.reset(tasks)
+    caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
     searches = [_Search(_Node(start.state, History(start.goal, start.observation))) for start in starts]
+    _search(caller, dialogue, game, searches, config)
+    return _play(caller, dialogue, game, starts, searches)
+
+
+def plan_imagined(
+    model: LanguageModel,
+    dialogue: Dialogue,
+    game: HostGame,
+    tasks: Sequence[tuple[str, int]],
+    planning: PlanningConfig,
+    config: LATSConfig,
+    seed: int,
+) -> Plans:
+    """As `plan`, but the search sees nothing of the game but its first observations; any game will do."""
+    caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
+    histories = [History(start.goal, start.observation) for start in starts]
+    searches = [_Search(_Node(history, history), imagined=True) for history in histories]
+
+    def step(histories: Sequence[History], actions: Sequence[str]) -> list[Outcome]:
+        shown = caller.trim(dialogue, histories)
+        pairs = list(zip(shown, actions, strict=True))
+        texts = caller.lines(WORLD, [dialogue.chat(history, f"Action: {a}\nObservation:") for history, a in pairs])
+        caller.count(WORLD, "empty", texts.count(""))
+        grown = zip(histories, actions, texts, strict=True)
+        return [Outcome(history.then(Step(action, text)), text) for history, action, text in grown]
+
+    _search(caller, dialogue, dataclasses.replace(game, step=step, score=""), searches, config)
+    return _play(caller, dialogue, game, starts, searches)
+
+
+def _caller(model, dialogue: Dialogue, planning: PlanningConfig, config: LATSConfig, seed: int) -> Caller:
+    n = config.expansions
+    return Caller(model, dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n)), seed, dialogue.room)
+
+
+def _search(
+    caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search], config: LATSConfig
+) -> None:
+    """Grows the trees until each is over or its iterations are spent."""
+    limit = min(config.depth, game.max_steps)
     for _ in range(config.iterations):
         open_ = [one for one in searches if not one.over]
         if not open_:
@@ -162,7 +203,6 @@ def plan(
         for (one, _), text in zip(failed, texts, strict=True):
             if text and text not in one.reflections:
                 one.reflections.append(text)
-    return _complete(caller, dialogue, game, searches)
 
 
 def _simulate(
@@ -201,12 +241,15 @@ def _expand(
         else:
             unknown.append((one, child))
     shown = caller.trim(dialogue, [one.shown(child.history) for one, child in unknown])
-    for (_, child), text in zip(
+    for (one, child), text in zip(
         unknown, caller.lines(CRITIC, [dialogue.chat(history, "Value:") for history in shown]), strict=True
     ):
         number = read_number(text)
         caller.count(CRITIC, "" if number is not None else "no number")
         child.value = min(max(number or 0.0, 0.0), 1.0)
+        if one.imagined and child.value == 1:
+            child.done = child.success = child.closed = True
+            one.ends.append(child)
 
 
 def _back_up(last: _Node) -> None:
@@ -219,26 +262,35 @@ def _back_up(last: _Node) -> None:
         node = node.parent
 
 
-def _complete(caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search]) -> Plans:
-    """The best trajectories, played to the end."""
-    found = [one.best() for one in searches]
-    thinking = []
-    for node in found:
-        records = []
+def _play(
+    caller: Caller, dialogue: Dialogue, game: HostGame, starts: Sequence[Start], searches: Sequence[_Search]
+) -> Plans:
+    """Plays the best trajectories, and greedily on where they are over before the game is."""
+    states = [start.state for start in starts]
+    histories = [History(start.goal, start.observation) for start in starts]
+    planned, thinking = [], []
+    for one in searches:
+        node, records = one.best(), []
+        planned.append([step.action for step in node.history.steps])
         while node.parent is not None:
             node = node.parent
             rows = [(child.history.steps[-1].action, child.value) for child in node.children]
             records.append({"candidates": [action for action, _ in rows], "q": [value for _, value in rows]})
         thinking.append(records[::-1])
-    while True:
-        going = [i for i, node in enumerate(found) if not node.done and node.depth < game.max_steps]
+    going = list(range(len(starts)))
+    for t in range(game.max_steps):
         if not going:
             break
-        shown = caller.trim(dialogue, [searches[i].shown(found[i].history) for i in going])
-        actions = next_actions(caller, dialogue, shown, game.actions, caller.seed)
-        for i, action, outcome in zip(going, actions, game.step([found[i].state for i in going], actions), strict=True):
-            history = found[i].history.then(Step(action, outcome.observation))
-            found[i] = _Node(outcome.state, history, found[i], outcome.done, outcome.success)
+        free = [i for i in going if t >= len(planned[i])]
+        shown = caller.trim(dialogue, [searches[i].shown(histories[i]) for i in free])
+        for i, action in zip(free, next_actions(caller, dialogue, shown, game.actions, caller.seed + t), strict=True):
+            planned[i].append(action)
             thinking[i].append({"candidates": [action]})
-    actions = [[step.action for step in node.history.steps] for node in found]
+        actions = [planned[i][t] for i in going]
+        outcomes = game.step([states[i] for i in going], actions)
+        for i, action, outcome in zip(going, actions, outcomes, strict=True):
+            states[i], histories[i] = outcome.state, histories[i].then(Step(action, outcome.observation))
+        going = [i for i, outcome in zip(going, outcomes, strict=True) if not outcome.done]
+    actions = [[step.action for step in history.steps] for history in histories]
+    thinking = [records[: len(own)] for records, own in zip(thinking, actions, strict=True)]
     return Plans(actions, thinking, caller.problems, caller.calls)

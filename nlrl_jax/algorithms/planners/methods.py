@@ -28,8 +28,8 @@ class Method:
       scores: whether it needs log-probabilities.
       returns: whether a return of 1 stands before each observation, as a decision transformer has learned it.
       decide: (model, dialogue, histories, actions, config, seed) -> decisions; None where there is a plan.
-      plan: (model, dialogue, game, tasks, planning, config of LATS, seed) -> all actions of the episodes, by search in
-        the game itself; None where each step is decided by itself.
+      plan: (model, dialogue, game, tasks, planning, config of LATS, seed) -> all actions of the episodes, by search
+        before the first; None where each step is decided by itself.
     """
 
     title: str
@@ -88,6 +88,7 @@ METHODS: dict[str, Method] = {
     "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),
     "rafa": Method("RAFA", "Value", _planner(rafa), notes=False, scores=False),
     "lats": Method("LATS", "Value", None, notes=False, scores=False, plan=lats.plan),
+    "lats_imagined": Method("LATS, imagined", "Value", None, notes=False, scores=False, plan=lats.plan_imagined),
 }
 DEFAULT = ("lac", "react", "rap", "icpi", "rafa")
 

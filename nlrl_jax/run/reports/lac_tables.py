@@ -84,7 +84,7 @@ def _successes(episodes: Sequence[Mapping[str, Any]], kind: str) -> list[bool]:
 
 
 class Comparison(NamedTuple):
-    """Success of one method minus another's, on the same tasks.
+    """Success of one method minus another's (or its reward), on the same tasks.
 
     Attributes:
       difference: with the standard error of the paired difference.
@@ -108,18 +108,19 @@ class Comparison(NamedTuple):
         return f"{mean:+.2f} ± {se:.2f}" if np.isfinite(se) else f"{mean:+.2f}"
 
 
-def paired(a: Result, b: Result) -> Comparison:
-    """Success of `a` minus `b`, over the tasks that both played.
+def paired(a: Result, b: Result, field: str = "success") -> Comparison:
+    """Success (or `field`) of `a` minus `b`, over the tasks that both played.
 
     Raises:
       ValueError: there is none.
     """
-    first, second = ({tuple(e["task"]): e["success"] for e in result["episodes"]} for result in (a, b))
+    first, second = ({tuple(e["task"]): e for e in result["episodes"]} for result in (a, b))
     both = [(first[task], second[task]) for task in first if task in second]
     if not both:
         raise ValueError(f"{a['method']} and {b['method']} have no task in common; compare runs with the same --seed")
-    difference = Estimate.of([int(x) - int(y) for x, y in both])
-    return Comparison(difference, sum(x and not y for x, y in both), sum(y and not x for x, y in both))
+    won = [(x["success"], y["success"]) for x, y in both]
+    difference = Estimate.of([float(x[field]) - float(y[field]) for x, y in both])
+    return Comparison(difference, sum(x and not y for x, y in won), sum(y and not x for x, y in won))
 
 
 def main_table(results: Results) -> Rows:
@@ -146,7 +147,8 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
         return []
     rows: Rows = [{"": title(first), "success": str(_success(results[first]))}]
     for name in names:
-        compared = paired(results[first], results[name])
+        compared, score = paired(results[first], results[name]), results[first].get("score")
+        rewards = paired(results[first], results[name], "reward") if score else None
         rows.append(
             {
                 "": title(name),
@@ -155,6 +157,7 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
                 f"only {title(first)} solved": compared.only_first,
                 "only it solved": compared.only_second,
                 f"{title(first)} is": compared.verdict,
+                **({f"{score}: {title(first)} − it": str(rewards)} if rewards else {}),
             }
         )
     return rows
