@@ -135,6 +135,8 @@ class Outcome(NamedTuple):
     """What an action led to.
 
     state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
+    valid: whether the action could be carried out.
+    error: why the game itself broke off, which ends the episode; empty where it did not.
     """
 
     state: Any
@@ -142,6 +144,8 @@ class Outcome(NamedTuple):
     reward: float = 0.0
     done: bool = False
     success: bool = False
+    valid: bool = True
+    error: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,10 +162,14 @@ class HostGame:
       step: (states, actions) -> an outcome each. An action that cannot be carried out is no error: the observation
         says so, or shows that nothing has changed.
       board: state -> the world as a person would draw it; None where there is no picture.
-      legend: meaning of the characters on boards, for reports.
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
       examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
         where there are none.
+      score: name of an episode's reward in tables, beside success; "" where it says no more than that.
+      reversible: whether an earlier state can be stepped again, with the same outcome.
+      scripted: makes a language model by rule that reads transcripts of the game; None where there is none.
+      legend: meaning of the characters on boards, for reports.
+      limits: kind -> number of its tasks, where there are only so many; seeds beyond begin again.
     """
 
     name: str
@@ -175,6 +183,10 @@ class HostGame:
     optimal: Callable[[Any], int] | None = None
     examples: Callable[[str, int], Sequence[Any]] | None = None
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    score: str = ""
+    reversible: bool = False
+    scripted: Callable[[], LanguageModel] | None = None
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
