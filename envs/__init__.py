@@ -111,7 +111,8 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
 
     Raises:
-      FileNotFoundError, ValueError: an unknown name; a package that is not installed; what the game raises for its options.
+      FileNotFoundError, ValueError: an unknown name; a package that is not installed; what the game raises for its
+        options.
     """
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
