@@ -84,7 +84,7 @@ class LACRunConfig:
         names={"iterations": "lats_iterations", "depth": "lats_depth", "weight": "lats_weight"},
     )
     prompts: planning.PromptConfig = part(planning.PromptConfig())
-    cache_mb: float = option(2000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
+    cache_mb: float = option(1000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
     parallel: int = option(120, "episodes in lockstep", least=1)
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
 
