@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+
 from envs.babyai import levels, rules, solver
 from envs.babyai.env import text_game
 from envs.babyai.text import texts
@@ -33,6 +35,11 @@ def examples(label: str, number: int) -> list[History]:
     return histories
 
 
+def draw(key: jax.Array, mission: jax.Array) -> rules.EnvState:
+    """A task; missions with the same seed share no layout, so that tasks are independent."""
+    return levels.draw(jax.random.fold_in(key, mission), mission)
+
+
 def host_game(max_steps: int = 30) -> HostGame:
     """BabyAI-Text (LAC, appendix C.1.2): the kinds of tasks are the missions, the horizon is the paper's.
 
@@ -45,6 +52,6 @@ def host_game(max_steps: int = 30) -> HostGame:
         optimal=solver.distance,
         max_steps=max_steps,
         kinds=rules.MISSIONS,
-        reset=levels.draw,
+        reset=draw,
     )
     return dataclasses.replace(game, rules=RULES, examples=examples)
