@@ -24,6 +24,7 @@ _MAKERS = {
     "breakthrough": ("envs.breakthrough.env", {}),
     "breakthrough_first_move": ("envs.breakthrough.env", {"opponent": "first_move"}),
     "babyai": ("envs.babyai.env", {}),
+    "crafter": ("envs.crafter.env", {}),
 }
 
 GAMES = tuple(_MAKERS)
