@@ -4,14 +4,15 @@ Only the engine's rules are imported, no textures and no window. Craftax-Classic
 `crafter` (1.8.3), which BALROG plays:
 
   furnace           1 stone, where crafter takes 4
-  iron tools        1 wood, 1 stone, 1 coal, 1 iron; crafter asks for no stone
-  placing           a table, a furnace or a stone also on lava; crafter takes lava for stones alone
-  plants            ripe after 600 steps (crafter: 300); nothing eats them, and a blow does no harm to a young one
-  sleep             no action until energy is full or something hurts; a zombie's blow unlocks "wake up" at once.
-                    Crafter keeps a sleeper asleep the same way and unlocks it when energy is full, not when hurt
-  creatures         at most 3 zombies, 3 cows and 2 skeletons, none at the beginning, all near the player: they come
-                    4 to 13 steps away and vanish at 14. Crafter fills its chunks of 12x12 when the world is made
-  worlds            another noise, so the same seed gives another world; there is always a diamond
+  iron tools        1 wood, 1 stone, 1 coal and 1 iron; crafter asks for no stone
+  swords            two of one kind hit twice as hard; in crafter as one
+  placing           a table or a furnace also on lava; crafter takes lava for stones alone
+  plants            ripe after 600 steps (crafter: 300), and nothing eats them
+  waking            a zombie's blow wakes a sleeper and unlocks "wake up", an arrow wakes without; hunger does not.
+                    In crafter any lost health wakes, and only full energy unlocks
+  creatures         at most 3 zombies, 3 cows and 2 skeletons, none at the beginning: they come within 13 steps of the
+                    player and vanish beyond. Crafter fills its chunks of 12x12 cells when it makes the world
+  worlds            from another noise, so a seed gives another world; at least one diamond
 
 Equal are the 17 actions, the 22 achievements, what is collected with which tool, tables and tools of wood and stone,
 damage by swords, and the rates at which food, drink, energy and health change.
@@ -31,7 +32,7 @@ try:
     from craftax.craftax_classic.game_logic import craftax_step
     from craftax.craftax_classic.world_gen import generate_world
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"Crafter's engine needs {error.name}: pip install craftax==1.6.1 (or our extra crafter)")
+    raise ModuleNotFoundError(f"Crafter's engine needs {error.name}: pip install craftax==1.6.1") from error
 
 World = Any  # the engine's state: a pytree of arrays
 

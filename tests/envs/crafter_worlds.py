@@ -9,7 +9,7 @@ import numpy as np
 import envs
 from envs.crafter import engine
 
-BATCH = 128
+BATCH = 32
 MIDDLE = 32
 BLOCK = {name: i for i, name in enumerate(engine.BLOCKS)}
 BLOCK["table"] = BLOCK["crafting_table"]
@@ -80,13 +80,13 @@ def state_of(ground="sand", facing="up", blocks=(), items=None, mobs=(), **chang
 
 
 @functools.cache
-def played(moves=160):
-    """States after random actions: leaves [rows, ...], every 20th move of all worlds."""
+def played(moves=120):
+    """States after random actions: leaves [rows, ...], every 12th move of all worlds."""
     states, kept = fresh(), []
     odds = np.array([1, 12, 12, 12, 12, 30, 1, *10 * [2]], float)
     rng = np.random.default_rng(3)
     for t in range(moves):
-        if t % 20 == 0:
+        if t % 12 == 0:
             kept.append(states)
         states = step(states, rng.choice(17, BATCH, p=odds / odds.sum()), seed=t)[1]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *kept)
