@@ -93,7 +93,7 @@ def make_control(name: str, **options) -> ControlGame:
     return importlib.import_module(module).control_game(*arguments, **options)
 
 
-_HOST_MAKERS = {"babyai": "envs.babyai.host"}
+_HOST_MAKERS = {"babyai": "envs.babyai.host", "crafter": "envs.crafter.host"}
 
 HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
 

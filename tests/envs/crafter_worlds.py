@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import envs
@@ -22,22 +21,23 @@ def game(prompt="paper"):
 
 @functools.cache
 def _programs():
+    """Those that `nlrl_jax.text.host` compiles for `BATCH` states, so that they are compiled once."""
     env, params = game().env, game().params
-    reset = jax.jit(jax.vmap(lambda key: env.reset_env(key, params)[1]))
-    step = jax.jit(jax.vmap(lambda key, state, action: env.step_env(key, state, action, params)))
+    reset = jax.jit(jax.vmap(lambda seed, kind: env.reset_env(jax.random.key(seed), params)[1]))
+    step = jax.jit(jax.vmap(lambda key, state, action: env.step_env(key, state, action, params)[1:4]))
     return reset, step
 
 
 @functools.cache
 def fresh():
     """`BATCH` new worlds, on the host."""
-    return jax.device_get(_programs()[0](jax.random.split(jax.random.key(7), BATCH)))
+    return jax.device_get(_programs()[0](np.arange(BATCH, dtype=np.uint32), np.zeros(BATCH, np.int32)))
 
 
 def step(states, actions, seed=0):
-    """(obs, states, rewards, ended, info) of `BATCH` states, leaves [BATCH, ...]; `actions` may be one for all."""
+    """(states, rewards, ended) of `BATCH` states, leaves [BATCH, ...]; `actions` may be one for all."""
     keys = jax.random.split(jax.random.key(seed), BATCH)
-    return jax.device_get(_programs()[1](keys, states, jnp.broadcast_to(jnp.asarray(actions, jnp.int32), (BATCH,))))
+    return jax.device_get(_programs()[1](keys, states, np.broadcast_to(np.asarray(actions, np.int32), (BATCH,))))
 
 
 def stack(states):
@@ -80,13 +80,13 @@ def state_of(ground="sand", facing="up", blocks=(), items=None, mobs=(), **chang
 
 
 @functools.cache
-def played(moves=120):
-    """States after random actions: leaves [rows, ...], every 12th move of all worlds."""
+def played(moves=80):
+    """States after random actions: leaves [rows, ...], every 8th move of all worlds."""
     states, kept = fresh(), []
     odds = np.array([1, 12, 12, 12, 12, 30, 1, *10 * [2]], float)
     rng = np.random.default_rng(3)
     for t in range(moves):
-        if t % 12 == 0:
+        if t % 8 == 0:
             kept.append(states)
-        states = step(states, rng.choice(17, BATCH, p=odds / odds.sum()), seed=t)[1]
+        states = step(states, rng.choice(17, BATCH, p=odds / odds.sum()), seed=t)[0]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *kept)

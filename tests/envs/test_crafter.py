@@ -52,13 +52,13 @@ def test_observations_hold_what_the_engines_own_do():
 
 def test_reward_is_the_share_of_new_achievements_and_pays_once():
     state = state_of(blocks={(-1, 0): "tree", (0, 1): "water"})
-    _, states, reward, ended, info = step(stack([state]), ACT["do"])
+    states, reward, ended = step(stack([state]), ACT["do"])
     assert reward[0] == pytest.approx(1 / 22) and not ended[0] and states.time[0] == 1
-    assert [name for name, have in zip(engine.ACHIEVEMENTS, info["achievements"][0]) if have] == ["collect_wood"]
+    assert [name for name, have in zip(engine.ACHIEVEMENTS, states.world.achievements[0]) if have] == ["collect_wood"]
     again = state_of(blocks={(-1, 0): "tree"}, achievements=states.world.achievements[0])
-    assert step(stack([again]), ACT["do"])[2][0] == 0
+    assert step(stack([again]), ACT["do"])[1][0] == 0
     harmed = state_of(player_health=5, mobs=[("zombies", 0, 1)])
-    assert step(stack([harmed]), ACT["noop"])[2][0] == 0  # health is no reward
+    assert step(stack([harmed]), ACT["noop"])[1][0] == 0  # health is no reward
 
 
 def test_all_achievements_are_success():
@@ -70,27 +70,27 @@ def test_all_achievements_are_success():
 def test_death_ends_the_episode_and_lava_kills():
     starved = state_of(player_health=1, player_food=0, player_recover=-15.0)
     burnt = state_of(blocks={(-1, 0): "lava"})
-    _, states, _, ended, _ = step(stack([starved, burnt, state_of()]), ACT["move north"])
+    states, _, ended = step(stack([starved, burnt, state_of()]), ACT["move north"])
     assert ended[:3].tolist() == [True, True, False] and states.world.player_health[:2].tolist() == [0, 0]
     assert states.world.player_position[2].tolist() == [MIDDLE - 1, MIDDLE]
 
 
 def test_a_sleeper_does_nothing_until_energy_is_full():
     state = stack([state_of(player_energy=8, player_fatigue=-9.0)])
-    _, state, _, _, _ = step(state, ACT["sleep"])
+    state = step(state, ACT["sleep"])[0]
     assert state.world.is_sleeping[0]
     before = state.world.player_position[0].tolist()
     for _ in range(2):
-        _, state, _, _, info = step(state, ACT["move west"])
+        state = step(state, ACT["move west"])[0]
     assert state.world.player_position[0].tolist() == before and not state.world.is_sleeping[0]
-    assert info["achievements"][0][engine.ACHIEVEMENTS.index("wake_up")]
+    assert state.world.achievements[0][engine.ACHIEVEMENTS.index("wake_up")]
 
 
 def test_each_seed_has_its_world_and_steps_are_deterministic():
     worlds = fresh().world
     assert len({one.tobytes() for one in worlds.map}) == BATCH
     assert (worlds.map == engine.BLOCKS.index("diamond")).any((1, 2)).all()
-    one, two = (step(fresh(), ACT["do"], seed=4)[1] for _ in range(2))
+    one, two = (step(fresh(), ACT["do"], seed=4)[0] for _ in range(2))
     assert jax.tree.all(jax.tree.map(np.array_equal, one, two))
 
 
@@ -103,7 +103,7 @@ def test_it_is_a_gymnax_environment_with_a_limit():
 
 def test_types_stay_the_same_from_step_to_step():
     first = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), fresh())
-    assert first == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), step(fresh(), 0)[1])
+    assert first == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), step(fresh(), 0)[0])
     env, params = game().env, game().params
     init = jax.eval_shape(lambda key: env.reset_env(key, params)[1], jax.random.key(0))
     loop = lambda key: jax.lax.scan(
