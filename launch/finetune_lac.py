@@ -34,7 +34,6 @@ import optax
 from absl import flags
 
 import envs
-from envs.babyai.demonstrations import demonstrations
 from nlrl_jax.algorithms import lac_tuning, offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
@@ -70,10 +69,12 @@ class FinetuneConfig:
     learn_actions: bool = option(False, "lac: learn actions too (LAC with fine-tuned policy, A.5.1)")
     offline: OfflineConfig = part(OfflineConfig(), without=("method",))
     game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
-    trajectories: str = option("", "file of trajectories, one JSON object per line; empty: made (babyai)")
+    trajectories: str = option("", "file of trajectories, one JSON object per line; empty: made (babyai, webshop)")
     successes: int = option(12, "successes that are made, the missions in turn", least=0, most=10_000)
     failures: int = option(6, "failures that are made", least=0, most=10_000)
-    held_out: str = option("", "file of trajectories for the learning curve; empty: 18 are made (babyai), else none")
+    held_out: str = option(
+        "", "file of trajectories for the learning curve; empty: 18 are made (babyai, webshop), else none"
+    )
     prompts: planning.PromptConfig = part(planning.PromptConfig(examples=0))
     rows: str = option(
         "pairs", "an example is a line (pairs) or a transcript (episodes)", choices=("pairs", "episodes")
@@ -91,7 +92,7 @@ class FinetuneConfig:
         check(self)
         if self.learn_actions and self.method != "lac":
             raise ValueError(f"learn_actions is for --method lac; {self.method} learns actions and nothing else")
-        if not self.trajectories and self.game != "babyai":
+        if not self.trajectories and self.game not in envs.DEMONSTRATED:
             raise ValueError(f"trajectories of {self.game} cannot be made; give a file: --trajectories FILE")
         if not self.trajectories and not self.successes + self.failures:
             raise ValueError("successes and failures are both 0; there must be a trajectory")
@@ -144,8 +145,9 @@ def _stored(config: FinetuneConfig, run_dir: pathlib.Path | None, name: str, mad
         return trajectories.read(path)
     if given:
         found = trajectories.read(pathlib.Path(given).expanduser())
-    elif config.game == "babyai":
-        found = [Trajectory(one.history, one.success) for one in demonstrations(*made, config.seed, name == "held_out")]
+    elif config.game in envs.DEMONSTRATED:
+        episodes = envs.demonstrations(config.game, *made, config.seed, name == "held_out")
+        found = [Trajectory(one.history, one.success) for one in episodes]
     else:
         return []
     if path:

@@ -6,12 +6,16 @@
     python -m launch.run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
     python -m launch.run_lac --model endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME \\
         --endpoint_tokenizer ORG/NAME --run_dir runs/lac_endpoint
+    python -m launch.run_lac --game webshop --tasks 40 --run_dir runs/webshop  # a shopper by rule, LATS beside LAC
+    python -m launch.run_lac --game webshop --webshop_data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
 All methods play the same tasks, --tasks of each mission, in lockstep. Leaves episodes/METHOD.json, results.json,
 table.md, plots, report.html and usage.json. Every step is on disk once it is made (moves/), so --resume repeats none.
 
 The built-in model nano_babyai has read thousands of transcripts of walkers of mixed quality (`envs/babyai/corpus.py`),
-where the paper fine-tunes models of seven or eight billion weights on 18. Tasks follow from --seed: tune on other seeds
+where the paper fine-tunes models of seven or eight billion weights on 18. WebShop's `scripted` model is a set of rules
+that reads the transcript and nothing else (`envs/webshop/shopper.py`): it shows that the algorithms work, not how good
+they are with a network. Tasks follow from --seed: tune on other seeds
 than the one you report.
 
 The last line reads `success: lac 0.317, react 0.192, ...`.
@@ -30,7 +34,8 @@ from absl import flags
 import envs
 from nlrl_jax.algorithms import imagine
 from nlrl_jax.algorithms.lac import LACConfig
-from nlrl_jax.algorithms.planners import methods
+from nlrl_jax.algorithms.planners import lats, methods
+from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.scripted import CountingModel
@@ -50,21 +55,33 @@ SCRIPT = "run_lac"
 class LACRunConfig:
     """Everything that decides what a run computes."""
 
-    game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
+    game: str = option("babyai", "the game: babyai, webshop, any text game by name, or my_module:host_game")
+    webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: our own")
     model: str = option(
-        "nano_babyai",
-        "the language model: nano_babyai, smollm2, a Hugging Face folder or id, a .gguf file, or endpoint",
+        "",
+        "the language model: nano_babyai, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, or scripted: "
+        "the game's rules that read transcripts; empty: scripted where the game has it, else nano_babyai",
     )
     endpoint: EndpointOptions = part(EndpointOptions(base_url="http://localhost:8000/v1"))
     endpoint_model: str = option("", "endpoint: the server's name for the model")
     endpoint_tokenizer: str = option(
         "", "endpoint: its tokenizer as a folder or Hub id, for log-probabilities by /completions; empty: none"
     )
-    methods: str = option(",".join(methods.DEFAULT), f"methods, separated by commas: {', '.join(METHODS)}")
+    methods: str = option(
+        "",
+        f"methods, separated by commas: {', '.join(METHODS)}; empty: {','.join(methods.DEFAULT)}, and lats in games "
+        "with a score whose states can be gone back to",
+    )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission", least=1, most=10_000)
-    max_steps: int = option(0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text)", least=0)
+    max_steps: int = option(
+        0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
+    )
     lac: LACConfig = part(LACConfig())
+    lats: LATSConfig = part(
+        LATSConfig(),
+        names={"iterations": "lats_iterations", "depth": "lats_depth", "weight": "lats_weight"},
+    )
     prompts: planning.PromptConfig = part(planning.PromptConfig())
     cache_mb: float = option(2000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
     parallel: int = option(120, "episodes in lockstep", least=1)
@@ -72,26 +89,43 @@ class LACRunConfig:
 
     def __post_init__(self):
         check(self)
-        methods.parse(self.methods)
+        if self.methods:
+            methods.parse(self.methods)
+        if self.webshop_data and self.game != "webshop":
+            raise ValueError(f"--webshop_data is for --game webshop, but the game is {self.game}")
 
 
 def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
     """The game and all tasks of a run.
 
     Raises:
-      ValueError: an unknown game or mission.
+      FileNotFoundError, ValueError: an unknown game or mission, or data that is not the game's.
     """
-    game = envs.make_host(config.game, config.max_steps)
+    data = {"webshop": config.webshop_data}.get(config.game, "")
+    game = envs.make_host(config.game, config.max_steps, data=data)
     kinds = [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
     return game, planning.tasks_of(game, kinds, config.tasks, config.seed)
 
 
-def check_model(config: LACRunConfig) -> None:
-    """Refuses a model that cannot be used, before anything is loaded or paid for.
+def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
+    """The config with the game's own model and methods where none are given."""
+    model = config.model or ("scripted" if game.scripted else "nano_babyai")
+    return replace(config, model=model, methods=config.methods or ",".join(methods.default(game)))
+
+
+def check_model(config: LACRunConfig, game: HostGame) -> None:
+    """Refuses a model that cannot be used, and methods that the game does not allow, before anything is loaded or paid
+    for.
 
     Raises:
       FileNotFoundError, ValueError: there is no such model, its words or its context do not fit.
     """
+    if "lats" in methods.parse(config.methods):
+        lats.check_game(game)
+    if config.model == "scripted":
+        if not game.scripted:
+            raise ValueError(f"--model is scripted, but {config.game} has no rules that read transcripts; give a model")
+        return
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
         models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0))
@@ -114,7 +148,10 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
     rows = 128 if config.model in BUILT_IN else 64  # a tiny model's rows cost little memory
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows}
-    model = models.large_model(config.model, {}, run_dir, usage, *given, **local)
+    if config.model == "scripted":
+        model = Metered(game.scripted(), usage)
+    else:
+        model = models.large_model(config.model, {}, run_dir, usage, *given, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
     endpoint_tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
@@ -136,12 +173,15 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
     dialogue = planning.dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
     clock = time.perf_counter()
     result = planning.run_method(
-        name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir
-    )
+        name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir,
+        config.lats,
+    )  # fmt: skip
     summary = tables.summarize(result)
+    score = f"{game.score} {summary['reward']:.3f} ± {summary['reward_se']:.3f}, " if game.score else ""
     print(
-        f"{method.title}: success {summary['success']:.3f} ± {summary['success_se']:.3f}, {summary['steps']:.1f} steps "
-        f"and {summary['tokens']:.0f} tokens per task ({time.perf_counter() - clock:.0f} s)",
+        f"{method.title}: success {summary['success']:.3f} ± {summary['success_se']:.3f}, {score}"
+        f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
+        f"({time.perf_counter() - clock:.0f} s)",
         flush=True,
     )
     return result
@@ -176,19 +216,21 @@ def main(argv: list[str]) -> None:
     del argv
     config = app.parse(LACRunConfig)
     game, _ = make_game(config)
+    config = complete(config, game)
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    check_model(config)
+    check_model(config, game)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=(*models.MAY_CHANGE, "methods"))
     usage = Usage(run_dir)
     finished = run(config, run_dir, usage)
     scores = {name: tables.summarize(result) for name, result in finished.items()}
+    metrics = ("success", "steps", *(["reward"] if game.score else []))
     results.write(
         run_dir,
         script=SCRIPT,
         before={},
-        after={f"{name}/{metric}": one[metric] for name, one in scores.items() for metric in ("success", "steps")},
+        after={f"{name}/{metric}": one[metric] for name, one in scores.items() for metric in metrics},
         seeds=[config.seed],
         scores=scores,
     )

@@ -135,6 +135,7 @@ class Outcome(NamedTuple):
     """What an action led to.
 
     state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
+    valid: whether the action could be carried out.
     """
 
     state: Any
@@ -142,6 +143,7 @@ class Outcome(NamedTuple):
     reward: float = 0.0
     done: bool = False
     success: bool = False
+    valid: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,6 +164,9 @@ class HostGame:
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
       examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
         where there are none.
+      score: name of an episode's reward in tables, beside success; "" where it says no more than that.
+      reversible: whether an earlier state can be stepped again, with the same outcome.
+      scripted: makes a language model by rule that reads transcripts of the game; None where there is none.
     """
 
     name: str
@@ -175,6 +180,9 @@ class HostGame:
     optimal: Callable[[Any], int] | None = None
     examples: Callable[[str, int], Sequence[Any]] | None = None
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    score: str = ""
+    reversible: bool = False
+    scripted: Callable[[], LanguageModel] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

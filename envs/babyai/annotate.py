@@ -22,7 +22,12 @@ from envs.babyai import rules
 from envs.babyai.text import KINDS, PLACES
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT
 
-_PLANS = {"pick up": "pick it up", "go to": "go to it", "open": "open it", "put it next to": "put the other one next to it"}
+_PLANS = {
+    "pick up": "pick it up",
+    "go to": "go to it",
+    "open": "open it",
+    "put it next to": "put the other one next to it",
+}
 SURE = {"bad": 0.9, "good": 0.95, "per_step": 0.04, "least": 0.5}
 
 

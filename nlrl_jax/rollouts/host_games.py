@@ -48,7 +48,8 @@ class Episode:
 
     Attributes:
       task: (kind, seed). history: the last observation is the history's last.
-      success: won. reward: the sum of its rewards. steps: actions in the game, thoughts not counted.
+      success: won. reward: the sum of its rewards. steps: actions in the game, thoughts not counted; invalid: those of
+        them that could not be carried out.
       optimal: minimum number of steps, -1 where the game does not say.
       thinking: a record for each step. boards: before each step, and the last one; empty without pictures.
     """
@@ -61,6 +62,7 @@ class Episode:
     optimal: int
     thinking: tuple[dict[str, Any], ...]
     boards: tuple[str, ...]
+    invalid: int = 0
 
 
 def play(
@@ -88,6 +90,7 @@ def play(
     boards = [[game.board(state)] if game.board else [] for state in states]
     thinking: list[list[dict[str, Any]]] = [[] for _ in range(B)]
     reward, success, running = np.zeros(B), np.zeros(B, bool), np.ones(B, bool)
+    invalid = np.zeros(B, int)
     for t in range(game.max_steps):
         live = np.flatnonzero(running)
         if not len(live):
@@ -110,13 +113,14 @@ def play(
             thinking[i].append(move.thinking[k])
             boards[i] += [game.board(outcome.state)] if game.board else []
             reward[i] += outcome.reward
+            invalid[i] += not outcome.valid
             success[i], running[i] = outcome.success, not outcome.done
         if not repeated:
             report(t, move, int(running.sum()))
     return [
         Episode(
             tuple(tasks[i]), histories[i], bool(success[i]), float(reward[i]), len(thinking[i]), int(optimal[i]),
-            tuple(thinking[i]), tuple(boards[i]),
+            tuple(thinking[i]), tuple(boards[i]), int(invalid[i]),
         )
         for i in range(B)
     ]  # fmt: skip

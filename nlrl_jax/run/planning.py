@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.local import LocalModel
@@ -124,14 +125,18 @@ def run_method(
     parallel: int,
     seed: int,
     run_dir: pathlib.Path | None = None,
+    lats: LATSConfig | None = None,
 ) -> dict[str, Any]:
-    """Plays all tasks with one method. With a folder every step is on disk once it is made, and repeated from there.
+    """Plays all tasks with one method. With a folder every step is on disk once it is made, and repeated from there; a
+    plan of whole episodes once the search is over.
 
     Args:
       parallel: episodes in lockstep.
+      lats: of the search of LATS; None is the paper's.
 
     Returns:
-      {"method", "seconds", "problems", "calls", "tokens": {"read", "written"}, "episodes": one dict each}.
+      {"method", "score": the reward's name in tables or "", "seconds", "problems", "calls",
+       "tokens": {"read", "written"}, "episodes": one dict each}.
     """
     usage.section = f"{name}/"
     journal = run_dir / "moves" / f"{name}.jsonl" if run_dir else None
@@ -144,6 +149,20 @@ def run_method(
         last: dict[str, Any] = {}
         clock = time.perf_counter()
 
+        def keep(rows, done=done):
+            done += rows
+            if journal:
+                journal.parent.mkdir(parents=True, exist_ok=True)
+                with journal.open("a") as file:
+                    file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+        if method.plan and not moves:
+            plans = method.plan(
+                model, dialogue, game, chunk, config.planning, lats or LATSConfig(), _seed(seed, part, 0)
+            )
+            moves = _moves_of(plans, part, time.perf_counter() - clock)
+            keep(moves)
+
         def decide(histories, t, part=part, last=last):
             made = method.decide(model, dialogue, histories, game.actions, config, _seed(seed, part, t))
             last.update(problems=made.problems, calls=made.calls)
@@ -154,11 +173,7 @@ def run_method(
             now = time.perf_counter()
             row = {"part": part, "seconds": now - clock, "problems": last["problems"], "calls": last["calls"]}
             clock = now
-            done.append({**row, **move._asdict()})
-            if journal:
-                journal.parent.mkdir(parents=True, exist_ok=True)
-                with journal.open("a") as file:
-                    file.write(json.dumps(done[-1]) + "\n")
+            keep([{**row, **move._asdict()}])
             if time.monotonic() - printed > 15:
                 printed = time.monotonic()
                 print(f"  {method.title}: step {t + 1}, {running} of {len(chunk)} episodes are still open", flush=True)
@@ -169,6 +184,7 @@ def run_method(
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {
         "method": name,
+        "score": game.score,
         "seconds": sum(row["seconds"] for row in done),
         "problems": total("problems"),
         "calls": total("calls"),
@@ -206,10 +222,29 @@ def as_json(episode: Episode) -> dict[str, Any]:
         "success": episode.success,
         "reward": episode.reward,
         "moves": episode.steps,
+        "invalid": episode.invalid,
         "optimal": episode.optimal,
         "thinking": list(episode.thinking),
         "boards": list(episode.boards),
     }
+
+
+def _moves_of(plans: Plans, part: int, seconds: float) -> list[dict[str, Any]]:
+    """Plans as the journal's rows, one per step: the moves of the episodes that still run."""
+    rows = []
+    for t in range(max(map(len, plans.actions))):
+        live = [i for i, actions in enumerate(plans.actions) if t < len(actions)]
+        move = Move(
+            [plans.actions[i][t] for i in live],
+            [""] * len(live),
+            [[]] * len(live),
+            [plans.thinking[i][t] for i in live],
+        )
+        spent = {"seconds": 0.0, "problems": {}, "calls": {}}
+        if t == 0:
+            spent = {"seconds": seconds, "problems": plans.problems, "calls": plans.calls}
+        rows.append({"part": part, **spent, **move._asdict()})
+    return rows
 
 
 def inner_model(model: LanguageModel) -> LanguageModel:

@@ -71,7 +71,7 @@ def of_text_game(
         old, new, outcomes = texts(before) if min(ids) < 0 else [], texts(after), []
         for i, (action, state) in enumerate(zip(ids, rows(after, len(ids)))):
             if action < 0:
-                outcomes.append(Outcome(states[i], f"{NOTHING} {old[i][1]}"))
+                outcomes.append(Outcome(states[i], f"{NOTHING} {old[i][1]}", valid=False))
             else:
                 ended = bool(terminated[i]), bool(success[i])
                 outcomes.append(Outcome((states[i][0], state), new[i][1], float(reward[i]), *ended))
@@ -88,4 +88,5 @@ def of_text_game(
         board=lambda state: render(game.board, jax.tree.map(lambda leaf: np.asarray(leaf)[None], state[1]))[0],
         optimal=(lambda state: optimal(state[1])) if optimal else None,
         legend=game.legend,
+        reversible=True,
     )

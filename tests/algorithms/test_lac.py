@@ -10,7 +10,7 @@ import pytest
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.imagine import Caller, PlanningConfig, imagine, propose
 from nlrl_jax.algorithms.lac import METHODS, LACConfig
-from nlrl_jax.algorithms.planners import icpi, rafa, rap, react
+from nlrl_jax.algorithms.planners import icpi, lats, rafa, rap, react
 from nlrl_jax.config import make, replace
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
@@ -55,6 +55,8 @@ class Corridor:
             return f" I am at {x}. This step is {word}."
         if kind == "Thought:":
             return " I want to go right."
+        if kind == lats.REFLECT:
+            return " I should have gone right."
         if kind == "Reward:":
             return " 1" if where(history) == GOAL else " 0"
         if kind == "Value:":
@@ -94,8 +96,9 @@ def advance(states, actions):
 
 
 GAME = HostGame(
-    "corridor", "Reach 3.", ACTIONS, LENGTH, ("",), lambda tasks: [Start(1, "3", "at 1")] * len(tasks), advance
-)
+    "corridor", "Reach 3.", ACTIONS, LENGTH, ("",), lambda tasks: [Start(1, "3", "at 1")] * len(tasks), advance,
+    reversible=True,
+)  # fmt: skip
 TASKS = [("", 0), ("", 1)]
 START = [History("3", "at 1"), History("3", "at 1", (Step("right", "at 2"),))]
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from envs.webshop import products
 from nlrl_jax.run import directory, models, results
 from tests.backends.model_server import serves
 from tests.backends.server import Server
@@ -62,6 +63,22 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
     assert "nothing is sent" in capsys.readouterr().out
 
 
+def test_webshop_plays_with_nothing_but_its_name(tmp_path, capsys):
+    plan(tmp_path / "shop", "--game=webshop", "--tasks=2", "--lats_iterations=1", "--depth=1", "--max_steps=6")
+    scores = results.read(tmp_path / "shop")["scores"]
+    assert list(scores) == ["lac", "react", "rap", "icpi", "rafa", "lats"]
+    assert all(0 <= one["reward"] <= 1 and one["tokens"] > 0 for one in scores.values())
+    assert "mean score" in (tmp_path / "shop" / "table.md").read_text()
+    assert "score" in capsys.readouterr().out
+
+
+def test_a_folder_of_webshops_own(tmp_path):
+    products.main([str(tmp_path / "data")])
+    given = ("--game=webshop", f"--webshop_data={tmp_path / 'data'}", "--methods=react", "--tasks=1")
+    plan(tmp_path / "run", *given)
+    assert list(results.read(tmp_path / "run")["scores"]) == ["react"]
+
+
 def test_bad_input(tmp_path):
     wrong = lambda *args: refusal(SCRIPT, f"--run_dir={tmp_path / 'no'}", *args)
     assert "babyai has no tasks 'swim'" in wrong("--missions=swim")
@@ -69,4 +86,8 @@ def test_bad_input(tmp_path):
     assert "two different words" in wrong("--words=GOOD,GOOD")
     assert "--line_tokens is 200" in wrong("--line_tokens=200")
     assert "alpha is 0" in wrong("--alpha=0")
+    assert "no rules that read transcripts" in wrong("--game=frozen_lake", "--model=scripted")
+    assert "--webshop_data is for --game webshop" in wrong(f"--webshop_data={tmp_path}")
+    assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
+    assert "--lats_iterations is 0" in wrong("--game=webshop", "--lats_iterations=0")
     assert not (tmp_path / "no").exists()

@@ -52,6 +52,19 @@ def test_summary():
     assert "above the optimum" not in tables.cost_table({"lac": unknown})[0]
 
 
+def test_games_with_a_score_show_its_mean():
+    made = method([{**episode(won, ("", i)), "reward": reward, "invalid": i} for i, (won, reward) in enumerate(
+        [(True, 1.0), (False, 0.5), (False, 0.0)]
+    )])  # fmt: skip
+    (row,) = tables.main_table({"lac": {**made, "score": "score"}})
+    assert row["all (3)"] == "0.33 ± 0.33" and row["mean score"] == "0.50 ± 0.29"
+    assert tables.cost_table({"lac": made})[0]["invalid moves"] == "1.0"
+    none = {**made, "episodes": [{**one, "reward": 0.0} for one in made["episodes"]]}
+    (_, row) = tables.comparison_table({"lac": {**made, "score": "score"}, "rap": none}, ["rap"])
+    assert row["LAC − it"] == "+0.00 ± 0.00" and row["score: LAC − it"] == "+0.50 ± 0.29"
+    assert "mean score" not in tables.main_table({"lac": {**made, "score": ""}})[0]
+
+
 def test_thoughts_are_part_of_the_move_they_precede():
     made = finished("react_think")["episodes"][0]
     turns = q_values.turns(made)

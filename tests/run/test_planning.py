@@ -1,5 +1,6 @@
 """Runs of planners: killed and resumed, with words and contexts that do not fit refused."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.run import planning
+from nlrl_jax.types import Outcome
 from nlrl_jax.weights.load import load_tokenizer
 from tests.algorithms.test_lac import GAME, Corridor
 
@@ -57,6 +59,20 @@ def test_a_killed_run_asks_for_nothing_twice(tmp_path):
     assert run(again, folder)["episodes"] == whole["episodes"] and not again.roles
 
 
+def test_a_search_is_on_disk_once_it_is_over_and_not_made_again(tmp_path):
+    def searched(model):
+        usage, method = Usage(tmp_path), METHODS["lats"]
+        args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS, 2, 0, tmp_path
+        return planning.run_method("lats", method, *args)
+
+    first = searched(Corridor())
+    assert [episode["reward"] for episode in first["episodes"]] == [1.0] * 5
+    assert first["calls"]["policy"] > 0 and first["seconds"] > 0
+    model = Corridor()
+    again = searched(model)
+    assert not model.roles and again["episodes"] == first["episodes"] and again["calls"] == first["calls"]
+
+
 def test_finished_methods_are_read_from_disk(tmp_path):
     made = []
     play = lambda name: made.append(name) or {"method": name}
@@ -74,6 +90,16 @@ def test_every_method_plays(name):
     result = planning.run_method(name, METHODS[name], *args)
     assert [episode["task"] for episode in result["episodes"]] == [["", 0], ["", 1]]
     assert result["tokens"]["written"] > 0
+
+
+def test_actions_that_cannot_be_carried_out_are_counted():
+    refusing = dataclasses.replace(
+        GAME, step=lambda states, actions: [Outcome(x, "no", valid=a != "left") for x, a in zip(states, actions)]
+    )
+    usage, method = Usage(), METHODS["react"]
+    args = Metered(Corridor(), usage), usage, refusing, method.dialogue(GAME.rules, True), CONFIG, TASKS[:1], 5, 0
+    (episode,) = planning.run_method("react", method, *args)["episodes"]
+    assert (episode["moves"], episode["invalid"]) == (GAME.max_steps, GAME.max_steps)
 
 
 def test_words_that_a_model_cannot_tell_apart_are_refused():

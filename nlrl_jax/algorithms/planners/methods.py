@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from nlrl_jax.algorithms import lac, offline
+from nlrl_jax.algorithms.imagine import PlanningConfig
 from nlrl_jax.algorithms.lac import Decisions, LACConfig
 from nlrl_jax.algorithms.offline import OfflineConfig
-from nlrl_jax.algorithms.planners import icpi, rafa, rap, react
+from nlrl_jax.algorithms.planners import icpi, lats, rafa, rap, react
+from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.config import replace
 from nlrl_jax.roles.dialogues import Dialogue, History
-from nlrl_jax.types import LanguageModel
+from nlrl_jax.types import HostGame, LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +27,22 @@ class Method:
       thinks: whether actions may be thoughts.
       scores: whether it needs log-probabilities.
       returns: whether a return of 1 stands before each observation, as a decision transformer has learned it.
-      decide: (model, dialogue, histories, actions, config, seed) -> decisions.
+      decide: (model, dialogue, histories, actions, config, seed) -> decisions; None where there is a plan.
+      plan: (model, dialogue, game, tasks, planning, config of LATS, seed) -> all actions of the episodes, by search
+        before the first; None where each step is decided by itself.
     """
 
     title: str
     label: str
-    decide: Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], LACConfig, int], Decisions]
+    decide: Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], LACConfig, int], Decisions] | None
     notes: bool = True
     thinks: bool = False
     scores: bool = True
     returns: bool = False
+    plan: (
+        Callable[[LanguageModel, Dialogue, HostGame, Sequence[tuple[str, int]], PlanningConfig, LATSConfig, int], Plans]
+        | None
+    ) = None
 
     def dialogue(self, rules: str, compact: bool, **more) -> Dialogue:
         """The dialogue about a game that this method holds. Arguments: see `Dialogue.of`."""
@@ -79,8 +87,15 @@ METHODS: dict[str, Method] = {
     "rap": Method("RAP", "", _planner(rap)),
     "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),
     "rafa": Method("RAFA", "Value", _planner(rafa), notes=False, scores=False),
+    "lats": Method("LATS", "Value", None, notes=False, scores=False, plan=lats.plan),
+    "lats_imagined": Method("LATS, imagined", "Value", None, notes=False, scores=False, plan=lats.plan_imagined),
 }
 DEFAULT = ("lac", "react", "rap", "icpi", "rafa")
+
+
+def default(game: HostGame) -> tuple[str, ...]:
+    """LAC and the planners that play a game: LATS too where its states can be gone back to and it has a score."""
+    return (*DEFAULT, "lats") if game.reversible and game.score else DEFAULT
 
 
 def parse(names: str) -> list[str]:

@@ -18,7 +18,8 @@ _CURVES = 4  # methods whose Q is drawn
 
 
 def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """success.png by mission (Figures 2 and 6), ablations.png (4), cost.png (5 and 9) and q.png (Table 1).
+    """success.png by mission and with the score (Figures 2, 3 and 6), ablations.png (4), cost.png (5 and 9) and q.png
+    (Table 1).
 
     The variants of LAC stand in ablations.png, or in success.png where there is no planner; q.png is drawn where a
     method has Q-values.
@@ -31,11 +32,15 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
     apart = bool(variants) and planners not in ([], ["lac"])
     first = planners if apart else list(results)
     panels = {"all tasks": whole(first)}
+    scores = {name: result["score"] for name, result in results.items() if result.get("score") and name in first}
+    if scores:
+        mean = lambda name: bar(name, summaries[name]["reward"], summaries[name]["reward_se"], 0)
+        panels[f"mean {next(iter(scores.values()))}"] = [mean(name) for name in scores]
     kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
     if len(kinds) > 1:
         by = {name: summaries[name]["by_mission"] for name in first}
         panels |= {kind: [bar(name, *by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
-    drawn = [bars(panels, run_dir / "success.png", "success")]
+    drawn = [bars(panels, run_dir / "success.png", "success or score" if scores else "success")]
     if apart:
         shown = [name for name in results if name in variants or name == "lac"]
         drawn.append(bars({"variants of LAC, all tasks": whole(shown)}, run_dir / "ablations.png", "success"))

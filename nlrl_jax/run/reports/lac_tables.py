@@ -55,18 +55,20 @@ def summarize(result: Result) -> dict[str, Any]:
     """The numbers of a method; nan where there are no successes, or where no optimum is known.
 
     Returns:
-      success and success_se; by_mission: {kind: [mean, standard error, tasks]}; steps: moves per task;
-      steps_of_successes; above_optimal: moves more than necessary, over successes; tokens (read and written) and
-      seconds per task; tasks.
+      success and success_se; reward and reward_se, of an episode; by_mission: {kind: [mean, standard error, tasks]};
+      steps: moves per task; steps_of_successes; above_optimal: moves more than necessary, over successes; tokens (read
+      and written) and seconds per task; tasks.
     """
     episodes = result["episodes"]
     won = [e for e in episodes if e["success"]]
-    success = Estimate.of([e["success"] for e in episodes])
+    success, reward = (Estimate.of([e[name] for e in episodes]) for name in ("success", "reward"))
     kinds = dict.fromkeys(e["task"][0] for e in episodes)
     n = max(len(episodes), 1)
     return {
         "success": success.mean,
         "success_se": success.se,
+        "reward": reward.mean,
+        "reward_se": reward.se,
         "by_mission": {kind: list(Estimate.of(_successes(episodes, kind))) for kind in kinds},
         "steps": Estimate.of([e["moves"] for e in episodes]).mean,
         "steps_of_successes": Estimate.of([e["moves"] for e in won]).mean,
@@ -82,7 +84,7 @@ def _successes(episodes: Sequence[Mapping[str, Any]], kind: str) -> list[bool]:
 
 
 class Comparison(NamedTuple):
-    """Success of one method minus another's, on the same tasks.
+    """Success of one method minus another's (or its reward), on the same tasks.
 
     Attributes:
       difference: with the standard error of the paired difference.
@@ -106,28 +108,31 @@ class Comparison(NamedTuple):
         return f"{mean:+.2f} ± {se:.2f}" if np.isfinite(se) else f"{mean:+.2f}"
 
 
-def paired(a: Result, b: Result) -> Comparison:
-    """Success of `a` minus `b`, over the tasks that both played.
+def paired(a: Result, b: Result, field: str = "success") -> Comparison:
+    """Success (or `field`) of `a` minus `b`, over the tasks that both played.
 
     Raises:
       ValueError: there is none.
     """
-    first, second = ({tuple(e["task"]): e["success"] for e in result["episodes"]} for result in (a, b))
+    first, second = ({tuple(e["task"]): e for e in result["episodes"]} for result in (a, b))
     both = [(first[task], second[task]) for task in first if task in second]
     if not both:
         raise ValueError(f"{a['method']} and {b['method']} have no task in common; compare runs with the same --seed")
-    difference = Estimate.of([int(x) - int(y) for x, y in both])
-    return Comparison(difference, sum(x and not y for x, y in both), sum(y and not x for x, y in both))
+    won = [(x["success"], y["success"]) for x, y in both]
+    difference = Estimate.of([float(x[field]) - float(y[field]) for x, y in both])
+    return Comparison(difference, sum(x and not y for x, y in won), sum(y and not x for x, y in won))
 
 
 def main_table(results: Results) -> Rows:
-    """Success by mission, a row per method (Figures 2 and 6)."""
+    """Success by mission, a row per method (Figures 2 and 6), and the mean score where the game has one (Figure 3)."""
     rows = []
     for name, result in results.items():
         summary = summarize(result)
         by = {f"{kind} ({n})": str(Estimate(mean, se, n)) for kind, (mean, se, n) in summary["by_mission"].items()}
         whole = Estimate(summary["success"], summary["success_se"], summary["tasks"])
-        rows.append({"": title(name), f"all ({whole.n})": str(whole), **(by if len(by) > 1 else {})})
+        score = Estimate(summary["reward"], summary["reward_se"], summary["tasks"])
+        scored = {f"mean {result['score']}": str(score)} if result.get("score") else {}
+        rows.append({"": title(name), f"all ({whole.n})": str(whole), **scored, **(by if len(by) > 1 else {})})
     return rows
 
 
@@ -142,7 +147,8 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
         return []
     rows: Rows = [{"": title(first), "success": str(_success(results[first]))}]
     for name in names:
-        compared = paired(results[first], results[name])
+        compared, score = paired(results[first], results[name]), results[first].get("score")
+        rewards = paired(results[first], results[name], "reward") if score else None
         rows.append(
             {
                 "": title(name),
@@ -151,6 +157,7 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
                 f"only {title(first)} solved": compared.only_first,
                 "only it solved": compared.only_second,
                 f"{title(first)} is": compared.verdict,
+                **({f"{score}: {title(first)} − it": str(rewards)} if rewards else {}),
             }
         )
     return rows
@@ -167,11 +174,13 @@ def cost_table(results: Results) -> Rows:
         summary, n = summarize(result), max(len(result["episodes"]), 1)
         tokens = {key: result["tokens"][key] / n for key in ("read", "written")}
         known = any(e["optimal"] >= 0 for e in result["episodes"])
+        invalid = sum(e.get("invalid", 0) for e in result["episodes"]) / n
         rows.append(
             {
                 "per task": title(name),
                 "success": f"{summary['success']:.2f}",
                 "moves": f"{summary['steps']:.1f}",
+                "invalid moves": f"{invalid:.1f}",
                 "moves of successes": _or_dash(summary["steps_of_successes"]),
                 **({"above the optimum": _or_dash(summary["above_optimal"])} if known else {}),
                 "calls": f"{sum(result['calls'].values()) / n:,.0f}",

@@ -1,0 +1,199 @@
+"""Episodes of WebShop with notes, that a model reads first or is fine-tuned on (LAC, appendices B.2 and C.3).
+
+A shopper who knows the catalogue makes them. Reflections follow the paper's four criteria: GOOD behind a step that the
+purchase needs or that shows something it needs, BAD behind a useless or wrong one, UNKNOWN where the pages so far do
+not decide it. Their instructions are none of the tasks'.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+from envs.webshop import catalogue, engine, reward
+from envs.webshop.catalogue import Goal, Product
+from envs.webshop.engine import BACK, BUY, PREVIOUS, SHOWN, Moved, Shop, State
+from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT, History, Step
+
+_HELD_OUT_EVERY = 3  # of the instructions for demonstrations, every third is held out
+_WON = 1 - 1e-9
+
+
+class Transcript(NamedTuple):
+    """An episode with notes. success: its score is 1."""
+
+    history: History
+    success: bool
+
+
+def demonstrations(successes: int, failures: int, seed: int, held_out: bool = False) -> list[Transcript]:
+    """Episodes in our own shop with reflections, successes first; the same arguments give the same ones.
+
+    Args:
+      successes, failures: how many.
+      seed: another one gives other episodes.
+      held_out: of instructions of which none is in the other set, whatever the seeds.
+    """
+    own = catalogue.load("")
+    shop = Shop(own)
+    goals = [goal for i, goal in enumerate(own.demonstrations) if (i % _HELD_OUT_EVERY == 0) == held_out]
+    found: dict[bool, list[Transcript]] = {True: [], False: []}
+    needed = {True: successes, False: failures}
+    for number in itertools.count():
+        wanted = next((kind for kind in (True, False) if len(found[kind]) < needed[kind]), None)
+        if wanted is None:
+            return found[True] + found[False]
+        rng = random.Random(f"demonstration {seed} {number}")
+        made = visit(shop, rng.choice(goals), rng, "Critic", careful=wanted)
+        if made and made.success == wanted:
+            found[wanted].append(made)
+
+
+def examples(shop: Shop, goals: Sequence[Goal], label: str, number: int) -> list[History]:
+    """At most `number` successful episodes with notes of this kind, each of another instruction."""
+    made = (visit(shop, goal, random.Random(f"example {i}"), label, True) for i, goal in enumerate(goals))
+    return [one.history for one in itertools.islice((one for one in made if one and one.success), number)]
+
+
+def fits(goal: Goal, product: Product) -> bool:
+    """Whether a product can be bought with a score of 1."""
+    return reward.score(goal, product, _asked(goal, product)).reward >= _WON
+
+
+def _asked(goal: Goal, product: Product) -> list[str]:
+    """Of each choice the value that is asked for, if there is one."""
+    rows = ([value for value in values if reward.options_met([value], goal.options)] for _, values in product.options)
+    return [row[0] for row in rows if row]
+
+
+def visit(shop: Shop, goal: Goal, rng: random.Random, label: str, careful: bool) -> Transcript | None:
+    """One visit; None where the shopper does not find what fits.
+
+    Args:
+      label: of the notes, one of `dialogues.NOTES`.
+      careful: buys what fits with its options; else something on the first page, too soon.
+    """
+    state = State(goal)
+    history = History(goal.instruction, shop.observe(state), note=_note(shop, label, state, "", Moved(state, "")))
+    actions = _careful(shop, goal, rng) if careful else _careless(shop, goal, rng)
+    action = next(actions)
+    while True:
+        moved = shop.step(state, action)
+        history = history.then(Step(action, moved.observation, _note(shop, label, state, action, moved)))
+        state = moved.state
+        if state.page == engine.DONE:
+            return Transcript(history, moved.reward >= _WON)
+        try:
+            action = actions.send(state)
+        except StopIteration:
+            return None
+
+
+def _queries(goal: Goal) -> list[str]:
+    words = re.findall(r"[\w'-]+", re.sub(r", and price.*", "", goal.instruction))
+    kind = goal.product.query
+    return [" ".join(words), " ".join([*goal.attributes, kind]), " ".join([kind, *goal.options])]
+
+
+def _careful(shop: Shop, goal: Goal, rng: random.Random) -> Generator[str, State, None]:
+    for i, query in enumerate(_queries(goal)):
+        if i:
+            yield f"click[{BACK}]"
+        state = yield f"search[{query}]"
+        shown = [shop.products[asin] for asin in state.hits[:SHOWN]]
+        fitting = next((product for product in shown if fits(goal, product)), None)
+        if fitting:
+            break
+    else:
+        return
+    others = [product for product in shown if product is not fitting]
+    if others and rng.random() < 0.4:
+        yield f"click[{rng.choice(others).asin}]"
+        yield f"click[{PREVIOUS}]"
+    yield f"click[{fitting.asin}]"
+    if rng.random() < 0.5:
+        yield "click[Features]"
+        yield f"click[{PREVIOUS}]"
+    for value in _asked(goal, fitting):
+        yield f"click[{value}]"
+    yield f"click[{BUY}]"
+
+
+def _careless(shop: Shop, goal: Goal, rng: random.Random) -> Generator[str, State, None]:
+    state = yield f"search[{_queries(goal)[0]}]"
+    product = shop.products[rng.choice(state.hits[:SHOWN])]
+    yield f"click[{product.asin}]"
+    values = [value for _, row in product.options for value in row]
+    for value in rng.sample(values, min(len(values), rng.randint(0, 2))):
+        yield f"click[{value}]"
+    yield f"click[{BUY}]"
+
+
+def _note(shop: Shop, label: str, before: State, action: str, moved: Moved) -> str:
+    """What stands behind an observation in transcripts of this kind; nothing for values, which are asked for."""
+    if label == "Critic" and action:
+        return f"{_deed(shop, before, action, moved)} {VERDICT} {_judge(shop, before, action, moved)}."
+    if label == "Thought":
+        return _thought(shop, moved.state)
+    if label == "Reward" and action:
+        return str(int(moved.reward >= _WON))
+    return ""
+
+
+def _deed(shop: Shop, before: State, action: str, moved: Moved) -> str:
+    after = moved.state
+    if not moved.valid:
+        return "That was not possible."
+    if after.page == engine.DONE:
+        return f"I have bought it and got {moved.reward:.2f}."
+    if after.page == engine.ITEM and before.page == engine.RESULTS:
+        product = shop.products[after.asin]
+        return f"I am looking at {product.title}, which costs {product.price_tag}."
+    if after.page == engine.ITEM and after.options != before.options:
+        return f"I have chosen {after.options[-1][1] if len(after.options) > len(before.options) else action[6:-1]}."
+    if after.page == engine.SUB:
+        return f"I have read the {after.sub.lower()}."
+    return f"I see {len(after.hits[:SHOWN])} products." if after.page == engine.RESULTS else "I have gone back."
+
+
+def _judge(shop: Shop, before: State, action: str, moved: Moved) -> str:
+    """GOOD, BAD or UNKNOWN by the criteria above."""
+    after, goal = moved.state, before.goal
+    product = shop.products.get(after.asin or before.asin)
+    if not moved.valid:
+        return BAD
+    if after.page == engine.DONE:
+        return GOOD if moved.reward >= _WON else BAD
+    if before.page == engine.SEARCH:
+        shown = [shop.products[asin] for asin in after.hits[:SHOWN]]
+        return GOOD if any(fits(goal, one) for one in shown) else UNKNOWN
+    if after.page == engine.ITEM and after.options != before.options:
+        return GOOD if fits(goal, product) and action[6:-1] in _asked(goal, product) else BAD
+    if after.page == engine.ITEM and before.page == engine.RESULTS:
+        if fits(goal, product):
+            return GOOD
+        plainly = product.price > goal.price_upper or len(_asked(goal, product)) < len(goal.options)
+        return BAD if plainly else UNKNOWN
+    if after.page == engine.SUB:
+        shows = any(phrase in moved.observation.lower() for phrase in goal.attributes)
+        return GOOD if shows else UNKNOWN
+    if before.page == engine.ITEM:  # away from a product
+        return BAD if fits(goal, product) else GOOD
+    return UNKNOWN
+
+
+def _thought(shop: Shop, state: State) -> str:
+    """What to do next, as a chain of thought would state it."""
+    if state.page == engine.DONE:
+        return "I am done."
+    if state.page == engine.SEARCH:
+        return "I want to search for what is asked for."
+    if state.page == engine.RESULTS:
+        return "I want to look at a product that fits and is not too expensive."
+    left = [
+        value for value in _asked(state.goal, shop.products[state.asin]) if value not in dict(state.options).values()
+    ]
+    return f"I want to choose {left[0]}." if left else "I want to compare it with the instruction, then buy it."

@@ -1,0 +1,107 @@
+"""WebShop's reward (Yao et al., 2022; `docs/lac.md` names where it departs from the published code).
+
+    r = r_type (n_attributes + n_options + [price <= limit]) / (|attributes| + |options| + 1)
+
+An attribute counts if it is much like one of the product's, or stands in its title, features or description; an option
+if it is much like one that was chosen. r_type compares the kinds of the products:
+
+    1    the same query, two shared categories, or more than a fifth of the title's nouns shared
+    0.5  none of these
+    0.1  less than a tenth of the nouns shared, whatever else is
+    0    no noun shared
+
+The published code finds nouns with a tagger of 560 MB. Here every word of letters counts that is no function word and
+no common adjective (`NOT_NOUNS`), so r_type can differ for titles that share few words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rapidfuzz import fuzz
+from rapidfuzz.utils import default_process
+
+from envs.webshop.catalogue import Goal, Product
+
+ALIKE = 85  # a higher ratio is a match
+# The first of these that occurs in an option stands for it, in this order.
+COLOURS = (
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel "
+    "camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry "
+    "cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey "
+    "heather indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight "
+    "mint mocha multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow "
+    "red rose royal rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal "
+    "tiger turquoise violet walnut wheat white wine yellow"
+).split()
+NOT_NOUNS = frozenset(
+    "a an and any are as at be best big black blue brown but by casual classic clean cute dark dry easy extra fast "
+    "fine for free fresh from full good gray great green grey hard heavy high hot in into is it its large light "
+    "long low more natural new no non not of off on one or organic our out over own perfect pink plus premium pure "
+    "purple quick red round short simple slim small soft solid strong than that the their these thick thin this to "
+    "under up wet white wide with without yellow you your".split()
+)
+
+
+class Score(NamedTuple):
+    """reward: in [0, 1]. kind: r_type. attributes, options: shares met, 1 where none is asked for. price: met."""
+
+    reward: float
+    kind: float
+    attributes: float
+    options: float
+    price: bool
+
+
+def ratio(a: str, b: str) -> int:
+    """How alike two texts are as sets of words, 0 to 100: thefuzz's `token_set_ratio`, ASCII alone."""
+    a, b = (text.encode("ascii", "ignore").decode() for text in (a, b))
+    return int(round(fuzz.token_set_ratio(a, b, processor=default_process)))
+
+
+def nouns(title: str) -> list[str]:
+    """Words that are likely nouns, in lower case, with repetitions."""
+    return [word for word in re.findall(r"[a-z][a-z']*[a-z]", title.lower()) if word not in NOT_NOUNS]
+
+
+def kind_reward(bought: Product, wanted: Product, nouns: Callable[[str], list[str]] = nouns) -> float:
+    """r_type."""
+    goal = nouns(wanted.title)
+    shared = len(set(nouns(bought.title)) & set(goal)) / len(goal) if goal else 0.2
+    parts = [{part.strip() for part in one.product_category.split("›")} for one in (bought, wanted)]
+    if shared == 0:
+        return 0.0
+    if shared < 0.1:
+        return 0.1
+    same = bool(wanted.query) and bought.query == wanted.query
+    return 1.0 if same or len(parts[0] & parts[1]) >= 2 or shared > 0.2 else 0.5
+
+
+def attributes_met(product: Product, attributes: Sequence[str]) -> int:
+    """How many of the attributes a product has."""
+    texts = [product.title.lower(), " ".join(product.bullets).lower(), product.description.lower()]
+    has = lambda wanted: any(ratio(own, wanted) > ALIKE for own in product.attributes)
+    return sum(has(wanted) or any(wanted in text for text in texts) for wanted in attributes)
+
+
+def plain_colour(option: str) -> str:
+    """An option with a colour in it as that colour, any other as it is."""
+    return next((colour for colour in COLOURS if colour in option), option)
+
+
+def options_met(chosen: Sequence[str], wanted: Sequence[str]) -> int:
+    """How many of the wanted options were chosen."""
+    have = [plain_colour(option) for option in chosen]
+    return sum(any(ratio(own, plain_colour(one)) > ALIKE for own in have) for one in wanted)
+
+
+def score(goal: Goal, bought: Product, chosen: Sequence[str]) -> Score:
+    """The reward of buying a product with these options, and its parts."""
+    kind = kind_reward(bought, goal.product)
+    met = attributes_met(bought, goal.attributes), options_met(chosen, goal.options)
+    price = bought.price <= goal.price_upper
+    share = (sum(met) + price) / (len(goal.attributes) + len(goal.options) + 1)
+    of = lambda number, wanted: number / len(wanted) if wanted else 1.0
+    return Score(kind * share, kind, of(met[0], goal.attributes), of(met[1], goal.options), price)

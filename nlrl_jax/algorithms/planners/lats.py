@@ -1,0 +1,296 @@
+"""LATS: search by UCT in the game itself, a language model as policy and value (Zhou et al., 2024; LAC, C.2.5).
+
+One search per episode, before its first move, from the game's beginning; then the best trajectory found is played.
+An iteration:
+
+    selection        down the tree along V(s) + weight sqrt(ln N(parent) / N(s)), among nodes that are not exhausted
+    expansion        the model's likeliest actions, each carried out in the game
+    evaluation       the share of sub-goals that the model writes in a line "Value:"; of an end its real reward
+    simulation       expansion and evaluation of the best child, and so on to an end or the depth
+    backpropagation  the reward of the end, or the value of the last node, into the mean of all nodes on the way
+    reflection       after an end without success the model says what to do otherwise, which later prompts of the
+                     episode carry behind the goal
+
+A node's evaluation counts as its first visit. The search of an episode is over when it has succeeded once or has
+nothing left to try. It needs a game whose states can be stepped again, and it sees real rewards before it plays, which
+no other planner here does. All episodes search in lockstep, and every phase is one call.
+
+`plan_imagined` searches in the model's imagination instead (LAC, table 26): an observation is what the model writes
+behind an action, and an episode is won where its value is 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nlrl_jax.algorithms.imagine import CRITIC, NOTE, WORLD, Caller, PlanningConfig, next_actions, propose
+from nlrl_jax.config import check, option
+from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_number
+from nlrl_jax.types import HostGame, LanguageModel, Outcome, Start
+
+REFLECT = "Reflection on this failed attempt, in a sentence on what to do otherwise:"
+EARLIER = "Earlier attempts:"
+REFLECTIONS = 3  # the newest that a prompt carries
+
+
+@dataclasses.dataclass(frozen=True)
+class LATSConfig:
+    """The search of LATS. Defaults: the LAC paper's."""
+
+    expansions: int = option(5, "LATS: actions tried in each node", least=1)
+    iterations: int = option(30, "LATS: iterations per episode", least=1)
+    depth: int = option(15, "LATS: maximum depth of the tree", least=1)
+    weight: float = option(1.0, "LATS: weight of exploration in UCT", least=0)
+
+    def __post_init__(self):
+        check(self)
+
+
+class Plans(NamedTuple):
+    """The actions of B episodes, to their ends, and for each action a JSON-able record as in `lac.Decisions`.
+
+    problems, calls: of the whole search; see `imagine.Caller`.
+    """
+
+    actions: list[list[str]]
+    thinking: list[list[dict[str, Any]]]
+    problems: Counter
+    calls: Counter
+
+
+@dataclasses.dataclass(eq=False)
+class _Node:
+    """A state of the game. value: the mean over `visits`; reward: the sum of rewards on the way here."""
+
+    state: Any
+    history: History
+    parent: _Node | None = None
+    done: bool = False
+    success: bool = False
+    reward: float = 0.0
+    value: float = 0.0
+    visits: int = 1
+    closed: bool = False
+    children: list[_Node] = dataclasses.field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        return self.parent.depth + 1 if self.parent else 0
+
+    def uct(self, weight: float) -> float:
+        return self.value + weight * math.sqrt(math.log(self.parent.visits) / self.visits)
+
+
+@dataclasses.dataclass(eq=False)
+class _Search:
+    """The tree of one episode. imagined: a value of 1 is a success."""
+
+    root: _Node
+    imagined: bool = False
+    ends: list[_Node] = dataclasses.field(default_factory=list)
+    reflections: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return self.root.closed or any(end.success for end in self.ends)
+
+    def select(self, weight: float) -> _Node:
+        node = self.root
+        while node.children:
+            node = max((child for child in node.children if not child.closed), key=lambda child: child.uct(weight))
+        return node
+
+    def shown(self, history: History) -> History:
+        """A history whose goal carries the reflections."""
+        if not self.reflections:
+            return history
+        said = " ".join(self.reflections[-REFLECTIONS:])
+        return dataclasses.replace(history, goal=f"{history.goal} {EARLIER} {said}")
+
+    def best(self) -> _Node:
+        """The end with the highest reward; without an end the leaf with the highest value."""
+        if self.ends:
+            return max(self.ends, key=lambda end: (end.success, end.value))
+        node = self.root
+        while node.children:
+            node = max(node.children, key=lambda child: child.value)
+        return node
+
+
+def check_game(game: HostGame) -> None:
+    """Raises ValueError: the game's states cannot be gone back to."""
+    if not game.reversible:
+        raise ValueError(
+            f"LATS goes back to earlier states, which {game.name} does not allow; leave lats out of --methods"
+        )
+
+
+def plan(
+    model: LanguageModel,
+    dialogue: Dialogue,
+    game: HostGame,
+    tasks: Sequence[tuple[str, int]],
+    planning: PlanningConfig,
+    config: LATSConfig,
+    seed: int,
+) -> Plans:
+    """The best trajectory of each task; what the search leaves open the model's greedy actions complete.
+
+    Args:
+      dialogue: its label is "Value", without notes in its transcripts.
+      planning: how candidates arise; their number is `config.expansions`.
+
+    Raises:
+      ValueError: the game's states cannot be gone back to.
+    """
+    check_game(game)
+    caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
+    searches = [_Search(_Node(start.state, History(start.goal, start.observation))) for start in starts]
+    _search(caller, dialogue, game, searches, config)
+    return _play(caller, dialogue, game, starts, searches)
+
+
+def plan_imagined(
+    model: LanguageModel,
+    dialogue: Dialogue,
+    game: HostGame,
+    tasks: Sequence[tuple[str, int]],
+    planning: PlanningConfig,
+    config: LATSConfig,
+    seed: int,
+) -> Plans:
+    """As `plan`, but the search sees nothing of the game but its first observations; any game will do."""
+    caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
+    histories = [History(start.goal, start.observation) for start in starts]
+    searches = [_Search(_Node(history, history), imagined=True) for history in histories]
+
+    def step(histories: Sequence[History], actions: Sequence[str]) -> list[Outcome]:
+        shown = caller.trim(dialogue, histories)
+        pairs = list(zip(shown, actions, strict=True))
+        texts = caller.lines(WORLD, [dialogue.chat(history, f"Action: {a}\nObservation:") for history, a in pairs])
+        caller.count(WORLD, "empty", texts.count(""))
+        grown = zip(histories, actions, texts, strict=True)
+        return [Outcome(history.then(Step(action, text)), text) for history, action, text in grown]
+
+    _search(caller, dialogue, dataclasses.replace(game, step=step, score=""), searches, config)
+    return _play(caller, dialogue, game, starts, searches)
+
+
+def _caller(model, dialogue: Dialogue, planning: PlanningConfig, config: LATSConfig, seed: int) -> Caller:
+    n = config.expansions
+    return Caller(model, dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n)), seed, dialogue.room)
+
+
+def _search(
+    caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search], config: LATSConfig
+) -> None:
+    """Grows the trees until each is over or its iterations are spent."""
+    limit = min(config.depth, game.max_steps)
+    for _ in range(config.iterations):
+        open_ = [one for one in searches if not one.over]
+        if not open_:
+            break
+        last = _simulate(caller, dialogue, game, open_, [one.select(config.weight) for one in open_], limit)
+        for node in last:
+            _back_up(node)
+        failed = [(one, node) for one, node in zip(open_, last, strict=True) if node.done and not node.success]
+        shown = caller.trim(dialogue, [one.shown(node.history) for one, node in failed])
+        texts = caller.lines(NOTE, [dialogue.chat(history, REFLECT) for history in shown])
+        for (one, _), text in zip(failed, texts, strict=True):
+            if text and text not in one.reflections:
+                one.reflections.append(text)
+
+
+def _simulate(
+    caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search], nodes: list[_Node], limit: int
+) -> list[_Node]:
+    """Expands each node, then its best child, and so on. Returns the last node of each."""
+    nodes = list(nodes)
+    going = list(range(len(nodes)))
+    while going:
+        _expand(caller, dialogue, game, [searches[i] for i in going], [nodes[i] for i in going], limit)
+        for i in going:
+            nodes[i] = max(nodes[i].children, key=lambda child: child.value)
+        going = [i for i in going if not nodes[i].closed]
+    return nodes
+
+
+def _expand(
+    caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search], nodes: Sequence[_Node], limit: int
+) -> None:
+    """Gives each node its children, with their values."""
+    caller.seed += 1
+    shown = caller.trim(dialogue, [one.shown(node.history) for one, node in zip(searches, nodes, strict=True)])
+    candidates = propose(caller, dialogue, shown, game.actions)
+    pairs = [(one, node, a) for one, node, c in zip(searches, nodes, candidates, strict=True) for a in c.actions]
+    outcomes = game.step([node.state for _, node, _ in pairs], [action for _, _, action in pairs])
+    unknown = []
+    for (one, node, action), outcome in zip(pairs, outcomes, strict=True):
+        history = node.history.then(Step(action, outcome.observation))
+        done, reward = outcome.done or node.depth + 1 == game.max_steps, node.reward + outcome.reward
+        child = _Node(outcome.state, history, node, done, outcome.success, reward)
+        child.closed = done or node.depth + 1 >= limit
+        node.children.append(child)
+        if done:
+            child.value = reward if game.score else float(outcome.success)
+            one.ends.append(child)
+        else:
+            unknown.append((one, child))
+    shown = caller.trim(dialogue, [one.shown(child.history) for one, child in unknown])
+    for (one, child), text in zip(
+        unknown, caller.lines(CRITIC, [dialogue.chat(history, "Value:") for history in shown]), strict=True
+    ):
+        number = read_number(text)
+        caller.count(CRITIC, "" if number is not None else "no number")
+        child.value = min(max(number or 0.0, 0.0), 1.0)
+        if one.imagined and child.value == 1:
+            child.done = child.success = child.closed = True
+            one.ends.append(child)
+
+
+def _back_up(last: _Node) -> None:
+    """The last value into the means of its ancestors; those with nothing left to try are closed."""
+    node = last.parent
+    while node is not None:
+        node.visits += 1
+        node.value += (last.value - node.value) / node.visits
+        node.closed = all(child.closed for child in node.children)
+        node = node.parent
+
+
+def _play(
+    caller: Caller, dialogue: Dialogue, game: HostGame, starts: Sequence[Start], searches: Sequence[_Search]
+) -> Plans:
+    """Plays the best trajectories, and greedily on where they are over before the game is."""
+    states = [start.state for start in starts]
+    histories = [History(start.goal, start.observation) for start in starts]
+    planned, thinking = [], []
+    for one in searches:
+        node, records = one.best(), []
+        planned.append([step.action for step in node.history.steps])
+        while node.parent is not None:
+            node = node.parent
+            rows = [(child.history.steps[-1].action, child.value) for child in node.children]
+            records.append({"candidates": [action for action, _ in rows], "q": [value for _, value in rows]})
+        thinking.append(records[::-1])
+    going = list(range(len(starts)))
+    for t in range(game.max_steps):
+        if not going:
+            break
+        free = [i for i in going if t >= len(planned[i])]
+        shown = caller.trim(dialogue, [searches[i].shown(histories[i]) for i in free])
+        for i, action in zip(free, next_actions(caller, dialogue, shown, game.actions, caller.seed + t), strict=True):
+            planned[i].append(action)
+            thinking[i].append({"candidates": [action]})
+        actions = [planned[i][t] for i in going]
+        outcomes = game.step([states[i] for i in going], actions)
+        for i, action, outcome in zip(going, actions, outcomes, strict=True):
+            states[i], histories[i] = outcome.state, histories[i].then(Step(action, outcome.observation))
+        going = [i for i, outcome in zip(going, outcomes, strict=True) if not outcome.done]
+    actions = [[step.action for step in history.steps] for history in histories]
+    thinking = [records[: len(own)] for records, own in zip(thinking, actions, strict=True)]
+    return Plans(actions, thinking, caller.problems, caller.calls)
