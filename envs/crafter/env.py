@@ -121,7 +121,6 @@ def text_game(prompt: str = "paper", max_steps: int = 10_000) -> TextGame:
 
     Raises:
       ValueError: an unknown prompt.
-      ModuleNotFoundError: the engine is not installed.
     """
     grid_text.check_prompt(prompt)
     paper = prompt == "paper"

@@ -8,11 +8,13 @@ import jax
 
 from envs.crafter import text, walker
 from envs.crafter.env import GOAL, RULES, EnvState, text_game
+from envs.crafter.scripted import Survivor
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.types import HostGame
 
-MAX_STEPS = 2000
+MAX_STEPS = 2000  # as in BALROG, and so is the number of steps that a prompt shows
+HISTORY = 16
 _EXAMPLES = 1 << 30  # seeds of examples, which no task has
 _EXAMPLE_STEPS = 24
 
@@ -32,7 +34,14 @@ def host_game(max_steps: int = MAX_STEPS) -> HostGame:
     An action that is none of the 17 changes nothing, not even the time.
     """
     game = of_text_game(text_game(max_steps=max_steps), texts=texts, max_steps=max_steps)
-    return dataclasses.replace(game, rules=RULES, examples=lambda label, number: examples(game, label, number))
+    return dataclasses.replace(
+        game,
+        rules=RULES,
+        examples=lambda label, number: examples(game, label, number),
+        score="achievements",
+        history=HISTORY,
+        scripted=Survivor,
+    )
 
 
 def examples(game: HostGame, label: str, number: int) -> list[History]:

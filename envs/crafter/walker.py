@@ -88,11 +88,15 @@ class Walker:
         view = read(observation)
         self._look_back(view)
         self.told = self.reason
-        self.last = self._choose(view)
+        self.took(self._choose(view))
         self.before = view
-        if self.last.startswith("move "):
-            self.facing = self.last.removeprefix("move ")
         return self.last
+
+    def took(self, action: str) -> None:
+        """Takes note of the action that was carried out, its own or another."""
+        self.last = action
+        if action.startswith("move "):
+            self.facing = action.removeprefix("move ")
 
     def _look_back(self, view: View) -> None:
         """What the last action did."""
