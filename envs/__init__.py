@@ -94,7 +94,12 @@ def make_control(name: str, **options) -> ControlGame:
     return importlib.import_module(module).control_game(*arguments, **options)
 
 
-_HOST_MAKERS = {"babyai": "envs.babyai.host", "crafter": "envs.crafter.host", "webshop": "envs.webshop.host"}
+_HOST_MAKERS = {
+    "babyai": "envs.babyai.host",
+    "crafter": "envs.crafter.host",
+    "alfworld": "envs.alfworld.host",
+    "webshop": "envs.webshop.host",
+}
 
 HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
 
@@ -105,10 +110,11 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     Args:
       name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do.
       max_steps: horizon; 0 is the game's own.
-      **options: those of the game's own `host_game`, e.g. `data` of WebShop; empty ones are left out.
+      **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
 
     Raises:
-      ValueError: an unknown name; a package that is not installed; what the game raises for its options.
+      FileNotFoundError, ValueError: an unknown name; a package that is not installed; what the game raises for its
+        options.
     """
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
@@ -134,7 +140,11 @@ def _imported(name: str, module: str):
         raise ValueError(f"{name} needs the package {error.name}: pip install 'nlrl_jax[{name}]'") from None
 
 
-_DEMONSTRATED = {"babyai": "envs.babyai.demonstrations", "webshop": "envs.webshop.demonstrations"}
+_DEMONSTRATED = {
+    "babyai": "envs.babyai.demonstrations",
+    "alfworld": "envs.alfworld.demonstrations",
+    "webshop": "envs.webshop.demonstrations",
+}
 DEMONSTRATED = tuple(_DEMONSTRATED)
 
 

@@ -69,11 +69,14 @@ class FinetuneConfig:
     learn_actions: bool = option(False, "lac: learn actions too (LAC with fine-tuned policy, A.5.1)")
     offline: OfflineConfig = part(OfflineConfig(), without=("method",))
     game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
-    trajectories: str = option("", "file of trajectories, one JSON object per line; empty: made (babyai, webshop)")
+    trajectories: str = option(
+        "", "file of trajectories, one JSON object per line; empty: made (babyai, alfworld, webshop)"
+    )
     successes: int = option(12, "successes that are made, the missions in turn", least=0, most=10_000)
     failures: int = option(6, "failures that are made", least=0, most=10_000)
     held_out: str = option(
-        "", "file of trajectories for the learning curve; empty: 18 are made (babyai, webshop), else none"
+        "",
+        "file of trajectories for the learning curve; empty: 18 are made (babyai, alfworld, webshop), else none",
     )
     prompts: planning.PromptConfig = part(planning.PromptConfig(examples=0))
     rows: str = option(

@@ -2,7 +2,8 @@
 
     python -m launch.pretrain_nano --out nlrl_jax/assets/nano
     python -m launch.pretrain_nano --games boards --out nlrl_jax/assets/nano_board
-    python -m launch.pretrain_nano --games babyai --steps 17500 --learning_rate 2e-3 --out nlrl_jax/assets/nano_babyai
+    python -m launch.pretrain_nano --games babyai --episodes 24000 --steps 12000 --learning_rate 3e-3 \\
+        --out nlrl_jax/assets/nano_babyai
 
 Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`envs/walkers.py`), so the model has the
 reply format and plays far from optimally. Every batch is new: games are reset, walked and rendered inside the training
@@ -33,7 +34,8 @@ import optax
 from absl import flags
 
 import envs
-from envs.babyai import corpus as babyai
+from envs.alfworld.corpus import corpus as alfworld
+from envs.babyai.corpus import corpus as babyai
 from envs.breakthrough import prompts as breakthrough_prompts
 from envs.breakthrough import rule_based as breakthrough_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
@@ -236,26 +238,27 @@ def main(argv: list[str]) -> None:
     del argv
     out = pathlib.Path(flags.FLAGS.out)
     given = flags.FLAGS
-    if given.games == "babyai":
-        pairs = list(babyai.corpus(given.episodes, 1 + given.seed))
+    if given.games in ("babyai", "alfworld"):
+        corpus = {"babyai": babyai, "alfworld": alfworld}[given.games]
+        pairs = list(corpus(given.episodes, 1 + given.seed))
         nano.pretrain(out, pairs, given.steps, given.learning_rate, given.seed, given.init_from)
     else:
         pretrain_boards(out) if given.games == "boards" else pretrain_grids(out)
 
 
 def define_flags() -> None:
-    flags.DEFINE_enum("games", "grids", ["grids", "boards", "babyai"], "what the model learns to read")
+    flags.DEFINE_enum("games", "grids", ["grids", "boards", "babyai", "alfworld"], "what the model learns to read")
     flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
     flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay")
-    flags.DEFINE_integer("steps", 700, "grids, babyai: training steps", lower_bound=1)
+    flags.DEFINE_integer("steps", 700, "grids, babyai, alfworld: training steps", lower_bound=1)
     flags.DEFINE_integer("snake_every", 8, "grids: one step in so many is Snake, the rest FrozenLake", lower_bound=1)
     flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
     flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
-    flags.DEFINE_integer("seed", 0, "grids, babyai: random seed")
-    flags.DEFINE_string("init_from", "", "grids, babyai: start from the weights in this folder")
+    flags.DEFINE_integer("seed", 0, "grids, babyai, alfworld: random seed")
+    flags.DEFINE_string("init_from", "", "grids, babyai, alfworld: start from the weights in this folder")
     flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")
-    flags.DEFINE_integer("episodes", 12_000, "babyai: episodes to read", lower_bound=1)
+    flags.DEFINE_integer("episodes", 12_000, "babyai, alfworld: episodes to read", lower_bound=1)
     flags.DEFINE_integer("positions", 10_000, "boards: positions of each game", lower_bound=1)
 
 

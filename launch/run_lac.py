@@ -55,7 +55,8 @@ SCRIPT = "run_lac"
 class LACRunConfig:
     """Everything that decides what a run computes."""
 
-    game: str = option("babyai", "the game: babyai, webshop, any text game by name, or my_module:host_game")
+    game: str = option("babyai", "the game: babyai, alfworld, webshop, any text game by name, or my_module:host_game")
+    alfworld_data: str = option("", "alfworld: a folder with its own games (json_2.1.1); empty: games of ours")
     webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: our own")
     model: str = option(
         "",
@@ -83,7 +84,7 @@ class LACRunConfig:
         names={"iterations": "lats_iterations", "depth": "lats_depth", "weight": "lats_weight"},
     )
     prompts: planning.PromptConfig = part(planning.PromptConfig())
-    cache_mb: float = option(2000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
+    cache_mb: float = option(1000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
     parallel: int = option(120, "episodes in lockstep", least=1)
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
 
@@ -91,8 +92,9 @@ class LACRunConfig:
         check(self)
         if self.methods:
             methods.parse(self.methods)
-        if self.webshop_data and self.game != "webshop":
-            raise ValueError(f"--webshop_data is for --game webshop, but the game is {self.game}")
+        for game in ("alfworld", "webshop"):
+            if getattr(self, f"{game}_data") and self.game != game:
+                raise ValueError(f"--{game}_data is for --game {game}, but the game is {self.game}")
 
 
 def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
@@ -101,7 +103,7 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
     Raises:
       FileNotFoundError, ValueError: an unknown game or mission, or data that is not the game's.
     """
-    data = {"webshop": config.webshop_data}.get(config.game, "")
+    data = {"alfworld": config.alfworld_data, "webshop": config.webshop_data}.get(config.game, "")
     game = envs.make_host(config.game, config.max_steps, data=data)
     kinds = [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
     return game, planning.tasks_of(game, kinds, config.tasks, config.seed)

@@ -136,6 +136,7 @@ class Outcome(NamedTuple):
 
     state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
     valid: whether the action could be carried out.
+    error: why the game itself broke off, which ends the episode; empty where it did not.
     """
 
     state: Any
@@ -144,6 +145,7 @@ class Outcome(NamedTuple):
     done: bool = False
     success: bool = False
     valid: bool = True
+    error: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,7 +162,6 @@ class HostGame:
       step: (states, actions) -> an outcome each. An action that cannot be carried out is no error: the observation
         says so, or shows that nothing has changed.
       board: state -> the world as a person would draw it; None where there is no picture.
-      legend: meaning of the characters on boards, for reports.
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
       examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
         where there are none.
@@ -168,6 +169,8 @@ class HostGame:
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       scripted: makes a language model by rule that reads transcripts of the game; None where there is none.
+      legend: meaning of the characters on boards, for reports.
+      limits: kind -> number of its tasks, where there are only so many; seeds beyond begin again.
     """
 
     name: str
@@ -185,6 +188,7 @@ class HostGame:
     reversible: bool = False
     history: int = 0
     scripted: Callable[[], LanguageModel] | None = None
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling
 
 MOST = 512  # tokens of a read
-# Multiplications that are not worth another program, which takes half a second to compile and is used some twenty times.
+# Multiplications that are not worth another program, which compiles in half a second and is used some twenty times.
 SLACK = {"read": 1.5e9, "reply": 2e8}  # a reply takes many steps; a read is one
 
 _empty = jax.jit(programs.empty_pool, static_argnums=(0, 1))

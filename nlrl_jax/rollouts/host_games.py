@@ -52,6 +52,7 @@ class Episode:
         them that could not be carried out.
       optimal: minimum number of steps, -1 where the game does not say.
       thinking: a record for each step. boards: before each step, and the last one; empty without pictures.
+      error: why the game broke off; empty where it did not.
     """
 
     task: tuple[str, int]
@@ -63,6 +64,7 @@ class Episode:
     thinking: tuple[dict[str, Any], ...]
     boards: tuple[str, ...]
     invalid: int = 0
+    error: str = ""
 
 
 def play(
@@ -89,6 +91,7 @@ def play(
     optimal = [game.optimal(state) if game.optimal else -1 for state in states]
     boards = [[game.board(state)] if game.board else [] for state in states]
     thinking: list[list[dict[str, Any]]] = [[] for _ in range(B)]
+    errors = [""] * B
     reward, success, running = np.zeros(B), np.zeros(B, bool), np.ones(B, bool)
     invalid = np.zeros(B, int)
     for t in range(game.max_steps):
@@ -114,13 +117,13 @@ def play(
             boards[i] += [game.board(outcome.state)] if game.board else []
             reward[i] += outcome.reward
             invalid[i] += not outcome.valid
-            success[i], running[i] = outcome.success, not outcome.done
+            success[i], running[i], errors[i] = outcome.success, not outcome.done, outcome.error
         if not repeated:
             report(t, move, int(running.sum()))
     return [
         Episode(
             tuple(tasks[i]), histories[i], bool(success[i]), float(reward[i]), len(thinking[i]), int(optimal[i]),
-            tuple(thinking[i]), tuple(boards[i]), int(invalid[i]),
+            tuple(thinking[i]), tuple(boards[i]), int(invalid[i]), errors[i],
         )
         for i in range(B)
     ]  # fmt: skip

@@ -108,7 +108,7 @@ def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
 
 
 def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> list[Task]:
-    """`number` tasks of each kind, kinds in turn, so that any part of the list has all of them.
+    """`number` tasks of each kind, or all that it has, kinds in turn, so that any part of the list has all of them.
 
     Raises:
       ValueError: a kind that the game does not have.
@@ -116,7 +116,8 @@ def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> li
     for kind in kinds:
         if kind not in game.kinds:
             raise ValueError(f"{game.name} has no tasks {kind!r}; choose some of {', '.join(game.kinds)}")
-    return [(kind, seed * 10_000 + i) for i in range(number) for kind in kinds]
+    has = lambda kind, i: i < game.limits.get(kind, number)
+    return [(kind, seed * 10_000 + i) for i in range(number) for kind in kinds if has(kind, i)]
 
 
 def run_method(
@@ -187,12 +188,13 @@ def run_method(
         earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
         episodes += play(game, decide, chunk, earlier, report)
     total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
+    broken = Counter("game/broke off" for episode in episodes if episode.error)
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {
         "method": name,
         "score": game.score,
         "seconds": sum(row["seconds"] for row in done),
-        "problems": total("problems"),
+        "problems": {**total("problems"), **broken},
         "calls": total("calls"),
         "tokens": {
             "read": sum(row["prompt_tokens"] for row in spent),
@@ -232,6 +234,7 @@ def as_json(episode: Episode) -> dict[str, Any]:
         "optimal": episode.optimal,
         "thinking": list(episode.thinking),
         "boards": list(episode.boards),
+        "error": episode.error,
     }
 
 

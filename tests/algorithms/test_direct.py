@@ -45,6 +45,7 @@ def decide(name, reply, note="", examples=-1):
         ("naive", "move west", "move west", {}),
         ("naive", "Do it", "do", {}),
         ("naive", "I think", "I think", {"policy/no action": 2}),
+        ("naive", "w" * 99, "w" * 60, {"policy/no action": 2}),
         ("naive", "", "nothing", {"policy/empty": 2}),
         ("robust_naive", "<action>Move West</action>", "move west", {}),
         ("robust_naive", "I do: <action> do </action>.", "do", {}),

@@ -25,6 +25,15 @@ def test_a_game_imports_neither_textures_nor_a_window_and_nothing_before_it_is_m
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_without_the_engine_the_package_to_install_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("envs.crafter")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "craftax", None)
+    for make in (envs.make, envs.make_host):
+        with pytest.raises(ValueError, match=r"crafter needs the package craftax: pip install 'nlrl_jax\[crafter\]'"):
+            make("crafter")
+
+
 def test_actions_are_the_engines():
     theirs = [one.name for one in sorted(engine.Action, key=lambda one: one.value)]
     names = dict(LEFT="move west", RIGHT="move east", UP="move north", DOWN="move south")

@@ -14,6 +14,7 @@ from nlrl_jax.roles.dialogues import Dialogue, History, read_action
 from nlrl_jax.types import LanguageModel
 
 FORM = 'Write the next action in tags and nothing else behind "Action:", as in <action>ACTION</action>.'
+SHOWN = 60  # characters of a reply that is no action
 _TAGS = re.compile(r"<action>(.*?)</action>", re.IGNORECASE)
 
 
@@ -42,7 +43,7 @@ def decide(
         if tagged and not found:
             action, problem = "", "no tags"
         caller.count(POLICY, problem)
-        picked.append(action or ("" if tagged else text) or "nothing")
+        picked.append(action or ("" if tagged else text[:SHOWN]) or "nothing")
     thinking = [{"candidates": [action]} for action in picked]
     notes = [history.last_note for history in thought]
     return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)

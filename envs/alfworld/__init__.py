@@ -1,0 +1,1 @@
+"""ALFWorld: tasks in a household, played by text in the TextWorld engine (LAC, "ALFWorld")."""

@@ -1,0 +1,120 @@
+"""ALFWorld as a game of the host: six kinds of tasks in the TextWorld engine, for LAC and other planners."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from envs.alfworld import data as files
+from envs.alfworld import games
+from envs.alfworld.belief import plain
+from envs.alfworld.resident import Resident
+from envs.alfworld.transcripts import EXPERT, walk
+from envs.alfworld.workers import Request, Workers
+from envs.alfworld.world import NOTHING, World, plan
+from nlrl_jax.roles.dialogues import History
+from nlrl_jax.types import HostGame, Outcome, Start
+
+RULES = (
+    "You are in a room of a household and can see the names of all places where things lie. What lies in or on a place "
+    "is seen when you have gone to it and, if it is closed, opened it. You can carry one thing.\n"
+    "Actions, with the names that you have read: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
+    "THING in/on PLACE, clean THING with PLACE (at a sinkbasin), heat THING with PLACE (at a microwave), cool THING "
+    "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. An action that is not possible "
+    'leads to "Nothing happens."'
+)
+_EXAMPLES = 1 << 50  # seeds of examples, which no corpus has
+
+
+class State(NamedTuple):
+    """A game and what has been done in it: an engine repeats that where it has to, so a state can be gone back to.
+
+    goal: in words. problem: PDDL. commands: those so far. game: one of our own games; None for a file.
+    """
+
+    goal: str
+    problem: str
+    commands: tuple[str, ...] = ()
+    game: games.Game | None = None
+
+
+def examples(label: str, number: int) -> list[History]:
+    """Successful episodes of a walker without mistakes, the kinds of tasks in turn, with notes of this kind."""
+    kind = "" if label == "Value" else label
+    tasks = [games.KINDS[i % len(games.KINDS)] for i in range(number)]
+    return [walk(task, _EXAMPLES + i, EXPERT, kind, 40).history for i, task in enumerate(tasks)]
+
+
+def optimal(state: State) -> int:
+    """Minimum number of commands to the goal for somebody who knows where everything is; -1 for a file's game."""
+    if state.game is None:
+        return -1
+    world = World(state.game)
+    for command in state.commands:
+        world.step(command)
+    return len(plan(world))
+
+
+def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame:
+    """ALFWorld (LAC, appendix C.1.1): the kinds of tasks are Table 14's, the horizon is the paper's.
+
+    Games are played by processes that last; see `workers.Workers`. A game whose engine is lost twice ends as an error.
+
+    Args:
+      data: a folder with ALFWorld's own games; empty: games of our own in the rooms that ALFRED holds back.
+      workers: processes; 0 is one per core, at most 8.
+
+    Raises:
+      ValueError: the engine is not installed; a folder without games.
+    """
+    missing = [name for name in ("alfworld", "textworld", "fast_downward") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"ALFWorld's engine is not installed ({', '.join(missing)}); {games.PACKAGES}")
+    found = files.game_files(data) if data else {}
+    kinds = tuple(kind for kind in games.KINDS if not data or found[kind])
+    pool = Workers(games.package() / "data", workers)
+
+    def state_of(kind: str, seed: int) -> State:
+        if kind not in kinds:
+            raise ValueError(f"alfworld has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
+        if data:
+            return State(*files.load(found[kind][seed % len(found[kind])]))
+        game = games.make(kind, seed)
+        return State(game.goal, games.problem(game), game=game)
+
+    def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
+        states = [state_of(kind, seed) for kind, seed in tasks]
+        answers = pool.ask([Request(state.problem, (), None) for state in states])
+        for (kind, seed), answer in zip(tasks, answers, strict=True):
+            if answer.error:
+                name = found[kind][seed % len(found[kind])] if data else f"the game {kind!r} {seed}"
+                raise ValueError(f"{name} does not load: {answer.error}")
+        return [Start(state, state.goal, answer.observation) for state, answer in zip(states, answers, strict=True)]
+
+    def step(states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
+        commands = [plain(action) for action in actions]
+        asked = [Request(state.problem, state.commands, command) for state, command in zip(states, commands)]
+        outcomes = []
+        for state, command, answer in zip(states, commands, pool.ask(asked), strict=True):
+            after = state._replace(commands=(*state.commands, command))
+            if answer.error:
+                outcomes.append(Outcome(state, "The game has broken off.", done=True, error=answer.error))
+            else:
+                won, valid = answer.won, answer.observation != NOTHING
+                outcomes.append(Outcome(after, answer.observation, float(won), won, won, valid))
+        return outcomes
+
+    return HostGame(
+        name="alfworld",
+        rules=RULES,
+        actions=(),
+        max_steps=max_steps,
+        kinds=kinds,
+        reset=reset,
+        step=step,
+        optimal=optimal,
+        examples=examples,
+        scripted=Resident,
+        limits={kind: len(paths) for kind, paths in found.items() if paths},
+    )

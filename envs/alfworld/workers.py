@@ -1,0 +1,126 @@
+"""Processes that run the engine, one game's requests always in the same one.
+
+A worker that dies, or does not answer in time, is replaced, and the request is made once more: an engine can repeat an
+episode from its commands. If that fails too the game is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+_PROGRAM = pathlib.Path(__file__).with_name("engine.py")
+_PATIENCE = 120.0  # seconds for one request; the slowest seen took 4
+
+
+class Request(NamedTuple):
+    """problem: PDDL. commands: those so far. action: the next one; None: only the last observation."""
+
+    problem: str
+    commands: tuple[str, ...]
+    action: str | None
+
+
+class Answer(NamedTuple):
+    """observation: in words. won: the goal is reached. error: why there is no answer, else empty."""
+
+    observation: str = ""
+    won: bool = False
+    error: str = ""
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self, data: pathlib.Path, patience: float):
+        self.data, self.patience = data, patience
+        self.process: subprocess.Popen | None = None
+
+    def ask(self, request: Request) -> Answer:
+        for _ in range(2):
+            try:
+                reply = json.loads(self._exchange(json.dumps(request._asdict()).encode() + b"\n"))
+                return Answer(**reply)
+            except (OSError, ValueError, EOFError, TimeoutError) as problem:
+                reason = str(problem)
+                self.stop()
+        return Answer(error=f"its engine was lost twice at the same command ({reason})")
+
+    def _exchange(self, line: bytes) -> bytes:
+        if self.process is None:
+            pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+            command = [sys.executable, str(_PROGRAM), str(self.data)]
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, bufsize=0)
+            os.set_blocking(self.process.stdin.fileno(), False)
+        into, out = self.process.stdin.fileno(), self.process.stdout.fileno()
+        deadline, reply = time.monotonic() + self.patience, b""
+        while not reply.endswith(b"\n"):
+            left = max(0.0, deadline - time.monotonic())
+            readable, writable, _ = select.select([out], [into] if line else [], [], left)
+            if not readable and not writable:
+                raise TimeoutError(f"no answer within {self.patience:.0f} seconds")
+            if writable:
+                line = line[os.write(into, line) :]
+            if readable:
+                part = os.read(out, 1 << 16)
+                if not part:
+                    raise EOFError("the process ended")
+                reply += part
+        return reply
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdin.close()
+            self.process.stdout.close()
+            self.process = None
+
+
+class Workers:
+    """A pool; its processes start at the first request and end with it, or with this process.
+
+    Args:
+      data: the folder with ALFWorld's domain and grammar.
+      number: of processes; 0 is one per core, at most 8.
+      patience: seconds that a request may take.
+    """
+
+    def __init__(self, data: pathlib.Path, number: int = 0, patience: float = _PATIENCE):
+        self.workers = [_Worker(data, patience) for _ in range(number or min(8, os.cpu_count() or 1))]
+        self.homes: dict[str, int] = {}  # problem -> its worker
+        weakref.finalize(self, _stop_all, self.workers)
+
+    def ask(self, requests: Sequence[Request]) -> list[Answer]:
+        """An answer to each request, those of different workers at the same time."""
+        queues: list[list[int]] = [[] for _ in self.workers]
+        for i, request in enumerate(requests):
+            home = self.homes.setdefault(request.problem, len(self.homes) % len(self.workers))
+            queues[home].append(i)
+        answers: dict[int, Answer] = {}
+
+        def serve(worker: _Worker, queue: Sequence[int]) -> None:
+            answers.update({i: worker.ask(requests[i]) for i in queue})
+
+        with ThreadPoolExecutor(len(self.workers)) as threads:
+            list(threads.map(serve, self.workers, queues))
+        return [answers[i] for i in range(len(requests))]
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of those that run."""
+        return [worker.process.pid for worker in self.workers if worker.process is not None]
+
+
+def _stop_all(workers: Sequence[Any]) -> None:
+    for worker in workers:
+        worker.stop()

@@ -1,0 +1,218 @@
+"""ALFWorld in the TextWorld engine: text, worker processes that die, a person's own folder."""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+
+import pytest
+
+if any(importlib.util.find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")):
+    pytest.skip("needs ALFWorld's engine (`make install` puts it there)", allow_module_level=True)
+
+import envs
+from envs.alfworld import data, games, workers
+from envs.alfworld.belief import Belief
+from envs.alfworld.engine import Engine, names_of
+from envs.alfworld.transcripts import EXPERT, Walker, choose
+from envs.alfworld.workers import Request, Workers
+from envs.alfworld.world import World, plan
+from nlrl_jax.rollouts.host_games import Move, play
+from nlrl_jax.run.planning import as_json, tasks_of
+
+DATA = games.package() / "data"
+
+
+def small_seed(kind):
+    """Of a game in a small room, where the engine is fast."""
+    return min(range(40), key=lambda seed: len(games.make(kind, seed).receptacles))
+
+
+@pytest.fixture(scope="module")
+def small():
+    return games.make("clean", small_seed("clean"))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return Workers(DATA, 1)
+
+
+FAST = ("clean", "cool", "examine")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k in FAST else pytest.mark.slow) for k in games.KINDS])
+def test_the_engine_tells_what_our_rules_tell(kind):
+    """Words, ends and what is possible; also that our plan wins in the engine."""
+    rng = random.Random(kind)
+    game = games.make(kind, small_seed(kind))
+    engine, world = Engine(games.problem(game), DATA), World(game)
+    assert engine.reset() == (world.intro(), False)
+    belief = Belief(game.goal, world.intro())
+    for _ in range(12):
+        draw = rng.random()
+        command = rng.choice(engine.admissible()) if draw < 0.5 else choose(belief, Walker(0.5, 0.5, 0.5), "", rng)
+        told = world.step(command)
+        assert engine.step(command) == (told, world.won()), command
+        belief.update(command, told)
+    for command in plan(world):
+        told = world.step(command)
+        assert engine.step(command) == (told, world.won()), command
+    assert world.won()
+
+
+def test_the_engines_planner_finds_nothing_shorter(small):
+    for game in (small, games.make("examine", small_seed("examine"))):
+        engine = Engine(games.problem(game), DATA)
+        engine.reset()
+        costs = lambda commands: sum(5 if line.split()[0] in ("clean", "use") else 1 for line in commands)
+        assert costs(engine.plan()) == costs(plan(World(game)))
+
+
+def test_what_heat_and_water_do_to_things_is_told_alike():
+    game = games.make("heat", small_seed("heat"))
+    engine, world = Engine(games.problem(game), DATA), World(game)
+    engine.reset()
+    commands = plan(world)
+    thing = commands[-1].split(" in/on ")[0].removeprefix("put ")
+    machine = lambda kind: next(name for name, sort in game.receptacles.items() if sort == kind)
+    took = next(i for i, command in enumerate(commands) if command.startswith("take")) + 1
+    looks = [f"examine {thing}", "inventory", "look"]
+    fridge = machine("Fridge")
+    rest = [*looks, f"go to {fridge}", f"cool {thing} with {fridge}", *looks]
+    rest += [f"go to {fridge}", f"open {fridge}", f"close {fridge}", f"examine {fridge}"]
+    rest += [f"go to {(sink := machine('SinkBasin'))}", f"clean {thing} with {sink}", *looks]
+    rest += [f"go to {(oven := machine('Microwave'))}", f"heat {thing} with {oven}", *looks]
+    for command in (*commands[:took], *rest):
+        assert engine.step(command) == (world.step(command), world.won()), command
+
+
+def test_ids_of_alfworlds_own_files_get_the_papers_names():
+    ids = ["cabinet_bar__minus_01", "cabinet_bar__plus_00", "sink_bar__plus_01_bar_sinkbasin", "agent1", "loc_bar_3"]
+    names = names_of(ids)
+    assert names["cabinet_bar__minus_01"] == "cabinet 2" and names["cabinet_bar__plus_00"] == "cabinet 1"
+    assert names["sink_bar__plus_01_bar_sinkbasin"] == "sinkbasin 1" and names["agent1"] == "agent1"
+
+
+def test_a_worker_that_is_killed_or_hangs_is_replaced_and_its_episode_goes_on(small):
+    pool, problem = Workers(DATA, 1, patience=30), games.problem(small)
+    commands = plan(World(small))
+    world = World(small)
+    assert pool.ask([Request(problem, (), None)])[0].observation == world.intro()
+    (process,) = pool.processes
+    os.kill(process, signal.SIGKILL)
+    told = pool.ask([Request(problem, (), commands[0])])[0]
+    assert (told.observation, told.error) == (world.step(commands[0]), "") and pool.processes != [process]
+    pool.workers[0].patience = 0.5
+    os.kill(pool.processes[0], signal.SIGSTOP)
+    pool.workers[0].ask(Request(problem, tuple(commands[:1]), commands[1]))  # hangs, and then takes too long to start
+    assert pool.processes == []
+    pool.workers[0].patience = 30
+    told = pool.ask([Request(problem, tuple(commands[:1]), commands[1])])[0]
+    assert told.observation == world.step(commands[1])
+
+
+def test_going_back_to_an_earlier_state(pool, small):
+    problem, commands = games.problem(small), plan(World(small))
+    for n in (0, 1, 3, 2):
+        world = World(small)
+        expected = [world.step(command) for command in commands[: n + 1]][-1]
+        assert pool.ask([Request(problem, tuple(commands[:n]), commands[n])])[0].observation == expected
+
+
+def test_what_the_engine_prints_is_not_taken_for_an_answer(monkeypatch, small):
+    monkeypatch.setenv("TW_PDDL_DEBUG", "1")  # it then prints while it translates
+    assert Workers(DATA, 1).ask([Request(games.problem(small), (), None)])[0].observation == World(small).intro()
+
+
+def test_an_engine_that_is_lost_twice_ends_its_episode_and_no_other(monkeypatch, tmp_path):
+    game = envs.make_host("alfworld", max_steps=6, workers=2)
+    tasks = [("put", small_seed("put")), ("examine", small_seed("examine"))]
+    program = tmp_path / "engine.py"
+    program.write_text("import sys; sys.exit(1)")
+
+    def decide(histories, step):
+        if step == 1:  # from now on the second worker, once killed, cannot start again
+            monkeypatch.setattr(workers, "_PROGRAM", program)
+            os.kill(pool.workers[1].process.pid, signal.SIGKILL)
+        n = len(histories)
+        return Move(["look"] * n, [""] * n, [[]] * n, [{}] * n)
+
+    (pool,) = [cell.cell_contents for cell in game.step.__closure__ if isinstance(cell.cell_contents, Workers)]
+    first, second = play(game, decide, tasks)
+    assert (first.error, first.success, first.steps) == ("", False, 6)
+    assert "lost twice" in second.error and not second.success and second.steps == 2
+    assert as_json(second)["error"] == second.error
+
+
+def test_an_expert_wins():
+    game = envs.make_host("alfworld")
+    assert game.kinds == games.KINDS and game.max_steps == 40 and game.actions == ()
+    tasks = [(kind, small_seed(kind)) for kind in ("put", "heat", "put two")]
+
+    def decide(histories, step):
+        n, rng = len(histories), random.Random(0)
+        actions = [choose(Belief.of(history), EXPERT, "", rng) for history in histories]
+        return Move([f" {action.capitalize()}." for action in actions], [""] * n, [[]] * n, [{}] * n)
+
+    episodes = play(game, decide, tasks)
+    assert all(one.success and one.reward == 1 and one.steps >= one.optimal > 2 for one in episodes)
+    with pytest.raises(ValueError, match="alfworld has no tasks 'juggle'"):
+        game.reset([("juggle", 0)])
+
+
+def own_folder(root, problem, goal="put a pen in drawer"):
+    """A folder in the layout of ALFWorld's download."""
+    split = root / "json_2.1.1" / "valid_unseen"
+    for i, name in enumerate(
+        ("pick_and_place_simple-Pen-None-Drawer-301", "pick_two_obj_and_place-Cup-None-Shelf-302")
+    ):
+        for trial in range(2 - i):
+            folder = split / name / f"trial_T{trial}"
+            folder.mkdir(parents=True)
+            grammar = f'"task": [{{"rhs": "Your task is to: {goal}."}}] {{__import__("os").abort()}}'
+            content = {"pddl_domain": "", "grammar": grammar, "pddl_problem": problem, "solvable": True}
+            (folder / "game.tw-pddl").write_text(json.dumps(content))
+    return split
+
+
+def test_a_persons_own_folder(tmp_path):
+    made = games.make("put", 1)
+    split = own_folder(tmp_path, games.problem(made), made.goal)
+    unsolvable = split / "look_at_obj_in_light-Pen-None-DeskLamp-301" / "trial_T0"
+    unsolvable.mkdir(parents=True)
+    (unsolvable / "game.tw-pddl").write_text(json.dumps({"solvable": False}))
+    for folder in (tmp_path, tmp_path / "json_2.1.1", split):
+        found = data.game_files(str(folder))
+        assert {kind: len(files) for kind, files in found.items() if files} == {"put": 2, "put two": 1}
+    game = envs.make_host("alfworld", data=str(tmp_path), workers=1)
+    assert game.kinds == ("put", "put two") and tasks_of(game, game.kinds, 5, 0) == [
+        ("put", 0), ("put two", 0), ("put", 1)
+    ]  # fmt: skip
+    (start,) = game.reset([("put", 0)])
+    assert start.goal == made.goal and start.observation == World(made).intro() and game.optimal(start.state) == -1
+    state, world = start.state, World(made)
+    for command in plan(World(made)):
+        (outcome,) = game.step([state], [command])
+        assert outcome.observation == world.step(command)
+        state = outcome.state
+    assert outcome.success and outcome.done and outcome.reward == 1
+
+
+def test_folders_and_files_that_are_not_what_they_say(tmp_path):
+    with pytest.raises(ValueError, match="which is no folder"):
+        envs.make_host("alfworld", data=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="there is no game in it"):
+        envs.make_host("alfworld", data=str(tmp_path))
+    split = own_folder(tmp_path, "(define (problem broken)")
+    game = envs.make_host("alfworld", data=str(tmp_path), workers=1)
+    with pytest.raises(ValueError, match="trial_T0/game.tw-pddl does not load: "):
+        game.reset([("put", 0)])
+    path = next(split.glob("*/trial_T0/game.tw-pddl"))
+    path.write_text(json.dumps({"grammar": "Your task is to: jump.\n"}))
+    with pytest.raises(ValueError, match="has no pddl_problem"):
+        data.load(path)
+    path.write_text("not json")
+    with pytest.raises(ValueError, match="cannot be read as JSON"):
+        data.game_files(str(tmp_path))
