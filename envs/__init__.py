@@ -135,9 +135,10 @@ def _imported(name: str, module: str):
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("", "envs", "nlrl_jax"):
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "envs", "nlrl_jax"):
             raise
-        raise ValueError(f"{name} needs the package {error.name}: pip install 'nlrl_jax[{name}]'") from None
+        raise ValueError(f"{name} needs the package {package}: pip install 'nlrl_jax[{name}]'") from None
 
 
 _DEMONSTRATED = {
