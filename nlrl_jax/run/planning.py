@@ -47,6 +47,9 @@ class PromptConfig:
         least=-1,
         most=8,
     )
+    history: int = option(
+        0, "maximum steps that a prompt shows; 0: the game's own (16 in Crafter, no limit elsewhere)", least=0
+    )
     context_tokens: int = option(0, "maximum tokens of a prompt with its reply; 0 is the local model's own", least=0)
 
     def __post_init__(self):
@@ -71,12 +74,15 @@ def dialogue_of(
       room: tokens of its context, 0 if nobody knows.
     """
     form, number = config.form(model)
+    if method.shots is not None:
+        number = max(number, 1) if method.shots else 0
     shown = number and form == "paper" and game.examples
     examples = tuple(game.examples(method.label, number)) if shown else ()
     if tokenizer and room:  # the chat template takes its share
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
-    return method.dialogue(game.rules, form == "compact", examples=examples, count=counter(tokenizer), room=room)
+    more = {"count": counter(tokenizer), "room": room, "last": config.history or game.history}
+    return method.dialogue(game.rules, form == "compact", examples=examples, **more)
 
 
 def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:

@@ -9,7 +9,7 @@ from nlrl_jax.algorithms import lac, offline
 from nlrl_jax.algorithms.imagine import PlanningConfig
 from nlrl_jax.algorithms.lac import Decisions, LACConfig
 from nlrl_jax.algorithms.offline import OfflineConfig
-from nlrl_jax.algorithms.planners import icpi, lats, rafa, rap, react
+from nlrl_jax.algorithms.planners import direct, icpi, lats, rafa, rap, react
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.config import replace
 from nlrl_jax.roles.dialogues import Dialogue, History
@@ -27,6 +27,8 @@ class Method:
       thinks: whether actions may be thoughts.
       scores: whether it needs log-probabilities.
       returns: whether a return of 1 stands before each observation, as a decision transformer has learned it.
+      tagged: whether actions must stand in tags.
+      shots: whether it reads examples first; None: as many as the run says.
       decide: (model, dialogue, histories, actions, config, seed) -> decisions; None where there is a plan.
       plan: (model, dialogue, game, tasks, planning, config of LATS, seed) -> all actions of the episodes, by search
         before the first; None where each step is decided by itself.
@@ -39,6 +41,8 @@ class Method:
     thinks: bool = False
     scores: bool = True
     returns: bool = False
+    tagged: bool = False
+    shots: bool | None = None
     plan: (
         Callable[[LanguageModel, Dialogue, HostGame, Sequence[tuple[str, int]], PlanningConfig, LATSConfig, int], Plans]
         | None
@@ -46,6 +50,7 @@ class Method:
 
     def dialogue(self, rules: str, compact: bool, **more) -> Dialogue:
         """The dialogue about a game that this method holds. Arguments: see `Dialogue.of`."""
+        rules = f"{rules}\n{direct.FORM}" if self.tagged else rules
         made = Dialogue.of(rules, self.label, compact, self.thinks, **more)
         made = made if self.notes else dataclasses.replace(made, label="")
         return offline.acting(OfflineConfig("decision_transformer"), made) if self.returns else made
@@ -55,6 +60,13 @@ def _planner(module):
     return lambda model, dialogue, histories, actions, config, seed: module.decide(
         model, dialogue, histories, actions, config.planning, seed
     )
+
+
+def _direct(title, label="", tagged=False, shots=False):
+    def decide(model, dialogue, histories, actions, config, seed):
+        return direct.decide(model, dialogue, histories, actions, config.planning, seed, tagged)
+
+    return Method(title, label, decide, scores=False, tagged=tagged, shots=shots)
 
 
 def _variant(changes):
@@ -87,6 +99,11 @@ METHODS: dict[str, Method] = {
     "rap": Method("RAP", "", _planner(rap)),
     "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),
     "rafa": Method("RAFA", "Value", _planner(rafa), notes=False, scores=False),
+    "naive": _direct("naive"),
+    "robust_naive": _direct("robust naive", tagged=True),
+    "cot": _direct("chain of thought", "Thought"),
+    "robust_cot": _direct("robust chain of thought", "Thought", tagged=True),
+    "few_shot": _direct("few-shot", shots=True),
     "lats": Method("LATS", "Value", None, notes=False, scores=False, plan=lats.plan),
     "lats_imagined": Method("LATS, imagined", "Value", None, notes=False, scores=False, plan=lats.plan_imagined),
 }

@@ -1,0 +1,110 @@
+"""Craftax-Classic's rules, which run on the device: worlds, steps, and what the player sees.
+
+Only the engine's rules are imported, no textures and no window. Craftax-Classic differs from the Python package
+`crafter` (1.8.3), which BALROG plays:
+
+  furnace           1 stone, where crafter takes 4
+  iron tools        1 wood, 1 stone, 1 coal and 1 iron; crafter asks for no stone
+  swords            two of one kind hit twice as hard; in crafter as one
+  placing           a table or a furnace also on lava; crafter takes lava for stones alone
+  plants            ripe after 600 steps (crafter: 300), and nothing eats them
+  waking            a zombie's blow wakes a sleeper and unlocks "wake up", an arrow wakes without; hunger does not.
+                    In crafter any lost health wakes, and only full energy unlocks
+  creatures         at most 3 zombies, 3 cows and 2 skeletons, none at the beginning: they come within 13 steps of the
+                    player and vanish beyond. Crafter fills its chunks of 12x12 cells when it makes the world
+  worlds            from another noise, so a seed gives another world; at least one diamond
+
+Equal are the 17 actions, the 22 achievements, what is collected with which tool, tables and tools of wood and stone,
+damage by swords, and the rates at which food, drink, energy and health change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from craftax.craftax_classic.constants import Achievement, Action, BlockType
+from craftax.craftax_classic.envs.craftax_state import EnvParams, StaticEnvParams
+from craftax.craftax_classic.game_logic import craftax_step
+from craftax.craftax_classic.world_gen import generate_world
+
+World = Any  # the engine's state: a pytree of arrays
+
+ROWS, COLUMNS = 7, 9  # what is seen, the player in the middle
+HERE = ROWS * COLUMNS // 2
+VITALS = ("health", "food", "drink", "energy")
+ITEMS = (
+    "sapling", "wood", "stone", "coal", "iron", "diamond",
+    "wood_pickaxe", "stone_pickaxe", "iron_pickaxe", "wood_sword", "stone_sword", "iron_sword",
+)  # fmt: skip
+ACHIEVEMENTS = tuple(one.name.lower() for one in sorted(Achievement, key=lambda one: one.value))
+NUM_ACTIONS = len(Action)
+LEFT, RIGHT, UP, DOWN = (Action[name].value for name in ("LEFT", "RIGHT", "UP", "DOWN"))
+MOST = 9  # of a vital or an item
+
+# What a cell shows: a kind of ground, or a creature on it.
+CREATURES = ("zombies", "cows", "skeletons", "arrows")
+BLOCKS = tuple(one.name.lower() for one in sorted(BlockType, key=lambda one: one.value))
+CELLS = (*BLOCKS, *CREATURES)
+_OUTSIDE = BLOCKS.index("out_of_bounds")
+_OFFSETS = np.array([[0, 0], [0, -1], [0, 1], [-1, 0], [1, 0]], np.int32)  # (row, column) by direction
+_PARAMS, _STATIC = EnvParams(), StaticEnvParams()
+
+
+def reset(key: jax.Array) -> World:
+    """A new world; the player stands in the middle of 64x64 cells and looks north."""
+    return _plain(generate_world(key, _PARAMS, _STATIC))
+
+
+def step(key: jax.Array, world: World, action: jax.Array) -> World:
+    """The world after an action, int32 [] in 0..16, in the engine's order."""
+    after, _ = craftax_step(key, world, jnp.asarray(action, jnp.int32), _PARAMS, _STATIC)
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), _plain(after), world)
+
+
+def _plain(world: World) -> World:
+    """Arrays with types of their own, as loops ask for; without the engine's unused key."""
+    world = jax.tree.map(jnp.asarray, world.replace(state_rng=None))
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), world)
+
+
+def dead(world: World) -> jax.Array:
+    """bool []: no health left; lava takes it all."""
+    return world.player_health <= 0
+
+
+def unlocked(world: World) -> jax.Array:
+    """Number of achievements so far: int32 []."""
+    return world.achievements.sum(dtype=jnp.int32)
+
+
+def view(world: World) -> jax.Array:
+    """The cells around the player, north above: int32 [63], row by row, indices into `CELLS`."""
+    margin = np.array([ROWS // 2, COLUMNS // 2])
+    padded = jnp.pad(world.map, [(m, m) for m in margin], constant_values=_OUTSIDE)
+    cells = jax.lax.dynamic_slice(padded, world.player_position, (ROWS, COLUMNS)).astype(jnp.int32)
+    rows, columns = np.arange(ROWS)[:, None], np.arange(COLUMNS)
+    for number, kind in reversed(list(enumerate(CREATURES))):  # arrows lie below creatures
+        mobs = getattr(world, kind)
+        row, column = (mobs.position - world.player_position + margin).T[:, :, None, None]
+        at = ((rows == row) & (columns == column) & mobs.mask[:, None, None]).any(0)
+        cells = jnp.where(at, len(BLOCKS) + number, cells)
+    return cells.reshape(-1)
+
+
+def faced(world: World) -> jax.Array:
+    """Where in the view the cell is that the player looks at: int32 []."""
+    row, column = jnp.asarray(_OFFSETS)[world.player_direction]
+    return HERE + row * COLUMNS + column
+
+
+def vitals(world: World) -> jax.Array:
+    """int32 [4], in the order of `VITALS`."""
+    return jnp.stack([getattr(world, f"player_{name}") for name in VITALS]).astype(jnp.int32)
+
+
+def items(world: World) -> jax.Array:
+    """How many of each of `ITEMS` the player has: int32 [12]."""
+    return jnp.stack([getattr(world.inventory, name) for name in ITEMS]).astype(jnp.int32)

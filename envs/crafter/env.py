@@ -1,0 +1,138 @@
+"""Crafter as a gymnax environment and as a text game."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from envs import grid_text
+from envs.crafter import engine, text
+from nlrl_jax.types import TextGame
+
+OBSERVATION_SIZE = engine.ROWS * engine.COLUMNS * len(engine.CELLS) + len(engine.VITALS) + len(engine.ITEMS) + 6
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    """time: int32 []. world: the engine's state."""
+
+    world: engine.World
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    """max_steps_in_episode: steps until truncation."""
+
+    max_steps_in_episode: int = 10_000
+
+
+class Crafter(environment.Environment[EnvState, EnvParams]):
+    """gymnax environment. Actions are `ACTIONS`; a reward of 1 / 22 for each achievement when it is unlocked first.
+
+    The sum of an episode's rewards is BALROG's score, the share of the 22 achievements. (Crafter's own reward is 1 for
+    each, and 0.1 for each point of health won or lost.) The episode ends with the player's death.
+
+    Observations are float32 [1345]: the 63 cells of the view one-hot over `engine.CELLS`, vitals and items / 9, the
+    direction one-hot, light, and whether the player is asleep.
+    """
+
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams()
+
+    @property
+    def num_actions(self) -> int:
+        return len(ACTIONS)
+
+    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+        """A random world."""
+        state = EnvState(time=jnp.int32(0), world=engine.reset(key))
+        return self.observe(state), state
+
+    def step_env(self, key, state, action, params):
+        """(obs, state, reward, terminated, info); info["achievements"] is bool [22], those unlocked so far."""
+        after = engine.step(key, state.world, action)
+        reward = (engine.unlocked(after) - engine.unlocked(state.world)) / len(engine.ACHIEVEMENTS)
+        state = EnvState(time=state.time + 1, world=after)
+        info = {"achievements": after.achievements}
+        return self.observe(state), state, reward.astype(jnp.float32), engine.dead(after), info
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """The player is dead."""
+        return engine.dead(state.world)
+
+    def observe(self, state: EnvState) -> jax.Array:
+        """float32 [1345]; see the class."""
+        world = state.world
+        cells = jax.nn.one_hot(engine.view(world), len(engine.CELLS)).reshape(-1)
+        numbers = jnp.concatenate([engine.vitals(world), engine.items(world)]) / engine.MOST
+        direction = jax.nn.one_hot(world.player_direction - 1, 4)
+        rest = jnp.stack([world.light_level, world.is_sleeping])
+        return jnp.concatenate([cells, numbers, direction, rest]).astype(jnp.float32)
+
+    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
+        return spaces.Discrete(len(ACTIONS))
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        return spaces.Box(0, 1, (OBSERVATION_SIZE,), jnp.float32)
+
+
+ACTIONS = (
+    "noop", "move west", "move east", "move north", "move south", "do", "sleep",
+    "place stone", "place table", "place furnace", "place plant",
+    "make wood pickaxe", "make stone pickaxe", "make iron pickaxe",
+    "make wood sword", "make stone sword", "make iron sword",
+)  # fmt: skip
+GOAL = "survive and unlock as many of the 22 achievements as you can"
+RULES = """You live in a world of 64x64 cells with grass, trees, lakes, mountains and caves, and see 9x7 cells of it.
+Achievements: collect wood, a sapling, drink, stone, coal, iron, a diamond; place a table, a plant, a stone, \
+a furnace; make a pickaxe and a sword of wood, of stone, of iron; eat a cow, a ripe plant; defeat a zombie, \
+a skeleton; wake up.
+Rules:
+- A move turns you and takes you one step, if the way is free: grass, sand and paths are. Lava kills you.
+- "do" works on what you face: it fells trees, drinks water, hits creatures until they die (a dead cow is eaten), \
+eats ripe plants, mines with the right pickaxe, and sometimes finds a sapling in grass.
+- Stone and coal need a wood pickaxe, iron a stone pickaxe, diamonds an iron pickaxe.
+- You place things on the free cell that you face: a table for 2 wood, a furnace for 1 stone, a stone (also on water \
+and lava), a sapling (on grass; it is ripe after 600 steps).
+- Next to a table you make pickaxes and swords: of wood with 1 wood; of stone with 1 wood and 1 stone; of iron with \
+1 wood, 1 stone, 1 coal and 1 iron, and only if a furnace is next to you as well.
+- Food, drink and energy sink; at 0 they cost you health. Sleep restores energy and lasts until it is full or \
+something hurts you. Zombies come over grass, most at night; skeletons shoot in caves.
+Available actions: """ + ", ".join(ACTIONS)
+_REPLY = '. Reply with between 1 and 3 actions, separated by " || ".'
+
+
+def success(state: EnvState) -> jax.Array:
+    """bool []: all achievements are unlocked."""
+    return state.world.achievements.all()
+
+
+def text_game(prompt: str = "paper", max_steps: int = 10_000) -> TextGame:
+    """Crafter as a text game (LAC, appendix A.12).
+
+    The compact prompt, for very small models, is the view as letters and the status.
+
+    Args:
+      prompt: "paper" or "compact".
+      max_steps: steps until truncation.
+
+    Raises:
+      ValueError: an unknown prompt.
+    """
+    grid_text.check_prompt(prompt)
+    paper = prompt == "paper"
+    return TextGame(
+        name="crafter",
+        env=Crafter(),
+        params=EnvParams(max_steps_in_episode=max_steps),
+        rules=RULES + _REPLY if paper else "Unlock achievements.",
+        actions=ACTIONS,
+        observation=text.OBSERVATION if paper else text.VIEW + "\n" + text.STATUS,
+        fields=lambda state: text.fields(state.world),
+        board=text.VIEW,
+        success=success,
+        legend=text.LEGEND,
+    )

@@ -1,0 +1,133 @@
+"""Crafter's words: what is near and where, what one faces, how one is, what one carries.
+
+Of each kind of thing the nearest is named, in steps north or south and west or east; of equally near ones the first in
+reading order. Ground to walk on (grass, sand, paths) is named only where one faces it.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.crafter import engine
+from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
+
+_ARTICLES = {
+    "out_of_bounds": "the edge of the world",
+    "tree": "a tree",
+    "path": "a path",
+    "diamond": "a diamond",
+    "crafting_table": "a table",
+    "furnace": "a furnace",
+    "plant": "a young plant",
+    "ripe_plant": "a ripe plant",
+    "zombies": "a zombie",
+    "cows": "a cow",
+    "skeletons": "a skeleton",
+    "arrows": "an arrow",
+}
+NAMES = tuple(_ARTICLES.get(cell, cell) for cell in engine.CELLS)
+_UNNAMED = ("invalid", "out_of_bounds", "grass", "wood", "path", "sand")
+THINGS = tuple(i for i, cell in enumerate(engine.CELLS) if cell not in _UNNAMED)
+THING_NAMES = tuple(NAMES[i] for i in THINGS)
+ITEM_NAMES = tuple(item.replace("_", " ") for item in engine.ITEMS)
+NOTHING_SEEN = "nothing but open ground"
+
+_ROW, _COLUMN = np.divmod(np.arange(engine.ROWS * engine.COLUMNS), engine.COLUMNS)
+_SOUTH, _EAST = _ROW - engine.ROWS // 2, _COLUMN - engine.COLUMNS // 2
+_STEPS = abs(_SOUTH) + abs(_EAST)
+
+
+def _place(south: int, east: int) -> str:
+    steps = lambda n, word: f"{abs(n)} step{'s' * (abs(n) > 1)} {word}"
+    parts = [steps(south, "south" if south > 0 else "north")] * (south != 0)
+    return " and ".join(parts + [steps(east, "east" if east > 0 else "west")] * (east != 0)) or "here"
+
+
+PLACES = tuple(_place(south, east) for south, east in zip(_SOUTH.tolist(), _EAST.tolist()))
+
+
+def fields(world: engine.World) -> dict[str, jax.Array]:
+    """What the texts of a world read, all int32.
+
+    Returns:
+      num_things []; thing, place [15]: the nearest of each kind, nearest first; indices into `THING_NAMES`, `PLACES`.
+      faced []: index into `NAMES`. asleep []: 0 or 1.
+      health, food, drink, energy []. num_items []; amount, item [12], indices into `ITEM_NAMES`.
+      view [63]: indices into `SYMBOLS`, row by row.
+    """
+    view = engine.view(world)
+    near = jnp.where(view == np.array(THINGS)[:, None], _STEPS * 64 + np.arange(len(view)), 2**20).min(1)
+    seen, kinds = near < 2**20, np.arange(len(THINGS))
+    packed = jnp.sort(jnp.where(seen, (near // 64 * len(THINGS) + kinds) * 64 + near % 64, 2**20))
+    amounts = engine.items(world)
+    order = jnp.argsort(amounts == 0, stable=True)
+    result = {
+        "num_things": seen.sum(),
+        "thing": packed // 64 % len(THINGS),
+        "place": packed % 64,
+        "faced": view[engine.faced(world)],
+        "asleep": world.is_sleeping,
+        "num_items": (amounts > 0).sum(),
+        "amount": amounts[order],
+        "item": order,
+        "view": view.at[engine.HERE].set(len(NAMES) + world.player_direction - 1),
+    }
+    result |= dict(zip(engine.VITALS, engine.vitals(world), strict=True))
+    return {name: value.astype(jnp.int32) for name, value in result.items()}
+
+
+def _vitals() -> list[Literal | Choice]:
+    parts: list[Literal | Choice] = []
+    for i, name in enumerate(engine.VITALS):
+        parts += [Literal(f", {name} " if i else f"{name.capitalize()} "), Number(name, 0, engine.MOST)]
+    return parts
+
+
+_CARRIED = Repeat(
+    "num_items",
+    len(ITEM_NAMES),
+    (Number("amount", 1, engine.MOST), Literal(" "), Choice("item", ITEM_NAMES)),
+    empty="nothing",
+)
+STATUS = Template(
+    (Choice("asleep", ("", "You are asleep. ")), *_vitals(), Literal(". You carry "), _CARRIED, Literal("."))
+)
+OBSERVATION = (
+    Template(
+        (
+            Literal("You see "),
+            Repeat(
+                "num_things",
+                len(THINGS),
+                (Choice("thing", THING_NAMES), Literal(" "), Choice("place", PLACES)),
+                empty=NOTHING_SEEN,
+            ),
+            Literal(". You face "),
+            Choice("faced", NAMES),
+            Literal(". "),
+        )
+    )
+    + STATUS
+)
+
+_LETTERS = "? X _ W S T w . C I D t f , L p P Z c K a".split()  # in the order of `engine.CELLS`
+SYMBOLS = (*_LETTERS, "<", ">", "^", "v")
+LEGEND = {
+    symbol: name.split(" ", 1)[-1] if name.startswith(("a ", "an ", "the ")) else name
+    for symbol, name in zip(SYMBOLS, (*NAMES, *4 * ("you",)), strict=True)
+    if name not in ("invalid", "wood")
+}
+
+
+def _grid() -> Template:
+    parts: list[Literal | Choice] = []
+    for cell in range(len(PLACES)):
+        if cell:
+            parts.append(Literal(" " if cell % engine.COLUMNS else "\n"))
+        parts.append(Choice("view", SYMBOLS, cell))
+    return Template(tuple(parts))
+
+
+VIEW = _grid()

@@ -1,0 +1,330 @@
+"""A player by rule that reads Crafter's text and nothing else: what a careful reader of the rules would do.
+
+It looks after food, drink and sleep, defends itself, and works through the tools: wood, table, wooden tools, stone,
+stone tools, coal, iron, furnace, iron tools, diamond. It knows no map: what it does not see it looks for, straight on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nlrl_jax.roles.dialogues import GOOD, VERDICT, History, Step
+from nlrl_jax.types import HostGame
+
+WAYS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
+_BACK = {"north": "south", "south": "north", "west": "east", "east": "west"}
+_TUNNEL = 3  # cells; one goes back by one and closes the tunnel
+FREE = ("grass", "sand", "path")
+_THING = re.compile(r"(?:an? )?([a-z ]+?) ((?:\d+ steps? \w+)(?: and \d+ steps? \w+)?)$")
+_NEEDED = {"stone": "wood pickaxe", "coal": "wood pickaxe", "iron": "stone pickaxe", "diamond": "iron pickaxe"}
+_FIRST_TABLE, _LATER_TABLE = 5, 4  # wood to begin with
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """An observation as numbers.
+
+    things: kind -> (steps south, steps east) of the nearest. faced: kind. numbers: vitals and items by name, 0 for what
+    is not carried.
+    """
+
+    things: dict[str, tuple[int, int]]
+    faced: str
+    numbers: dict[str, int]
+    asleep: bool
+
+    def __getitem__(self, name: str) -> int:
+        return self.numbers.get(name, 0)
+
+    def steps(self, kind: str) -> int:
+        """Steps to the nearest of a kind; 99 if none is seen."""
+        return sum(map(abs, self.things[kind])) if kind in self.things else 99
+
+
+def read(observation: str) -> View:
+    """The observation, by its words; what cannot be read is not there."""
+    seen = re.search(r"You see (.*?)\. You face", observation)
+    faced = re.search(r"You face (?:an? |the )?([a-z ]+)\.", observation)
+    things = {}
+    for part in seen[1].split(", ") if seen else ():
+        if found := _THING.match(part):
+            south = east = 0
+            for steps, way in re.findall(r"(\d+) steps? (\w+)", found[2]):
+                down, right = WAYS.get(way, (0, 0))
+                south, east = south + int(steps) * down, east + int(steps) * right
+            things[found[1]] = south, east
+    numbers = {name.lower(): int(n) for name, n in re.findall(r"(Health|food|drink|energy) (\d+)", observation)}
+    carried = re.search(r"You carry (.*?)\.", observation)
+    numbers |= {name: int(n) for n, name in re.findall(r"(\d+) ([a-z ]+)", carried[1] if carried else "")}
+    return View(things, faced[1] if faced else "", numbers, "You are asleep" in observation)
+
+
+class Walker:
+    """Chooses an action for each observation of one episode.
+
+    Attributes:
+      last, reason: the action it has just chosen, and why. told: why it chose the one before.
+    """
+
+    def __init__(self, seed: int = 0):
+        self.rng = random.Random(seed)
+        self.reason = self.told = ""
+        self.heading = self.rng.choice(list(WAYS))
+        self.detour: list[str] = []
+        self.last = ""
+        self.facing = "north"
+        self.before: View | None = None
+        self.done: set[str] = set()
+        self.tries = 0
+        self.bumps = 0
+        self.depth = -1  # of the tunnel to sleep in; -1: none
+
+    def act(self, observation: str) -> str:
+        """The next action."""
+        view = read(observation)
+        self._look_back(view)
+        self.told = self.reason
+        self.took(self._choose(view))
+        self.before = view
+        return self.last
+
+    def took(self, action: str) -> None:
+        """Takes note of the action that was carried out, its own or another."""
+        self.last = action
+        if action.startswith("move "):
+            self.facing = action.removeprefix("move ")
+
+    def _look_back(self, view: View) -> None:
+        """What the last action did."""
+        bumped = self.last.startswith("move ") and view.faced not in FREE and not self._dig(view)
+        self.bumps = self.bumps + 1 if bumped else 0
+        if self.bumps >= 4 and not self.detour:  # to and fro in a corner
+            self.bumps, self.detour = 0, [self.rng.choice(list(WAYS))] * 3
+        if self.last.startswith("place ") and view[_MATERIAL[self.last]] < self.before[_MATERIAL[self.last]]:
+            self.done.add(self.last)
+
+    def _choose(self, view: View) -> str:
+        if view.asleep:
+            return self._say("noop", "I am asleep")
+        for choice in (self._fight, self._live, self._craft, self._gather):
+            if action := choice(view):
+                return action
+        return self._explore(view)
+
+    def _say(self, action: str, reason: str) -> str:
+        self.reason = reason
+        return action
+
+    def _fight(self, view: View) -> str:
+        for foe in ("zombie", "skeleton"):
+            if view.steps(foe) == 1 or (foe == "skeleton" and view.steps(foe) <= 4 and view["health"] >= 6):
+                return self._to(view, foe, f"I fight the {foe}")
+        return ""
+
+    def _live(self, view: View) -> str:
+        """Food, drink and sleep, before they run out."""
+        thirsty = 5 if view.steps("water") < 99 else 3
+        if view["drink"] <= thirsty or (view["drink"] < 9 and view.steps("water") == 1):
+            if "water" in view.things:
+                return self._to(view, "water", "I am thirsty")
+            if view["drink"] <= 3:
+                return self._explore(view, "I look for water")
+        if "ripe plant" in view.things and view["food"] < 8:
+            return self._to(view, "ripe plant", "the plant is ripe")
+        if view["food"] <= 6 and "cow" in view.things:
+            return self._to(view, "cow", "I am hungry")
+        if view["food"] <= 3:
+            return self._explore(view, "I look for a cow")
+        return self._rest(view)
+
+    def _rest(self, view: View) -> str:
+        """Sleep in a tunnel that is closed behind, where there is stone to dig; else only when there is no choice."""
+        if view["energy"] > 3 and self.depth < 0 or view["energy"] == 9:
+            self.depth = -1
+            return ""
+        tired = "I am tired and dig myself in"
+        if self.depth < 0 and view["wood pickaxe"] and view["stone"] and "stone" in view.things:
+            if view.faced != "stone":
+                return self._to(view, "stone", tired)
+            self.depth = 0
+        if 0 <= self.depth < _TUNNEL:
+            if view.faced in FREE:
+                self.depth += 1
+                return self._say(f"move {self.facing}", tired)
+            if self._dig(view):
+                return self._say("do", tired)
+            self.depth = _TUNNEL + 1
+        if self.depth == _TUNNEL:
+            self.depth += 1
+            return self._say(f"move {_BACK[self.facing]}", tired)
+        if self.depth > _TUNNEL and view.faced in FREE and view["stone"]:
+            return self._say("place stone", tired)
+        if self.depth > _TUNNEL or view["energy"] <= 1:
+            return self._say("sleep", "I am tired")
+        return ""
+
+    def _craft(self, view: View) -> str:
+        near = view.steps("table") == 1 or max(map(abs, view.things.get("table", (9, 9)))) == 1
+        hot = near and max(map(abs, view.things.get("furnace", (9, 9)))) == 1
+        if view["sapling"] and view.faced == "grass":
+            return self._say("place plant", "a sapling belongs into the grass")
+        for tool in ("pickaxe", "sword"):
+            for material, needs in _RECIPES.items():
+                name = f"{material} {tool}"
+                if view[name] or any(view[item] < n for item, n in needs.items()):
+                    continue
+                if hot if material == "iron" else near:
+                    return self._say(f"make {name}", f"I can make a {name}")
+        if view["stone"] and "place stone" not in self.done and view["stone pickaxe"] and view.faced in FREE:
+            return self._say("place stone", "I try to place a stone")
+        wanted = self._wanted(view)
+        if view.faced in FREE and not near and wanted:
+            enough = _FIRST_TABLE if wanted == "wood" else _LATER_TABLE
+            if view["wood"] >= enough and (wanted == "wood" or view["stone"] >= (4 if wanted == "iron" else 2)):
+                return self._say("place table", "I need a table")
+        if near and not hot and wanted == "iron" and view["iron"] and view["coal"] and view["stone"] > 1:
+            if view.faced in FREE:
+                return self._say("place furnace", "I need a furnace")
+            return self._step_aside(view)
+        if "place furnace" not in self.done and view["stone"] >= 6 and near and view.faced in FREE:
+            return self._say("place furnace", "I try a furnace")
+        return ""
+
+    def _wanted(self, view: View) -> str:
+        """The material of the next tool; "" where both iron tools are made."""
+        for material in _RECIPES:
+            if not (view[f"{material} pickaxe"] and view[f"{material} sword"]):
+                return material
+        return ""
+
+    def _gather(self, view: View) -> str:
+        """The next thing to fetch."""
+        wanted = self._wanted(view)
+        if "place plant" not in self.done and not view["sapling"] and view.faced == "grass" and self.tries < 30:
+            self.tries += 1
+            return self._say("do", "there may be a sapling in the grass")
+        order = []
+        if view["iron pickaxe"]:
+            order.append("diamond")
+        if view["stone pickaxe"] and view["iron"] < 2 and wanted:
+            order.append("iron")
+        if view["wood pickaxe"] and view["coal"] < 2:
+            order.append("coal")
+        if view["wood"] < (_FIRST_TABLE if wanted == "wood" else 8):
+            order.append("tree")
+        if view["wood pickaxe"] and view["stone"] < 9:
+            order.append("stone")
+        seen = [kind for kind in order if kind in view.things]
+        if seen:
+            return self._to(view, seen[0], f"I need the {seen[0]}" if seen[0] != "tree" else "I need wood")
+        if "cow" in view.things and view["food"] < 9 and view.steps("cow") <= 3:
+            return self._to(view, "cow", "a cow is near")
+        return ""
+
+    def _explore(self, view: View, reason: str = "I look around for more") -> str:
+        if self.rng.random() < 0.03:
+            self.heading = self.rng.choice(list(WAYS))
+        return self._move(view, self.heading, reason)
+
+    def _to(self, view: View, kind: str, reason: str) -> str:
+        """Towards the nearest of a kind, and "do" where it is faced."""
+        if view.faced == kind:
+            return self._say("do", reason)
+        south, east = view.things[kind]
+        ways = [("south" if south > 0 else "north", abs(south)), ("east" if east > 0 else "west", abs(east))]
+        ways = [way for way, steps in sorted(ways, key=lambda pair: -pair[1]) if steps]
+        if self.detour:
+            return self._move(view, self.detour[-1], reason)
+        blocked = self.facing == ways[0] and view.faced not in FREE
+        if blocked and len(ways) > 1 and not self._dig(view):
+            return self._move(view, ways[1], reason)
+        return self._move(view, ways[0], reason)
+
+    def _dig(self, view: View) -> bool:
+        """Whether what is faced can be taken out of the way."""
+        needed = _NEEDED.get(view.faced)
+        return view.faced in ("tree", "cow", "zombie", "skeleton") or bool(needed and view[needed])
+
+    def _move(self, view: View, way: str, reason: str) -> str:
+        """A step this way, through what can be dug and around what cannot; never into lava."""
+        if view.steps("lava") == 1:
+            south, east = view.things["lava"]
+            away = next(name for name, (down, right) in WAYS.items() if (down, right) == (-south, -east))
+            if WAYS[way] == (south, east):
+                self.heading, self.detour = away, []
+                if view["stone"] and view.faced == "lava":
+                    return self._say("place stone", "lava is in my way")
+                way = self.rng.choice([name for name in WAYS if WAYS[name] != (south, east)])
+                return self._say(f"move {way}", "lava is in my way")
+        if self.facing == way and view.faced not in FREE:
+            if self._dig(view):
+                return self._say("do", f"{view.faced} is in my way")
+            if view.faced == "water" and view["stone"] > 2:
+                return self._say("place stone", "water is in my way")
+            sides = ("west", "east") if way in ("north", "south") else ("north", "south")
+            self.detour = [self.rng.choice(sides)] * self.rng.randint(2, 4)
+            self.heading = self.detour[-1]
+        if self.detour:
+            way = self.detour.pop()
+        return self._say(f"move {way}", reason)
+
+    def _step_aside(self, view: View) -> str:
+        return self._say(f"move {self.rng.choice(list(WAYS))}", "I need room")
+
+
+_RECIPES = {
+    "wood": {"wood": 1},
+    "stone": {"wood": 1, "stone": 1},
+    "iron": {"wood": 1, "stone": 1, "coal": 1, "iron": 1},
+}
+_MATERIAL = {"place stone": "stone", "place table": "wood", "place furnace": "stone", "place plant": "sapling"}
+
+
+class Walked(NamedTuple):
+    """Episodes of the walker: histories, last states, scores."""
+
+    histories: list[History]
+    states: list[Any]
+    scores: list[float]
+
+
+def walk(game: HostGame, seeds: Sequence[int], steps: int, label: str = "") -> Walked:
+    """One episode of the walker per seed, up to so many steps, with notes of this kind.
+
+    Args:
+      label: "" for none, or one of `roles.dialogues.NOTES`.
+    """
+    starts = game.reset([("", seed) for seed in seeds])
+    histories = [History(start.goal, start.observation) for start in starts]
+    states, walkers = [start.state for start in starts], [Walker(seed) for seed in seeds]
+    shown = [start.observation for start in starts]
+    scores, running = [0.0] * len(seeds), list(range(len(seeds)))
+    for t in range(steps + 1):
+        actions = [walkers[i].act(shown[i]) for i in running]
+        for i in running:
+            histories[i] = histories[i].noted(_note(label, walkers[i], scores[i]))
+        if t == steps or not running:
+            break
+        outcomes = game.step([states[i] for i in running], actions)
+        for i, action, outcome in zip(running, actions, outcomes, strict=True):
+            histories[i] = histories[i].then(Step(action, outcome.observation))
+            states[i], shown[i], scores[i] = outcome.state, outcome.observation, scores[i] + outcome.reward
+        running = [i for i, outcome in zip(running, outcomes, strict=True) if not outcome.done]
+    return Walked(histories, states, scores)
+
+
+def _note(label: str, walker: Walker, score: float) -> str:
+    """What stands behind an observation, before the walker's next action."""
+    if label == "Critic" and walker.told:
+        return f"{walker.told[0].upper()}{walker.told[1:]}. {VERDICT} {GOOD}."
+    if label == "Thought":
+        return f"{walker.reason[0].upper()}{walker.reason[1:]}, so the next action is {walker.last}."
+    if label == "Reward":
+        return "0"
+    if label == "Value":
+        return f"The value is {score * 22:.0f}/22."
+    return ""

@@ -1,0 +1,49 @@
+"""Actions without a plan, as BALROG prompts for them: alone or behind a thought, free or in tags (LAC, Table 13).
+
+What cannot be read is counted and goes to the game as it stands, which takes it for no action of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig, write_notes
+from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.roles.dialogues import Dialogue, History, read_action
+from nlrl_jax.types import LanguageModel
+
+FORM = 'Write the next action in tags and nothing else behind "Action:", as in <action>ACTION</action>.'
+SHOWN = 60  # characters of a reply that is no action
+_TAGS = re.compile(r"<action>(.*?)</action>", re.IGNORECASE)
+
+
+def decide(
+    model: LanguageModel,
+    dialogue: Dialogue,
+    histories: Sequence[History],
+    actions: Sequence[str],
+    config: PlanningConfig,
+    seed: int,
+    tagged: bool = False,
+) -> Decisions:
+    """One action per history, written greedily. See `lac.decide`.
+
+    Args:
+      dialogue: its label is "Thought" where the model thinks before it acts.
+      tagged: an action counts only inside <action> and </action>.
+    """
+    caller = Caller(model, config, seed, dialogue.room)
+    thought = write_notes(caller, dialogue, caller.trim(dialogue, histories))
+    texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in thought])
+    picked = []
+    for text in texts:
+        found = _TAGS.search(text) if tagged else None
+        action, problem = read_action(found[1] if found else text, actions)
+        if tagged and not found:
+            action, problem = "", "no tags"
+        caller.count(POLICY, problem)
+        picked.append(action or ("" if tagged else text[:SHOWN]) or "nothing")
+    thinking = [{"candidates": [action]} for action in picked]
+    notes = [history.last_note for history in thought]
+    return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
