@@ -18,7 +18,7 @@ that reads the transcript and nothing else (`envs/webshop/shopper.py`): it shows
 they are with a network. Tasks follow from --seed: tune on other seeds
 than the one you report.
 
-The last line reads `success: lac 0.317, react 0.192, ...`.
+The last line reads `success: lac 0.583, react 0.267, ...`, or has the score of games that have one.
 """
 
 from __future__ import annotations
@@ -237,7 +237,9 @@ def main(argv: list[str]) -> None:
         scores=scores,
     )
     page = report.write(run_dir, config.model, flat(config), finished, describe_usage(usage), game.legend)
-    print(f"report: {page}\nsuccess: " + ", ".join(f"{name} {one['success']:.3f}" for name, one in scores.items()))
+    last = "reward" if game.score else "success"
+    shown = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
+    print(f"report: {page}\n{game.score or 'success'}: {shown}")
 
 
 define_flags = app.flags_of(LACRunConfig, dry_run="count calls and tokens, and do nothing")
