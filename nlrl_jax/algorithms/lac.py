@@ -60,6 +60,13 @@ class LACConfig:
         "probability of success, A.3: needs no log-probabilities)",
         choices=("log_odds", "positive", "direct"),
     )
+    floor: float = option(
+        0.0,
+        "added to the probabilities of GOOD and BAD, so that where the model writes neither (UNKNOWN, say) Q is near 0 "
+        "and not the ratio of two improbable words; 0 is the paper's",
+        least=0,
+        most=1,
+    )
     rule: str = option(
         "improved",
         "action: the best by improved (prior and Q), prior (without the critic) or critic (Q alone)",
@@ -232,6 +239,8 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[float]:
         return values
     good, bad = config.pair()
     rows = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
+    if config.floor:
+        rows = np.logaddexp(np.reshape(rows, (-1, 2)), math.log(config.floor)).tolist()
     return [row[0] if config.critic == "positive" else row[0] - row[1] for row in rows]
 
 

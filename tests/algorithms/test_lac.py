@@ -131,6 +131,14 @@ def test_q_is_the_log_odds_behind_the_imagined_rollout():
     np.testing.assert_allclose(record["improved"], expected, rtol=1e-5)
 
 
+def test_a_floor_bounds_q_by_hand():
+    sigmoid = lambda x: 1 / (1 + math.exp(-x))
+    exact = decide("lac", Corridor()).thinking[0]["q"]
+    floored = decide("lac", Corridor(), floor=0.25).thinking[0]["q"]
+    expected = [math.log((sigmoid(q) + 0.25) / (sigmoid(-q) + 0.25)) for q in exact]
+    np.testing.assert_allclose(floored, expected, atol=1e-6)
+
+
 def test_reflections_enter_the_history_and_every_phase_is_one_call():
     model = Corridor()
     decisions = decide("lac", model)
