@@ -85,7 +85,7 @@ def test_bad_input(tmp_path):
     assert "methods is 'magic'" in wrong("--methods=magic")
     assert "two different words" in wrong("--words=GOOD,GOOD")
     assert "--line_tokens is 200" in wrong("--line_tokens=200")
-    assert "alpha is -1" in wrong("--alpha=-1")
+    assert "alpha is 0" in wrong("--alpha=0")
     assert "no rules that read transcripts" in wrong("--game=frozen_lake", "--model=scripted")
     assert "--webshop_data is for --game webshop" in wrong(f"--webshop_data={tmp_path}")
     assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
