@@ -179,9 +179,10 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
         config.lats,
     )  # fmt: skip
     summary = tables.summarize(result)
-    score = f"{game.score} {summary['reward']:.3f} ± {summary['reward_se']:.3f}, " if game.score else ""
+    shown = lambda field: f"{summary[field]:.3f}" + f" ± {summary[field + '_se']:.3f}" * (len(tasks) > 1)
+    score = f"{game.score} {shown('reward')}, " if game.score else ""
     print(
-        f"{method.title}: success {summary['success']:.3f} ± {summary['success_se']:.3f}, {score}"
+        f"{method.title}: success {shown('success')}, {score}"
         f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
         f"({time.perf_counter() - clock:.0f} s)",
         flush=True,
