@@ -19,10 +19,10 @@ from statistics import NormalDist
 from envs.alfworld import annotate
 from envs.alfworld.belief import Belief, may_hold, plain
 from envs.alfworld.games import MACHINES
+from nlrl_jax.roles import by_rule
 from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, UNKNOWN, VERDICT, History, Step, before_verdict, verdict
-from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
-_CHARACTERS = 4  # per token, about
 _UNLIKELY = -12.0  # log-probability of what no habit would do
 _LOGIT = {GOOD: 2.0, BAD: -2.0}  # of a verdict; 0 where it is neither
 _NORMAL = NormalDist()
@@ -50,7 +50,7 @@ class Resident:
         for i, chat in enumerate(chats):
             rng = random.Random(f"{seed} {role} {i}") if sampling.temperature > 0 else None
             text = f" {self._write(chat.messages[-1]['content'], rng)}"
-            replies.append(cut(Reply(text, _tokens(chat), _length(text)), stop))
+            replies.append(by_rule.reply(chat, text, stop))
         return replies
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
@@ -62,9 +62,8 @@ class Resident:
                 table = {f" {action}": value for action, value in self.prior(history).items()}
             else:
                 logit = self._judgement(history)
-                table = {f" {GOOD}": -math.log1p(math.exp(-logit)), f" {BAD}": -math.log1p(math.exp(logit))}
-            first, *rest = [Score(table.get(text, _UNLIKELY), _length(text)) for text in texts]
-            rows.append([first._replace(prompt_tokens=_tokens(chat)), *rest])
+                table = by_rule.verdicts(logit)
+            rows.append(by_rule.scores(chat, texts, table, unlikely=_UNLIKELY))
         return rows
 
     def prior(self, history: History) -> dict[str, float]:
@@ -187,11 +186,3 @@ def _noise(*texts: str) -> float:
     """A draw from the normal distribution that follows from texts."""
     digest = hashlib.sha256("\n".join(texts).encode()).digest()
     return _NORMAL.inv_cdf((int.from_bytes(digest[:6], "big") + 0.5) / 2**48)
-
-
-def _tokens(chat: Chat) -> int:
-    return sum(_length(message["content"]) for message in chat.messages)
-
-
-def _length(text: str) -> int:
-    return -(-len(text) // _CHARACTERS)

@@ -17,10 +17,10 @@ from statistics import NormalDist
 
 from envs.crafter.env import ACTIONS
 from envs.crafter.walker import Walker
+from nlrl_jax.roles import by_rule
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT
-from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
-_CHARACTERS = 4  # per token, about
 _NORMAL = NormalDist()
 
 
@@ -80,7 +80,7 @@ class Survivor:
             text = self._write(read(chat.messages[-1]["content"]), rng)
             if role == "policy" and "<action>" in chat.messages[0]["content"]:
                 text = f"<action>{text}</action>"
-            replies.append(cut(Reply(f" {text}", _tokens(chat), _length(text)), stop))
+            replies.append(by_rule.reply(chat, f" {text}", stop))
         return replies
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
@@ -92,9 +92,8 @@ class Survivor:
                 table = {f" {action}": value for action, value in self.prior(known).items()}
             else:
                 good = self.judgement(known)
-                table = {f" {GOOD}": -math.log1p(math.exp(-good)), f" {BAD}": -math.log1p(math.exp(good))}
-            made = [Score(table.get(text, -20.0), _length(text)) for text in texts]
-            rows.append([made[0]._replace(prompt_tokens=_tokens(chat)), *made[1:]])
+                table = by_rule.verdicts(good)
+            rows.append(by_rule.scores(chat, texts, table, unlikely=-20.0))
         return rows
 
     def prior(self, known: Reading) -> dict[str, float]:
@@ -139,14 +138,6 @@ class Survivor:
             )
             return f"{tools} tools are made. The value is {tools}/6."
         return f"Now {reason}."
-
-
-def _tokens(chat: Chat) -> int:
-    return sum(_length(message["content"]) for message in chat.messages)
-
-
-def _length(text: str) -> int:
-    return -(-len(text) // _CHARACTERS)
 
 
 def _noise(*texts: str) -> float:

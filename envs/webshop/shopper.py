@@ -18,10 +18,10 @@ from statistics import NormalDist
 
 from envs.webshop.engine import BACK, BUY, INVALID, NEXT, PREVIOUS, SCORE, SHOWN, SUBPAGES
 from envs.webshop.reading import Item, Reading, View, read, stems
+from nlrl_jax.roles import by_rule
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT
-from nlrl_jax.types import Chat, Reply, Sampling, Score, cut
+from nlrl_jax.types import Chat, Reply, Sampling, Score
 
-_CHARACTERS = 4  # per token, about
 _NORMAL = NormalDist()
 
 
@@ -46,7 +46,7 @@ class Shopper:
         for i, chat in enumerate(chats):
             rng = random.Random(f"{seed} {role} {i}")
             text = f" {self._write(read(chat.messages[-1]['content']), sampling.temperature, rng)}"
-            replies.append(cut(Reply(text, _tokens(chat), _length(text)), stop))
+            replies.append(by_rule.reply(chat, text, stop))
         return replies
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
@@ -58,9 +58,8 @@ class Shopper:
                 table = {f" {action}": value for action, value in self.prior(known).items()}
             else:
                 good = self._judgement(known)
-                table = {f" {GOOD}": -math.log1p(math.exp(-good)), f" {BAD}": -math.log1p(math.exp(good))}
-            made = [Score(table.get(text, -20.0), _length(text)) for text in texts]
-            rows.append([made[0]._replace(prompt_tokens=_tokens(chat)), *made[1:]])
+                table = by_rule.verdicts(good)
+            rows.append(by_rule.scores(chat, texts, table, unlikely=-20.0))
         return rows
 
     def prior(self, known: Reading) -> dict[str, float]:
@@ -112,14 +111,6 @@ class Shopper:
             return f"{_told(known)} Next I look for what is still missing."
         item = known.view.item  # a reflection on a failed attempt
         return f"{item.asin} got {known.view.score:.2f}; try another product." if item else "I should buy something."
-
-
-def _tokens(chat: Chat) -> int:
-    return sum(_length(message["content"]) for message in chat.messages)
-
-
-def _length(text: str) -> int:
-    return -(-len(text) // _CHARACTERS)
 
 
 def _noise(*texts: str) -> float:
