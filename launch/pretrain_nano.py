@@ -34,8 +34,8 @@ import optax
 from absl import flags
 
 import envs
-from envs.alfworld.corpus import corpus as alfworld
-from envs.babyai.corpus import corpus as babyai
+from envs.alfworld import corpus as alfworld
+from envs.babyai import corpus as babyai
 from envs.breakthrough import prompts as breakthrough_prompts
 from envs.breakthrough import rule_based as breakthrough_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
@@ -58,6 +58,12 @@ GAMES = ("frozen_lake", "snake")
 TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
 BATCH = {"frozen_lake": 128, "snake": 64}
 VOCAB_SIZE = {"grids": 512, "boards": 768}
+LANGUAGES = {  # of transcripts, as their models read them
+    "babyai": lambda pairs: nano.Language(babyai.NAMES, babyai.PLACE),
+    "alfworld": lambda pairs: nano.Language(
+        alfworld.names(pairs), guessed=False, vocab_size=1536, window=448, batch=10, positions=640
+    ),
+}
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end
 
 
@@ -239,9 +245,11 @@ def main(argv: list[str]) -> None:
     out = pathlib.Path(flags.FLAGS.out)
     given = flags.FLAGS
     if given.games in ("babyai", "alfworld"):
-        corpus = {"babyai": babyai, "alfworld": alfworld}[given.games]
-        pairs = list(corpus(given.episodes, 1 + given.seed))
-        nano.pretrain(out, pairs, given.steps, given.learning_rate, given.seed, given.init_from)
+        game = {"babyai": babyai, "alfworld": alfworld}[given.games]
+        pairs = list(game.corpus(given.episodes, 1 + given.seed))
+        nano.pretrain(
+            out, LANGUAGES[given.games](pairs), pairs, given.steps, given.learning_rate, given.seed, given.init_from
+        )
     else:
         pretrain_boards(out) if given.games == "boards" else pretrain_grids(out)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from envs.alfworld import games
 from envs.alfworld.transcripts import WANDERER, Walker, walk
@@ -19,3 +20,9 @@ def corpus(episodes: int, seed: int) -> Iterator[tuple[Chat, str]]:
         walker = WANDERER if rng.random() < WANDERERS else Walker()
         task = games.KINDS[i % len(games.KINDS)]
         yield example(walk(task, (seed << 24) + i, walker, kind, rng.randint(15, 40)), rng)
+
+
+def names(pairs: Sequence[tuple[Chat, str]]) -> str:
+    """A regular expression of the names in a corpus, with or without number: " shelf 2", " shelf"."""
+    kinds = sorted({kind for _, text in pairs for kind in re.findall(r" ([a-z]+) \d+(?!/)", text)}, reverse=True)
+    return rf" (?:{'|'.join(kinds)})(?: \d+|(?![a-z]))"

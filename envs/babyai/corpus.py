@@ -15,6 +15,8 @@ SHARES = {"Critic": 0.5, "": 0.1, "Value": 0.1, "Reward": 0.1, "Thought": 0.1, "
 WANDERERS = 0.2  # share of walkers that act at random half of the time
 _VALUE = 0.2  # share of observations with a line of value behind them
 _CHUNK = 512
+NAMES = " (?:red|green|blue|purple|yellow|grey) (?:key|ball|box|door)"
+PLACE = " Next: red ball 1 step left."  # the beginning of it stands in front of a name and its place
 
 
 def dialogue_of(kind: str) -> Dialogue:

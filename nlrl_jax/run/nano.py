@@ -1,17 +1,20 @@
 """How built-in models that continue transcripts are made: a tokenizer of phrases, and training on windows of episodes.
 
-Phrases that the game repeats are pre-tokens of their own, each soon one token: a name ("green key"), a place ("2 steps
-left and 1 step forward"), a verdict. So an observation has some twenty tokens, and copying a name is copying a token.
-A window begins where the prompt of a full context would: with the goal, then an observation anywhere in the episode.
+Phrases that the game repeats are pre-tokens of their own, each soon one token: a name ("green key", "shelf 2"), a
+place ("2 steps left and 1 step forward"), a verdict. So an observation has some twenty tokens, and copying a name is
+copying a token; what differs by game is its `Language`. A window begins where the prompt of a full context would: with
+the goal, then an observation anywhere in the episode.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
 import pathlib
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -34,25 +37,43 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-VOCAB_SIZE, WINDOW, BATCH = 640, 256, 16
 _LABELS = "Goal of the agent|Observation|Action|Critic|Thought|Reward|Value"
-COLOURS, KINDS = ("red", "green", "blue", "purple", "yellow", "grey"), ("key", "ball", "box", "door")
-_NAME = f" (?:{'|'.join(COLOURS)}) (?:{'|'.join(KINDS)})"
 _VERDICT = f" (?:{GOOD}|{BAD}|{UNKNOWN})"
-_PHRASES = (
-    rf"\n|(?:{_LABELS}):|{_VERDICT}|{_NAME}| \d+ steps?[^\n,.]*|\d|\."
-    rf"|(?:(?!{_VERDICT}|{_NAME})[^\n\d.])+?(?=\n|{_NAME}|{_VERDICT}| ?\d|\.|$)"
-)
 _HEAVY = 3.0
 _FROM_START = 0.3  # share of windows that begin with the episode
 
 
-def config() -> ModelConfig:
-    """Nine hundred thousand weights; positions for a window and the lines of a rollout."""
-    return ModelConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=128, intermediate_size=384, num_layers=4, num_heads=4, num_kv_heads=4,
-        head_dim=32, max_positions=320, tie_embeddings=True,
-    )  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """A game's transcripts as its model reads them.
+
+    Attributes:
+      names: regular expression of the things' names, with the blank in front.
+      place: text whose second token behind it says where the thing in between is; "" has none.
+      guessed: whether the names in observations weigh as much as others: not where most of them cannot be known.
+      window: maximum tokens of an example. batch: windows per step. positions: of the model: a window, and the
+        lines of a rollout.
+    """
+
+    names: str
+    place: str = ""
+    guessed: bool = True
+    vocab_size: int = 640
+    window: int = 256
+    batch: int = 16
+    positions: int = 320
+
+    def phrases(self) -> str:
+        """Regular expression of the tokenizer's pre-tokens."""
+        rest = rf"(?:(?!{_VERDICT}|{self.names})[^\n\d.])+?(?=\n|{self.names}|{_VERDICT}| ?\d|\.|$)"
+        return rf"\n|(?:{_LABELS}):|{_VERDICT}|{self.names}| \d+ steps?[^\n,.]*|\d|\.|{rest}"
+
+    def config(self) -> ModelConfig:
+        """About a million weights."""
+        return ModelConfig(
+            vocab_size=self.vocab_size, hidden_size=128, intermediate_size=384, num_layers=4, num_heads=4,
+            num_kv_heads=4, head_dim=32, max_positions=self.positions, tie_embeddings=True,
+        )  # fmt: skip
 
 
 def train_tokenizer(
@@ -86,41 +107,55 @@ def train_tokenizer(
     return Tokenizer.from_pretrained(folder)
 
 
-def windows(tokenizer: Tokenizer, pairs: Sequence[tuple[Chat, str]], seed: int) -> Iterator[Example]:
-    """Windows of at most `WINDOW` tokens of random episodes, for ever: prompt, goal, then lines from an observation on.
+def windows(
+    tokenizer: Tokenizer, language: Language, pairs: Sequence[tuple[Chat, str]], seed: int
+) -> Iterator[Example]:
+    """Windows of random episodes, for ever: prompt, goal, then lines from an observation on.
 
     Everything behind the prompt is learned, the end token where the episode ends in the window. Names, verdicts and the
     places of reflections weigh `_HEAVY` times as much as other tokens: they are what a rollout is worth.
     """
     rng, (newline,), end = random.Random(seed), tokenizer.encode("\n"), tokenizer.eos_ids[0]
-    next_ = tokenizer.encode(" Next: red ball 1 step left.")[0]
-    names = {tokenizer.encode(f" {colour} {kind}")[0] for colour in COLOURS for kind in KINDS}
-    heavy = names | {tokenizer.encode(f" {word}")[0] for word in (GOOD, BAD, UNKNOWN)}
+    place = tokenizer.encode(language.place)[0] if language.place else None
+    text_of = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+    verdicts = {token for token, text in enumerate(text_of) if re.fullmatch(_VERDICT, text)}
+    names = {token for token, text in enumerate(text_of) if re.fullmatch(language.names, text)}
+
+    def weigh(line: str, ids: list[int]) -> list[float]:
+        heavy = verdicts if line.startswith("Observation:") and not language.guessed else verdicts | names
+        return [
+            _HEAVY if token in heavy or before == place else 1.0
+            for before, token in zip([-1, -1, *ids], ids, strict=False)
+        ]
+
     episodes = []
     for chat, text in pairs:
-        goal, *lines = text.split("\n")
-        goal, *ids = [[*tokenizer.encode(line), newline] for line in (goal, *lines)]
-        ids[-1].pop()
-        places = itertools.accumulate(map(len, ids), initial=0)
-        observed = [line.startswith("Observation:") and line != f"Observation: {THINK_REPLY}" for line in lines]
+        lines = text.split("\n")
+        rows = [[*tokenizer.encode(line), newline] for line in lines]
+        weights = [weigh(line, row) for line, row in zip(lines, rows, strict=True)]
+        rows[-1].pop()
+        weights[-1].pop()
+        places = itertools.accumulate(map(len, rows[1:]), initial=0)
+        observed = [line.startswith("Observation:") and line != f"Observation: {THINK_REPLY}" for line in lines[1:]]
         starts = list(itertools.compress(places, observed))
         head = tokenizer.encode(tokenizer.render_chat(chat.messages))
-        episodes.append((head, goal, list(itertools.chain(*ids)), starts))
+        body = list(itertools.chain(*rows[1:])), list(itertools.chain(*weights[1:]))
+        episodes.append((head, rows[0], weights[0], *body, starts))
     while True:
-        head, goal, body, starts = rng.choice(episodes)
-        room = WINDOW - len(head) - len(goal)
+        head, goal, goal_weights, body, body_weights, starts = rng.choice(episodes)
+        room = language.window - len(head) - len(goal)
         full = [start for start in starts if len(body) - start >= room // 2]
         start = rng.choice(full) if full and rng.random() >= _FROM_START else 0
         tokens = [*head, *goal, *body[start : start + room]]
-        ended = len(body) - start <= room and len(tokens) < WINDOW
-        tokens += [end] * ended
-        learned = zip(tokens[len(head) - 2 :], tokens[len(head) :], strict=False)
-        weights = [_HEAVY if token in heavy or before == next_ else 1.0 for before, token in learned]
+        weights = [*goal_weights, *body_weights[start : start + room]]
+        if len(body) - start <= room and len(tokens) < language.window:
+            tokens, weights = [*tokens, end], [*weights, 1.0]
         yield Example(tokens, len(head), weights)
 
 
 def pretrain(
     out: pathlib.Path,
+    language: Language,
     pairs: Sequence[tuple[Chat, str]],
     steps: int,
     learning_rate: float,
@@ -139,19 +174,22 @@ def pretrain(
         texts = ["system\n", "user\n", "assistant\n"] * 1000
         texts += [text for chat, reply in pairs[:3000] for text in (chat.messages[0]["content"] + "\n", reply)]
         tokenizer, params = (
-            train_tokenizer(texts, out, VOCAB_SIZE, _PHRASES),
-            init_params(Transformer(config()), jax.random.key(seed)),
+            train_tokenizer(texts, out, language.vocab_size, language.phrases()),
+            init_params(Transformer(language.config()), jax.random.key(seed)),
         )
-    model = Transformer(config())
+    model = Transformer(language.config())
     schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(100, steps // 10), steps, learning_rate / 20)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
     variables = {"params": params}
     opt_state = optimizer.init(variables["params"])
     step = jax.jit(make_sft_step(functools.partial(sft_loss, model), optimizer, "params"), donate_argnums=(0, 1))
-    rows, form = windows(tokenizer, pairs, seed), SFTConfig(batch_size=BATCH, max_length=WINDOW, packed=True)
+    rows, form = (
+        windows(tokenizer, language, pairs, seed),
+        SFTConfig(batch_size=language.batch, max_length=language.window, packed=True),
+    )
     clock, recent = time.monotonic(), []
     for i in range(steps):
-        batch = make_batches([next(rows) for _ in range(BATCH)], form, np.arange(BATCH))[0]
+        batch = make_batches([next(rows) for _ in range(language.batch)], form, np.arange(language.batch))[0]
         variables, opt_state, metrics = step(variables, opt_state, batch)
         recent.append(metrics["loss"])
         if (i + 1) % 100 == 0 or i + 1 == steps:
