@@ -2,7 +2,7 @@
 
 Its habits (the prior over actions) are those of the walker (`walker.py`) with a leaning in each situation that no
 reading corrects. Its judgement compares the last step with what the walker would have done, and errs too; how much and
-where follows from the text. It imagines that an action leaves the world as it is.
+where follows from the text. What it imagines follows from the rules and from what is in sight (`predict.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from statistics import NormalDist
 
+from envs.crafter import predict, walker
 from envs.crafter.env import ACTIONS
 from envs.crafter.walker import Walker
 from nlrl_jax.roles import by_rule
@@ -36,6 +37,18 @@ class Reading:
     @property
     def pending(self) -> str:
         return self.actions[-1] if len(self.actions) == len(self.observations) else ""
+
+    @property
+    def facing(self) -> str:
+        """Where the player looks, by the last move; north at the start."""
+        moves = [action for action in self.actions if action.startswith("move ")]
+        return moves[-1].removeprefix("move ") if moves else "north"
+
+    def achieved(self) -> list[bool]:
+        """For each observation, whether the step before shows something that counts; see `predict.achieved`."""
+        views = [walker.read(text) for text in self.observations]
+        steps = zip(views, views[1:], self.actions, strict=False)
+        return [False, *(predict.achieved(before, after, action) for before, after, action in steps)]
 
     def choices(self) -> list[tuple[str, str]]:
         """(action, reason) of the walker at each observation, having seen what came before."""
@@ -123,7 +136,8 @@ class Survivor:
                 return max(prior, key=prior.get)
             return rng.choices(list(prior), [math.exp(value) for value in prior.values()])[0]
         if label == "Observation":
-            return known.observations[-1]
+            before = dataclasses.replace(known, actions=known.actions[:-1])
+            return predict.predict(known.observations[-1], before.facing, known.pending)
         reason = known.choices()[-1][1]
         if known.line.rstrip().endswith("is"):  # the probability of success
             return f"{100 / (1 + math.exp(-self.judgement(known))):.0f}%"
@@ -131,12 +145,10 @@ class Survivor:
             value = self.judgement(known)
             return f"Now {reason}. {VERDICT} {GOOD if value > 1 else BAD if value < -1 else UNKNOWN}."
         if label == "Reward":
-            return "0"
+            return f"{int(known.achieved()[-1])}/22"
         if label == "Value":
-            tools = sum(
-                f"{m} {t}" in known.observations[-1] for m in ("wood", "stone", "iron") for t in ("pick", "swo")
-            )
-            return f"{tools} tools are made. The value is {tools}/6."
+            done = sum(known.achieved())
+            return f"{done} steps have brought something. The value is {min(done, 22)}/22."
         return f"Now {reason}."
 
 

@@ -39,13 +39,14 @@ _SOUTH, _EAST = _ROW - engine.ROWS // 2, _COLUMN - engine.COLUMNS // 2
 _STEPS = abs(_SOUTH) + abs(_EAST)
 
 
-def _place(south: int, east: int) -> str:
+def place(south: int, east: int) -> str:
+    """Such as "2 steps north and 1 step east"."""
     steps = lambda n, word: f"{abs(n)} step{'s' * (abs(n) > 1)} {word}"
     parts = [steps(south, "south" if south > 0 else "north")] * (south != 0)
     return " and ".join(parts + [steps(east, "east" if east > 0 else "west")] * (east != 0)) or "here"
 
 
-PLACES = tuple(_place(south, east) for south, east in zip(_SOUTH.tolist(), _EAST.tolist()))
+PLACES = tuple(place(south, east) for south, east in zip(_SOUTH.tolist(), _EAST.tolist()))
 
 
 def fields(world: engine.World) -> dict[str, jax.Array]:

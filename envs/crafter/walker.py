@@ -20,7 +20,7 @@ _BACK = {"north": "south", "south": "north", "west": "east", "east": "west"}
 _TUNNEL = 3  # cells; one goes back by one and closes the tunnel
 FREE = ("grass", "sand", "path")
 _THING = re.compile(r"(?:an? )?([a-z ]+?) ((?:\d+ steps? \w+)(?: and \d+ steps? \w+)?)$")
-_NEEDED = {"stone": "wood pickaxe", "coal": "wood pickaxe", "iron": "stone pickaxe", "diamond": "iron pickaxe"}
+NEEDED = {"stone": "wood pickaxe", "coal": "wood pickaxe", "iron": "stone pickaxe", "diamond": "iron pickaxe"}
 _FIRST_TABLE, _LATER_TABLE = 5, 4  # wood to begin with
 
 
@@ -173,7 +173,7 @@ class Walker:
         if view["sapling"] and view.faced == "grass":
             return self._say("place plant", "a sapling belongs into the grass")
         for tool in ("pickaxe", "sword"):
-            for material, needs in _RECIPES.items():
+            for material, needs in RECIPES.items():
                 name = f"{material} {tool}"
                 if view[name] or any(view[item] < n for item, n in needs.items()):
                     continue
@@ -196,7 +196,7 @@ class Walker:
 
     def _wanted(self, view: View) -> str:
         """The material of the next tool; "" where both iron tools are made."""
-        for material in _RECIPES:
+        for material in RECIPES:
             if not (view[f"{material} pickaxe"] and view[f"{material} sword"]):
                 return material
         return ""
@@ -246,7 +246,7 @@ class Walker:
 
     def _dig(self, view: View) -> bool:
         """Whether what is faced can be taken out of the way."""
-        needed = _NEEDED.get(view.faced)
+        needed = NEEDED.get(view.faced)
         return view.faced in ("tree", "cow", "zombie", "skeleton") or bool(needed and view[needed])
 
     def _move(self, view: View, way: str, reason: str) -> str:
@@ -276,7 +276,7 @@ class Walker:
         return self._say(f"move {self.rng.choice(list(WAYS))}", "I need room")
 
 
-_RECIPES = {
+RECIPES = {
     "wood": {"wood": 1},
     "stone": {"wood": 1, "stone": 1},
     "iron": {"wood": 1, "stone": 1, "coal": 1, "iron": 1},

@@ -11,7 +11,8 @@ One decision of B games in lockstep. pi is the prior, c a reflection, u an imagi
 Left open by the paper, decided here by options (`PlanningConfig`, `LACConfig`): candidates are the best n of the game's
 list, or draws where it has none; the prior is the sum over an action's tokens or their mean (its normalisation cancels
 in the argmax); GOOD and BAD are read behind "This step is" after the rollout's last reflection, each word scored whole,
-so a word may have several tokens. Without reflections the words stand behind a bare "This step is".
+so a word may have several tokens. Without reflections the words stand behind a bare "This step is". With a `floor`
+above 0, which is ours, a step that the model would call neither has Q near 0.
 
 The ablations are options (`METHODS`), and two proposals of the paper's discussion: `branch` follows several actions
 from each imagined state, a tree in place of a chain, and a candidate's Q is that of its best leaf; `resample` draws
