@@ -239,7 +239,9 @@ def main(argv: list[str]) -> None:
         seeds=[config.seed],
         scores=scores,
     )
-    page = report.write(run_dir, config.model, flat(config), finished, describe_usage(usage), game.legend)
+    page = report.write(
+        run_dir, config.model, flat(config), finished, describe_usage(usage), game.legend, config.model == "scripted"
+    )
     last = "reward" if game.score else "success"
     shown = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
     print(f"report: {page}\n{game.score or 'success'}: {shown}")

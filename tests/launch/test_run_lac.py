@@ -69,6 +69,7 @@ def test_webshop_plays_with_nothing_but_its_name(tmp_path, capsys):
     assert list(scores) == ["lac", "react", "rap", "icpi", "rafa", "lats"]
     assert all(0 <= one["reward"] <= 1 and one["tokens"] > 0 for one in scores.values())
     assert "mean score" in (tmp_path / "shop" / "table.md").read_text()
+    assert "nothing about language models" in (tmp_path / "shop" / "report.html").read_text()
     assert "score" in capsys.readouterr().out
 
 

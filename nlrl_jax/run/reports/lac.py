@@ -14,6 +14,10 @@ from nlrl_jax.run.reports.lac_stories import choose, story
 from nlrl_jax.run.reports.lac_tables import Estimate, Results, title
 
 QUESTION = "Do Q-values from a model's words GOOD and BAD, behind futures that it imagines, improve its own policy?"
+BY_RULE = (
+    "The model is a set of rules that reads the transcript and nothing else: this shows that the algorithms work on "
+    "this game, and nothing about language models."
+)
 _CURVES = 4  # methods whose Q is drawn
 
 
@@ -131,6 +135,7 @@ def write(
     results: Results,
     usage_lines: Sequence[str],
     legend: Mapping[str, str] | None = None,
+    by_rule: bool = False,
 ) -> pathlib.Path:
     """Writes table.md, the figures and report.html.
 
@@ -140,6 +145,7 @@ def write(
       results: {method: result}, at least one; see `lac_tables`.
       usage_lines: paragraphs about calls and tokens.
       legend: meaning of the characters on the boards.
+      by_rule: the model is no language model, which the page says.
 
     Returns:
       The page's path.
@@ -150,12 +156,13 @@ def write(
     write_atomically(run_dir / "table.md", "\n".join(parts))
     return write_report(
         run_dir,
-        title=f"LAC and planners: {model_name}",
+        title=f"LAC and planners: {'a model by rule' if by_rule else model_name}",
         question=QUESTION,
         config=config,
         summary=main,
         curves=figures(results, run_dir),
         notes=[
+            *([BY_RULE] if by_rule else []),
             "Share of tasks solved, ± the standard error over the tasks, whose number is in brackets. A share of 0 or "
             "1 has no spread, which does not mean that it is exact.",
             *usage_lines,
