@@ -79,13 +79,16 @@ class Future:
 class Caller:
     """The calls of one decision: counts them by role, and what was wrong with the replies.
 
+    A chat that has grown too long for the model's context loses its oldest steps, imagined ones too.
+
     Attributes:
-      room: tokens of the model's context, 0 without a limit.
+      room: tokens of the context, 0 without a limit.
       problems: {"world model/never ended": 2, ...}. calls: {role: calls}.
     """
 
-    def __init__(self, model: LanguageModel, config: PlanningConfig, seed: int, room: int = 0):
-        self.model, self.config, self.seed, self.room = model, config, seed, room
+    def __init__(self, model: LanguageModel, config: PlanningConfig, seed: int, dialogue: Dialogue | None = None):
+        self.model, self.config, self.seed, self.dialogue = model, config, seed, dialogue
+        self.room = dialogue.room if dialogue else 0
         self.problems, self.calls = Counter(), Counter()
 
     def lines(self, role: str, chats: Sequence[Chat], sampling: Sampling | None = None) -> list[str]:
@@ -94,6 +97,7 @@ class Caller:
             return []
         self.calls[role] += len(chats)
         sampling = sampling or Sampling(self.config.line(self.room), 0.0)
+        chats = [self._fit(chat, sampling.max_tokens) for chat in chats]
         replies = self.model.complete(chats, sampling, role, self.seed, stop=("\n",))
         for reply in replies:
             self.count(role, "" if reply.ended else NEVER_ENDED)
@@ -105,6 +109,9 @@ class Caller:
             return []
         self.calls[role] += sum(map(len, texts))
         mean = self.config.prior == "mean" and role == POLICY
+        if self.room:
+            longest = [max(map(self.dialogue.count, row)) for row in texts]
+            chats = [self._fit(chat, new) for chat, new in zip(chats, longest, strict=True)]
         rows = self.model.score(chats, texts, role)
         return [[score.log_prob / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
 
@@ -117,6 +124,14 @@ class Caller:
     def count(self, role: str, problem: str, n: int = 1) -> None:
         if problem:
             self.problems[f"{role}/{problem}"] += n
+
+    def _fit(self, chat: Chat, new: int) -> Chat:
+        """The chat with room for so many new tokens."""
+        if not self.room:
+            return chat
+        history, dropped = self.dialogue.fit(chat, new)
+        self.count("history", "steps dropped", dropped)
+        return self.dialogue.chat(history, chat.context["line"]) if dropped else chat
 
     def trim(self, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
         """What fits the model's context, with room for the lines of a whole rollout where that leaves half of it."""

@@ -144,7 +144,7 @@ def decide(
             f"critic is {config.critic!r}, which needs log-probabilities that this model does not give; "
             "choose --critic direct"
         )
-    caller = Caller(model, config.planning, seed, dialogue.room)
+    caller = Caller(model, config.planning, seed, dialogue)
     reflected = caller.trim(dialogue, histories)
     # c_t, the reflection on a_{t-1} (a thought may also come first)
     due = [i for i, h in enumerate(reflected) if h.steps or dialogue.label == "Thought"]

@@ -157,7 +157,7 @@ class Dialogue:
             return Trimmed(history, 0)
         dropped = 0
         while True:
-            size = sum(self.count(message["content"]) for message in self.chat(history, "").messages) + reserve
+            size = self._size(self.chat(history, "")) + reserve
             if size <= self.room:
                 return Trimmed(history, dropped)
             if not history.steps:
@@ -167,6 +167,18 @@ class Dialogue:
                 )
             dropped += len(history.steps[:_DROP])
             history = _without(history, _DROP)
+
+    def fit(self, chat: Chat, reserve: int) -> Trimmed:
+        """As `trim`, for a chat of this dialogue with the line that it ends in; one without steps stays as it is."""
+        history, line = chat.context["history"], chat.context["line"]
+        dropped = 0
+        while self.room and history.steps and self._size(self.chat(history, line)) + reserve > self.room:
+            dropped += len(history.steps[:_DROP])
+            history = _without(history, _DROP)
+        return Trimmed(history, dropped)
+
+    def _size(self, chat: Chat) -> int:
+        return sum(self.count(message["content"]) for message in chat.messages)
 
 
 def _without(history: History, steps: int) -> History:

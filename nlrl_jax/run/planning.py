@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import time
@@ -87,7 +88,10 @@ def dialogue_of(
 
 def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
     """Text -> its tokens; without a tokenizer a third of its characters, which is more than most have."""
-    return (lambda text: len(tokenizer.encode(text))) if tokenizer else (lambda text: -(-len(text) // 3))
+    if tokenizer is None:
+        return lambda text: -(-len(text) // 3)
+    line = functools.lru_cache(1 << 14)(lambda text: len(tokenizer.encode(text)))  # transcripts grow by lines
+    return lambda text: sum(line(one) + 1 for one in text.split("\n")) - 1
 
 
 def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:

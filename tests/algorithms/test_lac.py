@@ -10,7 +10,7 @@ import pytest
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.imagine import Caller, PlanningConfig, imagine, propose
 from nlrl_jax.algorithms.lac import METHODS, LACConfig
-from nlrl_jax.algorithms.planners import icpi, lats, rafa, rap, react
+from nlrl_jax.algorithms.planners import icpi, lats, methods, rafa, rap, react
 from nlrl_jax.config import make, replace
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
@@ -197,6 +197,40 @@ def test_full_contexts_lose_their_oldest_steps():
         dialogue.trim(long, 80)
     caller = Caller(Corridor(), PlanningConfig(), 0)
     assert caller.trim(Dialogue.of("", "", count=len, room=0), [long]) == [long]
+
+
+class Babbler:
+    """A model that fills every line to its end, and takes note of how much of its context was used."""
+
+    can_score = True
+
+    def __init__(self, count):
+        self.count, self.most = count, 0
+
+    def complete(self, chats, sampling, role, seed=0, stop=()):
+        used = [sum(self.count(message["content"]) for message in chat.messages) for chat in chats]
+        self.most = max([self.most, *(n + sampling.max_tokens for n in used)])
+        return [Reply(" word" * sampling.max_tokens, 1, 1, False)] * len(chats)
+
+    def score(self, chats, continuations, role):
+        used = [sum(self.count(message["content"]) for message in chat.messages) for chat in chats]
+        self.most = max([self.most, *(n + 1 for n in used)])
+        return [[Score(-1.0, 1)] * len(row) for row in continuations]
+
+
+@pytest.mark.parametrize("name", ["lac", "lac_direct", "lac_tree", "react", "rap", "icpi", "rafa"])
+def test_lines_that_never_end_stay_within_the_context(name):
+    count = lambda text: len(text.split())
+    dialogue = Dialogue.of("", methods.METHODS[name].label, compact=True, count=count, room=160)
+    long = History("3", "at 1", tuple(Step("wait", f"at 1, {i}", "so it goes") for i in range(20)))
+    model, planning = Babbler(count), PlanningConfig(candidates=2, depth=4)
+    if name.startswith("lac"):
+        changes, _ = METHODS[name]
+        lac.decide(model, dialogue, [long], (), make(LACConfig, candidates=2, **changes), 0)
+    else:
+        planner = {"react": react, "rap": rap, "icpi": icpi, "rafa": rafa}[name]
+        planner.decide(model, dialogue, [long], (), planning, 0)
+    assert planning.line(160) < model.most <= 160
 
 
 def test_planners_value_rollouts_by_their_own_rules():

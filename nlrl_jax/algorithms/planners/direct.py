@@ -33,7 +33,7 @@ def decide(
       dialogue: its label is "Thought" where the model thinks before it acts.
       tagged: an action counts only inside <action> and </action>.
     """
-    caller = Caller(model, config, seed, dialogue.room)
+    caller = Caller(model, config, seed, dialogue)
     thought = write_notes(caller, dialogue, caller.trim(dialogue, histories))
     texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in thought])
     picked = []

@@ -182,7 +182,7 @@ def plan_imagined(
 
 def _caller(model, dialogue: Dialogue, planning: PlanningConfig, config: LATSConfig, seed: int) -> Caller:
     n = config.expansions
-    return Caller(model, dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n)), seed, dialogue.room)
+    return Caller(model, dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n)), seed, dialogue)
 
 
 def _search(

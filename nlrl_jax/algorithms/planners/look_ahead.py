@@ -32,7 +32,7 @@ def best_candidate(
     """
     if config.depth < 1:
         raise ValueError("depth is 0; this planner needs rollouts of at least one step")
-    caller = Caller(model, config, seed, dialogue.room)
+    caller = Caller(model, config, seed, dialogue)
     short = caller.trim(dialogue, histories)
     candidates = propose(caller, dialogue, short, actions)
     pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]

@@ -30,7 +30,7 @@ def decide(
 
     Args and returns: see `lac.decide`; a dialogue without a note.
     """
-    caller, rng = Caller(model, config, seed, dialogue.room), np.random.default_rng(seed)
+    caller, rng = Caller(model, config, seed, dialogue), np.random.default_rng(seed)
     short, thoughts = caller.trim(dialogue, histories), [[] for _ in histories]
     chosen: dict[int, str] = {}
     for _ in range(THOUGHTS + 1):
