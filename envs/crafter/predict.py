@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from envs.crafter import engine, text
-from envs.crafter.walker import FREE, NEEDED, RECIPES, WAYS, View, read
+from envs.crafter.reading import FREE, NEEDED, RECIPES, WAYS, View, read
 
 _FULL = {name.split(" ", 1)[-1] if name[:2] in ("a ", "an") else name.removeprefix("the "): name for name in text.NAMES}
 _TAKEN = {"tree": "wood", **{kind: kind for kind in NEEDED}}

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from envs.crafter import predict, walker
+from envs.crafter import predict, reading
 from envs.crafter.env import ACTIONS
 from envs.crafter.walker import Walker
 from nlrl_jax.roles import by_rule
@@ -46,7 +46,7 @@ class Reading:
 
     def achieved(self) -> list[bool]:
         """For each observation, whether the step before shows something that counts; see `predict.achieved`."""
-        views = [walker.read(text) for text in self.observations]
+        views = [reading.read(text) for text in self.observations]
         steps = zip(views, views[1:], self.actions, strict=False)
         return [False, *(predict.achieved(before, after, action) for before, after, action in steps)]
 

@@ -6,61 +6,17 @@ stone tools, coal, iron, furnace, iron tools, diamond. It knows no map: what it 
 
 from __future__ import annotations
 
-import dataclasses
 import random
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from envs.crafter.reading import FREE, NEEDED, RECIPES, WAYS, View, read
 from nlrl_jax.roles.dialogues import GOOD, VERDICT, History, Step
 from nlrl_jax.types import HostGame
 
-WAYS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
 _BACK = {"north": "south", "south": "north", "west": "east", "east": "west"}
 _TUNNEL = 3  # cells; one goes back by one and closes the tunnel
-FREE = ("grass", "sand", "path")
-_THING = re.compile(r"(?:an? )?([a-z ]+?) ((?:\d+ steps? \w+)(?: and \d+ steps? \w+)?)$")
-NEEDED = {"stone": "wood pickaxe", "coal": "wood pickaxe", "iron": "stone pickaxe", "diamond": "iron pickaxe"}
 _FIRST_TABLE, _LATER_TABLE = 5, 4  # wood to begin with
-
-
-@dataclasses.dataclass(frozen=True)
-class View:
-    """An observation as numbers.
-
-    things: kind -> (steps south, steps east) of the nearest. faced: kind. numbers: vitals and items by name, 0 for what
-    is not carried.
-    """
-
-    things: dict[str, tuple[int, int]]
-    faced: str
-    numbers: dict[str, int]
-    asleep: bool
-
-    def __getitem__(self, name: str) -> int:
-        return self.numbers.get(name, 0)
-
-    def steps(self, kind: str) -> int:
-        """Steps to the nearest of a kind; 99 if none is seen."""
-        return sum(map(abs, self.things[kind])) if kind in self.things else 99
-
-
-def read(observation: str) -> View:
-    """The observation, by its words; what cannot be read is not there."""
-    seen = re.search(r"You see (.*?)\. You face", observation)
-    faced = re.search(r"You face (?:an? |the )?([a-z ]+)\.", observation)
-    things = {}
-    for part in seen[1].split(", ") if seen else ():
-        if found := _THING.match(part):
-            south = east = 0
-            for steps, way in re.findall(r"(\d+) steps? (\w+)", found[2]):
-                down, right = WAYS.get(way, (0, 0))
-                south, east = south + int(steps) * down, east + int(steps) * right
-            things[found[1]] = south, east
-    numbers = {name.lower(): int(n) for name, n in re.findall(r"(Health|food|drink|energy) (\d+)", observation)}
-    carried = re.search(r"You carry (.*?)\.", observation)
-    numbers |= {name: int(n) for n, name in re.findall(r"(\d+) ([a-z ]+)", carried[1] if carried else "")}
-    return View(things, faced[1] if faced else "", numbers, "You are asleep" in observation)
 
 
 class Walker:
@@ -276,11 +232,6 @@ class Walker:
         return self._say(f"move {self.rng.choice(list(WAYS))}", "I need room")
 
 
-RECIPES = {
-    "wood": {"wood": 1},
-    "stone": {"wood": 1, "stone": 1},
-    "iron": {"wood": 1, "stone": 1, "coal": 1, "iron": 1},
-}
 _MATERIAL = {"place stone": "stone", "place table": "wood", "place furnace": "stone", "place plant": "sapling"}
 
 

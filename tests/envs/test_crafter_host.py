@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import envs
-from envs.crafter import engine, walker
+from envs.crafter import engine, reading, walker
 from envs.crafter.env import ACTIONS
 from nlrl_jax.roles.dialogues import NOTES, Dialogue, History, Step
 from nlrl_jax.text.host import NOTHING
@@ -57,7 +57,7 @@ def test_examples_have_the_notes_that_are_asked_for(host, monkeypatch):
 
 
 def test_reading():
-    view = walker.read(
+    view = reading.read(
         "You see a tree 2 steps north and 1 step west, water 1 step east. You face a path. You are asleep. "
         "Health 9, food 3, drink 4, energy 0. You carry 2 wood, 1 stone pickaxe."
     )
@@ -66,7 +66,7 @@ def test_reading():
         9, 3, 4, 0, 2, 1, 0,
     ]  # fmt: skip
     assert view.steps("tree") == 3 and view.steps("cow") == 99
-    assert walker.read("Nothing happens. You see nothing but open ground. You face grass.").things == {}
+    assert reading.read("Nothing happens. You see nothing but open ground. You face grass.").things == {}
 
 
 def seen(things="nothing but open ground", faced="grass", carried="nothing", vitals=(9, 9, 9, 9)):

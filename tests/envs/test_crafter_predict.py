@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.crafter import host, predict, text, walker
+from envs.crafter import host, predict, reading, text, walker
 
 
 @pytest.mark.slow
@@ -14,12 +14,12 @@ def test_predictions_come_true_in_real_episodes():
         facing = "north"
         for before, step in zip(seen, history.steps, strict=False):
             guess, truth = (
-                walker.read(one) for one in (predict.predict(before, facing, step.action), step.observation)
+                reading.read(one) for one in (predict.predict(before, facing, step.action), step.observation)
             )
             facing = step.action.removeprefix("move ") if step.action.startswith("move ") else facing
             steps += 1
             right_items += all(guess[name] == truth[name] for name in text.ITEM_NAMES)
-            solid = guess.faced not in (*walker.FREE, "cow", "zombie", "skeleton")
+            solid = guess.faced not in (*reading.FREE, "cow", "zombie", "skeleton")
             faced += solid
             right_faced += solid and guess.faced == truth.faced
     assert steps > 400 and right_items > 0.97 * steps and right_faced > 0.8 * faced > 0
@@ -68,7 +68,7 @@ def test_by_hand(observation, facing, action, after):
 
 
 def test_what_counts():
-    views = [walker.read(shown(OPEN, "grass", carried)) for carried in ("2 wood", "3 wood", "1 wood")]
+    views = [reading.read(shown(OPEN, "grass", carried)) for carried in ("2 wood", "3 wood", "1 wood")]
     assert predict.achieved(views[0], views[1], "do")
     assert not predict.achieved(views[1], views[0], "do")
     assert predict.achieved(views[1], views[2], "place table")
