@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching, growing
+from nlrl_jax.backends import batching, growing, heap
 from nlrl_jax.backends.prefix_cache import PrefixCache
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
@@ -109,6 +109,7 @@ class LocalModel:
         left = [i for i in range(len(rows)) if i not in written]
         if left:
             written |= self._write(prompts, {i: rows[i] for i in left}, sampling, ends, key)
+        heap.trim()
         replies = []
         for i, prompt in enumerate(which):
             tokens, ended = written[prompt if greedy else i]
@@ -143,6 +144,7 @@ class LocalModel:
             known = growing.log_probs(self.model, self.variables, self.cache, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
         log_probs = known | dict(zip(left, self._log_probs(prompts, [pairs[n] for n in left]))) if left else known
+        heap.trim()
         flat = iter(place)
         read = [len(prompts[prompt]) for prompt in which]
         return [
