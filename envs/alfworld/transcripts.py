@@ -2,8 +2,8 @@
 
 A walker acts on what it has read (`belief.Belief`): it looks into likely places until it has seen what it needs, then
 does what the goal asks for. Now and then it makes one of the mistakes that language models make here: it takes another
-thing that lies there, skips the cleaning, looks into a place again, or gives a command that does nothing. Behind a
-critic's BAD mistakes are rarer.
+thing that lies there, skips the cleaning, looks into a place again, or gives a command that does nothing. In some
+situations one mistake is a habit of all walkers, likelier than what is right. Behind a critic's BAD mistakes are rarer.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ class Walker:
     """Probabilities of a walker's mistakes.
 
     Attributes:
-      mistake: per step. corrected: behind a critic's BAD. random: of a command with names at random.
+      mistake: per step. habit: where the situation has one. corrected: behind a critic's BAD, of either. random: of a
+        command with names at random.
     """
 
-    mistake: float = 0.3
+    mistake: float = 0.25
+    habit: float = 0.75
     corrected: float = 0.15
     random: float = 0.05
 
 
-EXPERT = Walker(0.0, 0.0, 0.0)
+EXPERT = Walker(0.0, 0.0, 0.0, 0.0)
+_TASTES = 0.3  # share of walkers with an order of their own in which they look into places
+_HABITS = 0.35  # share of situations that have one
 WANDERER = Walker(random=0.5)  # for what commands do that nobody would choose
 
 
@@ -96,8 +100,15 @@ def choose(belief: Belief, walker: Walker, last_note: str, rng: random.Random, t
     """A walker's next command."""
     if rng.random() < walker.random:
         return anything(belief, rng)
-    chance = min(walker.mistake, walker.corrected) if verdict(last_note) == BAD else walker.mistake
-    return wrong(belief, rng) if rng.random() < chance else right(belief, taste)
+    wanted = belief.next()
+    situation = random.Random(" ".join([wanted.verb, *wanted.thing.split()[:1], *belief.at.split()[:1]]))
+    habit = situation.random() < _HABITS
+    chance = walker.habit if habit else walker.mistake
+    if verdict(last_note) == BAD:
+        chance = min(chance, walker.corrected)
+    if rng.random() < chance:
+        return wrong(belief, situation if habit else rng)
+    return right(belief, taste)
 
 
 def walk(task: str, seed: int, walker: Walker, kind: str, max_steps: int, split: str = "train") -> Transcript:
@@ -112,7 +123,8 @@ def walk(task: str, seed: int, walker: Walker, kind: str, max_steps: int, split:
     game = games.make(task, seed, split)
     world = World(game)
     history = History(game.goal, world.intro())
-    belief, values, taste = Belief(game.goal, world.intro()), [], str(seed)
+    belief, values = Belief(game.goal, world.intro()), []
+    taste = str(seed) if rng.random() < _TASTES else ""
     if kind == "Thought":
         history = history.noted(annotate.thought(belief))
     if kind == "Value":
