@@ -14,8 +14,8 @@ stands where, what a move leads to and whether that wins, which squares would co
 there are. The moves and evaluations it learns to write are random. So it names legal moves and writes proper
 evaluations, and does not know a good one from a bad one. Weights are kept in bfloat16.
 
-BabyAI-Text: the model reads transcripts of walkers of mixed quality (`envs/babyai/corpus.py`): it proposes actions,
-imagines observations and judges steps. See `nlrl_jax.run.nano`.
+BabyAI-Text and ALFWorld: the model reads transcripts of walkers of mixed quality (`envs/babyai/corpus.py`,
+`envs/alfworld/corpus.py`): it proposes actions, imagines observations and judges steps. See `nlrl_jax.run.nano`.
 
 The result is an ordinary Hugging Face folder (Llama architecture).
 """

@@ -6,6 +6,7 @@
     python -m launch.run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
     python -m launch.run_lac --model endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME \\
         --endpoint_tokenizer ORG/NAME --run_dir runs/lac_endpoint
+    python -m launch.run_lac --game alfworld --model nano_alfworld --tasks 5 --run_dir runs/house
     python -m launch.run_lac --game webshop --tasks 40 --run_dir runs/webshop  # a shopper by rule, LATS beside LAC
     python -m launch.run_lac --game webshop --webshop_data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
@@ -62,8 +63,8 @@ class LACRunConfig:
     webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: our own")
     model: str = option(
         "",
-        "the language model: nano_babyai, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, or scripted: "
-        "the game's rules that read transcripts; empty: scripted where the game has it, else nano_babyai",
+        "the language model: nano_babyai, nano_alfworld, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, "
+        "or scripted: the game's rules that read transcripts; empty: scripted where the game has it, else nano_babyai",
     )
     endpoint: EndpointOptions = part(EndpointOptions(base_url="http://localhost:8000/v1"))
     endpoint_model: str = option("", "endpoint: the server's name for the model")
