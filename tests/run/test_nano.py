@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from nlrl_jax.run import nano
-from nlrl_jax.types import Chat
+from nlrl_jax.roles.dialogues import Dialogue, History, Step, verdict
+from nlrl_jax.run import models, nano
+from nlrl_jax.types import Chat, Sampling
 
 EPISODE = """Goal of the agent: take the mug
 Observation: You see a shelf 1, and a shelf 2.
@@ -60,3 +61,31 @@ def test_names_weigh_more_but_not_where_they_cannot_be_known(tokenizer, guessed)
     assert ("Action:", " shelf 2") in heavy and ("Critic:", " GOOD") in heavy
     assert (("Observation:", " mug 1") in heavy) == guessed
     assert {text for _, text in heavy} <= {" shelf 1", " shelf 2", " mug 1", " mug", " GOOD"}
+
+
+JUDGED = {
+    "nano_babyai": (
+        "go to the red ball",
+        "You see a red ball 3 steps forward",
+        ("go forward", "You see a red ball 2 steps forward", "GOOD"),
+        ("turn left", "You see a red ball 3 steps right", "BAD"),
+    ),
+    "nano_alfworld": (
+        "put some mug on desk",
+        "On the shelf 2, you see a mug 1, and a pen 2.",
+        ("take mug 1 from shelf 2", "You pick up the mug 1 from the shelf 2.", "GOOD"),
+        ("take cup 1 from desk 1", "Nothing happens.", "BAD"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_built_in_models_act_and_judge(name):
+    goal, seen, *steps = JUDGED[name]
+    model, dialogue = models.local_model(name, chat=False), Dialogue.of("", compact=True)
+    start = History(goal, seen)
+    (reply,) = model.complete([dialogue.chat(start, "Action:")], Sampling(20, 0.0), "policy", stop=("\n",))
+    assert reply.ended and reply.text.split()[0] in ("go", "turn", "inventory", "look", "open", "take")
+    after = [dialogue.chat(start.then(Step(*step[:2])), "Critic:") for step in steps]
+    notes = model.complete(after, Sampling(40, 0.0), "note", stop=("\n",))
+    assert [verdict(note.text) for note in notes] == [step[2] for step in steps]
