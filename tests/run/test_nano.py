@@ -67,12 +67,14 @@ JUDGED = {
     "nano_babyai": (
         "go to the red ball",
         "You see a red ball 3 steps forward",
+        "",
         ("go forward", "You see a red ball 2 steps forward", "GOOD"),
         ("turn left", "You see a red ball 3 steps right", "BAD"),
     ),
     "nano_alfworld": (
         "put some mug on desk",
         "On the shelf 2, you see a mug 1, and a pen 2.",
+        "I am at the shelf 2. The mug 1 is here. This step is GOOD.",
         ("take mug 1 from shelf 2", "You pick up the mug 1 from the shelf 2.", "GOOD"),
         ("take cup 1 from desk 1", "Nothing happens.", "BAD"),
     ),
@@ -81,9 +83,9 @@ JUDGED = {
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_built_in_models_act_and_judge(name):
-    goal, seen, *steps = JUDGED[name]
+    goal, seen, note, *steps = JUDGED[name]
     model, dialogue = models.local_model(name, chat=False), Dialogue.of("", compact=True)
-    start = History(goal, seen)
+    start = History(goal, seen, note=note)
     (reply,) = model.complete([dialogue.chat(start, "Action:")], Sampling(20, 0.0), "policy", stop=("\n",))
     assert reply.ended and reply.text.split()[0] in ("go", "turn", "inventory", "look", "open", "take")
     after = [dialogue.chat(start.then(Step(*step[:2])), "Critic:") for step in steps]
