@@ -145,6 +145,7 @@ _DEMONSTRATED = {
     "babyai": "envs.babyai.demonstrations",
     "alfworld": "envs.alfworld.demonstrations",
     "webshop": "envs.webshop.demonstrations",
+    "crafter": "envs.crafter.demonstrations",
 }
 DEMONSTRATED = tuple(_DEMONSTRATED)
 

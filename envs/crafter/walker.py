@@ -16,6 +16,7 @@ from nlrl_jax.types import HostGame
 
 _BACK = {"north": "south", "south": "north", "west": "east", "east": "west"}
 _TUNNEL = 3  # cells; one goes back by one and closes the tunnel
+LOOKING = "I look around for more"  # the reason where there is no other
 _FIRST_TABLE, _LATER_TABLE = 5, 4  # wood to begin with
 
 
@@ -181,7 +182,7 @@ class Walker:
             return self._to(view, "cow", "a cow is near")
         return ""
 
-    def _explore(self, view: View, reason: str = "I look around for more") -> str:
+    def _explore(self, view: View, reason: str = LOOKING) -> str:
         if self.rng.random() < 0.03:
             self.heading = self.rng.choice(list(WAYS))
         return self._move(view, self.heading, reason)
