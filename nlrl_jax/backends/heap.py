@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
+import resource
 
 _STATM = pathlib.Path("/proc/self/statm")
-_PAGE = 4096
 GROWTH = 300e6  # bytes
 _size = 0
 
@@ -28,4 +28,4 @@ def trim() -> None:
 
 def resident() -> int:
     """Bytes of memory that the process holds."""
-    return int(_STATM.read_text().split()[1]) * _PAGE
+    return int(_STATM.read_text().split()[1]) * resource.getpagesize()

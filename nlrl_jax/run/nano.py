@@ -183,10 +183,8 @@ def pretrain(
     variables = {"params": params}
     opt_state = optimizer.init(variables["params"])
     step = jax.jit(make_sft_step(functools.partial(sft_loss, model), optimizer, "params"), donate_argnums=(0, 1))
-    rows, form = (
-        windows(tokenizer, language, pairs, seed),
-        SFTConfig(batch_size=language.batch, max_length=language.window, packed=True),
-    )
+    rows = windows(tokenizer, language, pairs, seed)
+    form = SFTConfig(batch_size=language.batch, max_length=language.window, packed=True)
     clock, recent = time.monotonic(), []
     for i in range(steps):
         batch = make_batches([next(rows) for _ in range(language.batch)], form, np.arange(language.batch))[0]

@@ -75,6 +75,7 @@ def test_learns_resumes_and_leaves_a_model_that_plays(tiny, mine, tmp_path, caps
     assert stored["script"] == SCRIPT and stored["counts"]["examples"] == 12  # 2 episodes of 2 steps, 3 lines each
     names = {"observation_loss", "reflection_loss", "action_loss", "accuracy", "accuracy_good", "accuracy_bad"}
     assert set(stored["before"]) == set(stored["after"]) == names
+    assert stored["after"]["observation_loss"] < stored["before"]["observation_loss"]
     assert stored["after"]["action_loss"] < stored["before"]["action_loss"] - 0.1
     assert stored["after"]["observation_loss"] == pytest.approx(rows[-1]["eval/observation_loss"])
     assert (tmp_path / "tuned" / "learning_curve.png").is_file()
