@@ -61,7 +61,7 @@ VOCAB_SIZE = {"grids": 512, "boards": 768}
 LANGUAGES = {  # of transcripts, as their models read them
     "babyai": lambda pairs: nano.Language(babyai.NAMES, babyai.PLACE),
     "alfworld": lambda pairs: nano.Language(
-        alfworld.names(pairs), guessed=False, vocab_size=1536, window=448, batch=10, positions=640
+        alfworld.names(pairs), guessed=False, vocab_size=1024, window=512, batch=10, positions=704
     ),
 }
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end

@@ -28,11 +28,13 @@ The last line reads `success: lac 0.442, react 0.175, ...`, or has the score of 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import time
 from collections import Counter
 from typing import Any
 
+import jax
 from absl import flags
 
 import envs
@@ -89,7 +91,13 @@ class LACRunConfig:
     )
     prompts: planning.PromptConfig = part(planning.PromptConfig())
     cache_mb: float = option(1000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
-    parallel: int = option(120, "episodes in lockstep", least=1)
+    parallel: int = option(60, "episodes in lockstep, a part of the run", least=1)
+    jobs: int = option(
+        0,
+        "parts that are played at once; what they do does not depend on it. 0: one per core, at most 4, for a built-in "
+        "model on a CPU, else 1",
+        least=0,
+    )
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
 
     def __post_init__(self):
@@ -173,6 +181,14 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
         raise ValueError(f"{error}\nwhat is finished is kept; --resume continues") from error
 
 
+def jobs_of(config: LACRunConfig) -> int:
+    """How many parts are played at once."""
+    if config.jobs:
+        return config.jobs
+    tiny = config.model in BUILT_IN and jax.default_backend() == "cpu"
+    return min(4, os.cpu_count() or 1) if tiny else 1
+
+
 def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None) -> dict[str, Any]:
     """All tasks with one method; see `planning.run_method`."""
     method = METHODS[name]
@@ -180,7 +196,7 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
     clock = time.perf_counter()
     result = planning.run_method(
         name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir,
-        config.lats,
+        config.lats, jobs_of(config),
     )  # fmt: skip
     summary = tables.summarize(result)
     shown = lambda field: f"{summary[field]:.3f}" + f" ± {summary[field + '_se']:.3f}" * (len(tasks) > 1)
@@ -228,7 +244,7 @@ def main(argv: list[str]) -> None:
         print(dry_run(config))
         return
     check_model(config, game)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=(*models.MAY_CHANGE, "methods"))
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=(*models.MAY_CHANGE, "methods", "jobs"))
     usage = Usage(run_dir)
     finished = run(config, run_dir, usage)
     scores = {name: tables.summarize(result) for name, result in finished.items()}

@@ -23,6 +23,9 @@ def corpus(episodes: int, seed: int) -> Iterator[tuple[Chat, str]]:
 
 
 def names(pairs: Sequence[tuple[Chat, str]]) -> str:
-    """A regular expression of the names in a corpus, with or without number: " shelf 2", " shelf"."""
+    """A regular expression of the names in a corpus: " shelf", and its number " 2" apart.
+
+    So the "mug" of a goal is the token that "mug 1" begins with, and looking it up is a comparison.
+    """
     kinds = sorted({kind for _, text in pairs for kind in re.findall(r" ([a-z]+) \d+(?!/)", text)}, reverse=True)
-    return rf" (?:{'|'.join(kinds)})(?: \d+|(?![a-z]))"
+    return rf" (?:{'|'.join(kinds)})(?![a-z])| \d+"

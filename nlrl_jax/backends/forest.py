@@ -131,11 +131,12 @@ def seen(forest: Forest, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]
     return np.where(old, forest.depth[start:stop], sees[text]), text
 
 
-def levels(paths: Sequence[np.ndarray], shared: np.ndarray, least: int = 64) -> list[Level]:
+def levels(paths: Sequence[np.ndarray], shared: np.ndarray, share: float, least: int = 64) -> list[Level]:
     """Cuts paths into what all begin with, what clusters of neighbours share, and what each has for itself: 3 levels.
 
     Args:
       paths: in lexical order; shared: what each shares with the one before it.
+      share: of a path, behind what all begin with, that neighbours in a cluster have in common at least.
       least: what all begin with stands by itself from this length on.
     """
     lengths = np.array([len(path) for path in paths])
@@ -143,7 +144,7 @@ def levels(paths: Sequence[np.ndarray], shared: np.ndarray, least: int = 64) -> 
     everywhere = int(min(lengths.min(), shared[1:].min())) if len(paths) > 1 else 0
     everywhere = everywhere if everywhere >= least else 0
     shorter = np.minimum(lengths, np.roll(lengths, 1)) - everywhere
-    first = 8 * (shared - everywhere) < shorter
+    first = shared - everywhere < share * shorter
     first[0] = True
     starts = np.flatnonzero(first)
     cluster = np.cumsum(first) - 1

@@ -23,8 +23,7 @@ from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling
 
 MOST = 512  # tokens of a read
-# Multiplications that are not worth another program, which compiles in half a second and is used some twenty times.
-SLACK = {"read": 1.5e9, "reply": 2e8}  # a reply takes many steps; a read is one
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `forest.levels` is tried with each; the cheapest is taken
 
 _empty = jax.jit(programs.empty_pool, static_argnums=(0, 1))
 _load = jax.jit(programs.load)
@@ -108,34 +107,6 @@ def _chunks(cache: PrefixCache, texts, rows: int, room: int) -> Iterator[list[in
         yield chunk
 
 
-_compiled: dict[Any, set[tuple[int, ...]]] = {}  # per program and model: (queries, and G, C, N of each level)
-
-
-def _fit(model: Transformer, program: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The cheapest shape of a compiled program that holds `wanted`; a new one if there is none, or it costs much more.
-
-    A new shape holds the older ones too, if that costs little: so a text that grows meets few programs, and shapes are
-    rounded up by little where computation is dear.
-    """
-    c = model.config
-    shapes = _compiled.setdefault((program, model), set())
-
-    def cost(shape):  # multiplications: of weights, and of what is in reach
-        pairs = sum(G * C * (N * c.num_heads + 8 * c.num_kv_heads) for G, C, N in zip(*[iter(shape[1:])] * 3))
-        return shape[0] * c.num_params + 2 * pairs * c.head_dim * c.num_layers
-
-    limit = 1.6 * cost(wanted) + SLACK[program]
-    larger = [shape for shape in shapes if all(have >= want for have, want in zip(shape, wanted))]
-    best = min(larger, key=cost, default=wanted)
-    if best is wanted or cost(best) > limit:
-        best = wanted
-        for shape in sorted(shapes, key=cost, reverse=True):
-            both = tuple(map(max, shape, best))
-            best = both if cost(both) <= limit else best
-    shapes.add(best)
-    return best
-
-
 def _contexts(model, cache, program: str, queries: int, paths, shared, path, sees) -> tuple[int, tuple[Context, ...]]:
     """The padded number of queries, and what they see of paths in the pool.
 
@@ -143,26 +114,31 @@ def _contexts(model, cache, program: str, queries: int, paths, shared, path, see
       queries: what the program would pad its queries to at least.
       paths, shared: as of `forest.levels`; path, sees: int [queries before padding], as of `forest.members`.
     """
-    found = forest.levels(paths, shared)
-    wanted = [queries]
-    for level in found:
-        if level.parts:
-            length = batching.bucket(max(map(len, level.parts)), 128)
-            length *= 1 + (level is found[-1] and length in (256, 1024))  # what each has for itself: by fours
-            groups = batching.bucket(len(level.parts), 1)
-            wanted += groups, length, batching.bucket(max(level.largest(path), queries // groups), 4)
-        else:
-            wanted += 0, 0, 0
-    total, *sizes = _fit(model, program, tuple(wanted))
+    cuts = [forest.levels(paths, shared, share) for share in SHARES]
+    wanted = [(queries, *_sizes(levels, path, queries)) for levels in cuts]
+    which, (total, *sizes) = cache.shapes.choose(program, wanted)
     pad = total - len(path)
     path, sees = np.pad(path, (0, pad), constant_values=-1), np.pad(sees, (0, pad))
     out = []
-    for level, (G, C, N) in zip(found, zip(*[iter(sizes)] * 3)):
+    for level, (G, C, N) in zip(cuts[which], zip(*[iter(sizes)] * 3)):
         if G:
             pool = cache.pool if cache.pool is not None else _empty(model, cache.device_slots)
             kv = _load(pool, forest.table(level.parts, G, C))
             out.append(Context(*kv, *forest.members(level, path, sees, G, N)))
     return total, tuple(out)
+
+
+def _sizes(levels: Sequence[forest.Level], path: np.ndarray, queries: int) -> list[int]:
+    """G, C, N of each level, rounded up; 0 where it is empty."""
+    sizes = []
+    for level in levels:
+        if level.parts:
+            groups = batching.bucket(len(level.parts), 1)
+            length = batching.bucket(max(map(len, level.parts)), 64)
+            sizes += groups, length, batching.bucket(max(level.largest(path), queries // groups), 1)
+        else:
+            sizes += 0, 0, 0
+    return sizes
 
 
 def _put(model, cache: PrefixCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:
@@ -232,7 +208,7 @@ def _write_chunk(model, variables, cache, texts, which, draws, sampling, ends, k
     read[:n], draw[:n], limit[:n] = lengths, draws, sampling.max_tokens
     static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
     temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
-    N = batching.bucket(sampling.max_tokens)
+    N = -(-sampling.max_tokens // 8) * 8
     state = _reply(model, variables, hidden, read, draw, limit, N, key, static, ends, contexts, temperature)
     tokens, sizes, ended, steps_done = jax.device_get((state.tokens, state.lengths, state.ended, state.index))
     replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nlrl_jax.backends.shapes import Shapes
 from nlrl_jax.lm.config import ModelConfig
 
 
@@ -36,7 +37,7 @@ class PrefixCache:
     Attributes:
       capacity: slots at most.
       pool: `KeyValues` [layers, K, slots, D], or None while nothing is stored.
-      stats: see `PrefixStats`.
+      stats: see `PrefixStats`. shapes: of the programs that use it; they outlive what it holds.
     """
 
     def __init__(self, config: ModelConfig, megabytes: float):
@@ -45,6 +46,7 @@ class PrefixCache:
         self.capacity = int(megabytes * 1e6 / per_token)
         self.vocab_size = config.vocab_size
         self.stats = PrefixStats()
+        self.shapes = Shapes(config)
         self.lock = threading.Lock()
         self.clear()
 

@@ -19,12 +19,13 @@ from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, option
 from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.rollouts.host_games import Episode, Move, play
+from nlrl_jax.run import parts
 from nlrl_jax.types import HostGame, LanguageModel
 from nlrl_jax.weights.load import BUILT_IN
 
@@ -137,60 +138,59 @@ def run_method(
     seed: int,
     run_dir: pathlib.Path | None = None,
     lats: LATSConfig | None = None,
+    jobs: int = 1,
 ) -> dict[str, Any]:
-    """Plays all tasks with one method. With a folder every step is on disk once it is made, and repeated from there; a
-    plan of whole episodes once the search is over.
+    """Plays all tasks with one method, in parts. With a folder every step is on disk once it is made, and repeated from
+    there; a plan of whole episodes once the search is over.
 
     Args:
-      parallel: episodes in lockstep.
+      parallel: episodes of a part, in lockstep.
       lats: of the search of LATS; None is the paper's.
+      jobs: parts that are played at once, in threads. A part has a cache of its own in a local model, so that what it
+        does follows from the part alone.
 
     Returns:
       {"method", "score": the reward's name in tables or "", "seconds", "problems", "calls",
-       "tokens": {"read", "written"}, "episodes": one dict each}.
+       "tokens": {"read", "written"}, "episodes": one dict each}. Seconds are those of all parts together.
     """
     usage.section = f"{name}/"
-    journal = run_dir / "moves" / f"{name}.jsonl" if run_dir else None
-    done = _read(journal)
-    episodes: list[Episode] = []
-    printed = time.monotonic()
-    for part, first in enumerate(range(0, len(tasks), parallel)):
-        chunk = tasks[first : first + parallel]
-        moves = [row for row in done if row["part"] == part]
-        last: dict[str, Any] = {}
+    journal = parts.Journal(run_dir / "moves" / f"{name}.jsonl" if run_dir else None)
+    chunks = [tasks[first : first + parallel] for first in range(0, len(tasks), parallel)]
+    jobs = min(jobs, len(chunks))
+    game = parts.one_at_a_time(game) if jobs > 1 else game
+    printed = [time.monotonic()]
+
+    def play_part(part: int) -> list[Episode]:
+        own, chunk, last = parts.alone(model, jobs), chunks[part], {}
+        moves = journal.of(part)
         clock = time.perf_counter()
-
-        def keep(rows, done=done):
-            done += rows
-            if journal:
-                journal.parent.mkdir(parents=True, exist_ok=True)
-                with journal.open("a") as file:
-                    file.write("".join(json.dumps(row) + "\n" for row in rows))
-
         if method.plan and not moves:
-            plans = method.plan(
-                model, dialogue, game, chunk, config.planning, lats or LATSConfig(), _seed(seed, part, 0)
-            )
+            plans = method.plan(own, dialogue, game, chunk, config.planning, lats or LATSConfig(), _seed(seed, part, 0))
             moves = _moves_of(plans, part, time.perf_counter() - clock)
-            keep(moves)
+            journal.add(moves)
 
-        def decide(histories, t, part=part, last=last):
-            made = method.decide(model, dialogue, histories, game.actions, config, _seed(seed, part, t))
+        def decide(histories, t):
+            made = method.decide(own, dialogue, histories, game.actions, config, _seed(seed, part, t))
             last.update(problems=made.problems, calls=made.calls)
             return made
 
-        def report(t, move, running, part=part, last=last, chunk=chunk):
-            nonlocal clock, printed
+        def report(t, move, running):
+            nonlocal clock
             now = time.perf_counter()
             row = {"part": part, "seconds": now - clock, "problems": last["problems"], "calls": last["calls"]}
             clock = now
-            keep([{**row, **move._asdict()}])
-            if time.monotonic() - printed > 15:
-                printed = time.monotonic()
-                print(f"  {method.title}: step {t + 1}, {running} of {len(chunk)} episodes are still open", flush=True)
+            journal.add([{**row, **move._asdict()}])
+            if time.monotonic() - printed[0] > 15:
+                printed[0] = time.monotonic()
+                which = f", part {part + 1} of {len(chunks)}" if len(chunks) > 1 else ""
+                shown = f"step {t + 1}, {running} of {len(chunk)} episodes are still open"
+                print(f"  {method.title}{which}: {shown}", flush=True)
 
         earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
-        episodes += play(game, decide, chunk, earlier, report)
+        return play(game, decide, chunk, earlier, report)
+
+    episodes = sum(parts.in_threads(play_part, len(chunks), jobs, journal), [])
+    done = journal.rows
     total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
     broken = Counter("game/broke off" for episode in episodes if episode.error)
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
@@ -260,37 +260,18 @@ def _moves_of(plans: Plans, part: int, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def inner_model(model: LanguageModel) -> LanguageModel:
-    """The model behind a meter."""
-    return model.model if isinstance(model, Metered) else model
-
-
 def context_of(model: LanguageModel, tokens: int) -> int:
     """Tokens of the model's context: `tokens`, or the local model's own for 0; 0 if nobody knows."""
-    inner = inner_model(model)
+    inner = parts.inner_model(model)
     own = inner.model.config.max_positions if isinstance(inner, LocalModel) else 0
     return min(filter(None, (tokens, own)), default=0)
 
 
 def tokenizer_of(model: LanguageModel, endpoint: Tokenizer | None = None) -> Tokenizer | None:
     """The tokenizer that counts a model's tokens; None where there is none."""
-    inner = inner_model(model)
+    inner = parts.inner_model(model)
     return endpoint if isinstance(inner, EndpointModel) else getattr(inner, "tokenizer", None)
 
 
 def _seed(seed: int, part: int, t: int) -> int:
     return int(jax.random.bits(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), part), t)) >> np.uint32(1))
-
-
-def _read(journal: pathlib.Path | None) -> list[dict[str, Any]]:
-    """The moves of an interrupted run; a line that a kill has cut is dropped, and with it the file is cleaned."""
-    if journal is None or not journal.is_file():
-        return []
-    rows = []
-    for line in journal.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    write_atomically(journal, "".join(json.dumps(row) + "\n" for row in rows))
-    return rows

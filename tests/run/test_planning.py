@@ -10,7 +10,8 @@ from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
-from nlrl_jax.run import planning
+from nlrl_jax.run import parts, planning
+from nlrl_jax.run.models import local_model
 from nlrl_jax.types import Outcome
 from nlrl_jax.weights.load import load_tokenizer
 from tests.algorithms.test_lac import GAME, Corridor
@@ -19,11 +20,11 @@ TASKS = [("", i) for i in range(5)]
 CONFIG = replace(LACConfig(), candidates=3)
 
 
-def run(model, folder):
+def run(model, folder, jobs=1):
     folder.mkdir(exist_ok=True)
     usage, method = Usage(folder), METHODS["lac"]
     args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS, 2, 0, folder
-    return planning.run_method("lac", method, *args)
+    return planning.run_method("lac", method, *args, jobs=jobs)
 
 
 class Killed(Corridor):
@@ -123,3 +124,25 @@ def test_tasks_and_names():
     assert methods.parse("lac, rap,lac") == ["lac", "rap"]
     with pytest.raises(ValueError, match="methods is 'magic'"):
         methods.parse("magic")
+
+
+def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):
+    """And where one fails, the others end, and a resumed run goes on with what is on disk."""
+    whole = run(Corridor(), tmp_path / "whole")
+    assert run(Corridor(), tmp_path / "both", jobs=2)["episodes"] == whole["episodes"]
+    folder = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        run(Killed(12), folder, jobs=2)
+    made = len((folder / "moves" / "lac.jsonl").read_text().splitlines())
+    assert 0 < made
+    resumed = run(Corridor(), folder, jobs=3)
+    assert resumed["episodes"] == whole["episodes"] and resumed["calls"] == whole["calls"]
+
+
+def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
+    model = Metered(local_model("nano_babyai", chat=False, cache_mb=4.0), Usage())
+    one, other = (parts.alone(model, 2) for _ in range(2))
+    assert one.model.cache is not other.model.cache and one.model.cache_mb == 2 and one.usage is model.usage
+    assert one.model.variables is model.model.variables
+    plain = Metered(Corridor(), Usage())
+    assert parts.alone(plain, 2) is plain

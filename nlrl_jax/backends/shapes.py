@@ -1,0 +1,57 @@
+"""The shapes of the programs for growing texts: few, as each must be compiled, and none much dearer than needed.
+
+A shape is (queries, and G groups, C keys, N queries of a group for each level of context). A program that is larger
+than a call needs is used until it has wasted as much as compiling a better one takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nlrl_jax.lm.config import ModelConfig
+
+Shape = tuple[int, ...]
+COMPILING = 30e9  # multiplications in the time that it takes: about a second of one core
+# How much more a new program may cost than what is asked for, if it can then do an older one's work too.
+FACTOR, MORE = 1.3, COMPILING / 100
+STEPS = {"read": 1, "reply": 12}  # typical uses of a program's shape in a call
+
+
+class Shapes:
+    """What has been compiled for one model, and how much each program has wasted since the last one was.
+
+    Its choices follow from the calls alone, so that a run repeats itself to the bit.
+    """
+
+    def __init__(self, config: ModelConfig):
+        self.config = config
+        self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
+
+    def cost(self, shape: Shape) -> float:
+        """Multiplications by weights and keys, and the reading of keys, which takes as long as some 14 for each."""
+        c = self.config
+        keys = sum(G * C * (N * c.num_heads + 14 * c.num_kv_heads) for G, C, N in zip(*[iter(shape[1:])] * 3))
+        return shape[0] * c.num_params + 2 * keys * c.head_dim * c.num_layers
+
+    def choose(self, program: str, wanted: Sequence[Shape]) -> tuple[int, Shape]:
+        """Which of the alternatives `wanted` to take, and the shape of the program for it."""
+        wasted = self.wasted[program]
+        least, cheapest = min((self.cost(shape), i) for i, shape in enumerate(wanted))
+        fits = [(self.cost(have), i, have) for have in wasted for i, want in enumerate(wanted) if _holds(have, want)]
+        if fits:
+            cost, i, have = min(fits)
+            waste = wasted[have] + (cost - least) * STEPS[program]
+            if waste <= COMPILING:
+                wasted[have] = waste
+                return i, have
+            wasted[have] = 0.0
+        best, most = wanted[cheapest], FACTOR * least + MORE / STEPS[program]
+        for have in sorted(wasted, key=self.cost, reverse=True):
+            both = tuple(map(max, have, best))
+            best = both if self.cost(both) <= most else best
+        wasted[best] = 0.0
+        return cheapest, best
+
+
+def _holds(shape: Shape, wanted: Shape) -> bool:
+    return all(have >= want for have, want in zip(shape, wanted, strict=True))
