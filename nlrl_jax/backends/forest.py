@@ -49,10 +49,10 @@ class Level(NamedTuple):
     group: np.ndarray
     begin: np.ndarray
 
-    def largest(self, path: np.ndarray) -> int:
-        """How many of the queries that each see a path are in one group at most."""
-        group = self.group[path]
-        return int(np.bincount(group[group >= 0], minlength=1).max())
+    def counts(self, path: np.ndarray) -> np.ndarray:
+        """Queries in each group, int [parts], of queries that each see a path: int [queries], -1 for none."""
+        group = np.where(path >= 0, self.group[path], -1)
+        return np.bincount(group[group >= 0], minlength=len(self.parts))
 
 
 def common(texts: Sequence[np.ndarray]) -> np.ndarray:
@@ -165,11 +165,17 @@ def _level(parts, group, begin) -> Level:
     return Level([part for part in parts if len(part)], number[group], begin)
 
 
-def table(parts: Sequence[np.ndarray], groups: int, length: int) -> np.ndarray:
-    """Parts as rows of int32 [groups, length], padded with 0."""
-    out = np.zeros((groups, length), np.int32)
-    for row, part in zip(out, parts):
-        row[: len(part)] = part
+def rows_of(counts: np.ndarray, N: int) -> np.ndarray:
+    """How many rows of `N` members each group takes, int [parts]: a large one several, a group without members one."""
+    return np.maximum(-(-counts // N), 1)
+
+
+def table(level: Level, rows: np.ndarray, groups: int, length: int) -> np.ndarray:
+    """Slots as int32 [groups, length], padded with 0: part i stands in rows[i] rows."""
+    out, row = np.zeros((groups, length), np.int32), 0
+    for part, times in zip(level.parts, rows.tolist(), strict=True):
+        out[row : row + times, : len(part)] = part
+        row += times
     return out
 
 
@@ -180,17 +186,19 @@ def members(
 
     Args:
       path: int [queries], -1 where a query sees no path; sees: int [queries].
-      groups, N: groups, and queries of each, with padding.
+      groups, N: rows of `table`, and members of each, with padding.
     """
-    sizes = np.array([len(part) for part in level.parts])
+    sizes, counts = np.array([len(part) for part in level.parts]), level.counts(path)
+    first_row = np.cumsum(rows_of(counts, N)) - rows_of(counts, N)
     group = np.where(path >= 0, level.group[path], -1)
     order = np.flatnonzero(group >= 0)
     order = order[np.argsort(group[order], kind="stable")]
     of = group[order]
-    rank = np.arange(len(of)) - np.searchsorted(of, np.arange(groups))[of]
+    rank = np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+    row, column = first_row[of] + rank // N, rank % N
     who, visible = np.zeros((groups, N), np.int32), np.zeros((groups, N), np.int32)
     place = np.full(len(path), -1, np.int32)
-    who[of, rank] = order
-    visible[of, rank] = np.clip(sees[order] - level.begin[path[order]], 0, sizes[of])
-    place[order] = of * N + rank
+    who[row, column] = order
+    visible[row, column] = np.clip(sees[order] - level.begin[path[order]], 0, sizes[of])
+    place[order] = row * N + column
     return who, visible, place

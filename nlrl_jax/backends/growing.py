@@ -115,7 +115,7 @@ def _contexts(model, cache, program: str, queries: int, paths, shared, path, see
       paths, shared: as of `forest.levels`; path, sees: int [queries before padding], as of `forest.members`.
     """
     cuts = [forest.levels(paths, shared, share) for share in SHARES]
-    wanted = [(queries, *_sizes(levels, path, queries)) for levels in cuts]
+    wanted = [(queries, *(n for level in levels for n in _size(cache, program, level, path))) for levels in cuts]
     which, (total, *sizes) = cache.shapes.choose(program, wanted)
     pad = total - len(path)
     path, sees = np.pad(path, (0, pad), constant_values=-1), np.pad(sees, (0, pad))
@@ -123,22 +123,20 @@ def _contexts(model, cache, program: str, queries: int, paths, shared, path, see
     for level, (G, C, N) in zip(cuts[which], zip(*[iter(sizes)] * 3)):
         if G:
             pool = cache.pool if cache.pool is not None else _empty(model, cache.device_slots)
-            kv = _load(pool, forest.table(level.parts, G, C))
+            rows = forest.rows_of(level.counts(path), N)
+            kv = _load(pool, forest.table(level, rows, G, C))
             out.append(Context(*kv, *forest.members(level, path, sees, G, N)))
     return total, tuple(out)
 
 
-def _sizes(levels: Sequence[forest.Level], path: np.ndarray, queries: int) -> list[int]:
-    """G, C, N of each level, rounded up; 0 where it is empty."""
-    sizes = []
-    for level in levels:
-        if level.parts:
-            groups = batching.bucket(len(level.parts), 1)
-            length = batching.bucket(max(map(len, level.parts)), 64)
-            sizes += groups, length, batching.bucket(max(level.largest(path), queries // groups), 1)
-        else:
-            sizes += 0, 0, 0
-    return sizes
+def _size(cache: PrefixCache, program: str, level: forest.Level, path: np.ndarray) -> tuple[int, int, int]:
+    """The cheapest G, C, N of a level, rounded up; 0 where it is empty."""
+    if not level.parts:
+        return 0, 0, 0
+    counts, length = level.counts(path), batching.bucket(max(map(len, level.parts)), 64)
+    powers = [1 << i for i in range(int(counts.max(initial=1)).bit_length() + 1)]
+    sizes = [(batching.bucket(int(forest.rows_of(counts, N).sum()), 1), length, N) for N in powers]
+    return min(sizes, key=lambda size: cache.shapes.cost(program, (0, *size)))
 
 
 def _put(model, cache: PrefixCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:

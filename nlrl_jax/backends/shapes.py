@@ -14,6 +14,7 @@ Shape = tuple[int, ...]
 COMPILING = 30e9  # multiplications in the time that it takes: about a second of one core
 # How much more a new program may cost than what is asked for, if it can then do an older one's work too.
 FACTOR, MORE = 1.3, COMPILING / 100
+READ, LOAD = 14, 20  # multiplications in the time that reading a key for all its queries, and loading it, take
 STEPS = {"read": 1, "reply": 12}  # typical uses of a program's shape in a call
 
 
@@ -27,28 +28,30 @@ class Shapes:
         self.config = config
         self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
 
-    def cost(self, shape: Shape) -> float:
-        """Multiplications by weights and keys, and the reading of keys, which takes as long as some 14 for each."""
-        c = self.config
-        keys = sum(G * C * (N * c.num_heads + 14 * c.num_kv_heads) for G, C, N in zip(*[iter(shape[1:])] * 3))
+    def cost(self, program: str, shape: Shape) -> float:
+        """Multiplications by weights and keys, and what takes as long: the reading of keys, and before it their loading
+        from the cache, once per call."""
+        c, load = self.config, READ + LOAD / STEPS[program]
+        keys = sum(G * C * (N * c.num_heads + load * c.num_kv_heads) for G, C, N in zip(*[iter(shape[1:])] * 3))
         return shape[0] * c.num_params + 2 * keys * c.head_dim * c.num_layers
 
     def choose(self, program: str, wanted: Sequence[Shape]) -> tuple[int, Shape]:
         """Which of the alternatives `wanted` to take, and the shape of the program for it."""
         wasted = self.wasted[program]
-        least, cheapest = min((self.cost(shape), i) for i, shape in enumerate(wanted))
-        fits = [(self.cost(have), i, have) for have in wasted for i, want in enumerate(wanted) if _holds(have, want)]
+        cost = lambda shape: self.cost(program, shape)
+        least, cheapest = min((cost(shape), i) for i, shape in enumerate(wanted))
+        fits = [(cost(have), i, have) for have in wasted for i, want in enumerate(wanted) if _holds(have, want)]
         if fits:
-            cost, i, have = min(fits)
-            waste = wasted[have] + (cost - least) * STEPS[program]
+            price, i, have = min(fits)
+            waste = wasted[have] + (price - least) * STEPS[program]
             if waste <= COMPILING:
                 wasted[have] = waste
                 return i, have
             wasted[have] = 0.0
         best, most = wanted[cheapest], FACTOR * least + MORE / STEPS[program]
-        for have in sorted(wasted, key=self.cost, reverse=True):
+        for have in sorted(wasted, key=cost, reverse=True):
             both = tuple(map(max, have, best))
-            best = both if self.cost(both) <= most else best
+            best = both if cost(both) <= most else best
         wasted[best] = 0.0
         return cheapest, best
 

@@ -27,7 +27,14 @@ def empty_pool(model: Transformer, slots: int) -> KeyValues:
 
 def load(pool: KeyValues, slots: jax.Array) -> KeyValues:
     """The keys and values of `slots` int32 [G, C] -> [layers, K, G, C, D]."""
-    return KeyValues(*(t.at[:, :, slots].get(mode="promise_in_bounds") for t in pool))
+
+    def get(t):
+        layers, K, S, D = t.shape
+        # With one axis in front XLA's gather on the CPU is 2.5 times as fast as with two.
+        rows = t.reshape(layers * K, S, D).at[:, slots].get(mode="promise_in_bounds")
+        return rows.reshape(layers, K, *slots.shape, D)
+
+    return KeyValues(*map(get, pool))
 
 
 def store(pool: KeyValues, new: KeyValues, source: jax.Array, slots: jax.Array) -> KeyValues:
