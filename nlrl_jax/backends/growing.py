@@ -7,6 +7,8 @@ what several texts share once for all of them.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +34,16 @@ _read = jax.jit(programs.read, static_argnums=0)
 _keep = jax.jit(programs.keep)
 _reply = jax.jit(steps.reply, static_argnums=(0, 6, 8))
 _log_probs = jax.jit(programs.next_log_probs, static_argnums=0)
+_compiled: set[Any] = set()
+_compiling = threading.Lock()
+
+
+@contextlib.contextmanager
+def _compiled_once(*program):
+    """Where several threads need a program at once, one compiles it and the others wait."""
+    with contextlib.nullcontext() if program in _compiled else _compiling:
+        yield
+    _compiled.add(program)
 
 
 def write(
@@ -179,7 +191,8 @@ def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[i
         tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
         tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
         ends[:n] = np.minimum(woods.end[start:stop], stop) - start
-        hidden, kv = _read(model, variables, tokens, positions, ends, contexts)
+        with _compiled_once(model, "read", T, *(context.shape for context in contexts)):
+            hidden, kv = _read(model, variables, tokens, positions, ends, contexts)
         fresh = np.flatnonzero(woods.slot[start:stop] >= 0)
         if len(fresh):
             _put(model, cache, kv, fresh, woods.slot[start + fresh], T)
@@ -207,7 +220,8 @@ def _write_chunk(model, variables, cache, texts, which, draws, sampling, ends, k
     static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
     temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
     N = -(-sampling.max_tokens // 8) * 8
-    state = _reply(model, variables, hidden, read, draw, limit, N, key, static, ends, contexts, temperature)
+    with _compiled_once(model, "reply", R, N, static, *(context.shape for context in contexts)):
+        state = _reply(model, variables, hidden, read, draw, limit, N, key, static, ends, contexts, temperature)
     tokens, sizes, ended, steps_done = jax.device_get((state.tokens, state.lengths, state.ended, state.index))
     replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]
     _keep_replies(model, cache, state.kv, texts, woods.paths, which, replies, int(steps_done), N)

@@ -101,6 +101,11 @@ class Context(NamedTuple):
     visible: jax.Array
     place: jax.Array
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """G, C, N."""
+        return *self.members.shape[:1], self.k.shape[-2], *self.members.shape[1:]
+
 
 def attend_contexts(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, contexts: tuple[Context, ...]
