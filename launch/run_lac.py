@@ -43,6 +43,7 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends import heap
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
@@ -160,8 +161,8 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     game, tasks = make_game(config)
     names = methods.parse(config.methods)
     given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
-    rows = 128 if config.model in BUILT_IN else 64  # a tiny model's rows cost little memory
-    local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows}
+    local = {"chat": False, "cache_mb": config.cache_mb}
+    heap.hold()
     if config.model == "scripted":
         model = Metered(game.scripted(), usage)
     else:

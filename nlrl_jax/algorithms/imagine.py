@@ -234,6 +234,7 @@ def imagine(
     actions: Sequence[str],
     stop: Callable[[Step], bool] = lambda step: False,
     branch: int = 1,
+    outcome: bool = True,
 ) -> list[list[Future]]:
     """Rollouts in the model's imagination (LAC, equation 3: u): each begins with a first action, then the model goes on
     greedily for `config.depth` steps or until `stop` holds for a step.
@@ -242,6 +243,7 @@ def imagine(
       histories, firsts: of each rollout, R of them.
       actions: all there are; empty where any text is one.
       branch: actions that are followed from each imagined state; 1 is a chain.
+      outcome: whether the last action's observation is of interest; else it is "".
 
     Returns: the leaves of each rollout; one with `branch` 1.
     """
@@ -254,19 +256,20 @@ def imagine(
             dialogue.chat(history, f"Action: {action}\nObservation:")
             for history, (_, _, action) in zip(shown, open_, strict=True)
         ]
-        observations = caller.lines(WORLD, chats)
-        caller.count(WORLD, "empty", observations.count(""))
+        last = depth + 1 == config.depth
+        observations = caller.lines(WORLD, chats) if outcome or not last else [""] * len(chats)
+        caller.count(WORLD, "empty", observations.count("") if outcome or not last else 0)
         grown = [
             history.then(Step(action, text))
             for history, (_, _, action), text in zip(shown, open_, observations, strict=True)
         ]
-        grown = write_notes(caller, dialogue, grown)
+        grown = write_notes(caller, dialogue, grown) if outcome or not last else grown
         going = []
         for (i, future, _), history in zip(open_, grown, strict=True):
             step = history.steps[-1]
             ended = stop(step) or not step.observation
             future = Future(history, (*future.imagined, step))
-            if ended or depth + 1 == config.depth:
+            if ended or last:
                 leaves[i].append(future)
             else:
                 going.append((i, future))

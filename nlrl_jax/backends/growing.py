@@ -145,7 +145,7 @@ def _size(cache: PrefixCache, program: str, level: forest.Level, path: np.ndarra
     """The cheapest G, C, N of a level, rounded up; 0 where it is empty."""
     if not level.parts:
         return 0, 0, 0
-    counts, length = level.counts(path), batching.bucket(max(map(len, level.parts)), 64)
+    counts, length = level.counts(path), -(-max(map(len, level.parts)) // 64) * 64
     powers = [1 << i for i in range(int(counts.max(initial=1)).bit_length() + 1)]
     sizes = [(batching.bucket(int(forest.rows_of(counts, N).sum()), 1), length, N) for N in powers]
     return min(sizes, key=lambda size: cache.shapes.cost(program, (0, *size)))

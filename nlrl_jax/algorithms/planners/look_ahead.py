@@ -24,8 +24,12 @@ def best_candidate(
     seed: int,
     value: Value,
     stop: Callable[[Step], bool] = lambda step: False,
+    outcome: bool = True,
 ) -> Decisions:
     """The candidate whose rollout has the highest value; the likelier one of equals. See `lac.decide`.
+
+    Args:
+      value, stop, outcome: of a rollout; see `imagine`.
 
     Raises:
       ValueError: `config.depth` is 0.
@@ -36,7 +40,7 @@ def best_candidate(
     short = caller.trim(dialogue, histories)
     candidates = propose(caller, dialogue, short, actions)
     pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
-    rollouts = imagine(caller, dialogue, [short[i] for i, _ in pairs], [a for _, a in pairs], actions, stop)
+    rollouts = imagine(caller, dialogue, [short[i] for i, _ in pairs], [a for _, a in pairs], actions, stop, 1, outcome)
     futures = [leaves[0] for leaves in rollouts]
     values = iter(value(caller, futures, [p for one in candidates for p in one.log_prior]))
     leaves, picked, thinking = iter(futures), [], []

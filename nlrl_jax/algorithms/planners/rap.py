@@ -1,4 +1,7 @@
-"""RAP as the LAC paper runs it (C.2.2): Q is the sum of the actions' log-probabilities along a greedy rollout."""
+"""RAP as the LAC paper runs it (C.2.2): Q is the sum of the actions' log-probabilities along a greedy rollout.
+
+What the last action leads to plays no part in that sum, so it is not imagined.
+"""
 
 from __future__ import annotations
 
@@ -44,4 +47,4 @@ def decide(
             values[i] += log_prob
         return values
 
-    return best_candidate(model, dialogue, histories, actions, config, seed, value)
+    return best_candidate(model, dialogue, histories, actions, config, seed, value, outcome=False)
