@@ -242,15 +242,15 @@ def test_planners_value_rollouts_by_their_own_rules():
     record = run(rap, "").thinking[0]
     np.testing.assert_allclose(record["q"], [math.log(PRIOR[a] * 0.6) for a in record["candidates"]], rtol=1e-6)
     assert run(rap, "").actions == ["left", "left"]
+    # It does not ask what the last action leads to.
+    assert [[step[1] != "" for step in leaves[0]] for leaves in record["futures"]] == [[True, False]] * 3
     # ICPI: the reward is in reach only from 2
     assert run(icpi, "Reward").actions == ["left", "right"]
     # RAFA: the share of the way
     assert run(rafa, "").actions == ["right", "right"]
     assert react.decide(Corridor(), Dialogue.of("", ""), START, ACTIONS, planning, 0).actions == ["left", "left"]
     with pytest.raises(ValueError, match="depth is 0"):
-        run(rap, "", depth=0) if False else rap.decide(
-            Corridor(), Dialogue.of("", ""), START, ACTIONS, PlanningConfig(depth=0), 0
-        )
+        rap.decide(Corridor(), Dialogue.of("", ""), START, ACTIONS, PlanningConfig(depth=0), 0)
 
 
 def test_thoughts_are_steps_that_the_game_does_not_see():
