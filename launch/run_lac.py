@@ -1,7 +1,7 @@
 """LAC and planners on a text game, by any language model (LAC, section 5).
 
-    python -m launch.run_lac --methods lac,lac_no_critic,react --run_dir runs/lac  # ten minutes on two CPU cores
-    python -m launch.run_lac --run_dir runs/lac_planners                       # with all planners: about an hour
+    python -m launch.run_lac --methods lac,lac_no_critic,react --run_dir runs/lac  # six minutes on two CPU cores
+    python -m launch.run_lac --run_dir runs/lac_planners                       # with all planners: 22 minutes
     python -m launch.run_lac --tasks 50 --run_dir runs/lac_paper               # the paper's 300 tasks
     python -m launch.run_lac --methods lac,lac_no_critic,critic_only --run_dir runs/lac_ablations
     python -m launch.run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
@@ -11,8 +11,9 @@
     python -m launch.run_lac --game webshop --tasks 40 --run_dir runs/webshop  # a shopper by rule, LATS beside LAC
     python -m launch.run_lac --game webshop --webshop_data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
-All methods play the same tasks, --tasks of each mission, in lockstep. Leaves episodes/METHOD.json, results.json,
-table.md, plots, report.html and usage.json. Every step is on disk once it is made (moves/), so --resume repeats none.
+All methods play the same tasks, --tasks of each mission, in parts of --parallel in lockstep. Leaves
+episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json. Every step is on disk once it is made
+(moves/), so --resume repeats none.
 
 The built-in model nano_babyai has read thousands of transcripts of walkers of mixed quality (`envs/babyai/corpus.py`),
 where the paper fine-tunes models of seven or eight billion weights on 18. --alpha and --floor were chosen with it on
