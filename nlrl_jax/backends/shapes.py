@@ -52,6 +52,9 @@ class Shapes:
         for have in sorted(wasted, key=cost, reverse=True):
             both = tuple(map(max, have, best))
             best = both if cost(both) <= most else best
+        for i in 2 * (*range(1, len(best)),):  # and longer texts and larger groups, where that costs next to nothing
+            twice = (*best[:i], 2 * best[i], *best[i + 1 :])
+            best = twice if cost(twice) <= least + MORE / STEPS[program] else best
         wasted[best] = 0.0
         return cheapest, best
 

@@ -1,16 +1,23 @@
 """Programs are larger than needed only as long as that is cheaper than another one; groups are cut where that helps."""
 
 import numpy as np
+import pytest
 
 from nlrl_jax.backends import forest, shapes
-from nlrl_jax.backends.shapes import COMPILING, STEPS, Shapes
+from nlrl_jax.backends.shapes import COMPILING, MORE, STEPS, Shapes
 from nlrl_jax.lm.config import ModelConfig
 
 CONFIG = ModelConfig(512, 128, 384, 4, 4, 4, 32, 640)
 SMALL, LARGE = (64, 1, 64, 64, 64, 64, 1), (128, 1, 64, 128, 128, 256, 1)
 
 
-def test_a_larger_program_is_used_until_it_has_wasted_a_compilation():
+@pytest.fixture
+def tight(monkeypatch):
+    """New programs are no larger than needed."""
+    monkeypatch.setattr(shapes, "MORE", 0.0)
+
+
+def test_a_larger_program_is_used_until_it_has_wasted_a_compilation(tight):
     known = Shapes(CONFIG)
     assert known.choose("reply", [LARGE]) == (0, LARGE)
     extra = (known.cost("reply", LARGE) - known.cost("reply", SMALL)) * STEPS["reply"]
@@ -19,23 +26,31 @@ def test_a_larger_program_is_used_until_it_has_wasted_a_compilation():
     assert known.choose("read", [SMALL])[1] == SMALL  # another program
 
 
-def test_of_alternatives_the_one_that_is_compiled_or_else_the_cheapest():
+def test_of_alternatives_the_one_that_is_compiled_or_else_the_cheapest(tight):
     known = Shapes(CONFIG)
     assert known.choose("read", [LARGE, SMALL]) == (1, SMALL)
     other = (64, 32, 64, 2, 64, 64, 1)
     assert known.choose("read", [other, SMALL]) == (1, SMALL)
 
 
-def test_a_new_program_does_an_older_ones_work_where_that_costs_little(monkeypatch):
+def test_a_new_program_does_an_older_ones_work_where_that_costs_little(tight, monkeypatch):
+    wide, long = (64, 1, 64, 64, 64, 64, 1), (64, 1, 128, 64, 56, 64, 1)
     known = Shapes(CONFIG)
-    wide, long = (64, 1, 64, 64, 64, 64, 1), (64, 1, 128, 64, 32, 64, 1)
     known.choose("reply", [wide])
     assert known.choose("reply", [long])[1] == tuple(map(max, wide, long))
     monkeypatch.setattr(shapes, "FACTOR", 1.0)
-    monkeypatch.setattr(shapes, "MORE", 0.0)
     strict = Shapes(CONFIG)
     strict.choose("reply", [wide])
     assert strict.choose("reply", [long])[1] == long
+
+
+def test_a_new_program_has_room_where_that_costs_next_to_nothing():
+    known = Shapes(CONFIG)
+    which, shape = known.choose("read", [SMALL])
+    assert which == 0 and shape != SMALL and all(have >= want for have, want in zip(shape, SMALL))
+    assert known.cost("read", shape) <= known.cost("read", SMALL) + MORE
+    larger = (SMALL[0], *(min(2 * want, have) for have, want in zip(shape[1:], SMALL[1:])))
+    assert known.choose("read", [larger])[1] == shape  # a text that grows meets no other program
 
 
 def test_a_large_group_takes_several_rows():
