@@ -162,7 +162,7 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     game, tasks = make_game(config)
     names = methods.parse(config.methods)
     given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
-    local = {"chat": False, "cache_mb": config.cache_mb}
+    local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
     heap.hold()
     if config.model == "scripted":
         model = Metered(game.scripted(), usage)
