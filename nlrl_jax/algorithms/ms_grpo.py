@@ -36,7 +36,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nlrl_jax import losses
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
-from nlrl_jax.lm.sharding import shard
+from nlrl_jax.lm.sharding import shardings
 from nlrl_jax.lm.transformer import Transformer, init_lora, param_specs
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
@@ -117,20 +117,24 @@ def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.A
 
     Everything lies where `update` leaves it, on the model's mesh or beside `params`, so that `update` compiles once.
     """
-    lora, zero = init_lora(model, key), jnp.zeros((), jnp.int32)
-    state = TrainState(params, lora, optimizer(config).init(lora), zero)
+    lora = init_lora(model, key)
+    state = TrainState(params, lora, optimizer(config).init(lora), jnp.zeros((), jnp.int32))
     if model.mesh is None:
         return jax.device_put(state, getattr(jax.tree.leaves(params)[0], "sharding", None))  # None while traced
+    return jax.device_put(state, layout(model, state, config))
+
+
+def layout(model: Transformer, state: TrainState, config: MSGRPOConfig) -> TrainState:
+    """How a state, or its shapes, lies on the model's mesh: NamedShardings in its structure."""
     whole = NamedSharding(model.mesh, PartitionSpec())
-    lora = shard(lora, param_specs(model)["lora"], model.mesh)
-    opt_state = optax.tree.map_params(
-        optimizer(config),
-        jax.device_put,
-        state.opt_state,
-        jax.tree.map(lambda leaf: leaf.sharding, lora),
-        transform_non_params=lambda leaf: jax.device_put(leaf, whole),
+    specs = param_specs(model)
+    params, lora = (
+        shardings(t, specs[name], model.mesh) for name, t in (("params", state.params), ("lora", state.lora))
     )
-    return TrainState(params, lora, opt_state, jax.device_put(zero, whole))
+    opt_state = optax.tree.map_params(
+        optimizer(config), lambda _, where: where, state.opt_state, lora, transform_non_params=lambda _: whole
+    )
+    return TrainState(params, lora, opt_state, whole)
 
 
 def make_update(

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from nlrl_jax.lm.generate import prefix_length
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 
-CHUNK_ELEMENTS = 2**24  # logits held at once: 64 MiB in float32
+CHUNK_ELEMENTS = {"cpu": 2**24}  # logits that a device holds at once: 64 MiB in float32
+CHUNK_ELEMENTS_ELSEWHERE = 2**27  # products of a hundred rows would leave a GPU idle
 
 
 def score(
@@ -59,23 +60,30 @@ def token_log_probs(
     Args:
       hidden: [B, N, H].
       targets: int32 [B, N].
-      chunk: tokens at a time; by default as many as keep C * V below `CHUNK_ELEMENTS`.
+      chunk: tokens at a time, a multiple of B; by default as many as keep C * V on a device below `CHUNK_ELEMENTS`.
     """
 
     def of_chunk(hidden_c, targets_c):
         logits = model.apply(variables, hidden_c, method="unembed") / temperature
-        picked = jnp.take_along_axis(logits, targets_c[:, None], axis=-1)[:, 0]
+        picked = jnp.take_along_axis(logits, targets_c[..., None], axis=-1)[..., 0]
         return picked - jax.nn.logsumexp(logits, axis=-1)
 
     B, N, H = hidden.shape
-    total = B * N
-    chunk = chunk or max(1, CHUNK_ELEMENTS // model.config.vocab_size)
-    hidden, targets = hidden.reshape(total, H), targets.reshape(total)
-    if total <= chunk:
-        return of_chunk(hidden, targets).reshape(B, N)
-    chunks = -(-total // chunk)
-    hidden = jnp.pad(hidden, ((0, chunks * chunk - total), (0, 0))).reshape(chunks, chunk, H)
-    targets = jnp.pad(targets, (0, chunks * chunk - total)).reshape(chunks, chunk)
+    size = max(1, (chunk or _chunk(model)) // B)  # tokens of each row: rows stay on their devices
+    if N <= size:
+        return of_chunk(hidden, targets)
+    chunks = -(-N // size)
+    fill = ((0, 0), (0, chunks * size - N))
+    hidden = jnp.pad(hidden, (*fill, (0, 0))).reshape(B, chunks, size, H).swapaxes(0, 1)
+    targets = jnp.pad(targets, fill).reshape(B, chunks, size).swapaxes(0, 1)
     remat = jax.checkpoint(of_chunk, prevent_cse=False)
     _, log_probs = jax.lax.scan(lambda _, x: (None, remat(*x)), None, (hidden, targets))
-    return log_probs.reshape(-1)[:total].reshape(B, N)
+    return log_probs.swapaxes(0, 1).reshape(B, -1)[:, :N]
+
+
+def _chunk(model: Transformer) -> int:
+    """Tokens whose logits are held at once, on all devices that share the rows."""
+    mesh = model.mesh
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    elements = CHUNK_ELEMENTS.get(platform, CHUNK_ELEMENTS_ELSEWHERE) // model.config.vocab_size
+    return elements * (1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.lm.transformer import KeyValues
+from nlrl_jax.lm.transformer import KeyValues, gathered
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
@@ -80,6 +80,7 @@ def play(
       prefix: `policy.prefix(variables)`, if already computed.
     """
     B = jax.tree.leaves(states)[0].shape[0]
+    variables = gathered(policy.model, variables)
     prefix = policy.prefix(variables) if prefix is None else prefix
     fields_of = jax.vmap(game.fields)
 

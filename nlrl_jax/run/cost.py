@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, layout, make_update
 from nlrl_jax.backends.scripted import CHARACTERS
 from nlrl_jax.lm.transformer import init_params
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -21,20 +22,38 @@ GIB = 2**30
 
 
 def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfig, seeds: int = 1) -> Any:
-    """One MS-GRPO iteration compiled for the devices at hand, from shapes alone: no weights are made.
+    """One MS-GRPO iteration compiled from shapes alone, no weights are made: for the model's mesh (its devices may be
+    those of `run.targets`) or the device at hand.
 
     Args:
       seeds: how many are vectorised.
     """
     key = jax.random.key(0)
-    params = jax.eval_shape(lambda: init_params(policy.model, key))
-    state = jax.eval_shape(lambda params: init_state(policy.model, params, learning, key), params)
+    model = policy.model.clone(mesh=None)
+    params = jax.eval_shape(lambda: init_params(model, key))
+    state = jax.eval_shape(lambda params: init_state(model, params, learning, key), params)
     update, keys = make_update(policy, game, learning), jax.eval_shape(lambda: key)
+    if policy.model.mesh is not None:
+        state = placed(state, layout(policy.model, state, learning))
+        keys = placed(keys, NamedSharding(policy.model.mesh, PartitionSpec()))
     if seeds > 1:
-        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state.replace(params=None))
-        state = stacked.replace(params=params)
-        update, keys = over_seeds(update, vectorize=True), jax.eval_shape(lambda: jax.random.split(key, seeds))
+        stacked = jax.tree.map(lambda x: x.update(shape=(seeds, *x.shape)), state.replace(params=None))
+        state, keys = stacked.replace(params=state.params), keys.update(shape=(seeds, *keys.shape))
+        update = over_seeds(update, vectorize=True)
     return jax.jit(update, donate_argnums=0).lower(state, keys).compile()
+
+
+def placed(shapes: Any, where: Any) -> Any:
+    """Shapes with the shardings `where`, of the same structure."""
+    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, where)
+
+
+def bytes_of(compiled: Any) -> dict[str, int]:
+    """Bytes a device of a compiled program: arguments, temporaries, outputs that are no argument anew, and all."""
+    m = compiled.memory_analysis()
+    outputs = m.output_size_in_bytes - m.alias_size_in_bytes
+    found = {"arguments": m.argument_size_in_bytes, "temporaries": m.temp_size_in_bytes, "outputs": outputs}
+    return {**found, "all": sum(found.values())}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ def variables():
 class Table:
     """Stands in for a model: the logits of what follows a token are given, whatever came before it."""
 
-    config = MODEL.config
+    config, mesh = MODEL.config, None
 
     def apply(self, logits, x, *args, method=None, **kwargs):
         return x if method == "unembed" else (logits[x], None)
@@ -80,7 +80,7 @@ def test_prompt_is_masked_end_token_is_learned_and_padding_is_invisible(variable
 
         def loss(shift):
             class Shifted:
-                config = MODEL.config
+                config, mesh = MODEL.config, None
 
                 def apply(self, v, x, *args, method=None, **kwargs):
                     out = MODEL.apply(v, x, *args, method=method, **kwargs)

@@ -112,7 +112,8 @@ def test_no_array_of_all_logits_forward_or_backward(variables):
         return max(int(np.prod(s)) // V for s in found if s and s[-1] == V and s != (16, V))
 
     assert largest(B * N) == B * N  # the walk sees them where they exist
-    assert largest(2) == 2
+    assert largest(2 * B) == 2 * B
+    assert largest(1) == B  # a token of every row
 
 
 def test_the_default_chunk_bounds_the_logits_held_at_once(monkeypatch, variables, batch):
@@ -121,8 +122,8 @@ def test_the_default_chunk_bounds_the_logits_held_at_once(monkeypatch, variables
     prompts, replies = batch
     run = lambda: score(MODEL, variables, prompts, jnp.array(LENGTHS), replies)
     want = jax.jit(run)()
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 5 * V)
+    monkeypatch.setitem(module.CHUNK_ELEMENTS, "cpu", 2 * B * V)
     run = functools.partial(run)  # traced anew
     found = [s for s in shapes(jax.make_jaxpr(run)().jaxpr) if s and s[-1] == V and s[0] != 16]
-    assert found and max(int(np.prod(s)) for s in found) == 5 * V
+    assert found and max(int(np.prod(s)) for s in found) == 2 * B * V
     np.testing.assert_allclose(jax.jit(run)(), want, atol=1e-6)
