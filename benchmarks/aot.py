@@ -1,0 +1,180 @@
+"""Compiles a main program for devices that are not here and says what it does there; nothing runs, no weights are made.
+
+    python -m benchmarks.aot --model qwen2.5-3b
+    python -m benchmarks.aot --model qwen3-8b --mesh 1,1,8
+    python -m benchmarks.aot --program sft --train params --model llama3.1-8b --mesh 1,8,1
+    python -m benchmarks.aot --target cpu --model nano --mesh 2,2,2
+
+Prints bytes a device, operations of matrix products, what devices exchange and what is copied, by loop and line of
+the project. For GPUs it needs the extra `aot` (`nlrl_jax/run/targets.py`), for the Qwen prompts the wheel dashscope.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import time
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the devices of the target are made below
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import envs
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
+from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.generate import generate
+from nlrl_jax.lm.sharding import make_mesh, shardings, spec
+from nlrl_jax.lm.transformer import Transformer, init_lora, init_params, param_specs
+from nlrl_jax.run import hlo, targets
+from nlrl_jax.run.cost import GIB, bytes_of, compile_update, placed
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import Sampling
+from nlrl_jax.weights.load import load_config, load_tokenizer
+
+_BF16 = {"dtype": "bfloat16", "param_dtype": "bfloat16", "max_positions": 32768}
+_QWEN2 = {"architecture": "Qwen2ForCausalLM", "qkv_bias": True, "rope_theta": 1e6, **_BF16}
+_QWEN3 = {"architecture": "Qwen3ForCausalLM", "qk_norm": True, "rope_theta": 1e6, **_BF16}
+MODELS = {  # shapes of the published configurations
+    "smollm2-135m": ModelConfig(49152, 576, 1536, 30, 9, 3, 64, tie_embeddings=True, rope_theta=1e5, **_BF16),
+    "qwen2.5-0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, 64, tie_embeddings=True, **_QWEN2),
+    "qwen2.5-3b": ModelConfig(151936, 2048, 11008, 36, 16, 2, 128, tie_embeddings=True, **_QWEN2),
+    "llama3.1-8b": ModelConfig(128256, 4096, 14336, 32, 32, 8, 128, rope_theta=5e5, **_BF16),
+    "qwen3-8b": ModelConfig(151936, 4096, 12288, 36, 32, 8, 128, **_QWEN3),
+    "qwen2.5-72b": ModelConfig(152064, 8192, 29568, 80, 64, 8, 128, **_QWEN2),
+}
+
+
+def ms_grpo(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
+    """The whole update at the paper's settings. Returns (compiled, most steps of a loop of unknown length)."""
+    if args.model in MODELS:
+        from tests import tokenizers_from_wheels
+
+        tokenizer, prompt = tokenizers_from_wheels.qwen2(), "paper"
+    else:
+        tokenizer, prompt = load_tokenizer(args.model), "compact"
+    game, sampling = envs.make(args.game, prompt), Sampling(max_tokens=args.tokens, temperature=1.5, top_k=3)
+    policy = LanguageAgentPolicy.for_game(game, model, tokenizer, sampling, prompt)
+    learning = MSGRPOConfig(
+        group_size=args.rows, group_sample=args.rows // 4, micro_batch=args.micro_batch, remat=not args.no_remat
+    )
+    print(f"prompt {len(policy.template.prefix)} + {policy.template.max_length} tokens, G={learning.group_size}")
+    return compile_update(policy, game, learning), args.tokens - 1
+
+
+def sft(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
+    """One step of supervised fine-tuning with AdamW, on `rows` of `tokens`."""
+    model = model.clone(remat=not args.no_remat)
+    variables, where = _variables(model)
+    optimizer = optax.adamw(1e-5)
+    opt_state = jax.eval_shape(optimizer.init, variables[args.train])
+    opt_state = optax.tree.map_params(
+        optimizer, lambda x, sharding: x.update(sharding=sharding), opt_state, where(variables)[args.train],
+        transform_non_params=lambda x: x.update(sharding=where(x)),
+    )  # fmt: skip
+    tokens = jax.ShapeDtypeStruct((args.rows, args.tokens), jnp.int32)
+    batch = Batch(tokens, tokens, tokens, jax.ShapeDtypeStruct(tokens.shape, jnp.float32))
+    batch = placed(batch, _rows(model, batch))
+    step = make_sft_step(functools.partial(sft_loss, model), optimizer, args.train)
+    variables = placed(variables, where(variables))
+    return jax.jit(step, donate_argnums=(0, 1)).lower(variables, opt_state, batch).compile(), 1
+
+
+def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
+    """Replies of at most `tokens` tokens to `rows` prompts of 256."""
+    variables, where = _variables(model)
+    prompts = jax.ShapeDtypeStruct((args.rows, 256), jnp.int32)
+    given = (prompts, jax.ShapeDtypeStruct((args.rows,), jnp.int32))
+    given = placed(given, _rows(model, given))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    run = lambda variables, prompts, lengths, key: generate(
+        model, variables, prompts, lengths, key, Sampling(max_tokens=args.tokens), (0,)
+    )
+    given = (placed(variables, where(variables)), *given, key.update(sharding=where(key)))
+    return jax.jit(run).lower(*given).compile(), args.tokens - 1
+
+
+PROGRAMS = {"ms_grpo": ms_grpo, "sft": sft, "sample": sample}
+
+
+def _variables(model: Transformer):
+    """(shapes of weights and adapter, function from them, or from one array, to shardings)."""
+    bare = model.clone(mesh=None)
+    key = jax.random.key(0)
+    variables = jax.eval_shape(lambda: {"params": init_params(bare, key), "lora": init_lora(bare, key)})
+    specs, whole = param_specs(model), NamedSharding(model.mesh, PartitionSpec())
+    return variables, lambda tree: shardings(tree, specs, model.mesh) if isinstance(tree, dict) else whole
+
+
+def _rows(model: Transformer, tree: Any) -> Any:
+    """Shardings of arrays whose first axis is a batch."""
+    return shardings(tree, jax.tree.map(lambda _: spec(("batch",)), tree), model.mesh)
+
+
+def show(program: hlo.Program, unknown: int) -> None:
+    """Prints operations, what is exchanged and what is copied."""
+    flop = program.flop(unknown)
+    print(f"TFLOP a device, matrix products, replies at their longest: {sum(flop.values()) / 1e12:,.4g}")
+    for loops, n in sorted(flop.items(), key=lambda row: -row[1])[:6]:
+        print(f"  {n / 1e12:10.4g}  {loops or 'outside loops'}")
+    moved = collections.Counter()
+    for row in program.collectives():
+        moved[row.loops, row.kind] += row.runs * row.bytes
+        if row.bytes > 2**16:
+            print(f"  {row.kind} x{row.number} {row.bytes / 2**20:,.2f} MiB  {row.loops}  {row.type[:60]}  {row.line}")
+    for (loops, kind), n in moved.most_common():
+        print(f"exchanged, {loops or 'outside loops'}: {kind} {n / 2**20:,.1f} MiB (loops of unknown length once)")
+    for row in program.copies()[:12]:
+        print(f"copied, {row.loops or 'outside loops'}: {row.kind} {row.bytes / 2**20:,.1f} MiB  {row.line}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", choices=PROGRAMS, default="ms_grpo")
+    parser.add_argument("--model", default="qwen2.5-3b", help=f"{', '.join(MODELS)}, or what --model takes elsewhere")
+    parser.add_argument("--target", default="h100", help=f"{', '.join(targets.GPUS)}, cpu, or a TPU such as v5e:2x4")
+    parser.add_argument("--mesh", default="1,1,1", help="devices as data,fsdp,tensor, e.g. 1,8,1")
+    parser.add_argument("--layers", type=int, default=0, help="fewer layers, to compile sooner")
+    parser.add_argument("--game", default="frozen_lake")
+    parser.add_argument("--rows", type=int, default=0, help="episodes (100), examples (64) or prompts (100)")
+    parser.add_argument("--tokens", type=int, default=0, help="per reply (200) or per example (1,024)")
+    parser.add_argument("--micro_batch", type=int, default=5)
+    parser.add_argument("--no_remat", action="store_true", help="keep activations")
+    parser.add_argument("--train", choices=("lora", "params"), default="lora", help="what sft learns")
+    parser.add_argument("--text", help="a file for the optimized HLO")
+    args = parser.parse_args()
+    args.rows = args.rows or (64 if args.program == "sft" else 100)
+    args.tokens = args.tokens or (1024 if args.program == "sft" else 200)
+    config = MODELS[args.model] if args.model in MODELS else load_config(args.model)
+    config = dataclasses.replace(config, num_layers=args.layers or config.num_layers)
+    sizes = [int(size) for size in args.mesh.split(",")]
+    flag = "xla_gpu_enable_triton_gemm=false"
+    if args.target == "cpu":
+        flag = f"xla_force_host_platform_device_count={math.prod(sizes)}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}"
+    found = targets.devices(args.target, math.prod(sizes))
+    model = Transformer(config, mesh=make_mesh(*sizes, devices=found))
+    print(
+        f"{args.program}, {config.num_params / 1e9:.3g}e9 weights, {len(found)} x {args.target} {args.mesh}", flush=True
+    )
+    clock = time.perf_counter()
+    compiled, unknown = PROGRAMS[args.program](model, args)
+    sizes = ", ".join(f"{name} {n / GIB:.3f}" for name, n in bytes_of(compiled).items())
+    print(f"GiB a device: {sizes} (compiled in {time.perf_counter() - clock:.0f} s)")
+    text = compiled.as_text()
+    if args.text:
+        pathlib.Path(args.text).write_text(text)
+    show(hlo.Program(text), unknown)
+
+
+if __name__ == "__main__":
+    main()
