@@ -1,7 +1,7 @@
 """LAC and planners on a text game, by any language model (LAC, section 5).
 
     python -m launch.run_lac --methods lac,lac_no_critic,react --run_dir runs/lac  # LAC: 3 minutes on two cores
-    python -m launch.run_lac --run_dir runs/lac_planners                       # with all planners: about 25 minutes
+    python -m launch.run_lac --run_dir runs/lac_planners                       # with all planners: 24 minutes
     python -m launch.run_lac --tasks 50 --run_dir runs/lac_paper               # the paper's 300 tasks
     python -m launch.run_lac --methods lac,lac_no_critic,critic_only --run_dir runs/lac_ablations
     python -m launch.run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
