@@ -86,7 +86,7 @@ def sft(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     batch = placed(batch, _rows(model, batch))
     step = make_sft_step(functools.partial(sft_loss, model), optimizer, args.train)
     variables = placed(variables, where(variables))
-    return jax.jit(step, donate_argnums=(0, 1)).lower(variables, opt_state, batch).compile(), 1
+    return targets.compiled(jax.jit(step, donate_argnums=(0, 1)).lower(variables, opt_state, batch), model.mesh), 1
 
 
 def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
@@ -100,7 +100,7 @@ def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
         model, variables, prompts, lengths, key, Sampling(max_tokens=args.tokens), (0,)
     )
     given = (placed(variables, where(variables)), *given, key.update(sharding=where(key)))
-    return jax.jit(run).lower(*given).compile(), args.tokens - 1
+    return targets.compiled(jax.jit(run).lower(*given), model.mesh), args.tokens - 1
 
 
 PROGRAMS = {"ms_grpo": ms_grpo, "sft": sft, "sample": sample}
@@ -157,10 +157,8 @@ def main() -> None:
     config = MODELS[args.model] if args.model in MODELS else load_config(args.model)
     config = dataclasses.replace(config, num_layers=args.layers or config.num_layers)
     sizes = [int(size) for size in args.mesh.split(",")]
-    flag = "xla_gpu_enable_triton_gemm=false"
     if args.target == "cpu":
-        flag = f"xla_force_host_platform_device_count={math.prod(sizes)}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}"
+        jax.config.update("jax_num_cpu_devices", math.prod(sizes))
     found = targets.devices(args.target, math.prod(sizes))
     model = Transformer(config, mesh=make_mesh(*sizes, devices=found))
     print(

@@ -85,6 +85,7 @@ class FinetuneConfig:
     iterations: int = option(1000, "gradient steps", least=1)
     batch: int = option(2, "examples per step", least=1)
     learning_rate: float = option(2.5e-5, "AdamW's learning rate", above=0)
+    remat: bool = option(True, "recompute blocks in the backward pass. Memory only, same result")
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     seed: int = option(0, "everything random follows from it, the trajectories too", least=0, most=1000)
@@ -240,7 +241,8 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         before = evaluate(state)
         results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=[config.seed])
     state = loop.restore(run_dir, state) if resume else state
-    step = jax.jit(adapters.make_update(functools.partial(sft.sft_loss, network), optimizer), donate_argnums=0)
+    loss = functools.partial(sft.sft_loss, network.clone(remat=config.remat))
+    step = jax.jit(adapters.make_update(loss, optimizer), donate_argnums=0)
     batch = adapters.batches(examples, config.batch, config.seed)
 
     def evaluated(done: int, state) -> dict[str, float]:
@@ -286,7 +288,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(describe(config, gather(config, tokenizer), tokenizer))
         return
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=("checkpoint_every", "iterations"))
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=("checkpoint_every", "iterations", "remat"))
     finished = finetune(config, run_dir, flags.FLAGS.resume)
     print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of launch.run_lac plays it")
     before, after = finished["before"], finished["after"]

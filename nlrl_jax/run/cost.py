@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, layout, make_update
 from nlrl_jax.backends.scripted import CHARACTERS
 from nlrl_jax.lm.transformer import init_params
+from nlrl_jax.run import targets
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.updates import over_seeds
 
@@ -40,7 +41,7 @@ def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfi
         stacked = jax.tree.map(lambda x: x.update(shape=(seeds, *x.shape)), state.replace(params=None))
         state, keys = stacked.replace(params=state.params), keys.update(shape=(seeds, *keys.shape))
         update = over_seeds(update, vectorize=True)
-    return jax.jit(update, donate_argnums=0).lower(state, keys).compile()
+    return targets.compiled(jax.jit(update, donate_argnums=0).lower(state, keys), policy.model.mesh)
 
 
 def placed(shapes: Any, where: Any) -> Any:

@@ -3,9 +3,8 @@
     pip install jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2      # the extra `aot`; Python 3.12
     python -m benchmarks.aot --target h100 --mesh 1,8,1
 
-Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts (benchmarks/aot.py does): matrix products then go to
-cuBLAS, as without a device XLA cannot time its Triton kernels. Memory, collectives, loops, types and operations carry
-over to a device; copies in front of a matrix product must be looked at there again.
+Matrix products go to cuBLAS (`compiled`): without a device XLA cannot time its Triton kernels. Memory, collectives,
+loops, types and operations carry over to a device; copies in front of a product must be looked at there again.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ GPUS = {
     "a100": _GPU.format(bandwidth=2039040000000, memory=85100068864, name="NVIDIA A100-SXM4-80GB", **_AMPERE),
 }
 PER_HOST = 8
+_WITHOUT_DEVICE = {"xla_gpu_enable_triton_gemm": False}
 
 
 def available() -> bool:
@@ -73,3 +73,9 @@ def devices(target: str, count: int = 1) -> list[Any]:
     if len(found) < count:
         raise ValueError(f"{target} has {len(found)} devices, {count} were asked for")
     return list(found[:count])
+
+
+def compiled(lowered: Any, mesh: jax.sharding.Mesh | None) -> Any:
+    """Compiles what was lowered for a mesh, whose devices may not be here."""
+    absent = mesh is not None and mesh.devices.flat[0].platform in ("cuda", "gpu") and jax.default_backend() == "cpu"
+    return lowered.compile(compiler_options=_WITHOUT_DEVICE if absent else None)
