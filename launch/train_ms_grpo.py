@@ -30,6 +30,7 @@ import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.run import app, loop, players, results
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
@@ -124,6 +125,9 @@ def main(argv: list[str]) -> None:
     del argv
     config = app.parse(TrainConfig, PRESETS)
     game, evaluated, policy, params = build(config)
+    size = config.learning.micro_batch
+    if size != (rows := whole_rows(size, policy.model.mesh)):
+        print(f"micro_batch {size} becomes {rows}: equally many replies on each of the devices that share a batch")
     # The one XLA program: random key in, new parameters out.
     update = jax.jit(make_update(policy, game, config.learning), donate_argnums=0)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.score import score
+from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.rollouts.text_games import Turns
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -42,10 +44,11 @@ class Replies(NamedTuple):
     old_log_probs: jax.Array | None = None
 
 
-def micro_batches(turns: Turns, advantages: jax.Array, size: int) -> Replies:
+def micro_batches(turns: Turns, advantages: jax.Array, size: int, mesh: Mesh | None = None) -> Replies:
     """Lays the turns of J episodes [T, J, ...] out as micro-batches of `size` replies (0: all in one).
 
     Args:
+      mesh: the size is rounded up to a multiple of the devices that share a batch.
       advantages: [J], A_j, which every reply of an episode gets; or [T, J], of each reply.
     """
     T, J = turns.active.shape
@@ -56,7 +59,7 @@ def micro_batches(turns: Turns, advantages: jax.Array, size: int) -> Replies:
     rows = Replies(said.prompts, said.prompt_lengths, said.replies, weights, jnp.broadcast_to(advantages, (T, J)))
 
     written_first = jnp.argsort(~turns.active.reshape(-1), stable=True)
-    size = min(size or T * J, T * J)
+    size = whole_rows(min(size or T * J, T * J), mesh)
     num = -(-T * J // size)
 
     def lay_out(x):

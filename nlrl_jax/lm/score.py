@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from nlrl_jax.lm.generate import prefix_length
+from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 
 CHUNK_ELEMENTS = {"cpu": 2**24}  # logits that a device holds at once: 64 MiB in float32
@@ -86,4 +87,4 @@ def _chunk(model: Transformer) -> int:
     mesh = model.mesh
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     elements = CHUNK_ELEMENTS.get(platform, CHUNK_ELEMENTS_ELSEWHERE) // model.config.vocab_size
-    return elements * (1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"])
+    return whole_rows(1, mesh) * elements

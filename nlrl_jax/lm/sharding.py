@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -42,10 +43,25 @@ def spec(axes: tuple[str | None, ...]) -> PartitionSpec:
 
 
 def constrain(x: jax.Array, mesh: Mesh | None, axes: tuple[str | None, ...]) -> jax.Array:
-    """Asks the compiler to lay `x` out by its logical axes; nothing without a mesh."""
+    """Asks the compiler to lay `x` out by its logical axes; nothing without a mesh.
+
+    A dimension smaller than the number of devices along its axis stays whole: the one row of a shared prefix, say.
+    """
     if mesh is None:
         return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(axes)))
+    kept = (RULES[axis] if size >= devices_of(mesh, RULES[axis]) else None for size, axis in zip(x.shape, axes))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*kept)))
+
+
+def devices_of(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
+    """How many devices lie along axes of the mesh."""
+    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+
+
+def whole_rows(size: int, mesh: Mesh | None) -> int:
+    """`size` rows of a batch, rounded up so that all devices that share them have equally many."""
+    parts = 1 if mesh is None else devices_of(mesh, RULES["batch"])
+    return -(-size // parts) * parts
 
 
 def shard(tree: Any, specs: Any, mesh: Mesh) -> Any:
@@ -62,11 +78,7 @@ def shardings(tree: Any, specs: Any, mesh: Mesh) -> Any:
     def one(leaf, partition):
         kept = []
         for size, names in zip(leaf.shape, tuple(partition) + (None,) * (len(leaf.shape) - len(partition))):
-            group = names if isinstance(names, tuple) else (names,)
-            parts = 1
-            for name in group:
-                parts *= 1 if name is None else mesh.shape[name]
-            kept.append(names if size % parts == 0 else None)
+            kept.append(names if size % devices_of(mesh, names) == 0 else None)
         return NamedSharding(mesh, PartitionSpec(*kept))
 
     return jax.tree.map(one, tree, specs)
