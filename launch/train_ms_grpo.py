@@ -31,7 +31,7 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole_rows
-from nlrl_jax.run import app, loop, players, results
+from nlrl_jax.run import app, loop, players, processes, results
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
 from nlrl_jax.run.transcript import transcripts
@@ -169,13 +169,15 @@ def main(argv: list[str]) -> None:
     )
     episodes = jax.device_get(evaluate(variables(state)))
     episodes_shown = {"before": before["transcripts"]["before"], "after": read(episodes)}
-    write_results(run_dir, config, game, policy, state, before["before"], summarize(episodes), episodes_shown)
+    lora = processes.whole(state.lora)
+    if processes.first():
+        write_results(run_dir, config, game, policy, lora, before["before"], summarize(episodes), episodes_shown)
 
 
-def write_results(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, policy, state, before, after, episodes):
+def write_results(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, policy, lora, before, after, episodes):
     """results.json, the adapter, the curve and the page of a finished run; prints where they are and what came out."""
     results.write(run_dir, script=SCRIPT, before=before, after=after, transcripts=episodes)
-    peft.save(run_dir / "adapter", policy.model.config, state.lora, base_model=config.model)
+    peft.save(run_dir / "adapter", policy.model.config, lora, base_model=config.model)
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
@@ -291,7 +293,7 @@ def train_agents(
     return results.read(run_dir)
 
 
-define_flags = app.flags_of(TrainConfig, PRESETS)
+define_flags = app.flags_of(TrainConfig, PRESETS, several=True)
 
 if __name__ == "__main__":
     define_flags()

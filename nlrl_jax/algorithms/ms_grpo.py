@@ -37,7 +37,7 @@ from nlrl_jax import losses
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
 from nlrl_jax.lm.sharding import shardings
-from nlrl_jax.lm.transformer import Transformer, gathered, init_lora, param_specs
+from nlrl_jax.lm.transformer import Transformer, init_lora, param_specs
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -117,11 +117,16 @@ def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.A
 
     Everything lies where `update` leaves it, on the model's mesh or beside `params`, so that `update` compiles once.
     """
-    lora = init_lora(model, key)
-    state = TrainState(params, lora, optimizer(config).init(lora), jnp.zeros((), jnp.int32))
+
+    def fresh(key):
+        lora = init_lora(model, key)
+        return TrainState(None, lora, optimizer(config).init(lora), jnp.zeros((), jnp.int32))
+
     if model.mesh is None:
-        return jax.device_put(state, getattr(jax.tree.leaves(params)[0], "sharding", None))  # None while traced
-    return jax.device_put(state, layout(model, state, config))
+        where = getattr(jax.tree.leaves(params)[0], "sharding", None)  # None while traced
+        return jax.device_put(fresh(key).replace(params=params), where)
+    where = layout(model, jax.eval_shape(fresh, key).replace(params=params), config)
+    return jax.jit(fresh, out_shardings=where.replace(params=None))(key).replace(params=params)
 
 
 def layout(model: Transformer, state: TrainState, config: MSGRPOConfig) -> TrainState:
@@ -155,9 +160,7 @@ def make_update(
 
     def update(state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         key_reset, key_play, key_sample = jax.random.split(key, 3)
-        # theta_old <- theta (line 3). The frozen weights are brought together once for the whole iteration.
-        params = gathered(policy.model, {"params": state.params})["params"]
-        variables = {"params": params, "lora": state.lora}
+        variables = {"params": state.params, "lora": state.lora}  # theta_old <- theta (line 3)
 
         # Lines 4-5: one initial state s_0 a group, the same for its G episodes.
         states = text_games.reset(game, key_reset, n)
@@ -196,7 +199,7 @@ def make_update(
         finite = jnp.array(True)
         lora, opt_state = state.lora, state.opt_state
         for _ in range(config.updates_per_batch):
-            loss, aux, grads = loss_and_grad(policy, objective, params, lora, rows, config.beta > 0, config.remat)
+            loss, aux, grads = loss_and_grad(policy, objective, state.params, lora, rows, config.beta > 0, config.remat)
             grad_norm = optax.global_norm(grads)
             finite &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
             updates, opt_state = optimizer(config).update(grads, opt_state, lora)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm import attention
@@ -249,7 +250,7 @@ class Transformer(nn.Module):
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """Logits, float32 [..., V], of hidden states [..., H]. Call it on the positions that count only."""
         table = self.embedding.T if self.config.tie_embeddings else self.lm_head
-        return _logits(hidden, table.astype(hidden.dtype))
+        return _logits(hidden, constrain(table.astype(hidden.dtype), self.mesh, (None, "vocab")))
 
 
 @jax.custom_vjp
@@ -289,14 +290,30 @@ def _init(model: Transformer, key: jax.Array) -> Any:
 
 
 def gathered(model: Transformer, variables: Any) -> Any:
-    """The variables as a rollout wants them: each "fsdp" group's shards in one piece on every device, as long as it
-    plays. They are exchanged once, not for every token; "tensor" stays. Without a mesh, `variables`."""
-    if model.mesh is None:
+    """The variables with each "fsdp" group's shards in one piece on all of its devices; "tensor" stays. Without such
+    a group, `variables`.
+
+    For as long as they stay the same, a rollout say: they are exchanged once, not for every token. Layer by layer and
+    in their own order, as all layers at once would be written a second time in another one.
+    """
+    if model.mesh is None or model.mesh.shape["fsdp"] == 1:
         return variables
     whole = lambda p: PartitionSpec(*(None if name == "fsdp" else name for name in p))
     specs = jax.tree.map(whole, param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
-    specs = {name: specs[name] for name in variables}
-    return jax.lax.with_sharding_constraint(variables, shardings(variables, specs, model.mesh))
+
+    def bring(tree, specs):
+        tree = jax.lax.with_sharding_constraint(tree, shardings(tree, specs, model.mesh))
+        return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
+
+    def of(tree, specs):
+        rest = {name: leaf for name, leaf in tree.items() if name != "blocks"}
+        layer = jax.tree.map(
+            lambda p: PartitionSpec(*p[1:]), specs["blocks"], is_leaf=lambda p: isinstance(p, PartitionSpec)
+        )
+        blocks = jax.lax.map(lambda one: bring(one, layer), tree["blocks"])
+        return {**bring(rest, {name: specs[name] for name in rest}), "blocks": bring(blocks, specs["blocks"])}
+
+    return {name: of(tree, specs[name]) for name, tree in variables.items()}
 
 
 def param_specs(model: nn.Module) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from absl import app as absl_app
 from absl import flags
 
 from nlrl_jax.config import flat
+from nlrl_jax.run import processes
 from nlrl_jax.run.directory import open_run, read_config
 from nlrl_jax.run.flags import Presets, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
@@ -41,12 +42,22 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         if len(argv) > 1 and not takes_names:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
+        join_processes()
         keep_freed_memory()
         # Orbax logs every step of a save, jax every backend that is not there, httpx every request
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             main(argv)
+        except jax.errors.JaxRuntimeError as error:
+            if not processes.several() or os.environ.get("NLRL_TRACEBACK"):
+                raise
+            print(
+                f"error: lost another process of this run; start all again with --resume ({error})"[:300],
+                file=sys.stderr,
+            )
+            sys.stderr.flush()
+            os._exit(1)  # an ordinary exit would wait for the one that is gone
         except (ValueError, OSError, LanguageModelError) as error:
             if os.environ.get("NLRL_TRACEBACK"):
                 raise
@@ -64,6 +75,16 @@ def _parse_argv(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(f"error: {error}; --help lists the options")
+
+
+def join_processes() -> None:
+    """`processes.start` with this script's options, if it has them."""
+    if "coordinator_address" in flags.FLAGS:
+        options = flags.FLAGS
+        try:
+            processes.start(options.coordinator_address, options.num_processes, options.process_id)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
 
 
 def use_compilation_cache() -> None:
@@ -88,9 +109,15 @@ def keep_freed_memory() -> None:
 
 
 def flags_of(
-    config: type | Any, presets: Presets | None = None, flag: str = "preset", note: str = "", dry_run: str = ""
+    config: type | Any,
+    presets: Presets | None = None,
+    flag: str = "preset",
+    note: str = "",
+    dry_run: str = "",
+    several: bool = False,
 ) -> Callable[[], None]:
-    """A trainer's `define_flags`: its config's (see `flags.define`), a run's, and --dry_run if it has a help text."""
+    """A trainer's `define_flags`: its config's (see `flags.define`), a run's, --dry_run if it has a help text, and
+    those of `several` processes."""
 
     def define_flags() -> None:
         define(config, presets, flag, note)
@@ -102,6 +129,8 @@ def flags_of(
             flags.BooleanFlag("overwrite", False, "delete the run in --run_dir first"),
         ):
             flags.DEFINE_flag(one, module_name="Run")
+        if several:
+            processes.define_flags()
 
     return define_flags
 
@@ -127,4 +156,7 @@ def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> 
     if not options.run_dir:
         raise ValueError("say where the run's files go: --run_dir runs/NAME")
     values = {"script": script, **flat(config)}
-    return open_run(options.run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
+    if processes.first():
+        run_dir = open_run(options.run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
+    processes.wait("run_dir")
+    return run_dir if processes.first() else pathlib.Path(options.run_dir).expanduser().absolute()

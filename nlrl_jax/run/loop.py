@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.run import processes
 from nlrl_jax.run.directory import part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
@@ -87,7 +88,7 @@ def train(
         first iteration: no room for a checkpoint, or, with `resume`, lines of metrics that are missing.
       SystemExit: a signal asked for the end, be it in the last iteration; everything is saved.
     """
-    start = done = int(jnp.ravel(state.iteration)[0])
+    start = done = int(np.ravel(state.iteration)[0])
     folders = [run_dir] if isinstance(seed, int) else seed_dirs(run_dir, seed)
     key = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(jnp.asarray(seed))
     fold_in = jax.random.fold_in if isinstance(seed, int) else jax.vmap(jax.random.fold_in, in_axes=(0, None))
@@ -96,7 +97,8 @@ def train(
     for folder in folders if resume else ():
         _check_metrics(folder, run_dir, start)
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in folders]
+        own = folders if processes.first() else ()
+        writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in own]
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
         signals = stack.enter_context(stop_signals())
         progress = stack.enter_context(Progress(iterations, start, columns))
@@ -116,6 +118,8 @@ def train(
                 )
             progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
             done = i + 1
+            if not signals and processes.any_of(bool(signals)):
+                signals.append("a signal to another process")
             if done % checkpoint_every == 0 or done == iterations or signals:
                 checkpoints.save(done, state.learned(), origin)
             if signals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import make_mesh
@@ -110,8 +112,10 @@ def evaluator(
 ) -> Callable[[Any], text_games.Episodes]:
     """Greedy play from `num` fixed initial states: parameters -> episodes. Compiles once."""
     policy = policy.for_evaluation()
+    mesh = policy.model.mesh  # of several processes each one reads all episodes
+    whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=whole)
     def evaluate(variables):
         key = jax.random.key(seed)
         states = text_games.reset(game, key, num)

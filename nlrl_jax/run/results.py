@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nlrl_jax.files import write_atomically
+from nlrl_jax.run import processes
 from nlrl_jax.run.transcript import check_episode
 
 RESULTS = "results.json"
@@ -41,7 +42,7 @@ def write(
     seeds: int | Sequence[int] = 1,
     **more: Any,
 ) -> pathlib.Path:
-    """Writes RUN_DIR/results.json, whole or not at all, and returns its path.
+    """Writes RUN_DIR/results.json, whole or not at all, and returns its path. Of several processes the first writes.
 
     Args:
       script: the module's name, e.g. "train_ms_grpo".
@@ -56,6 +57,8 @@ def write(
     for name in ("before", "after"):
         _numbers(name, stored[name])
     path = pathlib.Path(run_dir) / RESULTS
+    if not processes.first():
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(stored, indent=1, allow_nan=False))
     return path

@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 _FORMAT = "nlrl_jax checkpoint 1"
 
@@ -140,9 +141,12 @@ class Checkpoints:
     def _writer(self) -> Any:
         ocp = _orbax()
         if self._manager is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for remains in self.folder.glob("*.orbax-checkpoint-tmp*"):  # of a save that was killed
-                shutil.rmtree(remains, ignore_errors=True)
+            if jax.process_index() == 0:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for remains in self.folder.glob("*.orbax-checkpoint-tmp*"):  # of a save that was killed
+                    shutil.rmtree(remains, ignore_errors=True)
+            if jax.process_count() > 1:
+                multihost_utils.sync_global_devices("checkpoints")
             options = ocp.CheckpointManagerOptions(max_to_keep=self.keep)
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         return self._manager

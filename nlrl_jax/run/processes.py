@@ -1,0 +1,95 @@
+"""Several processes, on one machine or many, that train one model together: how they start, agree and write.
+
+    python -m launch.train_ms_grpo --mesh 2,4,1 --coordinator_address host0:29500 --num_processes 2 --process_id 0 ...
+    srun python -m launch.train_ms_grpo --mesh 2,4,1 ...            # found by itself, as with Open MPI
+
+All run the same script on the same arguments and see the same --run_dir. The first one writes files and speaks; the
+others only compute. Names and detection are those of `jax.distributed.initialize`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+# Set for each process by srun and mpirun: how many there are.
+_CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+
+def define_flags() -> None:
+    """--coordinator_address, --num_processes and --process_id."""
+    for one in (
+        flags.Flag(
+            flags.ArgumentParser(), None, "coordinator_address", "", "HOST:PORT of the first of several processes"
+        ),
+        flags.Flag(flags.IntegerParser(), None, "num_processes", 0, "how many processes train together"),
+        flags.Flag(flags.IntegerParser(), None, "process_id", -1, "which of them this is, from 0"),
+    ):
+        flags.DEFINE_flag(one, module_name="Run")
+
+
+def start(coordinator_address: str = "", num_processes: int = 0, process_id: int = -1) -> None:
+    """Joins the processes of a run, before JAX has looked for devices; does nothing for a process alone.
+
+    Raises:
+      ValueError: some of the arguments are missing, or out of bounds.
+    """
+    given = (bool(coordinator_address), num_processes > 0, process_id >= 0)
+    found = any(int(os.environ.get(name) or 1) > 1 for name in _CLUSTERS)
+    if not any(given) and not found:
+        return
+    if any(given) and not all(given):
+        raise ValueError(
+            "several processes need --coordinator_address HOST:PORT, --num_processes N and --process_id 0 to N - 1; "
+            f"got {coordinator_address!r}, {num_processes}, {process_id}"
+        )
+    if all(given) and process_id >= num_processes:
+        raise ValueError(f"process_id is {process_id}; with {num_processes} processes it must be below that")
+    if jax.config.jax_platforms == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if all(given):
+        jax.distributed.initialize(coordinator_address, num_processes, process_id)
+    else:
+        jax.distributed.initialize()
+    if not first():
+        sys.stdout = open(os.devnull, "w")
+
+
+def several() -> bool:
+    """Whether more than this process computes."""
+    return jax.process_count() > 1
+
+
+def first() -> bool:
+    """Whether this process is the one that writes."""
+    return jax.process_index() == 0
+
+
+def wait(name: str) -> None:
+    """Returns when all processes have come here."""
+    if several():
+        multihost_utils.sync_global_devices(name)
+
+
+def any_of(flag: bool) -> bool:
+    """Whether `flag` holds in any process; all must ask."""
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if several() else flag
+
+
+def whole(tree: Any) -> Any:
+    """Arrays whose shards other processes hold, each in one piece on every device; all must ask. Others as they are."""
+
+    def one(leaf):
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return leaf
+        replicated = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        return jax.jit(lambda x: x, out_shardings=replicated)(leaf)
+
+    return jax.tree.map(one, tree)

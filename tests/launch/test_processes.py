@@ -1,0 +1,97 @@
+"""Two processes of four devices each train as one process of eight does; a killed one ends the other."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from nlrl_jax.run import processes
+
+TINY = (
+    "--model=nano", "--preset=demo", "--group_size=8", "--group_sample=4", "--num_groups=2", "--max_turns=4",
+    "--max_steps=8", "--micro_batch=8", "--eval_episodes=8", "--eval_turns=2", "--eval_every=0", "--checkpoint_every=1",
+    "--mesh=2,2,2",
+)  # fmt: skip
+
+
+def start(run_dir, devices, *more):
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    command = [sys.executable, "-m", "launch.train_ms_grpo", *TINY, f"--run_dir={run_dir}", *more]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def start_two(run_dir, *more):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"--coordinator_address=127.0.0.1:{probe.getsockname()[1]}"
+    return [start(run_dir, 4, address, "--num_processes=2", f"--process_id={i}", *more) for i in range(2)]
+
+
+def finish(running):
+    texts = [one.communicate(timeout=600)[0] for one in running]
+    assert not any(one.returncode for one in running), "\n".join(texts)
+    return texts
+
+
+def adapter(run_dir):
+    return load_file(run_dir / "adapter" / "adapter_model.safetensors")
+
+
+def metrics(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("processes") / "alone"
+    finish([start(run_dir, 8, "--iterations=4")])
+    return run_dir
+
+
+def assert_same(run_dir, alone):
+    one, other = adapter(alone), adapter(run_dir)
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(other[name], one[name], rtol=0, atol=1e-6, err_msg=name)
+    assert [row["return"] for row in metrics(run_dir)] == [row["return"] for row in metrics(alone)]  # the same episodes
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path, alone):
+    texts = finish(start_two(tmp_path / "two", "--iterations=4"))
+    assert_same(tmp_path / "two", alone)
+    assert "report:" in texts[0] and "report:" not in texts[1]  # one speaks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_the_other_and_the_run_goes_on(tmp_path, alone, killed):
+    run_dir = tmp_path / "killed"
+    running = start_two(run_dir, "--iterations=1000")
+    while not (run_dir / "checkpoints" / "1").exists():
+        assert all(one.poll() is None for one in running), [one.communicate()[0] for one in running]
+        time.sleep(0.2)
+    running[killed].send_signal(signal.SIGKILL)
+    clock = time.monotonic()
+    text = running[1 - killed].communicate(timeout=300)[0]
+    assert running[1 - killed].returncode, text
+    assert time.monotonic() - clock < 200
+    done = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdecimal())
+    if done > 4:  # on a fast machine: what is compared below is a run of four iterations
+        pytest.skip(f"{done} iterations were done before the process was killed")
+    finish([start(run_dir, 8, "--iterations=4", "--resume")])  # on another number of processes
+    assert_same(run_dir, alone)
+
+
+def test_half_a_description_is_refused():
+    with pytest.raises(ValueError, match="'host:1', 2, -1"):
+        processes.start("host:1", 2)
+    with pytest.raises(ValueError, match="process_id is 2; with 2 processes"):
+        processes.start("host:1", 2, 2)

@@ -1,0 +1,67 @@
+"""The update of an 8B model, compiled for eight H100s that are not here. Needs the extra `aot`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nlrl_jax.run import hlo, targets
+
+pytestmark = pytest.mark.aot
+GATHERED = 8.19e9 * 2 / 2**30  # GiB of the weights in one piece
+
+
+def compiled(mesh, tmp_path_factory):
+    """(GiB a device in all, the program, what was printed), in a process without this one's fake devices."""
+    if not targets.available():
+        pytest.skip("the extra aot is not installed")
+    text = tmp_path_factory.mktemp("aot") / "update.hlo"
+    command = [sys.executable, "-m", "benchmarks.aot", "--model=qwen3-8b", f"--mesh={mesh}", f"--text={text}"]
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # compiled as for a run
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    line = next(line for line in run.stdout.splitlines() if line.startswith("GiB a device"))
+    return float(line.split("all ")[1].split()[0]), hlo.Program(text.read_text()), run.stdout + run.stderr
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory):
+    return compiled("1,8,1", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def tensor(tmp_path_factory):
+    return compiled("1,1,8", tmp_path_factory)
+
+
+def per_token(program):
+    """MiB that a device exchanges for one token of all replies."""
+    rows = [row for row in program.collectives() if hlo.UNKNOWN in row.loops]
+    turns = 5
+    return sum(row.runs * row.bytes for row in rows) / turns / 2**20
+
+
+def test_no_weight_is_gathered_for_a_token(fsdp, tensor):
+    assert per_token(fsdp[1]) < 1
+    assert per_token(tensor[1]) < 100
+    for _, program, _ in (fsdp, tensor):
+        gathers = [row for row in program.collectives() if row.kind == "all-gather" and hlo.UNKNOWN in row.loops]
+        assert all(row.bytes < 2**20 for row in gathers)
+
+
+def test_memory(fsdp, tensor):
+    assert fsdp[0] < GATHERED + 5.6
+    assert tensor[0] < GATHERED / 8 + 2
+
+
+def test_the_partitioner_gives_up_nowhere(fsdp, tensor):
+    for _, _, printed in (fsdp, tensor):
+        assert "Involuntary full rematerialization" not in printed
+
+
+def test_arithmetic_is_the_models_own(fsdp, tensor):
+    """61.3e3 prompt and 100e3 reply tokens, and 125 of 322 tokens learned: read by model, reference and backwards."""
+    tokens = 269 + 100 * 5 * 122 + 100 * 5 * 200 + 125 * 322 * (1 + 1 + 1 + 1)  # and again, as blocks are recomputed
+    own = 2 * 8.19e9 * tokens / 8 / 1e12
+    for _, program, _ in (fsdp, tensor):
+        assert sum(program.flop(unknown=199).values()) / 1e12 < 1.15 * own
