@@ -3,6 +3,8 @@
     python -m benchmarks.memory --what update       # Qwen2.5-3B with LoRA at the paper's settings
     python -m benchmarks.memory --what log_probs    # log-probabilities, whole and in chunks
 
+For devices that are not here: benchmarks/aot.py.
+
 The program is compiled ahead of time for the devices at hand from shapes alone, and its memory
 analysis is printed: arguments (weights, adapter, optimizer), temporaries (activations, caches), outputs.
 On a CPU, XLA computes bfloat16 products in float32 and keeps converted copies: its temporaries bound

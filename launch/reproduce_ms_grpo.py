@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import flags
+from jax.sharding import Mesh
 
 import envs
 from launch import train_dqn, train_ms_grpo, warm_start
@@ -29,9 +30,10 @@ from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.config import check, flat, make, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.run import app, loop, players
-from nlrl_jax.run.cost import GIB, compile_update, matmul_rate, work_of
+from nlrl_jax.run import app, loop, players, targets
+from nlrl_jax.run.cost import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
@@ -226,23 +228,23 @@ def reproduce(
     ]
 
 
-def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: float = 0.0) -> None:
+def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: float = 0.0, target: str = "") -> None:
     """Prints the plan of several runs under `seeds` seeds each.
 
     Args:
+      target: of `run.targets`, to compile for one such device; empty: the one at hand.
       tflops: rate of the device in mind, in 1e12 floating-point operations a second; 0: measured on the one at hand.
     """
     rate = tflops * 1e12 or matmul_rate()
     device = "a device" if tflops else f"the device at hand, {jax.devices()[0].device_kind}, measured"
     print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
+    mesh = make_mesh(devices=targets.devices(target)) if target else None
     total = 0.0
     for name, config in configs.items():
-        policy, game = _policy_of(config)
+        policy, game = _policy_of(config, mesh)
         work = work_of(policy, config.learning)
         clock = time.monotonic()
-        memory = compile_update(policy, game, config.learning, seeds if vectorize else 1).memory_analysis()
-        peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        peak += memory.output_size_in_bytes - memory.alias_size_in_bytes
+        memory = bytes_of(compile_update(policy, game, config.learning, seeds if vectorize else 1))
         hours = work.flop * config.iterations * seeds / rate / 3600
         total += hours
         print(
@@ -251,8 +253,9 @@ def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: f
             f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
             f"reply {config.sampling.max_tokens}, G={config.learning.group_size}, G'={config.learning.group_sample}, "
             f"groups {config.learning.num_groups}\n"
-            f"  memory a device {peak / GIB:.2f} GiB: arguments {memory.argument_size_in_bytes / GIB:.2f}, temporaries "
-            f"{memory.temp_size_in_bytes / GIB:.2f} (compiled in {time.monotonic() - clock:.0f} s)\n"
+            f"  memory on {target or 'the device at hand'} {memory['all'] / GIB:.2f} GiB: arguments "
+            f"{memory['arguments'] / GIB:.2f}, temporaries {memory['temporaries'] / GIB:.2f} (compiled in "
+            f"{time.monotonic() - clock:.0f} s)\n"
             f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
             f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
             f"  all of it: {hours:.3g} hours of a device at the rate above"
@@ -263,14 +266,14 @@ def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: f
     )
 
 
-def _policy_of(config: TrainConfig) -> tuple[LanguageAgentPolicy, TextGame]:
+def _policy_of(config: TrainConfig, mesh: Mesh | None = None) -> tuple[LanguageAgentPolicy, TextGame]:
     """Policy and game of a config, without the weights; without a model, Qwen2.5-3B with our tokenizer."""
     prompt = players.prompt_for(config.model, config.prompt)
     game = envs.make(config.game, prompt)
     overrides = {"dtype": config.dtype, "param_dtype": config.dtype} if config.dtype else {}
     known = config.model != PLANNED_MODEL
     shape = load_config(config.model) if known else QWEN25_3B
-    model = Transformer(dataclasses.replace(shape, lora=config.lora, **overrides))
+    model = Transformer(dataclasses.replace(shape, lora=config.lora, **overrides), mesh=mesh)
     tokenizer = load_tokenizer(config.model if known else "nano")
     return LanguageAgentPolicy.for_game(game, model, tokenizer, config.sampling, prompt), game
 
@@ -282,7 +285,8 @@ def main(argv: list[str]) -> None:
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
     if flags.FLAGS.dry_run:
-        show(configs, seeds, vectorize, flags.FLAGS.device_tflops)
+        target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
+        show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)
         return
     run_dir, resume = app.take_run_dir("reproduce_ms_grpo", config), flags.FLAGS.resume
     lines = reproduce(configs, dqn_config, seeds, vectorize, SCALES[config.scale].warm_start, run_dir, resume)
@@ -293,6 +297,12 @@ def define_flags() -> None:
     app.flags_of(MatrixConfig, dry_run="print what would be run, its memory and its work, and stop")()
     flags.DEFINE_float(
         "device_tflops", 0.0, "with --dry_run: reckon with a device of this rate, not the one at hand", 0.0
+    )
+    flags.DEFINE_enum(
+        "target",
+        "",
+        ["", *targets.GPUS],
+        "with --dry_run: the GPU to compile for (extra aot); empty: an H100 where that is installed, else this machine",
     )
 
 
