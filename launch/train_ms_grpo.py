@@ -94,7 +94,7 @@ PRESETS = {
 
 
 # What may differ when a run is resumed: it changes how long or how fast a run is, not what it computes.
-MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat")
+MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh")
 
 
 def games_of(config: TrainConfig) -> tuple[TextGame, TextGame]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,9 @@ TINY = (
 
 
 def start(run_dir, devices, *more):
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    patient = "--xla_cpu_collective_call_terminate_timeout_seconds=300"  # on a busy machine
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {patient}"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "launch.train_ms_grpo", *TINY, f"--run_dir={run_dir}", *more]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -50,22 +53,23 @@ def metrics(run_dir):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
+    """Two iterations in one process."""
     run_dir = tmp_path_factory.mktemp("processes") / "alone"
-    finish([start(run_dir, 8, "--iterations=4")])
+    finish([start(run_dir, 8, "--iterations=2")])
     return run_dir
 
 
-def assert_same(run_dir, alone):
+def assert_same(run_dir, alone, tolerance=1e-6):
     one, other = adapter(alone), adapter(run_dir)
     assert one.keys() == other.keys()
     for name in one:
-        np.testing.assert_allclose(other[name], one[name], rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(other[name], one[name], rtol=0, atol=tolerance, err_msg=name)
     assert [row["return"] for row in metrics(run_dir)] == [row["return"] for row in metrics(alone)]  # the same episodes
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path, alone):
-    texts = finish(start_two(tmp_path / "two", "--iterations=4"))
+    texts = finish(start_two(tmp_path / "two", "--iterations=2"))
     assert_same(tmp_path / "two", alone)
     assert "report:" in texts[0] and "report:" not in texts[1]  # one speaks
 
@@ -82,12 +86,15 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(tmp_path, alone, ki
     clock = time.monotonic()
     text = running[1 - killed].communicate(timeout=300)[0]
     assert running[1 - killed].returncode, text
+    assert "lost another process" in text or "JAX distributed service" in text, text  # ours, or where the first died JAX's
     assert time.monotonic() - clock < 200
     done = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdecimal())
-    if done > 4:  # on a fast machine: what is compared below is a run of four iterations
-        pytest.skip(f"{done} iterations were done before the process was killed")
-    finish([start(run_dir, 8, "--iterations=4", "--resume")])  # on another number of processes
-    assert_same(run_dir, alone)
+    whole = tmp_path / "whole"
+    shutil.copytree(alone, whole)
+    more = f"--iterations={done + 1}", "--resume"
+    for folder in (whole, run_dir):
+        finish([start(folder, 8, *more)])  # in one process
+    assert_same(run_dir, whole, 1e-5 * done)
 
 
 def test_half_a_description_is_refused():
