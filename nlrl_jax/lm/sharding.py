@@ -37,6 +37,20 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Any = None
     return jax.make_mesh((data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
+def check_heads(num_heads: int, num_kv_heads: int, mesh: Mesh | None) -> None:
+    """Refuses a mesh that would cut attention heads in two.
+
+    Raises:
+      ValueError: "tensor" divides not both numbers of heads.
+    """
+    tensor = 1 if mesh is None else mesh.shape["tensor"]
+    if num_heads % tensor or num_kv_heads % tensor:
+        raise ValueError(
+            f"mesh tensor={tensor} would cut heads in two: the model has {num_heads} query and {num_kv_heads} "
+            f"key/value heads; tensor may be {math.gcd(num_heads, num_kv_heads)} or a divisor of it, and fsdp the rest"
+        )
+
+
 def spec(axes: tuple[str | None, ...]) -> PartitionSpec:
     """The PartitionSpec of logical `axes`."""
     return PartitionSpec(*(RULES[axis] for axis in axes))

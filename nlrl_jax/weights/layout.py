@@ -56,7 +56,11 @@ def assemble(
       paths: build these only.
 
     Returns: the nested dict of `jax.Array` that `Transformer.apply` takes as `collection`.
+
+    Raises:
+      ValueError: the mesh would cut attention heads in two.
     """
+    sharding.check_heads(config.num_heads, config.num_kv_heads, mesh)
     dtype = jax.numpy.dtype(dtype or config.param_dtype)
     wanted = {path: shape for path, shape in shapes(config, collection).items() if paths is None or path in paths}
     placement = _shardings(config, collection, mesh)

@@ -86,7 +86,9 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(tmp_path, alone, ki
     clock = time.monotonic()
     text = running[1 - killed].communicate(timeout=300)[0]
     assert running[1 - killed].returncode, text
-    assert "lost another process" in text or "JAX distributed service" in text, text  # ours, or where the first died JAX's
+    assert "lost another process" in text or "JAX distributed service" in text, (
+        text
+    )  # ours, or where the first died JAX's
     assert time.monotonic() - clock < 200
     done = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdecimal())
     whole = tmp_path / "whole"

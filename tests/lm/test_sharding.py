@@ -72,6 +72,33 @@ def test_sizes_that_do_not_divide_stay_whole(mesh):
     assert placed["x"].sharding.spec == PartitionSpec(None, ("data", "fsdp"))
 
 
+def test_a_mesh_that_would_cut_heads_is_refused(mesh):
+    sharding.check_heads(4, 2, mesh)
+    eight = sharding.make_mesh(1, 1, 8)
+    sharding.check_heads(16, 8, eight)
+    with pytest.raises(ValueError, match="tensor=8.*16 query and 2 key/value heads.*may be 2"):
+        sharding.check_heads(16, 2, eight)
+    with pytest.raises(ValueError, match="tensor=8"):  # before a weight is read
+        huggingface.load(GOLDENS / "qwen2", mesh=eight)
+
+
+def test_one_row_of_many_devices_stays_whole_and_uneven_rows_are_padded(mesh):
+    assert sharding.whole_rows(5, mesh) == 8 and sharding.whole_rows(8, mesh) == 8 and sharding.whole_rows(5, None) == 5
+    lay = lambda x: jax.jit(lambda x: sharding.constrain(x, mesh, ("batch", None)))(x).sharding.spec
+    assert lay(jnp.ones((1, 3))) in (PartitionSpec(), PartitionSpec(None, None))
+    assert lay(jnp.ones((8, 3)))[0] == ("data", "fsdp")
+
+
+def test_rollouts_hold_the_weights_of_an_fsdp_group_whole(mesh, variables):
+    model = Transformer(CONFIG, mesh=mesh)
+    placed = sharding.shard(variables, transformer.param_specs(model), mesh)
+    held = jax.jit(lambda v: transformer.gathered(model, v))(placed)
+    assert held["params"]["blocks"]["gate"]["kernel"].addressable_shards[0].data.shape == (2, 32, 20)  # tensor stays
+    assert held["params"]["embedding"].addressable_shards[0].data.shape == (32, 32)
+    jax.tree.map(np.testing.assert_array_equal, held, variables)
+    assert transformer.gathered(Transformer(CONFIG), variables) is variables
+
+
 def test_a_checkpoint_loads_straight_onto_the_mesh(mesh):
     config, params = huggingface.load(GOLDENS / "qwen2")
     _, placed = huggingface.load(GOLDENS / "qwen2", mesh=mesh)
