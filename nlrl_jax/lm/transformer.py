@@ -301,19 +301,30 @@ def gathered(model: Transformer, variables: Any) -> Any:
     whole = lambda p: PartitionSpec(*(None if name == "fsdp" else name for name in p))
     specs = jax.tree.map(whole, param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
 
-    def bring(tree, specs):
-        tree = jax.lax.with_sharding_constraint(tree, shardings(tree, specs, model.mesh))
-        return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
+    def bring(tree, specs, after=()):
+        """One leaf after another: exchanges in any order make CPU devices that share a core wait for each other."""
+        found, after = [], list(after)
+        for leaf, where in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree, specs, model.mesh)), strict=True):
+            *_, leaf = jax.lax.optimization_barrier((*after, leaf))
+            leaf = jax.lax.with_sharding_constraint(leaf, where)
+            found.append(with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim)))))
+            after = found[-1:]
+        return jax.tree.unflatten(jax.tree.structure(tree), found)
 
-    def of(tree, specs):
-        rest = {name: leaf for name, leaf in tree.items() if name != "blocks"}
+    def of(tree, specs, after):
         layer = jax.tree.map(
             lambda p: PartitionSpec(*p[1:]), specs["blocks"], is_leaf=lambda p: isinstance(p, PartitionSpec)
         )
-        blocks = jax.lax.map(lambda one: bring(one, layer), tree["blocks"])
-        return {**bring(rest, {name: specs[name] for name in rest}), "blocks": bring(blocks, specs["blocks"])}
+        blocks = jax.lax.optimization_barrier((tree["blocks"], after))[0]
+        blocks = bring(jax.lax.map(lambda one: bring(one, layer), blocks), specs["blocks"])
+        rest = {name: leaf for name, leaf in tree.items() if name != "blocks"}
+        rest = bring(rest, {name: specs[name] for name in rest}, jax.tree.leaves(blocks)[-1:])
+        return {**rest, "blocks": blocks}
 
-    return {name: of(tree, specs[name]) for name, tree in variables.items()}
+    found = {}
+    for name, tree in variables.items():
+        found[name] = of(tree, specs[name], jax.tree.leaves(found)[-1:])
+    return found
 
 
 def param_specs(model: nn.Module) -> dict[str, Any]:

@@ -23,8 +23,9 @@ TINY = (
 
 
 def start(run_dir, devices, *more):
-    patient = "--xla_cpu_collective_call_terminate_timeout_seconds=300"  # on a busy machine
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {patient}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--process_id" not in str(more):  # nobody is lost: patience on a busy machine
+        flags += " --xla_cpu_collective_call_terminate_timeout_seconds=300"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
     command = [sys.executable, "-m", "launch.train_ms_grpo", *TINY, f"--run_dir={run_dir}", *more]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
