@@ -37,7 +37,7 @@ from nlrl_jax import losses
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
 from nlrl_jax.lm.sharding import shardings
-from nlrl_jax.lm.transformer import Transformer, init_lora, param_specs
+from nlrl_jax.lm.transformer import Transformer, gathered, init_lora, param_specs
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -167,7 +167,8 @@ def make_update(
         states = jax.tree.map(lambda x: jnp.repeat(x, G, axis=0), states)
 
         # Lines 6-16: every episode j and step t at once.
-        episodes = text_games.play(policy, game, variables, key_play, states, config.max_turns, config.max_steps)
+        acting = gathered(policy.model, variables)
+        episodes = text_games.play(policy, game, acting, key_play, states, config.max_turns, config.max_steps)
         turns = episodes.turns
 
         # Line 17: C_j = sum_t (r_{j,t+1} + Phi_{j,t}).

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.lm.transformer import KeyValues, gathered
+from nlrl_jax.lm.transformer import KeyValues
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
@@ -72,7 +72,7 @@ def play(
     action moves nothing and takes no environment step.
 
     Args:
-      variables: the model's parameters.
+      variables: the model's parameters; on a mesh best as `lm.transformer.gathered` gives them.
       key: folded once per turn.
       states: B initial states, leading axis [B].
       max_turns: maximum replies per episode ("LAP actions" in the paper).
@@ -80,7 +80,6 @@ def play(
       prefix: `policy.prefix(variables)`, if already computed.
     """
     B = jax.tree.leaves(states)[0].shape[0]
-    variables = gathered(policy.model, variables)
     prefix = policy.prefix(variables) if prefix is None else prefix
     fields_of = jax.vmap(game.fields)
 

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import make_mesh
-from nlrl_jax.lm.transformer import Transformer, init_lora
+from nlrl_jax.lm.transformer import Transformer, gathered, init_lora
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -119,6 +119,7 @@ def evaluator(
     def evaluate(variables):
         key = jax.random.key(seed)
         states = text_games.reset(game, key, num)
+        variables = gathered(policy.model, variables)
         return text_games.play(policy, game, variables, jax.random.fold_in(key, num), states, max_turns, max_steps)
 
     return evaluate
