@@ -28,21 +28,14 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run.cost import GIB, compile_update
+from nlrl_jax.run.cost import GIB, bytes_of, compile_update
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling
 
 
 def report(name: str, compiled, seconds: float) -> None:
-    m = compiled.memory_analysis()
-    peak = m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
-    print(
-        f"{name}: arguments {m.argument_size_in_bytes / GIB:.2f} GiB, "
-        f"temporaries {m.temp_size_in_bytes / GIB:.2f} GiB, "
-        f"outputs {m.output_size_in_bytes / GIB:.2f} GiB of which aliased {m.alias_size_in_bytes / GIB:.2f} GiB; "
-        f"in all {peak / GIB:.2f} GiB (compiled in {seconds:.0f} s)",
-        flush=True,
-    )
+    parts = ", ".join(f"{part} {n / GIB:.2f} GiB" for part, n in bytes_of(compiled).items())
+    print(f"{name}: {parts} (compiled in {seconds:.0f} s)", flush=True)
 
 
 def update(config: ModelConfig, learning: MSGRPOConfig, game_name: str, num_layers: int) -> None:

@@ -44,7 +44,6 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends import heap
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
@@ -163,7 +162,6 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     names = methods.parse(config.methods)
     given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
-    heap.hold()
     if config.model == "scripted":
         model = Metered(game.scripted(), usage)
     else:

@@ -1,8 +1,7 @@
-"""Freed memory is kept for the next array (`hold`), and goes back to the system when it has become much (`trim`).
+"""Freed memory goes back to the system when it has become much.
 
 Compiling a program leaves some tens of megabytes of freed memory in the process, which glibc keeps as long as anything
-behind them is in use: gigabytes after a hundred programs. Arrays above 32 MB, however, it takes from the system anew
-each time, which then clears every page: a tenth to a fifth of the time of LAC's calls.
+behind them is in use: gigabytes after a hundred programs.
 """
 
 from __future__ import annotations
@@ -13,16 +12,7 @@ import resource
 
 _STATM = pathlib.Path("/proc/self/statm")
 GROWTH = 300e6  # bytes
-_HOLD = {-3: 1 << 30, -1: (1 << 31) - 1}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD: bytes
 _size = 0
-
-
-def hold() -> None:
-    """Keeps freed arrays of any size, for the whole process; does nothing without glibc."""
-    option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if option:
-        for name, value in _HOLD.items():
-            option(name, value)
 
 
 def trim() -> None:

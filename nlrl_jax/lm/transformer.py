@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 
-from nlrl_jax.lm import attention
+from nlrl_jax.lm import attention, products
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import constrain, shardings, spec
 
@@ -48,32 +48,6 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
     return Cache(KeyValues(zeros, zeros), jnp.zeros((), jnp.int32))
 
 
-@jax.custom_vjp
-def _adapted(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """x @ a @ b: [..., I], [I, R], [R, O] -> [..., O].
-
-    Its gradient is JAX's own but for the order of b's product: `h.T @ g`, where JAX transposes `g.T @ h` and XLA's CPU
-    backend writes the cotangent, as wide as the MLP, once more for that.
-    """
-    return (x @ a) @ b
-
-
-def _adapted_fwd(x, a, b):
-    h = x @ a
-    return h @ b, (x, a, b, h)
-
-
-def _adapted_bwd(residuals, g):
-    x, a, b, h = residuals
-    rows = tuple(range(g.ndim - 1))
-    product = lambda left, right: jax.lax.dot_general(left, right, ((rows, rows), ((), ())))  # left.T @ right
-    dh = g @ b.T
-    return dh @ a.T, product(x, dh), product(h, g)
-
-
-_adapted.defvjp(_adapted_fwd, _adapted_bwd)
-
-
 class Linear(nn.Module):
     """x @ kernel (+ bias) (+ alpha / rank * x @ a @ b where the "lora" collection holds an adapter)."""
 
@@ -95,7 +69,9 @@ class Linear(nn.Module):
         if self.is_initializing() or self.has_variable("lora", "a"):
             a = self._adapter("a", nn.initializers.he_uniform(), (shape[0], rank), (self.axes[0], None))
             b = self._adapter("b", nn.initializers.zeros, (rank, shape[1]), (None, self.axes[1]))
-            y = y + _adapted(x, a.astype(c.dtype), b.astype(c.dtype)) * jnp.asarray(c.lora.alpha / rank, c.dtype)
+            y = y + products.low_rank(x, a.astype(c.dtype), b.astype(c.dtype)) * jnp.asarray(
+                c.lora.alpha / rank, c.dtype
+            )
         return y
 
     def _adapter(self, name: str, init: Any, shape: tuple[int, int], axes: tuple) -> jax.Array:
@@ -250,23 +226,7 @@ class Transformer(nn.Module):
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """Logits, float32 [..., V], of hidden states [..., H]. Call it on the positions that count only."""
         table = self.embedding.T if self.config.tie_embeddings else self.lm_head
-        return _logits(hidden, constrain(table.astype(hidden.dtype), self.mesh, (None, "vocab")))
-
-
-@jax.custom_vjp
-def _logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
-    """hidden [..., H] @ table [H, V], summed in float32. The gradient's products are of the inputs' type: JAX's own
-    would copy the table to float32 for each."""
-    return jnp.matmul(hidden, table, preferred_element_type=jnp.float32)
-
-
-def _logits_bwd(residuals, g):
-    hidden, table = residuals
-    g, rows = g.astype(hidden.dtype), tuple(range(g.ndim - 1))
-    return g @ table.T, jax.lax.dot_general(hidden, g, ((rows, rows), ((), ())))
-
-
-_logits.defvjp(lambda hidden, table: (_logits(hidden, table), (hidden, table)), _logits_bwd)
+        return products.logits(hidden, constrain(table.astype(hidden.dtype), self.mesh, (None, "vocab")))
 
 
 def init_params(model: Transformer, key: jax.Array) -> Any:

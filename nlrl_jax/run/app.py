@@ -156,7 +156,12 @@ def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> 
     if not options.run_dir:
         raise ValueError("say where the run's files go: --run_dir runs/NAME")
     values = {"script": script, **flat(config)}
+    run_dir, refused = pathlib.Path(options.run_dir).expanduser().absolute(), None
     if processes.first():
-        run_dir = open_run(options.run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
-    processes.wait("run_dir")
-    return run_dir if processes.first() else pathlib.Path(options.run_dir).expanduser().absolute()
+        try:
+            open_run(run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
+        except ValueError as error:
+            refused = error
+    if processes.any_of(refused is not None):  # the others wait here until the first one has it
+        raise refused or ValueError("the first process cannot use --run_dir and says why")
+    return run_dir

@@ -118,7 +118,7 @@ def train(
                 )
             progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
             done = i + 1
-            if not signals and processes.any_of(bool(signals)):
+            if processes.any_of(bool(signals)) and not signals:  # all must ask
                 signals.append("a signal to another process")
             if done % checkpoint_every == 0 or done == iterations or signals:
                 checkpoints.save(done, state.learned(), origin)

@@ -72,12 +72,6 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
-def wait(name: str) -> None:
-    """Returns when all processes have come here."""
-    if several():
-        multihost_utils.sync_global_devices(name)
-
-
 def any_of(flag: bool) -> bool:
     """Whether `flag` holds in any process; all must ask."""
     return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if several() else flag

@@ -76,6 +76,20 @@ def test_two_processes_equal_one(tmp_path, alone):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_signal_to_one_process_stops_both_after_the_iteration(tmp_path, stopped):
+    run_dir = tmp_path / "stopped"
+    running = start_two(run_dir, "--iterations=1000", "--checkpoint_every=1000")
+    while not (run_dir / "metrics.jsonl").exists() or not metrics(run_dir):
+        assert all(one.poll() is None for one in running), [one.communicate()[0] for one in running]
+        time.sleep(0.2)
+    running[stopped].send_signal(signal.SIGTERM)
+    texts = finish(running)
+    assert "saved after iteration" in texts[0]
+    assert (run_dir / "checkpoints" / str(len(metrics(run_dir)))).is_dir()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_process_ends_the_other_and_the_run_goes_on(tmp_path, alone, killed):
     run_dir = tmp_path / "killed"

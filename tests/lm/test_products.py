@@ -1,0 +1,31 @@
+"""Values and gradients are those that JAX computes from the plain products."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nlrl_jax.lm import products
+
+PLAIN = {
+    "low_rank": (lambda x, a, b: (x @ a) @ b, ((2, 5, 8), (8, 3), (3, 6))),
+    "logits": (lambda hidden, table: hidden @ table, ((2, 5, 8), (8, 11))),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_values_and_gradients_equal_jaxs_own(name):
+    plain, shapes = PLAIN[name]
+    args = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
+    loss = lambda product: lambda *args: jnp.sum(jnp.sin(product(*args)))
+    every = tuple(range(len(args)))
+    want = jax.value_and_grad(loss(plain), argnums=every)(*args)
+    got = jax.value_and_grad(loss(getattr(products, name)), argnums=every)(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
+def test_gradients_of_logits_have_the_weights_type():
+    args = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 11), jnp.bfloat16)
+    assert products.logits(*args).dtype == jnp.float32
+    traced = str(jax.make_jaxpr(jax.grad(lambda *args: products.logits(*args).sum(), argnums=(0, 1)))(*args))
+    assert "f32[8,11]" not in traced  # no copy of the table
