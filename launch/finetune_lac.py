@@ -46,7 +46,7 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
 from nlrl_jax.roles.lines import Line
 from nlrl_jax.roles.lines import pairs as pairs_of
-from nlrl_jax.run import adapters, app, loop, models, planning, players, plots, results, trajectories
+from nlrl_jax.run import adapters, app, loop, models, planning, players, plots, processes, results, trajectories
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.types import LanguageModel
 from nlrl_jax.weights import huggingface
@@ -54,6 +54,7 @@ from nlrl_jax.weights.load import load_config, load_tokenizer
 
 SCRIPT = "finetune_lac"
 ACTS = {"lac": "lac", "decision_transformer": "react_return"}  # the method of run_lac that plays it, else react
+MAY_CHANGE = ("checkpoint_every", "iterations", "micro_batch", "remat", "mesh")
 HELD_OUT = (12, 6)  # successes and failures
 _CACHE_MB = 256  # for evaluations
 
@@ -85,7 +86,9 @@ class FinetuneConfig:
     iterations: int = option(1000, "gradient steps", least=1)
     batch: int = option(2, "examples per step", least=1)
     learning_rate: float = option(2.5e-5, "AdamW's learning rate", above=0)
+    micro_batch: int = option(0, "examples differentiated at a time; 0: all at once. Memory only, same result", least=0)
     remat: bool = option(True, "recompute blocks in the backward pass. Memory only, same result")
+    mesh: str = option("", players.MESH)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     seed: int = option(0, "everything random follows from it, the trajectories too", least=0, most=1000)
@@ -154,7 +157,7 @@ def _stored(config: FinetuneConfig, run_dir: pathlib.Path | None, name: str, mad
         found = [Trajectory(one.history, one.success) for one in episodes]
     else:
         return []
-    if path:
+    if path and processes.first():
         trajectories.write(path, found)
     return found
 
@@ -221,7 +224,8 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
     Raises:
       ValueError: see `gather`, `examples_of`, `loop.train`.
     """
-    base = models.local_model(config.model, config.dtype, config.lora, chat=False)
+    mesh = players.parse_mesh(config.mesh)
+    base = models.local_model(config.model, config.dtype, config.lora, chat=False, mesh=mesh)
     tokenizer, network = base.tokenizer, base.model
     data = gather(config, tokenizer, run_dir)
     examples = examples_of(config, data, tokenizer, dataclasses.replace(base, cache_mb=_CACHE_MB))
@@ -242,7 +246,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=[config.seed])
     state = loop.restore(run_dir, state) if resume else state
     loss = functools.partial(sft.sft_loss, network.clone(remat=config.remat))
-    step = jax.jit(adapters.make_update(loss, optimizer), donate_argnums=0)
+    step = jax.jit(adapters.make_update(network, loss, optimizer, config.micro_batch), donate_argnums=0)
     batch = adapters.batches(examples, config.batch, config.seed)
 
     def evaluated(done: int, state) -> dict[str, float]:
@@ -274,6 +278,8 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
 def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, state: adapters.State) -> None:
     """The model as a Hugging Face folder, with the prompts it has learned."""
     huggingface.save(folder, base.model.config, state.params, base.tokenizer, lora=state.lora)
+    if not processes.first():
+        return
     prompt, examples = config.prompts.form(config.model)
     form = {"prompt": prompt, "examples": examples, "method": config.method}
     write_atomically(folder / planning.FORM, json.dumps(form) + "\n")
@@ -288,7 +294,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(describe(config, gather(config, tokenizer), tokenizer))
         return
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=("checkpoint_every", "iterations", "remat"))
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE)
     finished = finetune(config, run_dir, flags.FLAGS.resume)
     print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of launch.run_lac plays it")
     before, after = finished["before"], finished["after"]
@@ -296,7 +302,7 @@ def main(argv: list[str]) -> None:
     print(", ".join(changes) or "nothing was held out")
 
 
-define_flags = app.flags_of(FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing")
+define_flags = app.flags_of(FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing", several=True)
 
 if __name__ == "__main__":
     define_flags()

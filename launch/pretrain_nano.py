@@ -41,7 +41,8 @@ from envs.breakthrough import rule_based as breakthrough_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
 from envs.walkers import demonstrate, reply_template
-from nlrl_jax.algorithms.sft import SFTConfig, demonstration_loss, fit, make_sft_step, tokenize
+from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
+from nlrl_jax.algorithms.sft import SFTConfig, fit, make_sft_step, tokenize
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -106,8 +107,10 @@ def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransf
     given = flags.FLAGS
     habit = given.snake_habit if game.name == "snake" else given.habit
     shown = lambda key: demonstrate(game, key, BATCH[game.name], given.skilled_share, habit)
-    loss_of = demonstration_loss(policy, reply_template(game, "compact"), shown)
-    return jax.jit(make_sft_step(loss_of, optimizer, "params"), donate_argnums=(0, 1))
+    show = demonstrations(policy, reply_template(game, "compact"), shown)
+    step = make_sft_step(demonstration_loss(policy), optimizer, "params")
+    update = lambda variables, opt_state, key: step(variables, opt_state, show(key))
+    return jax.jit(update, donate_argnums=(0, 1))
 
 
 def pretrain_grids(out: pathlib.Path) -> None:

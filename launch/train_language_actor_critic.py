@@ -80,6 +80,7 @@ class RunConfig:
     )
     policy_learning_rate: float = option(2e-4, "policy SFT learning rate; too high a rate ends exploration", above=0)
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
+    mesh: str = option("", players.MESH)
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
     ppo_learning: LanguagePPOConfig = part(
@@ -125,8 +126,10 @@ class RunConfig:
 
     def ppo_run(self, opponent: str) -> train_language_ppo.RunConfig:
         """LLM-PPO on as many games."""
-        learning = dataclasses.replace(self.ppo_learning, num_games=self.learning.games, train=self.sft.train)
-        names = ("model", "style", "iterations", "dtype", "eval_games", "seed", "checkpoint_every")
+        learning = dataclasses.replace(
+            self.ppo_learning, num_games=self.learning.games, train=self.sft.train, remat=self.sft.remat
+        )
+        names = ("model", "style", "iterations", "dtype", "mesh", "eval_games", "seed", "checkpoint_every")
         same = {name: getattr(self, name) for name in names}
         return train_language_ppo.RunConfig(opponent=opponent, learning=learning, **same)
 
@@ -176,7 +179,8 @@ class Trainer:
         self.config, self.opponent, self.run_dir, self.usage = config, opponent, run_dir, usage
         self.setup = setup(config, opponent, large, learn_policy, self.learn)
         self.viewer = Viewer(self.setup.game)
-        self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed)
+        mesh = players.parse_mesh(config.mesh)
+        self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
 
     def init(self) -> Learned:
         """The base model, as policy and as value model, each after it learned its reply format."""
@@ -285,7 +289,8 @@ def train_actor_critic(
 
 def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
     """The aggregator and improver, or a model that plays as prompted."""
-    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model)
+    mesh = players.parse_mesh(config.mesh)
+    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
 
 
 def play_prompted(config: RunConfig, name: str, opponent: str, model: LanguageModel) -> dict[str, float]:
@@ -366,11 +371,14 @@ def main(argv: list[str]) -> None:
         print(dry_run(config, opponents))
         return
     validate(config)
-    may_change = ("iterations", "prompted", "checkpoint_every", *models.MAY_CHANGE)
+    may_change = ("iterations", "prompted", "checkpoint_every", "micro_batch", "remat", "mesh", *models.MAY_CHANGE)
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("base_url", "endpoint_model")
     run_dir = app.take_run_dir(SCRIPT, config, may_change)
-    usage, methods = Usage(run_dir), ["actor-critic", *(["LLM-PPO"] if config.ppo else []), *config.prompted_models]
+    usage, methods = (
+        models.ledger(run_dir),
+        ["actor-critic", *(["LLM-PPO"] if config.ppo else []), *config.prompted_models],
+    )
     finished = {
         (opponent, method): run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
         for opponent in opponents
@@ -388,7 +396,9 @@ def main(argv: list[str]) -> None:
         print(f"{whose}win rate ({opponent}): {before['win']:.3f} -> {after['win']:.3f}")
 
 
-define_flags = app.flags_of(RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing")
+define_flags = app.flags_of(
+    RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True
+)
 
 if __name__ == "__main__":
     define_flags()

@@ -26,7 +26,7 @@ from nlrl_jax.run import app, loop, models, players, results
 from nlrl_jax.text.word_policy import MovePolicy
 
 SCRIPT = "train_language_ppo"
-MAY_CHANGE = ("iterations", "checkpoint_every")
+MAY_CHANGE = ("iterations", "checkpoint_every", "remat", "mesh")
 GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by opponent
 
 
@@ -46,6 +46,7 @@ class RunConfig:
         names={"num_games": "games", "actor_learning_rate": "learning_rate"},
     )
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
+    mesh: str = option("", players.MESH)
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
     seed: int = option(0, "everything random follows from it", least=0)
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
@@ -110,13 +111,14 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(RunConfig, PRESETS, "scale")
-    start = models.trainable_model(config.model, config.dtype, config.learning.train, config.seed)
+    mesh = players.parse_mesh(config.mesh)
+    start = models.trainable_model(config.model, config.dtype, config.learning.train, config.seed, mesh)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     stored = train(config, start, run_dir, flags.FLAGS.resume)
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
 
 
-define_flags = app.flags_of(RunConfig, PRESETS, "scale")
+define_flags = app.flags_of(RunConfig, PRESETS, "scale", several=True)
 
 if __name__ == "__main__":
     define_flags()

@@ -43,7 +43,7 @@ from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
-MAY_CHANGE = ("iterations", "checkpoint_every", *models.MAY_CHANGE)
+MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", *models.MAY_CHANGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,7 @@ class RunConfig:
         without=("schedule", "weight_decay", "clip_norm", "b2", "seed"),
     )
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
+    mesh: str = option("", players.MESH)
     seed: int = option(0, "everything random follows from it", least=0)
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
@@ -122,10 +123,11 @@ class Trainer:
     def __init__(self, config: RunConfig, run_dir: pathlib.Path, usage: Usage):
         self.config, self.run_dir, self.usage, self.roles = config, run_dir, usage, config.roles
         self.learn = models.learner(dataclasses.replace(config.sft, seed=config.seed))
+        mesh = players.parse_mesh(config.mesh)
         self.large = models.large_model(
-            config.aggregator, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model
+            config.aggregator, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh
         )
-        self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed)
+        self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
         self.start, self.game = self.base, board_game()
         self.data = language_td_data.load_or_make(
             self.game, config.data, config.seed, run_dir / "data"
@@ -183,7 +185,7 @@ def _grid(board: str) -> str:
 
 def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
     """Trains in an opened run folder. Returns results.json's content; writes the page too."""
-    usage = Usage(run_dir)
+    usage = models.ledger(run_dir)
     trainer = Trainer(config, run_dir, usage)
     state = trainer.init()
     before, words_before = trainer.judge(state)
@@ -284,7 +286,9 @@ def main(argv: list[str]) -> None:
     print(f"advantage accuracy: {before['accuracy']:.3f} -> {after['accuracy']:.3f}")
 
 
-define_flags = app.flags_of(RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing")
+define_flags = app.flags_of(
+    RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True
+)
 
 if __name__ == "__main__":
     define_flags()

@@ -30,7 +30,7 @@ import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.sharding import whole, whole_rows
 from nlrl_jax.run import app, loop, players, processes, results
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
@@ -61,7 +61,7 @@ class TrainConfig:
     sampling: Sampling = part(Sampling(max_tokens=200, temperature=1.5, top_k=3))
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
-    mesh: str = option("", "devices as data,fsdp,tensor, e.g. 1,8,1; empty is one device")
+    mesh: str = option("", players.MESH)
     seed: int = option(0, "everything random follows from it", least=0)
     eval_episodes: int = option(50, "greedy episodes from fixed initial states, before and after", least=1)
     eval_turns: int = option(20, "maximum replies, and environment steps, per evaluation episode", least=1)
@@ -169,14 +169,14 @@ def main(argv: list[str]) -> None:
     )
     episodes = jax.device_get(evaluate(variables(state)))
     episodes_shown = {"before": before["transcripts"]["before"], "after": read(episodes)}
-    lora = processes.whole(state.lora)
+    after, lora = summarize(episodes), whole(state.lora)
+    results.write(run_dir, script=SCRIPT, before=before["before"], after=after, transcripts=episodes_shown)
     if processes.first():
-        write_results(run_dir, config, game, policy, lora, before["before"], summarize(episodes), episodes_shown)
+        write_page(run_dir, config, game, policy, lora, before["before"], after, episodes_shown)
 
 
-def write_results(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, policy, lora, before, after, episodes):
-    """results.json, the adapter, the curve and the page of a finished run; prints where they are and what came out."""
-    results.write(run_dir, script=SCRIPT, before=before, after=after, transcripts=episodes)
+def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, policy, lora, before, after, episodes):
+    """The adapter, the curve and the page of a finished run; prints where they are and what came out."""
     peft.save(run_dir / "adapter", policy.model.config, lora, base_model=config.model)
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"

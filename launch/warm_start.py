@@ -21,14 +21,15 @@ from absl import flags
 
 import envs
 from envs.walkers import demonstrate, reply_template
-from nlrl_jax.algorithms.sft import demonstration_loss
+from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.run import adapters, app, loop, players
+from nlrl_jax.run import adapters, app, loop, players, processes
 from nlrl_jax.types import Sampling
 from nlrl_jax.weights import huggingface
 
+MAY_CHANGE = ("checkpoint_every", "micro_batch", "remat", "mesh")
 DONE = "warm_start.json"  # written last, beside the weights
 
 
@@ -48,6 +49,11 @@ class WarmStartConfig:
     skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies", least=0, most=1)
     max_tokens: int = option(200, "reply length that the prompt names", least=1)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
+    micro_batch: int = option(
+        0, "demonstrations differentiated at a time; 0: all at once. Memory only, same result", least=0
+    )
+    remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
+    mesh: str = option("", players.MESH)
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     seed: int = option(0, "everything random follows from it", least=0)
     checkpoint_every: int = option(20, "steps between checkpoints", least=1)
@@ -68,8 +74,9 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     prompt = players.prompt_for(config.model, config.prompt)
     maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
     game = envs.make(config.game, prompt, **maps)
-    loaded = players.load(config.model, config.dtype, config.lora, revision=config.revision)
-    policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt)
+    mesh = players.parse_mesh(config.mesh)
+    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision)
+    policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt, mesh)
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
@@ -77,8 +84,10 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     if resume:
         state = loop.restore(run_dir, state)
 
-    shown = lambda key: demonstrate(game, key, config.batch, config.skilled_share, habit=False)
-    update = adapters.make_update(demonstration_loss(policy, reply_template(game, prompt), shown), optimizer)
+    walk = lambda key: demonstrate(game, key, config.batch, config.skilled_share, habit=False)
+    show = demonstrations(policy, reply_template(game, prompt), walk)
+    loss = demonstration_loss(policy, config.remat)
+    update = adapters.make_update(policy.model, loss, optimizer, config.micro_batch, show)
     state = loop.train(
         run_dir,
         jax.jit(update, donate_argnums=0),
@@ -90,18 +99,20 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
         resume=resume,
     )
     huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
-    write_atomically(model / DONE, json.dumps(flat(config), indent=2) + "\n")
+    if processes.first():
+        write_atomically(model / DONE, json.dumps(flat(config), indent=2) + "\n")
+    processes.wait()
     return model
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(WarmStartConfig)
-    run_dir = app.take_run_dir("warm_start", config, may_change=("checkpoint_every",))
+    run_dir = app.take_run_dir("warm_start", config, may_change=MAY_CHANGE)
     print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume)}")
 
 
-define_flags = app.flags_of(WarmStartConfig)
+define_flags = app.flags_of(WarmStartConfig, several=True)
 
 if __name__ == "__main__":
     define_flags()

@@ -32,10 +32,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax import losses
 from nlrl_jax.config import check, option
-from nlrl_jax.lm.transformer import Transformer, init_lora
+from nlrl_jax.lm import placement
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.returns import gae
 from nlrl_jax.rollouts.scored_words import Moves, play_games, results
 from nlrl_jax.text.word_policy import MovePolicy, move_log_probs
@@ -123,13 +125,30 @@ def optimizer(config: LanguagePPOConfig) -> optax.GradientTransformation:
 
 
 def init_state(model: Transformer, params: Any, config: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
-    """The model unchanged, a critic that is 0 everywhere, a fresh optimizer."""
+    """The model unchanged, a critic that is 0 everywhere, a fresh optimizer; on the model's mesh, if it has one."""
     key_lora, key_critic = jax.random.split(key)
-    lora = init_lora(model, key_lora) if config.train == "lora" else None
-    hidden = jnp.zeros((1, model.config.hidden_size))
+    lora = placement.fresh_lora(model, key_lora) if config.train == "lora" else None
+    hidden, start = jnp.zeros((1, model.config.hidden_size)), jnp.zeros((), jnp.int32)
     critic = value_head(model).init(key_critic, hidden)["params"]
-    opt_state = optimizer(config).init({"actor": params if lora is None else lora, "critic": critic})
-    return LanguagePPOState(params, lora, critic, opt_state, jnp.zeros((), jnp.int32), config.train)
+    if model.mesh is not None:
+        critic, start = jax.device_put((critic, start), NamedSharding(model.mesh, PartitionSpec()))
+    opt_state = placement.start(
+        optimizer(config), {"actor": params if lora is None else lora, "critic": critic}, model.mesh
+    )
+    return LanguagePPOState(params, lora, critic, opt_state, start, config.train)
+
+
+def layout(model: Transformer, state: LanguagePPOState, config: LanguagePPOConfig) -> LanguagePPOState | None:
+    """How a state, or its shapes, lies on the model's mesh: NamedShardings in its structure; None without a mesh."""
+    if model.mesh is None:
+        return None
+    whole = NamedSharding(model.mesh, PartitionSpec())
+    where, critic = placement.of_variables(model, state.variables), jax.tree.map(lambda _: whole, state.critic)
+    learned = {"actor": where[config.train], "critic": critic}
+    opt_state = placement.of_optimizer(optimizer(config), state.opt_state, learned, model.mesh)
+    return state.replace(
+        params=where["params"], lora=where.get("lora"), critic=critic, opt_state=opt_state, iteration=whole
+    )
 
 
 def play(
@@ -137,7 +156,8 @@ def play(
 ) -> dict[str, jax.Array]:
     """Greedy play: `results` over `num` games. Pure; jit it over `state` and `key`."""
     nothing = lambda hidden: jnp.zeros(hidden.shape[:1])
-    return results(play_games(policy, game, state.variables, nothing, key, num, max_turns, temperature=0.0)[0])
+    acting = placement.gathered(policy.model, state.variables)
+    return results(play_games(policy, game, acting, nothing, key, num, max_turns, temperature=0.0)[0])
 
 
 class Rows(NamedTuple):
@@ -219,8 +239,9 @@ def make_update(
     def update(state: LanguagePPOState, key: jax.Array) -> tuple[LanguagePPOState, dict[str, jax.Array]]:
         key_play, key_order = jax.random.split(key)
         value_of = lambda hidden: head.apply({"params": state.critic}, hidden)
+        acting = placement.gathered(policy.model, state.variables)
         moves, cut_value = play_games(
-            policy, game, state.variables, value_of, key_play, config.num_games, config.max_turns, config.temperature
+            policy, game, acting, value_of, key_play, config.num_games, config.max_turns, config.temperature
         )
         rows = make_rows(moves, cut_value, config)
         frozen = {name: value for name, value in state.variables.items() if name != config.train}
@@ -253,4 +274,10 @@ def make_update(
         games = {**results(moves), "moves": jnp.sum(moves.active), "gradient_steps": steps}
         return state, {**metrics, **games, "finite": finite}
 
-    return keep_finite(update)
+    def in_place(state, key):
+        """What an update leaves lies where `init_state` laid it, so that the next one is the same program."""
+        where = layout(policy.model, state, config)
+        state, metrics = keep_finite(update)(state, key)
+        return (state if where is None else jax.lax.with_sharding_constraint(state, where)), metrics
+
+    return in_place

@@ -77,10 +77,11 @@ def load_or_make(game: BoardGame, config: TDDataConfig, seed: int, folder: pathl
     stored = dict(np.load(path)) if path.is_file() else {}
     if str(stored.get("made_from")) != made_from:
         stored = _make(game, config, seed) | {"made_from": np.array(made_from)}
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / "part.npz"
-        np.savez_compressed(part, **stored)
-        part.replace(path)
+        if jax.process_index() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            part = folder / "part.npz"
+            np.savez_compressed(part, **stored)
+            part.replace(path)
     tree = jax.tree.structure(game.init())
     unpack = lambda name: jax.tree.unflatten(tree, [stored[f"{name}_{i}"] for i in range(tree.num_leaves)])
     viewer = Viewer(game)

@@ -36,8 +36,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nlrl_jax import losses
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
-from nlrl_jax.lm.sharding import shardings
-from nlrl_jax.lm.transformer import Transformer, gathered, init_lora, param_specs
+from nlrl_jax.lm import placement
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -131,15 +131,9 @@ def init_state(model: Transformer, params: Any, config: MSGRPOConfig, key: jax.A
 
 def layout(model: Transformer, state: TrainState, config: MSGRPOConfig) -> TrainState:
     """How a state, or its shapes, lies on the model's mesh: NamedShardings in its structure."""
-    whole = NamedSharding(model.mesh, PartitionSpec())
-    specs = param_specs(model)
-    params, lora = (
-        shardings(t, specs[name], model.mesh) for name, t in (("params", state.params), ("lora", state.lora))
-    )
-    opt_state = optax.tree.map_params(
-        optimizer(config), lambda _, where: where, state.opt_state, lora, transform_non_params=lambda _: whole
-    )
-    return TrainState(params, lora, opt_state, whole)
+    where = placement.of_variables(model, {"params": state.params, "lora": state.lora})
+    opt_state = placement.of_optimizer(optimizer(config), state.opt_state, where["lora"], model.mesh)
+    return TrainState(where["params"], where["lora"], opt_state, NamedSharding(model.mesh, PartitionSpec()))
 
 
 def make_update(
@@ -167,7 +161,7 @@ def make_update(
         states = jax.tree.map(lambda x: jnp.repeat(x, G, axis=0), states)
 
         # Lines 6-16: every episode j and step t at once.
-        acting = gathered(policy.model, variables)
+        acting = placement.gathered(policy.model, variables)
         episodes = text_games.play(policy, game, acting, key_play, states, config.max_turns, config.max_steps)
         turns = episodes.turns
 

@@ -26,16 +26,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from nlrl_jax import losses
 from nlrl_jax.config import check, option
-from nlrl_jax.lm.generate import left_pad
-from nlrl_jax.lm.score import score, token_log_probs
+from nlrl_jax.lm import placement
+from nlrl_jax.lm.score import token_log_probs
+from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.text.compile import compile_template
-from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.text.template import Template
 from nlrl_jax.types import Pairs, Piece
 
 SCHEDULES = ("constant", "cosine")
@@ -61,6 +60,10 @@ class SFTConfig:
     weight_decay: float = option(0.0, "AdamW's weight decay", least=0)
     clip_norm: float = option(1.0, "maximum global norm of a gradient", above=0)
     b2: float = option(0.999, "AdamW's decay of the second moment", least=0, below=1)
+    micro_batch: int = option(
+        0, "rows differentiated at a time in SFT; 0: all at once. Memory only, same result", least=0
+    )
+    remat: bool = option(False, "recompute blocks in SFT's backward pass. Memory only, same result")
     seed: int = option(0, "of the order of the examples", least=0)
 
     def __post_init__(self):
@@ -104,15 +107,20 @@ def make_sft_step(
     loss_of: Callable[[Any, Any], tuple[jax.Array, dict[str, jax.Array]]],
     optimizer: optax.GradientTransformation,
     train: str = "lora",
+    micro_batch: int = 0,
+    mesh: Mesh | None = None,
 ) -> Callable[..., tuple[Any, Any, dict[str, jax.Array]]]:
     """A pure step `(variables, opt_state, batch) -> (variables, opt_state, metrics)`; jit it.
 
     A step whose loss or gradient is not finite changes nothing; its metric "finite" is 0.
 
     Args:
-      loss_of: (variables, batch) -> (loss, metrics). A batch may be whatever it takes, a key that draws one included.
+      loss_of: (variables, batch) -> (loss, metrics). A batch may be whatever it takes.
       optimizer: initialised with `variables[train]`.
       train: the collection that learns: "lora" (the base stays frozen) or "params" (all weights).
+      micro_batch: rows of a batch whose gradient is computed at a time, so `loss_of` must be a mean over tokens, with
+        the metrics of `losses.sft`, and the arrays of a batch [B, ...] are filled up with zeros. 0: the batch as it is.
+      mesh: micro-batches are rounded up to equally many rows on each of the devices that share them.
 
     Raises:
       ValueError: another `train`.
@@ -120,8 +128,11 @@ def make_sft_step(
     _check_collection(train)
 
     def step(variables, opt_state, batch):
-        (loss, aux), grads = jax.value_and_grad(lambda p: loss_of({**variables, train: p}, batch), has_aux=True)(
-            variables[train]
+        grad_of = jax.value_and_grad(lambda p, rows: loss_of({**variables, train: p}, rows), has_aux=True)
+        (loss, aux), grads = (
+            _accumulate(grad_of, variables[train], batch, whole_rows(micro_batch, mesh))
+            if micro_batch
+            else grad_of(variables[train], batch)
         )
         updates, new_state = optimizer.update(grads, opt_state, variables[train])
         grad_norm = optax.global_norm(grads)
@@ -132,6 +143,28 @@ def make_sft_step(
         return {**variables, train: learned}, opt_state, {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}
 
     return step
+
+
+def _accumulate(grad_of, learned: Any, batch: Any, size: int) -> tuple[tuple[jax.Array, dict[str, jax.Array]], Any]:
+    """((mean loss, metrics), gradient) of all rows of a batch, `size` at a time."""
+    rows = len(jax.tree.leaves(batch)[0])
+    num = -(-rows // size)
+
+    def lay_out(x):
+        x = jnp.asarray(x)
+        return jnp.pad(x, ((0, num * size - rows),) + ((0, 0),) * (x.ndim - 1)).reshape(num, size, *x.shape[1:])
+
+    def add(total, part):
+        (loss, metrics), grads = grad_of(learned, part)
+        tokens = metrics["tokens"]
+        sums = jax.tree.map(lambda x: tokens * x, (loss, jnp.log(metrics["perplexity"]), grads))
+        return jax.tree.map(jnp.add, total, (*sums, tokens)), None
+
+    parts = jax.tree.map(lay_out, batch)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), learned)
+    (loss, log_loss, grads, tokens), _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(()), zeros, jnp.zeros(())), parts)
+    loss, log_loss, grads = jax.tree.map(lambda x: x / jnp.maximum(tokens, 1.0), (loss, log_loss, grads))
+    return (loss, {"perplexity": jnp.exp(log_loss), "tokens": tokens}), grads
 
 
 def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
@@ -228,14 +261,17 @@ def fit(
     plan = [make_batches(examples, config, generator.permutation(kept)) for _ in range(config.epochs)]
     total = sum(map(len, plan))
     rate = _schedule(config, total)
-    optimizer, step = _compiled(model, config.train, config.weight_decay, config.clip_norm, config.b2)
-    opt_state = optimizer.init(variables[config.train])
+    network, memory = model.clone(remat=config.remat), config.micro_batch
+    optimizer, step = _compiled(network, config.train, config.weight_decay, config.clip_norm, config.b2, memory)
+    learned = jax.tree.map(jnp.copy, variables[config.train])  # a step gives away what it is given
+    opt_state = placement.start(optimizer, learned, model.mesh)
+    frozen = {name: tree for name, tree in variables.items() if name != config.train}
     done, epoch_losses = 0, []
     for batches in plan:
         steps = []
         for batch in batches:
             opt_state.hyperparams["learning_rate"] = jnp.asarray(rate(done), jnp.float32)
-            variables, opt_state, metrics = step(variables, opt_state, batch)
+            learned, opt_state, metrics = step(frozen, learned, opt_state, batch)
             steps.append(metrics)
             done += 1
             if report:
@@ -247,7 +283,7 @@ def fit(
         if not sum(tokens):
             raise ValueError(f"no token of {len(kept)} examples is to be learned: all weights are 0")
         epoch_losses.append(float(np.average([metrics["loss"] for metrics in steps], weights=tokens)))
-    return variables, {
+    return {**variables, config.train: learned}, {
         "loss": epoch_losses[-1],
         "first_loss": epoch_losses[0],
         "steps": total,
@@ -258,7 +294,7 @@ def fit(
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(model: Transformer, train: str, weight_decay: float, clip_norm: float, b2: float):
+def _compiled(model: Transformer, train: str, weight_decay: float, clip_norm: float, b2: float, micro_batch: int):
     """(optimizer, jitted step), one for all fits of a model: the learning rate is an input."""
 
     @optax.inject_hyperparams
@@ -267,7 +303,13 @@ def _compiled(model: Transformer, train: str, weight_decay: float, clip_norm: fl
         return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
 
     optimizer = make(learning_rate=0.0)
-    return optimizer, jax.jit(make_sft_step(functools.partial(sft_loss, model), optimizer, train))
+    step = make_sft_step(functools.partial(sft_loss, model), optimizer, train, micro_batch, model.mesh)
+
+    def in_place(frozen, learned, opt_state, batch):
+        variables, new_state, metrics = step({**frozen, train: learned}, opt_state, batch)
+        return placement.stay(model, optimizer, train, variables[train], new_state, metrics)
+
+    return optimizer, jax.jit(in_place, donate_argnums=(1, 2))
 
 
 def _schedule(config: SFTConfig, steps: int) -> Callable[[int], float]:
@@ -287,38 +329,3 @@ def _schedule(config: SFTConfig, steps: int) -> Callable[[int], float]:
 def _check_collection(train: str) -> None:
     if train not in TRAIN:
         raise ValueError(f"train is {train!r}; choose one of {', '.join(TRAIN)}")
-
-
-# Demonstrations of a batch: key -> (fields, each [B, ...]; actions int32 [B, A], -1 behind the last one).
-Demonstrate = Callable[[jax.Array], tuple[dict[str, jax.Array], jax.Array]]
-
-
-def demonstration_loss(policy: LanguageAgentPolicy, reply: Template, demonstrate: Demonstrate):
-    """SFT on new demonstrations: a pure (variables, key) -> (loss, metrics); prompts masked, the end learned."""
-    assemble = compile_reply(reply, policy.tokenizer)
-
-    def loss_of(variables, key):
-        fields, actions = demonstrate(key)
-        prompts, lengths = jax.vmap(policy.template)(fields)
-        replies, reply_lengths = jax.vmap(assemble)(fields, actions)
-        log_probs = score(
-            policy.model, variables, left_pad(prompts, lengths), lengths, replies, policy.prefix(variables)
-        )
-        return losses.sft(log_probs, jnp.arange(replies.shape[1]) < reply_lengths[:, None])
-
-    return loss_of
-
-
-def compile_reply(reply: Template, tokenizer: Tokenizer):
-    """(fields, actions int32 [A]) -> (tokens int32 [K], length with the end token), for one state under jit."""
-    compiled = compile_template(reply, tokenizer)
-    first, end = len(compiled.prefix), tokenizer.eos_ids[0]
-
-    def assemble(fields, actions):
-        shown = {"shown": jnp.maximum(actions, 0), "num_shown": jnp.sum(actions >= 0, dtype=jnp.int32)}
-        tokens, length = compiled({**fields, **shown})
-        tokens = jnp.concatenate([jnp.asarray(compiled.prefix), tokens, jnp.zeros(1, tokens.dtype)])
-        length = first + length
-        return tokens.at[length].set(end), length + 1
-
-    return assemble

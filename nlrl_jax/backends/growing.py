@@ -21,6 +21,7 @@ from nlrl_jax.backends.prefix_cache import PrefixCache
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm import forest as programs
 from nlrl_jax.lm.attention import Context
+from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling
 
@@ -222,7 +223,7 @@ def _write_chunk(model, variables, cache, texts, which, draws, sampling, ends, k
     N = -(-sampling.max_tokens // 8) * 8
     with _compiled_once(model, "reply", R, N, static, *(context.shape for context in contexts)):
         state = _reply(model, variables, hidden, read, draw, limit, N, key, static, ends, contexts, temperature)
-    tokens, sizes, ended, steps_done = jax.device_get((state.tokens, state.lengths, state.ended, state.index))
+    tokens, sizes, ended, steps_done = jax.device_get(whole((state.tokens, state.lengths, state.ended, state.index)))
     replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]
     _keep_replies(model, cache, state.kv, texts, woods.paths, which, replies, int(steps_done), N)
     return list(zip(replies, ended[:n].tolist(), strict=True))
@@ -266,6 +267,6 @@ def _score_chunk(model, variables, cache, pairs):
         U, Q = batching.bucket(len(asked)), batching.bucket(len(here))
         where, rows, targets = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
         where[: len(asked)], rows[: len(here)], targets[: len(here)] = asked, row, target[here]
-        found[here] = np.asarray(_log_probs(model, variables, hidden, where, rows, targets))[: len(here)]
+        found[here] = np.asarray(whole(_log_probs(model, variables, hidden, where, rows, targets)))[: len(here)]
     begins = np.cumsum([0] + [len(ids) for _, ids in pairs])[:-1]
     return np.add.reduceat(found, begins).tolist()

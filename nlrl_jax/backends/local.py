@@ -19,6 +19,8 @@ from nlrl_jax.backends import batching, growing, heap
 from nlrl_jax.backends.prefix_cache import PrefixCache
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
+from nlrl_jax.lm.placement import gathered
+from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
@@ -26,10 +28,11 @@ from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
 _prefix = jax.jit(compute_prefix, static_argnums=0)
 _prefill = jax.jit(steps.prefill, static_argnums=0)
-_admit = jax.jit(steps.admit, donate_argnums=0)
+_admit = jax.jit(steps.admit, static_argnums=6, donate_argnums=0)
 _decode = jax.jit(steps.decode, static_argnums=(0, 5), donate_argnums=2)
 _empty = jax.jit(steps.empty_rows, static_argnums=(0, 1, 2, 3))
 _score = jax.jit(steps.score_continuations, static_argnums=0)
+_gathered = jax.jit(gathered, static_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +43,8 @@ class LocalModel:
     not on the other chats or on the options below, up to the rounding of matrix products of another shape.
 
     Attributes:
-      model, variables, tokenizer: the network, {"params": ...} or {"params": ..., "lora": ...}, and its text side.
+      model, variables, tokenizer: the network, {"params": ...} or {"params": ..., "lora": ...}, and its text side. On
+        a mesh the network has it, and the variables lie there.
       rows: replies written at once.
       refill: the share of rows that must be free before waiting prompts are let in; 1 waits for the whole batch. On a
         CPU, 64 rows, replies of 18 to 21 tokens of 60: a quarter took 0.6 of the CPU time of whole batches, and an
@@ -102,13 +106,13 @@ class LocalModel:
         greedy = sampling.temperature == 0
         rows = list(range(len(prompts))) if greedy else which
         key = jax.random.key(zlib.crc32(f"{seed}/{role}".encode()))  # `key` itself would drop all but 32 bits
-        written = {}
+        written, weights = {}, self._weights()
         if self.cache is not None:
             arguments = (prompts, rows, self.rows, sampling, ends, key)
-            written = growing.write(self.model, self.variables, self.cache, *arguments)
+            written = growing.write(self.model, weights, self.cache, *arguments)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
-            written |= self._write(prompts, {i: rows[i] for i in left}, sampling, ends, key)
+            written |= self._write(weights, prompts, {i: rows[i] for i in left}, sampling, ends, key)
         heap.trim()
         replies = []
         for i, prompt in enumerate(which):
@@ -138,12 +142,14 @@ class LocalModel:
             return []
         prompts, which = self._prompts(chats, [max(map(len, ids), default=0) for ids in tokens])
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
-        known = {}
+        known, weights = {}, self._weights()
         if self.cache is not None:
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
-            known = growing.log_probs(self.model, self.variables, self.cache, texts, self.rows)
+            known = growing.log_probs(self.model, weights, self.cache, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
-        log_probs = known | dict(zip(left, self._log_probs(prompts, [pairs[n] for n in left]))) if left else known
+        log_probs = (
+            known | dict(zip(left, self._log_probs(weights, prompts, [pairs[n] for n in left]))) if left else known
+        )
         heap.trim()
         flat = iter(place)
         read = [len(prompts[prompt]) for prompt in which]
@@ -151,6 +157,11 @@ class LocalModel:
             [Score(log_probs[next(flat)], len(c), prompt_tokens=0 if k else size) for k, c in enumerate(ids)]
             for size, ids in zip(read, tokens, strict=True)
         ]
+
+    def _weights(self) -> Any:
+        """The variables, on a mesh as a call reads them: gathered once, not for every token."""
+        mesh = self.model.mesh
+        return self.variables if mesh is None or mesh.shape["fsdp"] == 1 else _gathered(self.model, self.variables)
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each asks for `room` behind it."""
@@ -183,34 +194,38 @@ class LocalModel:
                     at = flat.find(text, at + 1)
         return ends
 
-    def _split(self, prompts: list[tuple[int, ...]]) -> tuple[KeyValues | None, list[tuple[int, ...]]]:
+    def _split(self, weights: Any, prompts: list[tuple[int, ...]]) -> tuple[KeyValues | None, list[tuple[int, ...]]]:
         """The shared prefix, and what each prompt has behind it."""
         P = batching.shared_prefix(prompts) if self.share_prefix else 0
         if not P:
             return None, prompts
-        prefix = _prefix(self.model, self.variables, np.array(prompts[0][:P], np.int32))
+        prefix = _prefix(self.model, weights, np.array(prompts[0][:P], np.int32))
         return prefix, [prompt[P:] for prompt in prompts]
 
-    def _read(self, prompts: list[tuple[int, ...]], size: int, S: int, prefix: KeyValues | None) -> steps.Prefilled:
+    def _read(
+        self, weights: Any, prompts: list[tuple[int, ...]], size: int, S: int, prefix: KeyValues | None
+    ) -> steps.Prefilled:
         """Prefills prompts as a block of `size`, padded to S tokens."""
         tokens, lengths = np.zeros((size, S), np.int32), np.ones(size, np.int32)
         for i, prompt in enumerate(prompts):
             tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
-        return _prefill(self.model, self.variables, tokens, lengths, prefix)
+        return _prefill(self.model, weights, tokens, lengths, prefix)
 
-    def _write(self, prompts, rows: dict[int, int], sampling, ends, key) -> dict[int, tuple[list[int], bool]]:
+    def _write(self, weights, prompts, rows: dict[int, int], sampling, ends, key) -> dict[int, tuple[list[int], bool]]:
         """Replies to prompts[rows[i]] by i: (tokens with the end token, whether there is one)."""
-        prefix, prompts = self._split(prompts)
+        prefix, prompts = self._split(weights, prompts)
         rows_of = [[] for _ in prompts]
         for i, prompt in rows.items():
             rows_of[prompt].append(i)
         written = {}
         for batch in batching.plan([len(p) for p in prompts], [len(r) for r in rows_of], self.rows):
             queue = deque((n, i) for n, prompt in enumerate(batch.prompts) for i in rows_of[prompt])
-            self._work([prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, sampling, ends, key, written)
+            self._work(
+                weights, [prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, sampling, ends, key, written
+            )
         return written
 
-    def _work(self, prompts, S, queue, prefix, sampling, ends, key, written) -> None:
+    def _work(self, weights, prompts, S, queue, prefix, sampling, ends, key, written) -> None:
         """Writes the replies of a batch: `queue` holds (prompt, draw number), `written` takes {draw number: reply}."""
         R, M = batching.power_of_two(len(queue), self.rows), batching.power_of_two(len(prompts), self.rows)
         N = batching.bucket(sampling.max_tokens)
@@ -228,21 +243,23 @@ class LocalModel:
             while True:
                 if queue and free and queue[0][0] >= first + M:
                     first = queue[0][0]
-                    block = self._read(prompts[first : first + M], M, S, prefix)
+                    block = self._read(weights, prompts[first : first + M], M, S, prefix)
                 if state is None:
                     # Where the block is: a program is compiled once more for arguments that are bound to no device.
-                    state = jax.device_put(_empty(self.model, R, S + N, N), block.last.sharding)
+                    state = _empty(self.model, R, S + N, N)
+                    if self.model.mesh is None:
+                        state = jax.device_put(state, block.last.sharding)
                 source, draw = np.full(R, -1, np.int32), np.zeros(R, np.int32)
                 while queue and free and queue[0][0] < first + M:
                     row = free.popleft()
                     source[row], draw[row] = queue[0][0] - first, queue[0][1]
                     occupant[row] = queue.popleft()[1]
-                state = _admit(state, block, source, draw, limit, np.int32(index))
+                state = _admit(state, block, source, draw, limit, np.int32(index), self.model.mesh)
                 if not (queue and free):
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
             options = (static, ends, prefix, temperature)
-            state = _decode(self.model, self.variables, state, key, stop_at, *options)
+            state = _decode(self.model, weights, state, key, stop_at, *options)
             # One transfer: everything the host decides on.
             small = (
                 state.tokens,
@@ -257,9 +274,9 @@ class LocalModel:
                 written[int(occupant[row])] = (tokens[row, : lengths[row]].tolist(), bool(ended[row]))
                 occupant[row] = -1
 
-    def _log_probs(self, prompts, pairs) -> list[float]:
+    def _log_probs(self, weights, prompts, pairs) -> list[float]:
         """log p of each pair (prompt number, continuation tokens)."""
-        prefix, prompts = self._split(prompts)
+        prefix, prompts = self._split(weights, prompts)
         pairs_of = [[] for _ in prompts]
         for n, (prompt, _) in enumerate(pairs):
             pairs_of[prompt].append(n)
@@ -268,20 +285,21 @@ class LocalModel:
             M = batching.power_of_two(len(batch.prompts), self.rows)
             for first in range(0, len(batch.prompts), M):
                 chosen = batch.prompts[first : first + M]
-                block = self._read([prompts[p] for p in chosen], M, batch.bucket, prefix)
+                block = self._read(weights, [prompts[p] for p in chosen], M, batch.bucket, prefix)
                 todo = [(source, n) for source, prompt in enumerate(chosen) for n in pairs_of[prompt]]
                 for start in range(0, len(todo), self.rows):
                     chunk = todo[start : start + self.rows]
-                    self._score_chunk(chunk, block, [pairs[n][1] for _, n in chunk], prefix, out)
+                    self._score_chunk(weights, chunk, block, [pairs[n][1] for _, n in chunk], prefix, out)
         return out
 
-    def _score_chunk(self, chunk, block, continuations, prefix, out) -> None:
+    def _score_chunk(self, weights, chunk, block, continuations, prefix, out) -> None:
         R = batching.power_of_two(len(chunk), self.rows)
         C = batching.bucket(max(map(len, continuations)), 1)
         source, tokens = np.zeros(R, np.int32), np.zeros((R, C), np.int32)
         for row, ((prompt, _), ids) in enumerate(zip(chunk, continuations, strict=True)):
             source[row], tokens[row, : len(ids)] = prompt, ids
-        log_probs = np.asarray(_score(self.model, self.variables, block, source, tokens, prefix), np.float64)
+        log_probs = whole(_score(self.model, weights, block, source, tokens, prefix))
+        log_probs = np.asarray(log_probs, np.float64)
         for row, ((_, n), ids) in enumerate(zip(chunk, continuations, strict=True)):
             out[n] = float(log_probs[row, : len(ids)].sum())
 

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm.attention import Context
 from nlrl_jax.lm.generate import prefix_length, sample_token
 from nlrl_jax.lm.score import token_log_probs
+from nlrl_jax.lm.sharding import shardings, spec
 from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache
 from nlrl_jax.types import Sampling
 
@@ -62,6 +64,17 @@ class Rows(NamedTuple):
     ended: jax.Array
 
 
+_KV = (None, "batch", None, "kv_heads", None)
+
+
+def _placed(tree: Prefilled | Rows, mesh: Mesh | None) -> Any:
+    """Keys and values on the devices of their rows and heads, as far as they divide; what a host reads, on all."""
+    if mesh is None:
+        return tree
+    specs = jax.tree.map(lambda _: PartitionSpec(), tree)._replace(kv=KeyValues(spec(_KV), spec(_KV)))
+    return jax.lax.with_sharding_constraint(tree, shardings(tree, specs, mesh))
+
+
 def running(rows: Rows) -> jax.Array:
     """bool [R]: neither ended nor at its limit."""
     return ~rows.ended & (rows.lengths < rows.limit)
@@ -72,7 +85,7 @@ def empty_rows(model: Transformer, num: int, slots: int, max_tokens: int) -> Row
     zeros = jnp.zeros((num,), jnp.int32)
     kv, index = empty_cache(model.config, num, slots)
     tokens = jnp.zeros((num, max_tokens), jnp.int32)
-    return Rows(kv, index, zeros, zeros, zeros, tokens, zeros, zeros, jnp.zeros((num,), bool))
+    return _placed(Rows(kv, index, zeros, zeros, zeros, tokens, zeros, zeros, jnp.zeros((num,), bool)), model.mesh)
 
 
 def prefill(
@@ -83,16 +96,25 @@ def prefill(
     slots, pad = jnp.arange(S), (S - lengths)[:, None]
     positions = prefix_length(prefix) + jnp.maximum(slots - pad, 0)
     hidden, kv = model.apply(variables, prompts, positions, valid=slots >= pad, prefix=prefix, collect=True)
-    return Prefilled(kv, prompts[:, -1], hidden[:, -1], lengths)
+    return _placed(Prefilled(kv, prompts[:, -1], hidden[:, -1], lengths), model.mesh)
 
 
-def admit(rows: Rows, block: Prefilled, source: jax.Array, draw: jax.Array, limit: jax.Array, index: jax.Array) -> Rows:
+def admit(
+    rows: Rows,
+    block: Prefilled,
+    source: jax.Array,
+    draw: jax.Array,
+    limit: jax.Array,
+    index: jax.Array,
+    mesh: Mesh | None = None,
+) -> Rows:
     """Puts prompts into rows and moves the cache so that the next step writes slot `index`.
 
     Args:
       source: int32 [R], the prompt of the block that a row takes; -1 keeps the row as it is.
       draw: int32 [R], see `Rows`. Read where `source` is not -1.
       limit: int32 [], tokens of a new row at most (N or fewer).
+      mesh: the model's, where all of this lies.
       index: int32 [], S - 1 or more, and at least `rows.index - rows.start` of each row that still runs.
     """
     S = block.kv.k.shape[2]
@@ -114,7 +136,7 @@ def admit(rows: Rows, block: Prefilled, source: jax.Array, draw: jax.Array, limi
     layers = jnp.where(move == 0, 0, rows.kv.k.shape[0])
     rolled = jax.lax.fori_loop(0, layers, roll_layer, list(rows.kv))
     fresh = lambda old, value: jnp.where(new.reshape(-1, *[1] * (old.ndim - 1)), value, old)
-    return Rows(
+    after = Rows(
         kv=KeyValues(*map(insert, rolled, block.kv)),
         index=index,
         start=fresh(jnp.maximum(rows.start + move, 0), index + 1 - block.lengths[at]),
@@ -125,6 +147,7 @@ def admit(rows: Rows, block: Prefilled, source: jax.Array, draw: jax.Array, limi
         limit=fresh(rows.limit, limit),
         ended=fresh(rows.ended, False),
     )
+    return _placed(after, mesh)
 
 
 def decode(
@@ -166,7 +189,7 @@ def decode(
             variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix, contexts=contexts
         )
         rows = rows._replace(kv=cache.kv, index=cache.index)
-        return _write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature)
+        return _placed(_write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature), model.mesh)
 
     return jax.lax.while_loop(more, step, rows)
 

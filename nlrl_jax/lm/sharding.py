@@ -96,3 +96,15 @@ def shardings(tree: Any, specs: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, PartitionSpec(*kept))
 
     return jax.tree.map(one, tree, specs)
+
+
+def whole(tree: Any) -> Any:
+    """Arrays whose shards other processes hold, each in one piece on every device; all must ask. Others as they are."""
+
+    def one(leaf):
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return leaf
+        replicated = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        return jax.jit(lambda x: x, out_shardings=replicated)(leaf)
+
+    return jax.tree.map(one, tree)

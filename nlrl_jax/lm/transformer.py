@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from nlrl_jax.lm import attention, products
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.sharding import constrain, shardings, spec
+from nlrl_jax.lm.sharding import constrain, spec
 
 
 class KeyValues(NamedTuple):
@@ -247,44 +246,6 @@ def abstract_variables(model: Transformer) -> Any:
 def _init(model: Transformer, key: jax.Array) -> Any:
     dummy = jnp.zeros((1, 1), jnp.int32)
     return model.init(key, dummy, dummy)
-
-
-def gathered(model: Transformer, variables: Any) -> Any:
-    """The variables with each "fsdp" group's shards in one piece on all of its devices; "tensor" stays. Without such
-    a group, `variables`.
-
-    For as long as they stay the same, a rollout say: they are exchanged once, not for every token. Layer by layer and
-    in their own order, as all layers at once would be written a second time in another one.
-    """
-    if model.mesh is None or model.mesh.shape["fsdp"] == 1:
-        return variables
-    whole = lambda p: PartitionSpec(*(None if name == "fsdp" else name for name in p))
-    specs = jax.tree.map(whole, param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
-
-    def bring(tree, specs, after=()):
-        """One leaf after another: exchanges in any order make CPU devices that share a core wait for each other."""
-        found, after = [], list(after)
-        for leaf, where in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree, specs, model.mesh)), strict=True):
-            *_, leaf = jax.lax.optimization_barrier((*after, leaf))
-            leaf = jax.lax.with_sharding_constraint(leaf, where)
-            found.append(with_layout_constraint(leaf, Layout(tuple(range(leaf.ndim)))))
-            after = found[-1:]
-        return jax.tree.unflatten(jax.tree.structure(tree), found)
-
-    def of(tree, specs, after):
-        layer = jax.tree.map(
-            lambda p: PartitionSpec(*p[1:]), specs["blocks"], is_leaf=lambda p: isinstance(p, PartitionSpec)
-        )
-        blocks = jax.lax.optimization_barrier((tree["blocks"], after))[0]
-        blocks = bring(jax.lax.map(lambda one: bring(one, layer), blocks), specs["blocks"])
-        rest = {name: leaf for name, leaf in tree.items() if name != "blocks"}
-        rest = bring(rest, {name: specs[name] for name in rest}, jax.tree.leaves(blocks)[-1:])
-        return {**rest, "blocks": blocks}
-
-    found = {}
-    for name, tree in variables.items():
-        found[name] = of(tree, specs[name], jax.tree.leaves(found)[-1:])
-    return found
 
 
 def param_specs(model: nn.Module) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def play(
     action moves nothing and takes no environment step.
 
     Args:
-      variables: the model's parameters; on a mesh best as `lm.transformer.gathered` gives them.
+      variables: the model's parameters; on a mesh best as `lm.placement.gathered` gives them.
       key: folded once per turn.
       states: B initial states, leading axis [B].
       max_turns: maximum replies per episode ("LAP actions" in the paper).

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.algorithms.sft import Batch, Example, SFTConfig, make_batches, make_sft_step
-from nlrl_jax.lm.transformer import Transformer, init_lora
+from nlrl_jax.lm import placement
+from nlrl_jax.lm.transformer import Transformer
 
 
 @flax.struct.dataclass
@@ -30,20 +32,37 @@ class State:
 
 
 def start(model: Transformer, params: Any, optimizer: optax.GradientTransformation, seed: int) -> State:
-    """The state before the first step, on the first device: an adapter that changes nothing yet."""
-    lora = init_lora(model, jax.random.fold_in(jax.random.key(seed), 0))
-    state = State(params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
-    return jax.device_put(state, jax.devices()[0])
+    """The state before the first step, on the model's mesh or the first device: an adapter that changes nothing yet."""
+    lora = placement.fresh_lora(model, jax.random.fold_in(jax.random.key(seed), 0))
+    if model.mesh is None:
+        state = State(params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
+        return jax.device_put(state, jax.devices()[0])
+    iteration = jnp.zeros((), jnp.int32, device=NamedSharding(model.mesh, PartitionSpec()))
+    return State(params, lora, placement.start(optimizer, lora, model.mesh), iteration)
 
 
-def make_update(loss_of: Callable, optimizer: optax.GradientTransformation) -> Callable:
-    """One SFT step on the adapter: a pure (state, batch) -> (state, metrics). Arguments: see `sft.make_sft_step`."""
-    step = make_sft_step(loss_of, optimizer, "lora")
+def make_update(
+    model: Transformer,
+    loss_of: Callable,
+    optimizer: optax.GradientTransformation,
+    micro_batch: int = 0,
+    batch_of: Callable[[Any], Any] = lambda given: given,
+) -> Callable:
+    """One SFT step on the adapter: a pure (state, given) -> (state, metrics). Arguments: see `sft.make_sft_step`.
 
-    def update(state, batch):
-        variables, opt_state, metrics = step({"params": state.params, "lora": state.lora}, state.opt_state, batch)
-        iteration = state.iteration + metrics["finite"]
-        return state.replace(lora=variables["lora"], opt_state=opt_state, iteration=iteration), metrics
+    Args:
+      batch_of: makes the batch of what the update is given, a key say.
+    """
+    step = make_sft_step(loss_of, optimizer, "lora", micro_batch, model.mesh)
+
+    def update(state, given):
+        variables = {"params": state.params, "lora": state.lora}
+        variables, opt_state, metrics = step(variables, state.opt_state, batch_of(given))
+        other = metrics, state.iteration + metrics["finite"]
+        lora, opt_state, (metrics, iteration) = placement.stay(
+            model, optimizer, "lora", variables["lora"], opt_state, other
+        )
+        return state.replace(lora=lora, opt_state=opt_state, iteration=iteration), metrics
 
     return update
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
 
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
@@ -19,10 +20,12 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.lm.transformer import Transformer, init_lora
-from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn
+from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.run import processes
+from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply, Score
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 # Options of an endpoint that do not change what is computed.
@@ -37,6 +40,7 @@ def local_model(
     chat: bool = True,
     cache_mb: float = 0.0,
     rows: int = 64,
+    mesh: Mesh | None = None,
 ) -> LocalModel:
     """A model in this process; see `weights.load.load_model` for names.
 
@@ -44,15 +48,17 @@ def local_model(
       chat: whether it needs a chat template; without one it can only continue open messages.
       cache_mb, rows: memory for what it has read, and replies written at once; see `LocalModel`.
       dtype, param_dtype: of the computation and of the weights; empty keeps the checkpoint's, for weights `dtype`.
+      mesh: where its weights lie; the first device if None.
 
     Raises:
       FileNotFoundError, ValueError: there is no such model, or it has no chat template.
     """
     overrides = {} if lora is None else {"lora": lora}
-    loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **overrides)
+    loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, mesh=mesh, **overrides)
     if chat:
         _check_chat(name, loaded.tokenizer)
-    return LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb)
+    network = Transformer(loaded.config, mesh=mesh)
+    return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb)
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -67,6 +73,11 @@ def _check_chat(name: str, tokenizer: Tokenizer) -> None:
         raise ValueError(f"{name} has no chat template, so it cannot be prompted; give an instruct model")
 
 
+def ledger(run_dir: pathlib.Path) -> Usage:
+    """The usage of a run, on disk; of several processes the first one keeps it."""
+    return Usage(run_dir if processes.first() else None)
+
+
 def large_model(
     name: str,
     scripts: Mapping[str, Script],
@@ -78,6 +89,7 @@ def large_model(
     chat: bool = True,
     cache_mb: float = 0.0,
     rows: int = 64,
+    mesh: Mesh | None = None,
 ) -> Metered:
     """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
@@ -86,7 +98,7 @@ def large_model(
       options, endpoint_model: the endpoint, and its name for the model.
       endpoint_tokenizer: the endpoint's model as `weights.load.load_tokenizer` takes it, so that it scores and
         continues open messages by /completions (`EndpointModel.render`); empty: it does not score.
-      chat, cache_mb, rows: of a local model; see `local_model`.
+      chat, cache_mb, rows, mesh: of a local model; see `local_model`.
 
     Raises:
       FileNotFoundError, ValueError: no such model or tokenizer; an endpoint without an address or a model's name.
@@ -96,9 +108,11 @@ def large_model(
     elif name == "endpoint":
         render = _prompt_text(load_tokenizer(endpoint_tokenizer), options) if endpoint_tokenizer else None
         model = EndpointModel(options, endpoint_model, usage, render=render)
-        model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))  # a folder only for a valid endpoint
+        if processes.first():  # a folder only for a valid endpoint
+            model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))
+        model = FromFirst(model) if processes.several() else model
     else:
-        model = local_model(name, chat=chat, cache_mb=cache_mb, rows=rows)
+        model = local_model(name, chat=chat, cache_mb=cache_mb, rows=rows, mesh=mesh)
     return Metered(model, usage)
 
 
@@ -197,20 +211,44 @@ def check_rows(
         )
 
 
-def trainable_model(name: str, dtype: str, train: str, seed: int) -> LocalModel:
-    """A local model by name, with a fresh adapter if `train` is "lora".
+def trainable_model(name: str, dtype: str, train: str, seed: int, mesh: Mesh | None = None) -> LocalModel:
+    """A local model by name, on the mesh or the first device, with a fresh adapter if `train` is "lora".
 
     Trained weights are float32 whatever `dtype` is computed in: small steps would round to nothing in bfloat16.
     """
-    base = local_model(name, dtype, LoraConfig(), param_dtype="" if train == "lora" else "float32")
+    base = local_model(name, dtype, LoraConfig(), param_dtype="" if train == "lora" else "float32", mesh=mesh)
     if train != "lora":
         return base
-    return base.with_variables({**base.variables, "lora": init_lora(base.model, jax.random.key(seed))})
+    return base.with_variables({**base.variables, "lora": placement.fresh_lora(base.model, jax.random.key(seed))})
 
 
 def on_device(tree: Any) -> Any:
-    """Copies on the first device: arrays that a state may own, and donate."""
-    return jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), tree)
+    """Copies where the arrays lie, others on the first device: arrays that a state may own, and donate."""
+
+    def copy(leaf):
+        on_mesh = isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding)
+        return jnp.copy(leaf) if on_mesh else jax.device_put(jnp.array(leaf), jax.local_devices()[0])
+
+    return jax.tree.map(copy, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class FromFirst:
+    """A model that the first of several processes asks; the others get its replies. It costs what one process costs."""
+
+    model: LanguageModel
+
+    @property
+    def can_score(self) -> bool:
+        return self.model.can_score
+
+    def complete(self, chats, sampling, role, seed=0, stop=()) -> list[Reply]:
+        ask = lambda: [list(reply) for reply in self.model.complete(chats, sampling, role, seed, stop)]
+        return [Reply(*fields) for fields in processes.from_first(ask)]
+
+    def score(self, chats, continuations, role) -> list[list[Score]]:
+        ask = lambda: [[list(one) for one in row] for row in self.model.score(chats, continuations, role)]
+        return [[Score(*fields) for fields in row] for row in processes.from_first(ask)]
 
 
 def learner(config: SFTConfig) -> Learn:

@@ -13,9 +13,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import make_mesh
-from nlrl_jax.lm.transformer import Transformer, gathered, init_lora
+from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
+from nlrl_jax.run import processes
 from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -23,6 +25,7 @@ from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
 
 MODELS = f"{', '.join(BUILT_IN)} (built in), smollm2, a Hugging Face folder or Hub id, or a .gguf file"
+MESH = "devices as data,fsdp,tensor, e.g. 1,8,1; empty is one device"
 NANO_TOKENS = 10  # a nano model's reply is one action tag
 
 
@@ -97,8 +100,13 @@ def parse_mesh(text: str) -> jax.sharding.Mesh | None:
     """The mesh that "data,fsdp,tensor" sizes name; None for "".
 
     Raises:
-      ValueError: not three numbers, or not as many devices as there are.
+      ValueError: not three numbers, or not as many devices as there are; several processes without a mesh.
     """
+    if not text and processes.several():
+        devices = jax.device_count()
+        raise ValueError(
+            f"{jax.process_count()} processes share {devices} devices: say how, as in --mesh 1,{devices},1"
+        )
     if not text:
         return None
     sizes = text.split(",")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nlrl_jax.run import processes
 from nlrl_jax.run.metrics import read_metrics
 
 _COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569", "#0891b2", "#84cc16")
@@ -291,5 +292,6 @@ def _dress(axes, title: str, xlabel: str, ylabel: str = "") -> None:
 
 def _save(figure, path: str | os.PathLike) -> pathlib.Path:
     path = pathlib.Path(path)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    if processes.first():
+        figure.savefig(path, dpi=130, metadata={"Software": None})
     return path

@@ -9,15 +9,20 @@ others only compute. Names and detection are those of `jax.distributed.initializ
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from absl import flags
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
+
+from nlrl_jax.types import LanguageModelError
+
+T = TypeVar("T")
 
 # Set for each process by srun and mpirun: how many there are.
 _CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
@@ -77,13 +82,26 @@ def any_of(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if several() else flag
 
 
-def whole(tree: Any) -> Any:
-    """Arrays whose shards other processes hold, each in one piece on every device; all must ask. Others as they are."""
+def from_first(make: Callable[[], T]) -> T:
+    """What `make` returns in the first process, or raises there, in all of them; all must ask. JSON keeps it."""
+    if not several():
+        return make()
+    found: dict[str, Any] = {}
+    if first():
+        try:
+            found = {"value": make()}
+        except (ValueError, OSError, LanguageModelError) as error:
+            found = {"error": str(error)}
+    text = np.frombuffer(json.dumps(found).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(text), np.int64)))
+    buffer = np.zeros(size, np.uint8)
+    buffer[: len(text)] = text
+    found = json.loads(multihost_utils.broadcast_one_to_all(buffer).tobytes())
+    if "error" in found:
+        raise LanguageModelError(found["error"])
+    return found["value"]
 
-    def one(leaf):
-        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
-            return leaf
-        replicated = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-        return jax.jit(lambda x: x, out_shardings=replicated)(leaf)
 
-    return jax.tree.map(one, tree)
+def wait() -> None:
+    """Returns once all processes have come here."""
+    any_of(False)

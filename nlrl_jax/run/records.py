@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nlrl_jax.files import write_atomically
+from nlrl_jax.run import processes
 from nlrl_jax.types import Chat, Pairs, Piece
 
 # {"title", "board" or "", "parts": [(label, text), ...]}, as `report.write_report` takes it.
@@ -20,7 +21,9 @@ def exchange(title: str, board: str, *parts: tuple[str, str]) -> Exchange:
 
 
 def write(run_dir: pathlib.Path, iteration: int, exchanges: Sequence[Exchange]) -> None:
-    """Keeps an iteration's exchanges."""
+    """Keeps an iteration's exchanges. Of several processes the first writes."""
+    if not processes.first():
+        return
     path = run_dir / "records" / f"{iteration:05d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(exchanges, ensure_ascii=False, indent=1))
@@ -34,7 +37,9 @@ def first_and_last(run_dir: pathlib.Path) -> list[Exchange]:
 
 
 def write_pairs(path: pathlib.Path, pairs: Pairs) -> None:
-    """Chats with replies, one JSON object per line."""
+    """Chats with replies, one JSON object per line. Of several processes the first writes."""
+    if not processes.first():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"messages": list(chat.messages), "reply": reply}, ensure_ascii=False) for chat, reply in pairs]
     write_atomically(path, "".join(line + "\n" for line in lines))

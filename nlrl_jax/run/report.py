@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.files import write_atomically
+from nlrl_jax.run import processes
 from nlrl_jax.run.transcript import flaws, outcome, printable
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
@@ -50,7 +51,7 @@ def write_report(
     tables: Sequence[Table] = (),
     stories: Sequence[Mapping[str, Any]] = (),
 ) -> pathlib.Path:
-    """Writes one self-contained page into the run's folder.
+    """Writes one self-contained page into the run's folder. Of several processes the first writes.
 
     All text is escaped; nothing is loaded from elsewhere, and there is no script.
 
@@ -81,6 +82,8 @@ def write_report(
     from markupsafe import Markup
 
     run_dir = pathlib.Path(run_dir)
+    if not processes.first():
+        return run_dir / name
     pairs = [(before[i : i + 1], after[i : i + 1]) for i in range(max(len(before), len(after)))]
     boards = [board for episode in [*before, *after] for board in _boards(episode)]
     boards += [exchange["board"] for exchange in exchanges]

@@ -42,7 +42,8 @@ def write(
     seeds: int | Sequence[int] = 1,
     **more: Any,
 ) -> pathlib.Path:
-    """Writes RUN_DIR/results.json, whole or not at all, and returns its path. Of several processes the first writes.
+    """Writes RUN_DIR/results.json, whole or not at all, and returns its path. Of several processes, which
+    all must call this, the first writes.
 
     Args:
       script: the module's name, e.g. "train_ms_grpo".
@@ -57,10 +58,10 @@ def write(
     for name in ("before", "after"):
         _numbers(name, stored[name])
     path = pathlib.Path(run_dir) / RESULTS
-    if not processes.first():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(stored, indent=1, allow_nan=False))
+    if processes.first():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(stored, indent=1, allow_nan=False))
+    processes.wait()  # then all can read it
     return path
 
 

@@ -136,7 +136,7 @@ def test_language_ppo_alone_continues_with_its_stored_options(tmp_path):
 def test_both_opponents_spend_one_budget(tmp_path, monkeypatch):
     """An endpoint's account and cache lie in the run's folder, not in that of an opponent."""
     folders = []
-    monkeypatch.setattr(models, "large_model", lambda *args: folders.append(args[2]) or 1 / 0)
+    monkeypatch.setattr(models, "large_model", lambda *args, **_: folders.append(args[2]) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("train_language_actor_critic", f"--run_dir={tmp_path / 'run'}")
     assert folders == [tmp_path / "run"]
@@ -193,7 +193,7 @@ def counted(capsys):
 
 def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
     for name in ("large_model", "trainable_model", "tokenizer_of"):
-        monkeypatch.setattr(models, name, lambda *_: 1 / 0)
+        monkeypatch.setattr(models, name, lambda *_, **__: 1 / 0)
     run(
         "train_language_actor_critic",
         "--scale=paper",

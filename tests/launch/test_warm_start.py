@@ -6,7 +6,7 @@ import pytest
 
 import envs
 from envs.walkers import WALKS, demonstrate, reply_template
-from nlrl_jax.algorithms.sft import compile_reply
+from nlrl_jax.algorithms.demonstrations import compile_reply
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.text.parser import ReplyFormat, reference_parse

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nlrl_jax.lm import sharding, transformer
+from nlrl_jax.lm import placement, sharding, transformer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
@@ -92,11 +92,11 @@ def test_one_row_of_many_devices_stays_whole_and_uneven_rows_are_padded(mesh):
 def test_rollouts_hold_the_weights_of_an_fsdp_group_whole(mesh, variables):
     model = Transformer(CONFIG, mesh=mesh)
     placed = sharding.shard(variables, transformer.param_specs(model), mesh)
-    held = jax.jit(lambda v: transformer.gathered(model, v))(placed)
+    held = jax.jit(lambda v: placement.gathered(model, v))(placed)
     assert held["params"]["blocks"]["gate"]["kernel"].addressable_shards[0].data.shape == (2, 32, 20)  # tensor stays
     assert held["params"]["embedding"].addressable_shards[0].data.shape == (32, 32)
     jax.tree.map(np.testing.assert_array_equal, held, variables)
-    assert transformer.gathered(Transformer(CONFIG), variables) is variables
+    assert placement.gathered(Transformer(CONFIG), variables) is variables
 
 
 def test_a_checkpoint_loads_straight_onto_the_mesh(mesh):
