@@ -87,6 +87,7 @@ class AblationConfig:
     eval_games: int = option(1000, "actor-critic: greedy games per evaluation", least=1)
     opponent: str = option("random", "actor-critic: random or first_move", choices=("random", "first_move"))
     average: int = option(3, "actor-critic: iterations whose policies' mean is evaluated; the paper: 1", least=1)
+    apart: bool = option(False, "MS-GRPO: spread the seeds over all devices, as many as take equally many each")
     seed: int = option(0, "NLRL: everything random follows from it", least=0)
 
     def __post_init__(self):
@@ -130,11 +131,11 @@ def folder_of(run: Any, base: Any) -> str:
     return "-".join(f"{name}_{values[name]}" for name in values if values[name] != usual[name]) or "base"
 
 
-def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int) -> dict[str, Any]:
+def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool) -> dict[str, Any]:
     """Trains, or with `resume` continues, or reads what is finished: `results.read` of the folder."""
     if isinstance(run, TrainConfig):
         together = run.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
-        return train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume)
+        return train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume, apart)
     folder.mkdir(parents=True, exist_ok=True)
     if not (resume and (folder / results.RESULTS).exists()):
         if isinstance(run, train_language_td.RunConfig):
@@ -182,7 +183,7 @@ def main(argv: list[str]) -> None:
     if config.algorithm != "ms_grpo":
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
         script.validate(base_of(config, config.study))
-    run_dir, resume = app.take_run_dir("ablate", config, may_change=("study",)), flags.FLAGS.resume
+    run_dir, resume = app.take_run_dir("ablate", config, may_change=("study", "apart")), flags.FLAGS.resume
     panels, rows, finished = {}, [], {}
     for study, labels in config.studies.items():
         base, panels[study] = base_of(config, study), []
@@ -192,7 +193,7 @@ def main(argv: list[str]) -> None:
             folder = run_dir / config.algorithm / (study if study in DEMO else "") / folder_of(run, base)
             if folder not in finished:
                 print(f"{study}, {label}: {run.iterations} iterations", flush=True)
-                finished[folder] = train(run, folder, resume, seeds)
+                finished[folder] = train(run, folder, resume, seeds, config.apart)
             line, row = line_of(label, folder, metric, finished[folder])
             panels[study].append(line)
             rows.append({"study": study, "setting": label, **row})

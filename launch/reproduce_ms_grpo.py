@@ -104,6 +104,8 @@ class MatrixConfig:
         choices=("auto", "yes", "no"),
     )  # fmt: skip
 
+    apart: bool = option(False, "spread the seeds over all devices, as many as take equally many each")
+
     def __post_init__(self):
         check(self)
 
@@ -183,6 +185,7 @@ def reproduce(
     teach_format: bool,
     run_dir: pathlib.Path,
     resume: bool,
+    apart: bool = False,
 ) -> list[str]:
     """Trains and evaluates everything in `run_dir` and writes table, figures and report. Returns what to print."""
     results = {}
@@ -193,7 +196,7 @@ def reproduce(
             model = warm_start.train(start, run_dir / game / "format", resume)
             train_config = dataclasses.replace(train_config, model=str(model))
         print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seed{'s' * (seeds > 1)}", flush=True)
-        results[game] = train_agents(train_config, seeds, VARIANTS, EVAL_SEED, vectorize, run_dir / game, resume)
+        results[game] = train_agents(train_config, seeds, VARIANTS, EVAL_SEED, vectorize, run_dir / game, resume, apart)
     print("DQN on Snake-Standard", flush=True)
     _, dqn = train_dqn.train(train_dqn.Trainer(dqn_config), run_dir / "dqn", resume)
 
@@ -288,8 +291,9 @@ def main(argv: list[str]) -> None:
         target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
         show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)
         return
-    run_dir, resume = app.take_run_dir("reproduce_ms_grpo", config), flags.FLAGS.resume
-    lines = reproduce(configs, dqn_config, seeds, vectorize, SCALES[config.scale].warm_start, run_dir, resume)
+    run_dir, resume = app.take_run_dir("reproduce_ms_grpo", config, ("apart",)), flags.FLAGS.resume
+    teach = SCALES[config.scale].warm_start
+    lines = reproduce(configs, dqn_config, seeds, vectorize, teach, run_dir, resume, config.apart)
     print("\n".join(lines))
 
 

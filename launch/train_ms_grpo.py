@@ -37,7 +37,7 @@ from nlrl_jax.run.report import write_report
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
-from nlrl_jax.updates import keep_finite, over_seeds, stack
+from nlrl_jax.updates import keep_finite, over_seeds, seed_mesh, spread, stack
 from nlrl_jax.weights import peft
 
 SCRIPT = "train_ms_grpo"
@@ -201,11 +201,15 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, polic
 class Agents:
     """The agents of all seeds, with what is needed to train them and to evaluate them on the games `names`."""
 
-    def __init__(self, config: TrainConfig, seeds: int, names: Iterable[str], eval_seed: int, vectorize: bool):
+    def __init__(
+        self, config: TrainConfig, seeds: int, names: Iterable[str], eval_seed: int, vectorize: bool, apart: bool
+    ):
         self.config, self.seeds = config, list(range(seeds))
         game, _, self.policy, params = build(config)
         self.state = stack([fresh_state(config, self.policy, params, seed) for seed in self.seeds])
-        update = over_seeds(make_update(self.policy, game, config.learning), vectorize)
+        mesh = seed_mesh(seeds) if apart else None
+        self.state = spread(self.state, mesh) if apart else self.state
+        update = over_seeds(make_update(self.policy, game, config.learning), vectorize, mesh)
         self.update = jax.jit(keep_finite(update), donate_argnums=0)
         prompt = players.prompt_for(config.model, config.prompt)
         self.games = {name: envs.make(name, prompt) for name in names}
@@ -229,7 +233,8 @@ class Agents:
         }
 
     def variables(self, state, seed: int) -> dict[str, Any]:
-        return {"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)}
+        here = {"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)}
+        return jax.device_put(here, jax.devices()[0])
 
     def evaluate(self, state) -> dict[str, np.ndarray]:
         """Mean environment reward of every seed on every variant: {NAME: [seeds]}."""
@@ -248,6 +253,7 @@ def train_agents(
     vectorize: bool,
     run_dir: pathlib.Path,
     resume: bool,
+    apart: bool = False,
 ) -> dict[str, Any]:
     """Agents of one config under several seeds, trained together and evaluated greedily as they learn.
 
@@ -256,6 +262,7 @@ def train_agents(
     Args:
       names: games to evaluate on, `config.game` among them.
       eval_seed: which initial states.
+      apart: spread the seeds over the devices.
 
     Returns:
       What `results.read` reads: environment reward "before" {game: number} and "after" {game: [seeds]}, "seconds" of
@@ -263,8 +270,8 @@ def train_agents(
     """
     if resume and (run_dir / results.RESULTS).exists():
         return results.read(run_dir)
-    agents = Agents(config, seeds, names, eval_seed, vectorize)
-    untrained = {"params": agents.state.params}
+    agents = Agents(config, seeds, names, eval_seed, vectorize, apart)
+    untrained = jax.device_put({"params": agents.state.params}, jax.devices()[0])
     before = agents.rewards(untrained)
     state = loop.restore(run_dir, agents.state) if resume else agents.state
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def where(mask: jax.Array, new: Any, old: Any) -> Any:
@@ -49,7 +50,22 @@ def stack(states: Sequence[Any]) -> Any:
     return stacked.replace(params=params)
 
 
-def over_seeds(update: Callable[..., tuple[Any, dict[str, jax.Array]]], vectorize: bool) -> Callable[..., Any]:
+def seed_mesh(seeds: int) -> Mesh:
+    """A mesh ("seeds",) of as many devices as take equally many of the seeds each."""
+    devices = jax.devices()
+    most = max(n for n in range(1, len(devices) + 1) if seeds % n == 0)
+    return jax.make_mesh((most,), ("seeds",), axis_types=(AxisType.Auto,), devices=devices[:most])
+
+
+def spread(states: Any, mesh: Mesh) -> Any:
+    """A stack of states with its seeds on the devices of a `seed_mesh`, and the `params` they share on all."""
+    put = lambda tree, axis: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(axis)))
+    return put(states.replace(params=None), "seeds").replace(params=put(states.params, None))
+
+
+def over_seeds(
+    update: Callable[..., tuple[Any, dict[str, jax.Array]]], vectorize: bool, mesh: Mesh | None = None
+) -> Callable[..., Any]:
     """`update(state, key)` for a stack of states and one key each: (states, keys [n]) -> (states, metrics [n]).
 
     The states share their frozen `params`, of which there is one copy.
@@ -57,6 +73,7 @@ def over_seeds(update: Callable[..., tuple[Any, dict[str, jax.Array]]], vectoriz
     Args:
       vectorize: all seeds at once (`jax.vmap`): what an accelerator with memory to spare wants. Otherwise one after
         the other inside the program (`jax.lax.map`), which gives the bits of single runs and takes the memory of one.
+      mesh: a `seed_mesh`: each device takes its share of the seeds, and none waits for another.
     """
 
     def many(states: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
@@ -69,4 +86,18 @@ def over_seeds(update: Callable[..., tuple[Any, dict[str, jax.Array]]], vectoriz
         new, metrics = jax.vmap(one)(stacked) if vectorize else jax.lax.map(one, stacked)
         return new.replace(params=states.params), metrics
 
-    return many
+    if mesh is None:
+        return many
+
+    def on_each(params, stacked, keys):
+        new, metrics = many(stacked.replace(params=params), keys)
+        return new.replace(params=None), metrics
+
+    own = PartitionSpec("seeds")
+    share = jax.shard_map(on_each, mesh=mesh, in_specs=(PartitionSpec(), own, own), out_specs=own, check_vma=False)
+
+    def apart(states: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        new, metrics = share(states.params, states.replace(params=None), keys)
+        return new.replace(params=states.params), metrics
+
+    return apart

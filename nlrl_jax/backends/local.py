@@ -269,7 +269,7 @@ class LocalModel:
                 state.index - state.start,
                 state.index,
             )
-            tokens, lengths, ended, runs, used, index = jax.device_get(small)
+            tokens, lengths, ended, runs, used, index = jax.device_get(whole(small))
             for row in np.flatnonzero((occupant >= 0) & ~runs):
                 written[int(occupant[row])] = (tokens[row, : lengths[row]].tolist(), bool(ended[row]))
                 occupant[row] = -1

@@ -191,7 +191,7 @@ def decode(
         rows = rows._replace(kv=cache.kv, index=cache.index)
         return _placed(_write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature), model.mesh)
 
-    return jax.lax.while_loop(more, step, rows)
+    return _placed(jax.lax.while_loop(more, step, rows), model.mesh)
 
 
 def reply(

@@ -19,7 +19,7 @@ import pytest
 from nlrl_jax.run import loop
 from nlrl_jax.run.directory import open_run
 from nlrl_jax.run.metrics import read_rows
-from nlrl_jax.updates import keep_finite, over_seeds, stack
+from nlrl_jax.updates import keep_finite, over_seeds, seed_mesh, spread, stack
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -197,10 +197,14 @@ def test_lost_metrics_are_named(tmp_path):
     train(tmp_path)
 
 
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_seeds_together_are_the_runs_apart(tmp_path, vectorize):
-    many = jax.jit(over_seeds(update, vectorize))
-    states = stack([initial(), initial()])
+@pytest.mark.parametrize("vectorize, devices", [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_seeds_together_are_the_runs_apart(tmp_path, vectorize, devices):
+    mesh = seed_mesh(2) if devices == 2 else None
+    many, states = jax.jit(over_seeds(update, vectorize, mesh)), stack([initial(), initial()])
+    if mesh is not None:
+        assert mesh.devices.size == devices
+        states = spread(states, mesh)
+        assert states.x.addressable_shards[1].data.shape == (1, 4) and states.params.is_fully_replicated
     assert states.params.shape == (4,) and states.x.shape == (2, 4)
     state = train(tmp_path / "both", many, 12, [3, 5], states)
     for n, seed in enumerate((3, 5)):
@@ -209,6 +213,7 @@ def test_seeds_together_are_the_runs_apart(tmp_path, vectorize):
         rows = [read_rows(folder) for folder in (tmp_path / "both" / f"seed_{seed}", tmp_path / str(seed))]
         for one, other in zip(*rows):
             assert one == pytest.approx(other, rel=1e-5)
+    assert many._cache_size() == 1
 
 
 def test_evaluations_stand_beside_the_metrics(tmp_path):
