@@ -208,6 +208,7 @@ class Agents:
         game, _, self.policy, params = build(config)
         self.state = stack([fresh_state(config, self.policy, params, seed) for seed in self.seeds])
         mesh = seed_mesh(seeds) if apart else None
+        self.place = jax.devices()[0] if apart else None
         self.state = spread(self.state, mesh) if apart else self.state
         update = over_seeds(make_update(self.policy, game, config.learning), vectorize, mesh)
         self.update = jax.jit(keep_finite(update), donate_argnums=0)
@@ -233,8 +234,11 @@ class Agents:
         }
 
     def variables(self, state, seed: int) -> dict[str, Any]:
-        here = {"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)}
-        return jax.device_put(here, jax.devices()[0])
+        return self.here({"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)})
+
+    def here(self, variables: Any) -> dict[str, Any]:
+        """Variables on the device where agents are evaluated."""
+        return variables if self.place is None else jax.device_put(variables, self.place, may_alias=False)
 
     def evaluate(self, state) -> dict[str, np.ndarray]:
         """Mean environment reward of every seed on every variant: {NAME: [seeds]}."""
@@ -271,8 +275,8 @@ def train_agents(
     if resume and (run_dir / results.RESULTS).exists():
         return results.read(run_dir)
     agents = Agents(config, seeds, names, eval_seed, vectorize, apart)
-    untrained = jax.device_put({"params": agents.state.params}, jax.devices()[0])
-    before = agents.rewards(untrained)
+    untrained, shown = agents.here({"params": agents.state.params}), range(min(3, config.eval_episodes))
+    before, episodes = agents.rewards(untrained), {"before": agents.show(untrained, config.game, shown)}
     state = loop.restore(run_dir, agents.state) if resume else agents.state
 
     def evaluate(iteration, state):
@@ -291,9 +295,9 @@ def train_agents(
         resume=resume,
         evaluate=evaluate,
     )
-    seconds, after, shown = time.monotonic() - clock, agents.evaluate(state), range(min(3, config.eval_episodes))
+    seconds, after = time.monotonic() - clock, agents.evaluate(state)
     best = agents.variables(state, int(np.argmax(after[config.game])))
-    episodes = {"before": agents.show(untrained, config.game, shown), "after": agents.show(best, config.game, shown)}
+    episodes["after"] = agents.show(best, config.game, shown)
     results.write(
         run_dir, script=SCRIPT, before=before, after=after, seeds=agents.seeds, seconds=seconds, transcripts=episodes
     )

@@ -58,8 +58,9 @@ def seed_mesh(seeds: int) -> Mesh:
 
 
 def spread(states: Any, mesh: Mesh) -> Any:
-    """A stack of states with its seeds on the devices of a `seed_mesh`, and the `params` they share on all."""
-    put = lambda tree, axis: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(axis)))
+    """A stack of states with its seeds on the devices of a `seed_mesh`, and the `params` they share on all; copies,
+    which an update may be given to keep."""
+    put = lambda tree, axis: jax.device_put(tree, NamedSharding(mesh, PartitionSpec(axis)), may_alias=False)
     return put(states.replace(params=None), "seeds").replace(params=put(states.params, None))
 
 

@@ -8,7 +8,7 @@ import pytest
 from launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
 from nlrl_jax.config import make, replace
 from nlrl_jax.run import cost, report
-from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.metrics import read_metrics, read_rows
 from tests.launch.scripts import refusal
 
 TINY = {
@@ -33,6 +33,20 @@ def test_table_1_by_hand():
         "change": "+1.500 (0.707)", "best run": "0.000",
     }  # fmt: skip
     assert report.markdown(rows).splitlines()[2].startswith("| Snake-Standard | Snake-Standard | -2.000 |")
+
+
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_agents_of_several_seeds(tmp_path, apart):
+    """From the first evaluation to the last, on one device or two; each seed is its own run."""
+    config = make(train_ms_grpo.TrainConfig, **{**train_ms_grpo.PRESETS["demo"], **TINY, "iterations": 1})
+    result = train_ms_grpo.train_agents(config, 2, ("frozen_lake",), 1, False, tmp_path / "both", False, apart)
+    assert len(result["after"]["frozen_lake"]) == 2 and len(result["transcripts"]["after"]) == 2
+    rows = lambda run: [read_rows(tmp_path / run / f"seed_{n}") for n in range(2)]
+    assert [len(one) for one in rows("both")] == [1, 1] and rows("both")[0] != rows("both")[1]
+    if apart:
+        together = train_ms_grpo.train_agents(config, 2, ("frozen_lake",), 1, False, tmp_path / "one", False)
+        assert {**together, "seconds": 0} == {**result, "seconds": 0}
+        assert rows("one") == rows("both")
 
 
 @pytest.mark.slow
