@@ -156,23 +156,38 @@ def take(
       adapter: (a, b), stacked like the parameter, to add to it as `merged_kernel` does.
     """
     arrays = (stack, *adapter)
-    meshes = [array.sharding.mesh for array in arrays if spread(array)]
-    where = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
-    if where is None:
-        arrays = [_local(array) for array in arrays]
+    if not spread(arrays):
+        arrays = tuple(_local(array) for array in arrays)
     if layer is not None and isinstance(arrays[0], np.ndarray):
-        arrays, layer = [array[layer] for array in arrays], None
-    return np.asarray(_take(arrays, layer, config, transpose, dtype, where))
+        arrays, layer = tuple(array[layer] for array in arrays), None
+    found = np.asarray(_take(arrays, layer, config, transpose, dtype, places(arrays, layer), spread(arrays)))
+    return found.view(jnp.dtype(dtype or stack.dtype))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
-def _take(arrays, layer, config, transpose, dtype, where):
+def places(arrays: tuple, layer: int | None) -> tuple[NamedSharding | None, ...]:
+    """Where the devices of a mesh hold a layer of each array, or the array; None for others."""
+    found = []
+    for array in arrays:
+        where = getattr(array, "sharding", None)
+        known = isinstance(where, NamedSharding)
+        found.append(NamedSharding(where.mesh, PartitionSpec(*where.spec[layer is not None :])) if known else None)
+    return tuple(found)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6))
+def _take(arrays, layer, config, transpose, dtype, where, everywhere):
+    """Devices cut their own slices before any are exchanged; with `everywhere` each gets the whole tensor."""
     if layer is not None:
         arrays = [jax.lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in arrays]
+    hold = jax.lax.with_sharding_constraint
+    arrays = [hold(array, place) if place else array for array, place in zip(arrays, where)]
     tensor = merged_kernel(config, *arrays) if len(arrays) > 1 else arrays[0]
-    tensor = (tensor.T if transpose else tensor).astype(dtype or tensor.dtype)
+    tensor = tensor.astype(dtype or tensor.dtype)
+    if everywhere:  # as plain numbers: CPUs would exchange bfloat16 as float32
+        bits = jax.lax.bitcast_convert_type(hold(tensor, where[0]), f"uint{8 * tensor.dtype.itemsize}")
+        tensor = hold(hold(bits, where[0]), NamedSharding(where[0].mesh, PartitionSpec()))
     # A copy, as JAX keeps what the host has seen of an array for as long as the array lives.
-    return jnp.copy(tensor) if where is None else jax.lax.with_sharding_constraint(tensor, where)
+    return jnp.copy(tensor.T if transpose else tensor)
 
 
 def spread(tree: Any) -> bool:

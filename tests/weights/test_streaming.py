@@ -3,8 +3,11 @@
 tests/conftest.py splits the CPU into eight devices.
 """
 
+import dataclasses
 import json
+import math
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
@@ -118,18 +122,32 @@ def test_arrays_of_the_host_are_saved(folder, params, tmp_path):
         assert (tmp_path / "host" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_numbers_of_two_sizes_lie_where_they_can_be_read(params, lora, tmp_path):
-    mixed = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    mixed["final_norm"] = params["final_norm"]
-    mixed["blocks"]["attention"]["q"]["bias"] = params["blocks"]["attention"]["q"]["bias"]
-    huggingface.save(tmp_path, CONFIG, mixed)
+def test_processes_exchange_one_layer_of_a_parameter(mesh):
+    place = lambda *axes: NamedSharding(mesh, PartitionSpec(None, *axes))
+    kernel = jax.device_put(jnp.ones((5, 32, 40)), place("fsdp", "tensor"))
+    a, b = (
+        jax.device_put(jnp.ones((5, 32, 4)), place("fsdp")),
+        jax.device_put(jnp.ones((5, 4, 40)), place(None, "tensor")),
+    )
+    for arrays in ((kernel,), (kernel, a, b)):
+        places = layout.places(arrays, 1)
+        program = layout._take.lower(arrays, 1, CONFIG, True, None, places, True).compile().as_text()
+        exchanged = re.findall(r"= \w+\[([\d,]+)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)", program)
+        assert exchanged and max(math.prod(map(int, shape.split(","))) for shape in exchanged) == 32 * 40
+
+
+def test_numbers_of_two_sizes_lie_where_they_can_be_read(tmp_path):
+    odd = dataclasses.replace(CONFIG, vocab_size=63, hidden_size=31)
+    mixed = jax.tree.map(lambda x: x.astype(jnp.bfloat16), init_params(Transformer(odd), jax.random.key(0)))
+    mixed["blocks"]["attention_norm"]["scale"] = jnp.arange(5 * 31, dtype=jnp.float32).reshape(5, 31)
+    huggingface.save(tmp_path, odd, mixed)
     raw = (tmp_path / "model.safetensors").read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
-    begins = {entry["data_offsets"][0] + 8 + length for entry in header.values() if entry.get("dtype") == "F32"}
-    assert len(begins) == CONFIG.num_layers + 1 and all(begin % 4 == 0 for begin in begins)
+    begins = [entry["data_offsets"][0] + 8 + length for entry in header.values() if entry.get("dtype") == "F32"]
+    assert len(begins) == 5 and all(begin % 4 == 0 for begin in begins)
     tensors = load_file(tmp_path / "model.safetensors")
-    np.testing.assert_array_equal(tensors["model.norm.weight"], params["final_norm"]["scale"])
+    np.testing.assert_array_equal(tensors["model.layers.1.input_layernorm.weight"], np.arange(31, 62))
     np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], mixed["embedding"])
 
 
