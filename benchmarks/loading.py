@@ -103,7 +103,9 @@ def make_folder(folder: pathlib.Path, model: str, max_shard_bytes: float) -> Non
     for file, shard in zip(files, shards, strict=True):
         safetensors_file.write(folder / file, shard, tensors(shard), together=False)
     weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    (folder / huggingface.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    total = sum(2 * struct.size for struct in structs.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / huggingface.INDEX).write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps({**config.to_hf(), "torch_dtype": "bfloat16"}))
 
 
@@ -174,6 +176,8 @@ def theirs(job: str, folder: str, out: str) -> dict[str, float]:
 
     with Peak() as peak:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        for weight in model.parameters():
+            weight.data = weight.data.clone()  # it maps the files; now the weights are in memory, as ours are
     if job == "save":
         with Peak() as peak:
             model.save_pretrained(out, max_shard_size="5GB")
@@ -228,7 +232,7 @@ def main() -> None:
     parser.add_argument("--several", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    sys.path.insert(0, os.environ.get("NLRL_JAX_ROOT", os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if args.worker:
         return worker(args)
     print(

@@ -79,23 +79,38 @@ def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], where: Any, dtype: 
     """One parameter; a large stack is filled where it lies, a few layers at a time."""
     layers = max(1, PIECE_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
     if not stacked(path) or layers >= shape[0]:
-        return _piece(fetch, path, 0, shape, where, dtype)
+        return _piece(fetch, path, 0, shape, where, dtype, dtype)
     whole = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)(shape, dtype)
-    fill = jax.jit(jax.lax.dynamic_update_slice_in_dim, static_argnums=3, donate_argnums=0, out_shardings=where)
+    fill = jax.jit(_fill, donate_argnums=0, out_shardings=where)
     for first in range(0, shape[0], layers):
         part = (min(layers, shape[0] - first), *shape[1:])
-        whole = jax.block_until_ready(fill(whole, _piece(fetch, path, first, part, where, dtype), first, 0))
+        piece = _piece(fetch, path, first, part, where, dtype, _bits(dtype))
+        whole = jax.block_until_ready(fill(whole, piece, first))
     return whole
 
 
-def _piece(fetch: Fetch, path: Path, first: int, shape: tuple[int, ...], where: Any, dtype: Any) -> jax.Array:
-    """A parameter, or layers of it from `first` on."""
+def _fill(whole: jax.Array, bits: jax.Array, first: jax.Array) -> jax.Array:
+    """Layers from `first` on, in place and as plain numbers: CPUs would copy all of a bfloat16 array."""
+    numbers = jax.lax.bitcast_convert_type(whole, bits.dtype)
+    numbers = jax.lax.dynamic_update_slice_in_dim(numbers, bits, first, 0)
+    return jax.lax.bitcast_convert_type(numbers, whole.dtype)
+
+
+def _bits(dtype: Any) -> np.dtype:
+    """The plain numbers of the same size."""
+    return np.dtype(f"uint{8 * dtype.itemsize}")
+
+
+def _piece(
+    fetch: Fetch, path: Path, first: int, shape: tuple[int, ...], where: Any, dtype: Any, seen_as: Any
+) -> jax.Array:
+    """A parameter, or layers of it from `first` on, its bytes `seen_as` another dtype."""
     cut: dict[tuple, np.ndarray] = {}  # replicas of a slice are read once
 
     def read(index):
         bounds = tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
         if bounds not in cut:
-            cut[bounds] = _read(fetch, path, first, bounds, dtype)
+            cut[bounds] = _read(fetch, path, first, bounds, dtype).view(seen_as)
         return cut[bounds]
 
     return jax.make_array_from_callback(shape, where, read)
@@ -114,8 +129,8 @@ def _read(fetch: Fetch, path: Path, first: int, bounds: tuple[tuple[int, int], .
 
 def _copy(source: np.ndarray, out: np.ndarray) -> None:
     """out[...] = source; a transposed source by blocks of its rows, which is several times as fast."""
-    if source.dtype == out.dtype and source.itemsize in (2, 4):  # as plain numbers, which NumPy copies faster
-        source, out = (x.view(f"u{x.itemsize}") for x in (source, out))
+    if source.dtype == out.dtype:  # as plain numbers, which NumPy copies faster
+        source, out = source.view(_bits(out.dtype)), out.view(_bits(out.dtype))
     if source.ndim == 2 and source.strides[0] < source.strides[1]:
         for start in range(0, source.shape[1], _ROWS):
             columns = slice(start, start + _ROWS)
@@ -184,7 +199,7 @@ def _take(arrays, layer, config, transpose, dtype, where, everywhere):
     tensor = merged_kernel(config, *arrays) if len(arrays) > 1 else arrays[0]
     tensor = tensor.astype(dtype or tensor.dtype)
     if everywhere:  # as plain numbers: CPUs would exchange bfloat16 as float32
-        bits = jax.lax.bitcast_convert_type(hold(tensor, where[0]), f"uint{8 * tensor.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(hold(tensor, where[0]), _bits(tensor.dtype))
         tensor = hold(hold(bits, where[0]), NamedSharding(where[0].mesh, PartitionSpec()))
     # A copy, as JAX keeps what the host has seen of an array for as long as the array lives.
     return jnp.copy(tensor.T if transpose else tensor)
