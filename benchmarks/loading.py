@@ -14,7 +14,7 @@ process of its own:
     adapter  peft.save of that adapter
 
 On a CPU the memory of a device is the host's. "beyond" is the process's largest resident set (interpreter and JAX
-included) less the bytes of its arrays; "anonymous" is that less the pages of files that are only mapped, which the
+included) less the bytes of its arrays; "anonymous" leaves out the pages of files that are only mapped, which the
 system takes back when it likes. The goal is "beyond" at most the largest file + 2 GB. A save ends when the disk has
 the bytes. With several processes the worst of them is shown.
 """
