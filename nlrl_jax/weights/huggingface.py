@@ -152,7 +152,8 @@ def save(
     The weights are complete under other names before they replace those of an earlier save, and config.json comes
     last: a killed save leaves the earlier model, or a folder without config.json, which `load` refuses.
 
-    Where several processes hold parts of the weights, all must call; the first writes, and all return when it has.
+    Where several processes hold parts of the weights or of the adapter, all must call; the first writes, and all return
+    when it has.
 
     Args:
       params: the "params" collection. Stored in its own dtype.
@@ -163,7 +164,7 @@ def save(
       max_shard_bytes: weights above this many bytes go into several files and an index.
     """
     folder = pathlib.Path(folder)
-    first, together = jax.process_index() == 0, layout.spread(params)
+    first, together = jax.process_index() == 0, layout.spread((params, lora))
     flat, adapter = flatten_dict(params), flatten_dict(lora or {})
     shards = _plan(config, flat, max_shard_bytes)
     count = len(shards)
