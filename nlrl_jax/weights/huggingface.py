@@ -15,18 +15,19 @@ import pathlib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from nlrl_jax.files import read_json
+from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.weights import layout
+from nlrl_jax.weights.safetensors_file import DTYPES, SafetensorsFile, temporary, write
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOP = {
@@ -50,7 +51,6 @@ LINEAR = {
     ("down",): "mlp.down_proj",
 }
 _BUFFER = re.compile(r".*\.rotary_emb\.inv_freq$")  # old Llama files carry the frequencies; they follow from the config
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def tensor_name(path: layout.Path, layer: int | None) -> str:
@@ -79,8 +79,8 @@ def load(
 ) -> tuple[ModelConfig, dict[str, Any]]:
     """Reads a folder with config.json and model.safetensors (or its sharded index).
 
-    Tensors stream from the file into the stacked parameters: the host's peak is one copy of the
-    weights plus one stacked parameter, or with `mesh` one parameter's slices for its own devices.
+    Slices stream from the files to their devices: besides what the devices hold, the host needs a few layers of one
+    parameter or one tensor (`layout.assemble`), and each process reads the slices of its own devices only.
 
     Args:
       folder: a local folder.
@@ -98,17 +98,17 @@ def load(
     """
     folder = pathlib.Path(folder)
     config = dataclasses.replace(read_config(folder), **overrides)
-    with _Tensors(folder) as tensors:
-        _check(folder, config, tensors)
-        stored = _DTYPES.get(tensors.dtype(_TOP[("embedding",)]))
-        param_dtype = param_dtype or stored
-        config = dataclasses.replace(config, param_dtype=param_dtype, dtype=dtype or param_dtype)
+    tensors = _Tensors(folder)
+    _check(folder, config, tensors)
+    stored = DTYPES.get(tensors.dtype(_TOP[("embedding",)]))
+    param_dtype = param_dtype or stored
+    config = dataclasses.replace(config, param_dtype=param_dtype, dtype=dtype or param_dtype)
 
-        def fetch(path, layer, index):
-            name = tensor_name(path, layer)
-            return tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
+    def fetch(path, layer, index):
+        name = tensor_name(path, layer)
+        return tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
 
-        return config, layout.assemble(config, fetch, mesh=mesh)
+    return config, layout.assemble(config, fetch, mesh=mesh)
 
 
 def read_config(folder: str | os.PathLike) -> ModelConfig:
@@ -147,7 +147,13 @@ def save(
     eos_ids: Sequence[int] = (),
     max_shard_bytes: int = 5 * 2**30,
 ) -> None:
-    """Writes a folder that `transformers` and `load` read; the host's peak is one shard.
+    """Writes a folder that `transformers` and `load` read; the host holds one tensor at a time.
+
+    The weights are complete under other names before they replace those of an earlier save, and config.json comes
+    last: a killed save leaves the earlier model, or a folder without config.json, which `load` refuses.
+
+    Where several processes hold parts of the weights or of the adapter, all must call; the first writes, and all return
+    when it has.
 
     Args:
       params: the "params" collection. Stored in its own dtype.
@@ -158,74 +164,67 @@ def save(
       max_shard_bytes: weights above this many bytes go into several files and an index.
     """
     folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_weights(folder)
-    flat = flatten_dict(params)
-    dtype = jnp.dtype(flat[("embedding",)].dtype).name
+    first, together = jax.process_index() == 0, layout.spread((params, lora))
+    flat, adapter = flatten_dict(params), flatten_dict(lora or {})
     shards = _plan(config, flat, max_shard_bytes)
     count = len(shards)
     files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else [SINGLE]
-    for file, names in zip(files, shards, strict=True):
-        tensors = {name: _host(config, flat, lora, path, layer) for name, path, layer in names}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-    if count > 1:
-        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name, _, _ in names}
-        total = sum(leaf.size * leaf.dtype.itemsize for leaf in flat.values())
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        for remains in folder.glob(".*.safetensors.tmp"):  # of a save that was killed
+            remains.unlink()
+    for file, shard in zip(files, shards, strict=True):
+        tensors = (_stored(config, flat, adapter, path, layer) for path, layer, _ in shard.values())
+        structs = {name: struct for name, (_, _, struct) in shard.items()}
+        write(temporary(folder / file), structs, tensors, together)
+    if first:
+        _replace_weights(folder, files, shards)
+        _write_about(folder, config, jnp.dtype(flat[("embedding",)].dtype).name, tokenizer, eos_ids)
+    if together:
+        multihost_utils.sync_global_devices(f"saved {folder}")
+
+
+def _replace_weights(folder: pathlib.Path, files: list[str], shards: list[_Shard]) -> None:
+    """Gives the weights their names. In between the folder has no config.json, so that old and new are never mixed."""
+    (folder / "config.json").unlink(missing_ok=True)
+    _remove_weights(folder)
+    for file in files:
+        os.replace(temporary(folder / file), folder / file)
+    if len(files) > 1:
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        total = sum(struct.size * struct.dtype.itemsize for shard in shards for _, _, struct in shard.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenizer: Any, eos_ids: Sequence[int]) -> None:
+    """generation_config.json, the tokenizer and, last, config.json."""
     eos = list(eos_ids) or _eos_of(tokenizer)
     ids = {"eos_token_id": eos[0] if len(eos) == 1 else eos} if eos else {}
-    _write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids})
     if eos:
         _write_json(folder / "generation_config.json", ids)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    _write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids})
 
 
 class _Tensors:
     """The tensors of a folder by name, read slice by slice."""
 
     def __init__(self, folder: pathlib.Path):
-        self._open = {file: open_safetensors(file) for file in _weight_files(folder)}
-        self.files: dict[str, pathlib.Path] = {}
-        for file, handle in self._open.items():
-            self.files.update(dict.fromkeys(handle.keys(), file))
+        self.files = {name: file for file in map(SafetensorsFile, _weight_files(folder)) for name in file}
         if not (folder / SINGLE).exists():
             for name, file in _weight_map(folder).items():
-                if self.files.get(name) != folder / file:
+                if name not in self.files or self.files[name].path != folder / file:
                     raise ValueError(f"{folder / INDEX} places tensor {name!r} in {file}, which does not hold it")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._open.clear()
-
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name).get_shape())
+        return self.files[name].shape(name)
 
     def dtype(self, name: str) -> str:
-        return self._slice(name).get_dtype()
+        return self.files[name].dtype(name)
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        return self._slice(name)[index]
-
-    def _slice(self, name: str) -> Any:
-        return self._open[self.files[name]].get_slice(name)
-
-
-def open_safetensors(file: pathlib.Path) -> Any:
-    """`safetensors.safe_open`, for numpy.
-
-    Raises:
-      ValueError: it is no safetensors file, or a damaged one.
-    """
-    try:
-        return safe_open(file, "numpy")
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a whole safetensors file ({error}); it may be cut off, an error page or a Git LFS pointer: "
-            "download it again"
-        ) from None
+        return self.files[name].read(name, index)
 
 
 def _weight_map(folder: pathlib.Path) -> dict[str, str]:
@@ -289,8 +288,8 @@ def _check(folder: pathlib.Path, config: ModelConfig, tensors: _Tensors) -> None
     for name, (_, shape) in expected.items():
         if tensors.shape(name) != shape:
             raise ValueError(f"{folder}: {name} has shape {tensors.shape(name)}; config.json calls for {shape}")
-        if tensors.dtype(name) not in _DTYPES:
-            raise ValueError(f"{folder}: {name} has dtype {tensors.dtype(name)}; one of {', '.join(_DTYPES)} is needed")
+        if tensors.dtype(name) not in DTYPES:
+            raise ValueError(f"{folder}: {name} has dtype {tensors.dtype(name)}; one of {', '.join(DTYPES)} is needed")
 
 
 def _some(names: list[str]) -> str:
@@ -307,36 +306,36 @@ def _expected(config: ModelConfig) -> Iterator[tuple[str, layout.Path, tuple[int
             yield tensor_name(path, layer), path, one[::-1] if transposed(path) else one
 
 
-def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[list[tuple[str, layout.Path, int | None]]]:
+_Shard = dict[str, tuple[layout.Path, int | None, jax.ShapeDtypeStruct]]  # name -> what it is, as the file holds it
+
+
+def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
     """Tensors in the order of the layers, cut into shards of at most `max_bytes` (or one tensor)."""
     order = []
     for path, leaf in flat.items():
-        size = leaf.size * leaf.dtype.itemsize
-        if layout.stacked(path):
-            order += [(i, tensor_name(path, i), path, i, size // leaf.shape[0]) for i in range(leaf.shape[0])]
-        else:
-            first = -1 if path == ("embedding",) else config.num_layers
-            order.append((first, tensor_name(path, None), path, None, size))
-    shards, filled = [[]], 0
-    for _, name, path, layer, size in sorted(order, key=lambda item: item[:2]):
+        layers = range(leaf.shape[0]) if layout.stacked(path) else (None,)
+        shape = leaf.shape[1:] if layout.stacked(path) else leaf.shape
+        struct = jax.ShapeDtypeStruct(shape[::-1] if transposed(path) else shape, leaf.dtype)
+        first = -1 if path == ("embedding",) else config.num_layers
+        for layer in layers:
+            place = first if layer is None else layer
+            order.append((place, tensor_name(path, layer), (path, layer, struct)))
+    shards, filled = [{}], 0
+    for _, name, tensor in sorted(order, key=lambda item: item[:2]):
+        size = tensor[2].size * tensor[2].dtype.itemsize
         if shards[-1] and filled + size > max_bytes:
-            shards.append([])
+            shards.append({})
             filled = 0
-        shards[-1].append((name, path, layer))
+        shards[-1][name] = tensor
         filled += size
-    return shards
+    widest = lambda item: -item[1][2].dtype.itemsize  # numbers must lie at multiples of their size
+    return [dict(sorted(shard.items(), key=widest)) for shard in shards]
 
 
-def _host(config: ModelConfig, flat: dict, lora: Any, path: layout.Path, layer: int | None) -> np.ndarray:
-    """One tensor as the file holds it."""
-    tensor = flat[path] if layer is None else flat[path][layer]
-    if lora is not None and path[-1] == "kernel":
-        adapter = flatten_dict(lora)
-        a, b = adapter.get((*path[:-1], "a")), adapter.get((*path[:-1], "b"))
-        if a is not None:
-            tensor = layout.merged_kernel(config, tensor, a[layer], b[layer])
-    tensor = np.asarray(tensor)
-    return np.ascontiguousarray(tensor.T if transposed(path) else tensor)
+def _stored(config: ModelConfig, flat: dict, adapter: dict, path: layout.Path, layer: int | None) -> np.ndarray:
+    """One tensor as the file holds it, with its adapter if it has one."""
+    pair = tuple(adapter[key] for part in "ab" if (key := (*path[:-1], part)) in adapter and path[-1] == "kernel")
+    return layout.take(config, flat[path], layer, transposed(path), adapter=pair)
 
 
 def _remove_weights(folder: pathlib.Path) -> None:
@@ -358,4 +357,4 @@ def _eos_of(tokenizer: Any) -> list[int]:
 
 
 def _write_json(file: pathlib.Path, contents: dict[str, Any]) -> None:
-    file.write_text(json.dumps(contents, indent=2) + "\n")
+    write_atomically(file, json.dumps(contents, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The decoder's parameters as a flat table: where each sits in the tree and how to fill it slice by slice.
+"""The decoder's parameters as a flat table: where each sits in the tree, filled slice by slice, taken tensor by tensor.
 
 A parameter is named by its path in the tree, e.g. ("blocks", "attention", "q", "kernel"). Those
 under "blocks" carry a leading layers axis; a file holds one tensor a layer.
@@ -6,6 +6,8 @@ under "blocks" carry a leading layers axis; a file holds one tensor a layer.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import ModelConfig
@@ -22,6 +24,9 @@ from nlrl_jax.lm.transformer import Transformer, abstract_variables
 
 Path = tuple[str, ...]
 Fetch = Callable[[Path, int | None, tuple[slice, ...]], np.ndarray]
+
+PIECE_BYTES = 2**28  # of a stacked parameter, on the host at a time
+_ROWS = 32  # transposed at a time: a block of columns of the result that stays in the processor's cache
 
 
 def shapes(config: ModelConfig, collection: str = "params") -> dict[Path, tuple[int, ...]]:
@@ -43,14 +48,14 @@ def assemble(
     dtype: Any = None,
     paths: set[Path] | None = None,
 ) -> dict[str, Any]:
-    """Builds a parameter tree tensor by tensor; the host holds at most one stacked parameter besides the result.
+    """Builds a parameter tree piece by piece; the host holds at most `PIECE_BYTES` or one tensor besides the result.
 
     With a mesh every device gets its own slice of each parameter, and a process asks `fetch` only for
-    the slices of its own devices.
+    the slices of its own devices, once for each.
 
     Args:
       fetch: (path, layer or None, index) -> the tensor of that layer in the decoder's orientation
-        ([in, out] for kernels), cut by `index`, one slice a dimension.
+        ([in, out] for kernels), cut by `index`, one slice a dimension; it is copied.
       mesh: where the parameters go; the default device if None.
       dtype: dtype of the result; `config.param_dtype` if None.
       paths: build these only.
@@ -61,31 +66,77 @@ def assemble(
       ValueError: the mesh would cut attention heads in two.
     """
     sharding.check_heads(config.num_heads, config.num_kv_heads, mesh)
-    dtype = jax.numpy.dtype(dtype or config.param_dtype)
-    wanted = {path: shape for path, shape in shapes(config, collection).items() if paths is None or path in paths}
+    dtype = jnp.dtype(dtype or config.param_dtype)
     placement = _shardings(config, collection, mesh)
     tree = {}
-    for path, shape in wanted.items():
-        cut: dict[tuple, np.ndarray] = {}  # replicas of a slice are read once
-
-        def read(index, path=path, shape=shape, cut=cut):
-            key = tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
-            if key not in cut:
-                cut[key] = _read(fetch, path, key, dtype)
-            return cut[key]
-
-        tree[path] = jax.make_array_from_callback(shape, placement[path], read)
+    for path, shape in shapes(config, collection).items():
+        if paths is None or path in paths:
+            tree[path] = _build(fetch, path, shape, placement[path], dtype)
     return unflatten_dict(tree)
 
 
-def _read(fetch: Fetch, path: Path, bounds: tuple[tuple[int, int], ...], dtype: Any) -> np.ndarray:
+def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], where: Any, dtype: Any) -> jax.Array:
+    """One parameter; a large stack is filled where it lies, a few layers at a time."""
+    layers = max(1, PIECE_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
+    if not stacked(path) or layers >= shape[0]:
+        return _piece(fetch, path, 0, shape, where, dtype, dtype)
+    whole = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)(shape, dtype)
+    fill = jax.jit(_fill, donate_argnums=0, out_shardings=where)
+    for first in range(0, shape[0], layers):
+        part = (min(layers, shape[0] - first), *shape[1:])
+        piece = _piece(fetch, path, first, part, where, dtype, _bits(dtype))
+        whole = jax.block_until_ready(fill(whole, piece, first))
+    return whole
+
+
+def _fill(whole: jax.Array, bits: jax.Array, first: jax.Array) -> jax.Array:
+    """Layers from `first` on, in place and as plain numbers: CPUs would copy all of a bfloat16 array."""
+    numbers = jax.lax.bitcast_convert_type(whole, bits.dtype)
+    numbers = jax.lax.dynamic_update_slice_in_dim(numbers, bits, first, 0)
+    return jax.lax.bitcast_convert_type(numbers, whole.dtype)
+
+
+def _bits(dtype: Any) -> np.dtype:
+    """The plain numbers of the same size."""
+    return np.dtype(f"uint{8 * dtype.itemsize}")
+
+
+def _piece(
+    fetch: Fetch, path: Path, first: int, shape: tuple[int, ...], where: Any, dtype: Any, seen_as: Any
+) -> jax.Array:
+    """A parameter, or layers of it from `first` on, its bytes `seen_as` another dtype."""
+    cut: dict[tuple, np.ndarray] = {}  # replicas of a slice are read once
+
+    def read(index):
+        bounds = tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
+        if bounds not in cut:
+            cut[bounds] = _read(fetch, path, first, bounds, dtype).view(seen_as)
+        return cut[bounds]
+
+    return jax.make_array_from_callback(shape, where, read)
+
+
+def _read(fetch: Fetch, path: Path, first: int, bounds: tuple[tuple[int, int], ...], dtype: Any) -> np.ndarray:
     index = tuple(slice(*b) for b in bounds)
-    if not stacked(path):
-        return np.ascontiguousarray(fetch(path, None, index).astype(dtype, copy=False))
     out = np.empty([b - a for a, b in bounds], dtype)
-    for row, layer in enumerate(range(*bounds[0])):
-        out[row] = fetch(path, layer, index[1:])
+    if not stacked(path):
+        _copy(fetch(path, None, index), out)
+    else:
+        for row, layer in enumerate(range(*bounds[0])):
+            _copy(fetch(path, first + layer, index[1:]), out[row])
     return out
+
+
+def _copy(source: np.ndarray, out: np.ndarray) -> None:
+    """out[...] = source; a transposed source by blocks of its rows, which is several times as fast."""
+    if source.dtype == out.dtype:  # as plain numbers, which NumPy copies faster
+        source, out = source.view(_bits(out.dtype)), out.view(_bits(out.dtype))
+    if source.ndim == 2 and source.strides[0] < source.strides[1]:
+        for start in range(0, source.shape[1], _ROWS):
+            columns = slice(start, start + _ROWS)
+            out[:, columns] = source[:, columns]
+    else:
+        out[...] = source
 
 
 def _shardings(config: ModelConfig, collection: str, mesh: Mesh | None) -> dict[Path, Any]:
@@ -106,3 +157,60 @@ def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.A
     """
     update = jnp.matmul(a, b, preferred_element_type=jnp.float32) * (config.lora.alpha / config.lora.rank)
     return (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
+
+
+def take(
+    config: ModelConfig, stack: Any, layer: int | None, transpose: bool, dtype: Any = None, adapter: tuple = ()
+) -> np.ndarray:
+    """One tensor on the host, whole; the devices cut, merge and turn it. If it is `spread`, all processes must ask.
+
+    Args:
+      stack: a parameter; with `layer` it has a leading axis of layers, and one of them is taken.
+      transpose: [in, out] -> [out, in].
+      dtype: of the result; its own if None.
+      adapter: (a, b), stacked like the parameter, to add to it as `merged_kernel` does.
+    """
+    arrays = (stack, *adapter)
+    if not spread(arrays):
+        arrays = tuple(_local(array) for array in arrays)
+    if layer is not None and isinstance(arrays[0], np.ndarray):
+        arrays, layer = tuple(array[layer] for array in arrays), None
+    found = np.asarray(_take(arrays, layer, config, transpose, dtype, places(arrays, layer), spread(arrays)))
+    return found.view(jnp.dtype(dtype or stack.dtype))
+
+
+def places(arrays: tuple, layer: int | None) -> tuple[NamedSharding | None, ...]:
+    """Where the devices of a mesh hold a layer of each array, or the array; None for others."""
+    found = []
+    for array in arrays:
+        where = getattr(array, "sharding", None)
+        known = isinstance(where, NamedSharding)
+        found.append(NamedSharding(where.mesh, PartitionSpec(*where.spec[layer is not None :])) if known else None)
+    return tuple(found)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6))
+def _take(arrays, layer, config, transpose, dtype, where, everywhere):
+    """Devices cut their own slices before any are exchanged; with `everywhere` each gets the whole tensor."""
+    if layer is not None:
+        arrays = [jax.lax.dynamic_index_in_dim(array, layer, keepdims=False) for array in arrays]
+    hold = jax.lax.with_sharding_constraint
+    arrays = [hold(array, place) if place else array for array, place in zip(arrays, where)]
+    tensor = merged_kernel(config, *arrays) if len(arrays) > 1 else arrays[0]
+    tensor = tensor.astype(dtype or tensor.dtype)
+    if everywhere:  # as plain numbers: CPUs would exchange bfloat16 as float32
+        bits = jax.lax.bitcast_convert_type(hold(tensor, where[0]), _bits(tensor.dtype))
+        tensor = hold(hold(bits, where[0]), NamedSharding(where[0].mesh, PartitionSpec()))
+    # A copy, as JAX keeps what the host has seen of an array for as long as the array lives.
+    return jnp.copy(tensor.T if transpose else tensor)
+
+
+def spread(tree: Any) -> bool:
+    """Whether other processes hold parts of the arrays that this one lacks."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    return any(not array.is_fully_addressable and not array.is_fully_replicated for array in arrays)
+
+
+def _local(array: Any) -> Any:
+    """This process's own copy of an array that every process has."""
+    return array.addressable_data(0) if isinstance(array, jax.Array) and not array.is_fully_addressable else array

@@ -16,15 +16,17 @@ import os
 import pathlib
 from typing import Any
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from safetensors.numpy import save_file
 
-from nlrl_jax.files import read_json
+from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.weights import layout
-from nlrl_jax.weights.huggingface import LINEAR, open_safetensors
+from nlrl_jax.weights.huggingface import LINEAR
+from nlrl_jax.weights.safetensors_file import SafetensorsFile, temporary, write
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A", "b": "lora_B"}
@@ -57,7 +59,9 @@ _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal")  # the other
 def save(
     folder: str | os.PathLike, config: ModelConfig, lora: Any, base_model: str | None = None, dtype: str | None = None
 ) -> None:
-    """Writes an adapter that `peft.PeftModel.from_pretrained` loads.
+    """Writes an adapter that `peft.PeftModel.from_pretrained` loads; the host holds one tensor at a time.
+
+    Where several processes hold parts of the adapter, all must call; the first writes, and all return when it has.
 
     Args:
       config: its `lora` gives rank and alpha.
@@ -65,17 +69,31 @@ def save(
       base_model: name or folder of the base weights, noted in the file.
       dtype: dtype in the file; the adapter's own if None.
     """
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    flat = flatten_dict(lora)
-    tensors = {}
-    for path, leaf in flat.items():
-        stack = np.asarray(leaf if dtype is None else leaf.astype(dtype))
-        for layer in range(stack.shape[0]):
-            tensors[_tensor_name(path, layer)] = np.ascontiguousarray(stack[layer].T)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    folder, flat = pathlib.Path(folder), flatten_dict(lora)
+    first, together = jax.process_index() == 0, layout.spread(lora)
+    dtypes = {path: jnp.dtype(dtype or leaf.dtype) for path, leaf in flat.items()}
+    places = [
+        (path, layer)
+        for path in sorted(flat, key=lambda path: -dtypes[path].itemsize)  # numbers lie at multiples of their size
+        for layer in range(flat[path].shape[0])
+    ]
+    structs = {_tensor_name(*at): jax.ShapeDtypeStruct(flat[at[0]].shape[:0:-1], dtypes[at[0]]) for at in places}
+    tensors = (layout.take(config, flat[path], layer, True, dtypes[path]) for path, layer in places)
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+    write(temporary(folder / WEIGHTS), structs, tensors, together)
+    if first:
+        (folder / CONFIG).unlink(missing_ok=True)  # so that a killed save leaves no mixture of two adapters
+        os.replace(temporary(folder / WEIGHTS), folder / WEIGHTS)
+        write_atomically(folder / CONFIG, json.dumps(_options(config, base_model, flat), indent=2) + "\n")
+    if together:
+        multihost_utils.sync_global_devices(f"saved {folder}")
+
+
+def _options(config: ModelConfig, base_model: str | None, flat: dict[layout.Path, Any]) -> dict[str, Any]:
+    """What adapter_config.json says."""
     alpha = config.lora.alpha
-    contents = {
+    return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -89,7 +107,6 @@ def save(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    (folder / CONFIG).write_text(json.dumps(contents, indent=2) + "\n")
 
 
 def load(
@@ -124,13 +141,13 @@ def load(
     alpha *= math.sqrt(rank) if options.get("use_rslora") else 1.0
     config = dataclasses.replace(config, lora=LoraConfig(rank, float(alpha)))
     paths = {("blocks", *_MODULES[m], part) for m in modules for part in _PARTS}
-    with open_safetensors(folder / WEIGHTS) as file:
-        _check(folder, config, paths, {name: tuple(file.get_slice(name).get_shape()) for name in list(file.keys())})
+    file = SafetensorsFile(folder / WEIGHTS)
+    _check(folder, config, paths, {name: file.shape(name) for name in file})
 
-        def fetch(path, layer, index):
-            return file.get_slice(_tensor_name(path, layer))[index[::-1]].T
+    def fetch(path, layer, index):
+        return file.read(_tensor_name(path, layer), index[::-1]).T
 
-        return config, layout.assemble(config, fetch, "lora", mesh, "float32", paths)
+    return config, layout.assemble(config, fetch, "lora", mesh, "float32", paths)
 
 
 def _tensor_name(path: layout.Path, layer: int) -> str:

@@ -1,0 +1,273 @@
+"""Loads and saves a folder of safetensors and prints what the host needs beyond the arrays; no weights are downloaded.
+
+    python -m benchmarks.loading                                        # Qwen2.5-3B's shapes, on the CPU's one device
+    python -m benchmarks.loading --mesh 1,2,2                           # four devices, each with its slices
+    python -m benchmarks.loading --mesh 1,2,2 --processes 2             # two of them in each of two processes
+    python -m benchmarks.loading --torch_python /root/venvs/torch/bin/python
+
+The folder is written to --tmp tensor by tensor (6.2 GB; what is saved from it takes as much again). Each row runs in a
+process of its own:
+
+    load     huggingface.load, until the arrays are there
+    save     huggingface.save of what was loaded; its files are compared with the folder's, tensor by tensor
+    merged   the same with a LoRA adapter of rank 16 on all linear layers merged in
+    adapter  peft.save of that adapter
+
+On a CPU the memory of a device is the host's. "beyond" is the process's largest resident set (interpreter and JAX
+included) less the bytes of its arrays; "anonymous" leaves out the pages of files that are only mapped, which the
+system takes back when it likes. The goal is "beyond" at most the largest file + 2 GB. A save ends when the disk has
+the bytes. With several processes the worst of them is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from importlib.metadata import version
+
+GB = 1e9
+HEADLINE = ("row", "s", "GB/s", "arrays GB", "beyond GB", "anonymous GB", "goal GB")
+JOBS = ("load", "save", "merged", "adapter")
+
+
+class Peak:
+    """The largest resident set of this process while the block runs, whole and without the pages of mapped files."""
+
+    def __enter__(self):
+        self.seconds, self.rss, self.anonymous = -time.perf_counter(), 0, 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.seconds += time.perf_counter()
+        self._over.set()
+        self._thread.join()
+        self.rss = status("VmHWM")
+
+    def _watch(self):
+        while not self._over.wait(0.005):
+            self.anonymous = max(self.anonymous, status("RssAnon"))
+
+
+def status(field: str) -> int:
+    """Bytes of a line of /proc/self/status."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def make_folder(folder: pathlib.Path, model: str, max_shard_bytes: float) -> None:
+    """Writes a folder in the shapes of a model, noise that differs from tensor to tensor, one tensor in memory."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from benchmarks.aot import MODELS
+    from nlrl_jax.weights import huggingface, layout, safetensors_file
+
+    config = MODELS[model] if model in MODELS else huggingface.read_config(model)
+    structs = {}
+    for path, shape in layout.shapes(config).items():
+        for layer in range(config.num_layers) if layout.stacked(path) else (None,):
+            one = shape if layer is None else shape[1:]
+            one = one[::-1] if huggingface.transposed(path) else one
+            structs[huggingface.tensor_name(path, layer)] = jax.ShapeDtypeStruct(one, "bfloat16")
+    shards, filled = [{}], 0
+    for name, struct in sorted(structs.items()):
+        if shards[-1] and filled + 2 * struct.size > max_shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = struct
+        filled += 2 * struct.size
+    noise = np.random.default_rng(0).normal(0, 0.02, 1_000_003).astype(jnp.bfloat16)
+
+    def tensors(shard):
+        for number, struct in enumerate(shard.values()):
+            yield np.resize(np.roll(noise, 7919 * number), struct.shape)
+
+    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for file, shard in zip(files, shards, strict=True):
+        safetensors_file.write(folder / file, shard, tensors(shard), together=False)
+    weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    total = sum(2 * struct.size for struct in structs.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / huggingface.INDEX).write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps({**config.to_hf(), "torch_dtype": "bfloat16"}))
+
+
+def same_tensors(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Whether two folders hold the same tensors, bit for bit."""
+    import jax.numpy  # noqa: F401  (bfloat16)
+    import numpy as np
+    from safetensors import safe_open
+
+    def handles(folder):
+        return [safe_open(file, "numpy") for file in sorted(folder.glob("*.safetensors"))]
+
+    theirs = {name: file for file in handles(other) for name in file.keys()}
+    count = 0
+    for file in handles(one):
+        for name in file.keys():
+            if not np.array_equal(file.get_tensor(name), theirs[name].get_tensor(name)):
+                return False
+            count += 1
+    return count == len(theirs)
+
+
+def ours(job: str, folder: str, out: str, sizes: list[int], several: list[str]) -> dict[str, float]:
+    """One row, in this process: seconds, peaks, and bytes of arrays in this process and of the model."""
+    import jax
+
+    if several:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(several[0], int(several[1]), int(several[2]))
+    from nlrl_jax.lm.sharding import make_mesh, shard
+    from nlrl_jax.lm.transformer import Transformer, init_lora, param_specs
+    from nlrl_jax.weights import huggingface, peft
+
+    mesh = make_mesh(*sizes) if sizes else None
+    with Peak() as peak:
+        config, params = jax.block_until_ready(huggingface.load(folder, mesh=mesh))
+    arrays = params
+    lora = None
+    if job in ("merged", "adapter"):
+        model = Transformer(config)
+        where = param_specs(model)["lora"]
+        lora = init_lora(model, jax.random.key(0))
+        lora = jax.tree.map(lambda x: x + 0.01, lora)  # b starts at zero
+        lora = jax.block_until_ready(shard(lora, where, mesh) if mesh else lora)
+        arrays = (params, lora)
+    if job in ("save", "merged"):
+        with Peak() as peak:
+            huggingface.save(out, config, params, lora=lora)
+    if job == "adapter":
+        with Peak() as peak:
+            peft.save(out, config, lora)
+    here = {shard.data.unsafe_buffer_pointer(): shard.data.nbytes for x in jax.tree.leaves(arrays)
+            for shard in x.addressable_shards}  # fmt: skip
+    moved = lora if job == "adapter" else params
+    return {
+        "seconds": peak.seconds,
+        "rss": peak.rss,
+        "anonymous": peak.anonymous,
+        "arrays": sum(here.values()),
+        "moved": sum(x.nbytes for x in jax.tree.leaves(moved)),
+    }
+
+
+def theirs(job: str, folder: str, out: str) -> dict[str, float]:
+    """The same with transformers on PyTorch: load and save only."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with Peak() as peak:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        for weight in model.parameters():
+            weight.data = weight.data.clone()  # it maps the files; now the weights are in memory, as ours are
+    if job == "save":
+        with Peak() as peak:
+            model.save_pretrained(out, max_shard_size="5GB")
+            os.sync()
+    size = sum(x.numel() * x.element_size() for x in model.parameters())
+    return {"seconds": peak.seconds, "rss": peak.rss, "anonymous": peak.anonymous, "arrays": size, "moved": size}
+
+
+def worker(args: argparse.Namespace) -> None:
+    job, folder, out = args.worker
+    if args.peer:
+        found = theirs(job, folder, out)
+    else:
+        found = ours(job, folder, out, [int(n) for n in args.mesh.split(",")] if args.mesh else [], args.several or [])
+    print(json.dumps(found))
+
+
+def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace, peer: bool) -> dict:
+    """One row in processes of its own; the worst of what they report."""
+    count = 1 if peer else args.processes
+    command = [python, __file__, "--worker", job, str(folder), str(out), *(["--peer"] if peer else [])]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    if args.mesh and not peer:
+        devices = 1
+        for size in args.mesh.split(","):
+            devices *= int(size)
+        command += ["--mesh", args.mesh]
+        env["JAX_NUM_CPU_DEVICES"] = str(devices // count)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    several = [["--several", address, str(count), str(i)] if count > 1 else [] for i in range(count)]
+    running = [subprocess.Popen([*command, *more], env=env, stdout=subprocess.PIPE, text=True) for more in several]
+    texts = [one.communicate()[0] for one in running]
+    if any(one.returncode for one in running):
+        raise RuntimeError(f"{job} failed")
+    rows = [json.loads(text.splitlines()[-1]) for text in texts]
+    return max(rows, key=lambda row: row["rss"] - row["arrays"]) | {"seconds": max(row["seconds"] for row in rows)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-3b", help="a model of benchmarks/aot.py, or a folder with a config")
+    parser.add_argument("--folder", type=pathlib.Path, help="a folder to load in place of one that is made")
+    parser.add_argument("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--mesh", default="", help="DATA,FSDP,TENSOR; one device without it")
+    parser.add_argument("--processes", type=int, default=1, help="that share the devices of the mesh")
+    parser.add_argument("--max_shard_gb", type=float, default=4.0, help="size of the folder's files (the Hub's are 4)")
+    parser.add_argument("--torch_python", default="", help="also transformers, run by this interpreter")
+    parser.add_argument("--tmp", default=None, help="where the folders go")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--several", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if args.worker:
+        return worker(args)
+    print(
+        f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]}"
+    )
+    with tempfile.TemporaryDirectory(dir=args.tmp) as temporary:
+        folder, out = args.folder or pathlib.Path(temporary, "model"), pathlib.Path(temporary, "out")
+        if not args.folder:
+            folder.mkdir()
+            make_folder(folder, args.model, args.max_shard_gb * GB)
+        table(folder, out, args)
+
+
+def table(folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace) -> None:
+    largest = max(file.stat().st_size for file in folder.glob("*.safetensors"))
+    subjects = [(sys.executable, False)] + ([(args.torch_python, True)] if args.torch_python else [])
+    print("| " + " | ".join(HEADLINE) + " |\n|" + "---|" * len(HEADLINE))
+    for job in args.jobs:
+        seconds = []
+        for python, peer in subjects:
+            if peer and job not in ("load", "save"):
+                continue
+            row = run(python, job, folder, out, args, peer)
+            seconds.append(row["seconds"])
+            beyond = [row[what] - row["arrays"] for what in ("rss", "anonymous")]
+            numbers = (row["seconds"], row["moved"] / row["seconds"] / GB, row["arrays"] / GB, beyond[0] / GB,
+                       beyond[1] / GB, largest / GB + 2)  # fmt: skip
+            name = f"{job}, transformers" if peer else job
+            print(f"| {name} | " + " | ".join(f"{x:.2f}" for x in numbers) + " |", flush=True)
+            if job == "save" and not same_tensors(folder, out):
+                print("what was saved is not what was loaded")
+            shutil.rmtree(out, ignore_errors=True)
+        if len(seconds) > 1:
+            print(f"{job}: {seconds[1] / seconds[0]:.2f} times as fast as transformers")
+
+
+if __name__ == "__main__":
+    main()
