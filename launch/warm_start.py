@@ -20,7 +20,6 @@ import optax
 from absl import flags
 
 import envs
-from envs.walkers import demonstrate, reply_template
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.files import write_atomically
@@ -68,6 +67,8 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     Raises:
       ValueError: see `envs.make`, `players.load`, `players.make_policy`.
     """
+    from envs.walkers import demonstrate, reply_template  # Gymnax looks for devices as it is imported
+
     model = run_dir / "model"
     if resume and (model / DONE).exists():
         return model

@@ -1,4 +1,4 @@
-"""Two processes of four devices each train as one process of eight does; a killed one ends the other."""
+"""Two processes of four devices each train as one process of eight does, by every trainer; a killed one ends the other."""
 
 import json
 import os
@@ -22,20 +22,36 @@ TINY = (
 )  # fmt: skip
 
 
-def start(run_dir, devices, *more):
+# Every other trainer, as small as it goes.
+OTHERS = {
+    "warm_start": ("--model=nano", "--batch=8", "--micro_batch=4", "--iterations=3", "--lora_rank=4"),
+    "finetune_lac": (
+        "--model=nano_babyai", "--rows=episodes", "--iterations=3", "--successes=2", "--failures=1", "--batch=4",
+        "--eval_every=3",
+    ),
+    "train_language_td": (
+        "--iterations=1", "--states=32", "--test_states=16", "--simulations=8", "--judge_games=4", "--remat",
+        "--micro_batch=2",
+    ),
+    "train_language_ppo": ("--iterations=1", "--games=32", "--eval_games=32"),
+    "train_language_actor_critic": ("--opponent=random", "--iterations=1", "--games=16", "--eval_games=16", "--noppo"),
+}  # fmt: skip
+
+
+def start(run_dir, devices, *more, script="train_ms_grpo", options=TINY):
     flags = os.environ.get("XLA_FLAGS", "")
     if "--process_id" not in str(more):  # nobody is lost: patience on a busy machine
         flags += " --xla_cpu_collective_call_terminate_timeout_seconds=300"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
-    command = [sys.executable, "-m", "launch.train_ms_grpo", *TINY, f"--run_dir={run_dir}", *more]
+    command = [sys.executable, "-m", f"launch.{script}", *options, f"--run_dir={run_dir}", *more]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def start_two(run_dir, *more):
+def start_two(run_dir, *more, **what):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"--coordinator_address=127.0.0.1:{probe.getsockname()[1]}"
-    return [start(run_dir, 4, address, "--num_processes=2", f"--process_id={i}", *more) for i in range(2)]
+    return [start(run_dir, 4, address, "--num_processes=2", f"--process_id={i}", *more, **what) for i in range(2)]
 
 
 def finish(running):
@@ -73,6 +89,40 @@ def test_two_processes_equal_one(tmp_path, alone):
     texts = finish(start_two(tmp_path / "two", "--iterations=2"))
     assert_same(tmp_path / "two", alone)
     assert "report:" in texts[0] and "report:" not in texts[1]  # one speaks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", OTHERS)
+def test_every_trainer_learns_over_two_processes_what_it_learns_in_one(tmp_path, script):
+    what = {"script": script, "options": (*OTHERS[script], "--mesh=2,2,2")}
+    finish([start(tmp_path / "one", 8, **what)])
+    texts = finish(start_two(tmp_path / "two", **what))
+    assert texts[0].count("Gloo") < len(texts[0].splitlines()) and "[1/" not in texts[1]  # one speaks
+    folders = [next((tmp_path / name).rglob("metrics.jsonl")).parent for name in ("one", "two")]
+    one, two = map(metrics, folders)
+    assert len(one) == len(two) >= 1
+    for row, other in zip(one, two, strict=True):
+        assert other == pytest.approx(row, rel=1e-3, abs=1e-4)
+    left = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json*")) for folder in folders]
+    assert left[0] == left[1]  # each process has written only once, and nothing is missing
+
+
+@pytest.mark.slow
+def test_a_folder_that_the_first_refuses_ends_both(tmp_path):
+    (tmp_path / "mine.txt").write_text("not a run")
+    running = start_two(tmp_path, "--iterations=2")
+    texts = [one.communicate(timeout=300)[0] for one in running]
+    assert all(one.returncode == 1 for one in running), texts
+    assert "is not empty and holds no run" in texts[0] and "the first process cannot use --run_dir" in texts[1]
+
+
+@pytest.mark.slow
+def test_several_processes_without_a_mesh_are_refused(tmp_path):
+    running = start_two(tmp_path / "run", options=tuple(x for x in TINY if "mesh" not in x))
+    texts = [one.communicate(timeout=300)[0] for one in running]
+    assert all(one.returncode == 1 and "say how, as in --mesh 1,8,1" in text for one, text in zip(running, texts)), (
+        texts
+    )
 
 
 @pytest.mark.slow
