@@ -1,4 +1,4 @@
-"""Two processes of four devices each train as one process of eight does, by every trainer; a killed one ends the other."""
+"""Two processes of four devices each train as one of eight does, by every trainer; a killed one ends the other."""
 
 import json
 import os
