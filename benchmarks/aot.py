@@ -3,6 +3,7 @@
     python -m benchmarks.aot --model qwen2.5-3b
     python -m benchmarks.aot --model qwen3-8b --mesh 1,1,8
     python -m benchmarks.aot --program sft --train params --model llama3.1-8b --mesh 1,8,1
+    python -m benchmarks.aot --program sample --model llama3.1-8b --mesh 1,1,8 --rows 8 --prompt 32768
     python -m benchmarks.aot --target cpu --model nano --mesh 2,2,2
 
 Prints bytes a device, operations of matrix products, what devices exchange and what is copied, by loop and line of
@@ -90,9 +91,9 @@ def sft(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
 
 
 def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
-    """Replies of at most `tokens` tokens to `rows` prompts of 256."""
+    """Replies of at most `tokens` tokens to `rows` prompts of `prompt`."""
     variables, where = _variables(model)
-    prompts = jax.ShapeDtypeStruct((args.rows, 256), jnp.int32)
+    prompts = jax.ShapeDtypeStruct((args.rows, args.prompt), jnp.int32)
     given = (prompts, jax.ShapeDtypeStruct((args.rows,), jnp.int32))
     given = placed(given, _rows(model, given))
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--game", default="frozen_lake")
     parser.add_argument("--rows", type=int, default=0, help="episodes (100), examples (64) or prompts (100)")
     parser.add_argument("--tokens", type=int, default=0, help="per reply (200) or per example (1,024)")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt of sample")
     parser.add_argument("--micro_batch", type=int, default=5)
     parser.add_argument("--no_remat", action="store_true", help="keep activations")
     parser.add_argument("--train", choices=("lora", "params"), default="lora", help="what sft learns")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache
 from nlrl_jax.types import Sampling
@@ -127,7 +128,8 @@ def generate(
         ), tokens
 
     out = Completion(jnp.zeros((B, N), jnp.int32), jnp.zeros((B,), jnp.int32), jnp.zeros((B, N)), jnp.zeros((B,), bool))
-    logits, cache = forward(prompts, 0, empty_cache(model.config, B, S + N))
+    cache = empty_cache(model.config, B, S + N)._replace(index=np.int32(0))  # known here: see `blockwise.Blocks`
+    logits, cache = forward(prompts, 0, cache)
     out, last = pick(0, logits, out)
 
     def unfinished(carry):

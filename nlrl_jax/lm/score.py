@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from nlrl_jax.lm.generate import prefix_length
-from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.sharding import platform_of, whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 
 CHUNK_ELEMENTS = {"cpu": 2**24}  # logits that a device holds at once: 64 MiB in float32
@@ -84,7 +84,5 @@ def token_log_probs(
 
 def _chunk(model: Transformer) -> int:
     """Tokens whose logits are held at once, on all devices that share the rows."""
-    mesh = model.mesh
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    elements = CHUNK_ELEMENTS.get(platform, CHUNK_ELEMENTS_ELSEWHERE) // model.config.vocab_size
-    return whole_rows(1, mesh) * elements
+    elements = CHUNK_ELEMENTS.get(platform_of(model.mesh), CHUNK_ELEMENTS_ELSEWHERE) // model.config.vocab_size
+    return whole_rows(1, model.mesh) * elements

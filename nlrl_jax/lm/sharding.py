@@ -72,6 +72,11 @@ def devices_of(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
     return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
+def platform_of(mesh: Mesh | None) -> str:
+    """ "cpu", "gpu" or "tpu": of the mesh's devices, or of those at hand."""
+    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+
+
 def whole_rows(size: int, mesh: Mesh | None) -> int:
     """`size` rows of a batch, rounded up so that all devices that share them have equally many."""
     parts = 1 if mesh is None else devices_of(mesh, RULES["batch"])

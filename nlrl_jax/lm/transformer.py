@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from nlrl_jax.lm import attention, products
+from nlrl_jax.lm import attention, blockwise, products
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import constrain, spec
 
@@ -94,10 +94,14 @@ class RMSNorm(nn.Module):
 
 class Attention(nn.Module):
     config: ModelConfig
+    blocks: blockwise.Blocks | None
 
     @nn.compact
     def __call__(self, x, cos, sin, mask, prefix, contexts, cache: Cache | None, layer):
-        """x [B, L, H] -> (output [B, L, H], this layer's (k, v) of x, cache with x written into it)."""
+        """x [B, L, H] -> (output [B, L, H], this layer's (k, v) of x, cache with x written into it).
+
+        mask: bool [B, L, S], or with `blocks` a `Sight`.
+        """
         c = self.config
         B, L, _ = x.shape
         q = Linear(c, c.num_heads * c.head_dim, ("embed", "heads"), c.qkv_bias, name="q")(x)
@@ -116,6 +120,8 @@ class Attention(nn.Module):
             k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False) for t in kv)
         if contexts:
             out = attention.attend_contexts(q, k, v, mask, contexts)
+        elif self.blocks:
+            out = blockwise.attend(q, k, v, mask, self.blocks, prefix)
         else:
             out = attention.attend(q, k, v, mask, prefix)
         out = out.reshape(B, L, c.num_heads * c.head_dim)
@@ -126,6 +132,7 @@ class Block(nn.Module):
     config: ModelConfig
     mesh: Mesh | None
     collect: bool
+    blocks: blockwise.Blocks | None
 
     @nn.compact
     def __call__(self, carry, prefix, shared, layer, cos, sin, mask, maps):
@@ -133,7 +140,7 @@ class Block(nn.Module):
         x, cache = carry
         contexts = tuple(attention.Context(*kv, *which) for kv, which in zip(shared, maps, strict=True))
         x = constrain(x, self.mesh, ("batch", "length", None))
-        out, kv, cache = Attention(c, name="attention")(
+        out, kv, cache = Attention(c, self.blocks, name="attention")(
             RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, contexts, cache, layer
         )
         x = x + out
@@ -193,28 +200,28 @@ class Transformer(nn.Module):
         B, L = tokens.shape
         slots = L if cache is None else cache.kv.k.shape[2]
         first = 0 if cache is None else cache.index
-        mask = jnp.arange(slots)[None, :] <= first + jnp.arange(L)[:, None]
-        mask = jnp.broadcast_to(mask, (B, L, slots)) if valid is None else mask & valid[:, None, :]
-        if segments is not None:
-            mask &= segments[:, :, None] == segments[:, None, :]
-        mask = mask if sees is None else sees
+        mask = blockwise.Sight(first, valid, segments, sees)
+        behind = slots if prefix is None else prefix.k.shape[1] + slots
+        blocks = None if contexts else blockwise.blocks_for(self.mesh, B, c.num_heads, L, behind, first)
+        if blocks is None:
+            mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
         cos, sin = attention.rotary_tables(c, positions)
         x = jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens, axis=0).astype(c.dtype)
 
         block = Block
         if self.remat:
             block = nn.remat(Block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
-        blocks = nn.scan(
+        layers = nn.scan(
             block,
             variable_axes={"params": 0, "lora": 0},
             split_rngs={"params": True},
             in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
             length=c.num_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(c, self.mesh, collect, name="blocks")
+        )(c, self.mesh, collect, blocks, name="blocks")
         prefix = None if prefix is None else tuple(prefix)
         shared, maps = tuple((t.k, t.v) for t in contexts), tuple(tuple(t[2:]) for t in contexts)
-        (x, cache), kv = blocks((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
+        (x, cache), kv = layers((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
         hidden = self.final_norm(x)
         if collect:
             return hidden, KeyValues(*kv)

@@ -1,6 +1,9 @@
-"""The update of an 8B model, compiled for eight H100s that are not here. Needs the extra `aot`."""
+"""The update of an 8B model and its fine-tuning on long rows, compiled for eight H100s that are not here. Needs the
+extra `aot`."""
 
+import math
 import os
+import re
 import subprocess
 import sys
 
@@ -9,15 +12,17 @@ import pytest
 from nlrl_jax.run import hlo, targets
 
 pytestmark = pytest.mark.aot
+LONG = 32767
 GATHERED = 8.19e9 * 2 / 2**30  # GiB of the weights in one piece
 
 
-def compiled(mesh, tmp_path_factory):
+def compiled(mesh, tmp_path_factory, *options):
     """(GiB a device in all, the program, what was printed), in a process without this one's fake devices."""
     if not targets.available():
         pytest.skip("the extra aot is not installed")
-    text = tmp_path_factory.mktemp("aot") / "update.hlo"
-    command = [sys.executable, "-m", "benchmarks.aot", "--model=qwen3-8b", f"--mesh={mesh}", f"--text={text}"]
+    text = tmp_path_factory.mktemp("aot") / "program.hlo"
+    options = options or ("--model=qwen3-8b",)
+    command = [sys.executable, "-m", "benchmarks.aot", f"--mesh={mesh}", f"--text={text}", *options]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # compiled as for a run
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     line = next(line for line in run.stdout.splitlines() if line.startswith("GiB a device"))
@@ -32,6 +37,12 @@ def fsdp(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tensor(tmp_path_factory):
     return compiled("1,1,8", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def long_rows(tmp_path_factory):
+    options = ("--program=sft", "--train=params", "--model=llama3.1-8b", "--rows=8", f"--tokens={LONG + 1}")
+    return compiled("1,8,1", tmp_path_factory, *options)
 
 
 def per_token(program):
@@ -65,3 +76,19 @@ def test_arithmetic_is_the_models_own(fsdp, tensor):
     own = 2 * 8.19e9 * tokens / 8 / 1e12
     for _, program, _ in (fsdp, tensor):
         assert sum(program.flop(unknown=199).values()) / 1e12 < 1.15 * own
+
+
+def test_a_row_of_32k_tokens_never_has_all_its_scores(long_rows):
+    memory, program, printed = long_rows
+    assert memory < 30
+    types = "".join(op.type for ops in program.computations.values() for op in ops)
+    largest = max(math.prod(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", types))
+    assert 2**24 < largest < LONG**2
+    assert "Involuntary full rematerialization" not in printed
+
+
+def test_blocks_of_scores_stay_on_their_devices(long_rows):
+    """528 of 32 x 32 pairs of blocks, and nothing is exchanged for them."""
+    _, program, _ = long_rows
+    assert any("loop[528]" in loops for loops in program.flop())
+    assert not [row for row in program.collectives() if "loop[528]" in row.loops]
