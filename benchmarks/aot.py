@@ -30,12 +30,14 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import envs
+from launch.reproduce_ms_grpo import QWEN25_3B
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
+from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.sharding import make_mesh, shardings, spec
-from nlrl_jax.lm.transformer import Transformer, init_lora, init_params, param_specs
+from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.run import hlo, targets
 from nlrl_jax.run.cost import GIB, bytes_of, compile_update, placed
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -48,7 +50,7 @@ _QWEN3 = {"architecture": "Qwen3ForCausalLM", "qk_norm": True, "rope_theta": 1e6
 MODELS = {  # shapes of the published configurations
     "smollm2-135m": ModelConfig(49152, 576, 1536, 30, 9, 3, 64, tie_embeddings=True, rope_theta=1e5, **_BF16),
     "qwen2.5-0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, 64, tie_embeddings=True, **_QWEN2),
-    "qwen2.5-3b": ModelConfig(151936, 2048, 11008, 36, 16, 2, 128, tie_embeddings=True, **_QWEN2),
+    "qwen2.5-3b": QWEN25_3B,
     "llama3.1-8b": ModelConfig(128256, 4096, 14336, 32, 32, 8, 128, rope_theta=5e5, **_BF16),
     "qwen3-8b": ModelConfig(151936, 4096, 12288, 36, 32, 8, 128, **_QWEN3),
     "qwen2.5-72b": ModelConfig(152064, 8192, 29568, 80, 64, 8, 128, **_QWEN2),
@@ -78,10 +80,8 @@ def sft(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     variables, where = _variables(model)
     optimizer = optax.adamw(1e-5)
     opt_state = jax.eval_shape(optimizer.init, variables[args.train])
-    opt_state = optax.tree.map_params(
-        optimizer, lambda x, sharding: x.update(sharding=sharding), opt_state, where(variables)[args.train],
-        transform_non_params=lambda x: x.update(sharding=where(x)),
-    )  # fmt: skip
+    places = placement.of_optimizer(optimizer, opt_state, where(variables)[args.train], model.mesh)
+    opt_state = placed(opt_state, places)
     tokens = jax.ShapeDtypeStruct((args.rows, args.tokens), jnp.int32)
     batch = Batch(tokens, tokens, tokens, jax.ShapeDtypeStruct(tokens.shape, jnp.float32))
     batch = placed(batch, _rows(model, batch))
@@ -112,8 +112,8 @@ def _variables(model: Transformer):
     bare = model.clone(mesh=None)
     key = jax.random.key(0)
     variables = jax.eval_shape(lambda: {"params": init_params(bare, key), "lora": init_lora(bare, key)})
-    specs, whole = param_specs(model), NamedSharding(model.mesh, PartitionSpec())
-    return variables, lambda tree: shardings(tree, specs, model.mesh) if isinstance(tree, dict) else whole
+    whole = NamedSharding(model.mesh, PartitionSpec())
+    return variables, lambda tree: placement.of_variables(model, tree) if isinstance(tree, dict) else whole
 
 
 def _rows(model: Transformer, tree: Any) -> Any:

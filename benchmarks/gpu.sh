@@ -9,7 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-runs/gpu} PYTHON=${PYTHON:-.venv/bin/python} MINUTES=${MINUTES:-8}
-STEPS=(device iteration text_games language_model games mcts locomotion memory dqn train)
+STEPS=(device iteration text_games language_model games mcts locomotion dqn train)
 mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1
 
@@ -26,7 +26,6 @@ language_model() { "$PYTHON" -m benchmarks.language_model; }
 games() { "$PYTHON" -m benchmarks.games; }
 mcts() { "$PYTHON" -m benchmarks.mcts; }
 locomotion() { "$PYTHON" -m benchmarks.locomotion; }
-memory() { "$PYTHON" -m benchmarks.memory --what update; }
 dqn() {  # the paper's 45 settings as one program, 2 million steps of each
   "$PYTHON" -m launch.train_dqn --game snake --sweep --iterations 1000 --eval_every 50 --run_dir "$OUT/dqn_sweep" --overwrite
 }
