@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import logging
 import os
@@ -16,6 +15,7 @@ import jax
 from absl import app as absl_app
 from absl import flags
 
+from nlrl_jax.backends import heap
 from nlrl_jax.config import flat
 from nlrl_jax.run import processes
 from nlrl_jax.run.directory import open_run, read_config
@@ -43,7 +43,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
         join_processes()
-        keep_freed_memory()
+        heap.keep()
         # Orbax logs every step of a save, jax every backend that is not there, httpx every request
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -93,19 +93,6 @@ def use_compilation_cache() -> None:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "nlrl_jax", "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-
-
-def keep_freed_memory() -> None:
-    """Lets glibc reuse freed memory instead of handing it back to the system between two calls of a program.
-
-    A training step on a CPU otherwise faults in the same gigabyte anew every time. Elsewhere this does nothing.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        arena_max, mmap_max, trim_threshold = -8, -4, -1  # names in malloc.h
-        mallopt(arena_max, 1)
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)
 
 
 def flags_of(

@@ -1,5 +1,6 @@
-"""Memory that was freed behind something still in use goes back to the system."""
+"""Memory that was freed behind something still in use goes back to the system, and large arrays lie in huge pages."""
 
+import pathlib
 import platform
 import subprocess
 import sys
@@ -33,3 +34,27 @@ def test_freed_blocks_below_a_used_one_are_given_back():
     freed, trimmed = map(float, run.stdout.split())
     assert freed > 0.8  # glibc keeps them
     assert trimmed < 0.2
+
+
+KEPT = """
+from nlrl_jax.backends import heap
+import numpy as np
+
+heap.keep()
+def pages(name):
+    return int(open("/proc/self/smaps_rollup").read().split(name + ":")[1].split()[0]) / 1024
+for _ in range(2):
+    x = np.ones(25_000_000)
+    print(pages("AnonHugePages"), heap.resident() / 2**20)
+    del x
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the policy is glibc's")
+def test_large_arrays_are_kept_and_lie_in_huge_pages():
+    run = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
+    (huge, resident), (_, again) = (map(float, line.split()) for line in run.stdout.splitlines())
+    enabled = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if enabled.is_file() and "[never]" not in enabled.read_text():
+        assert huge > 150  # of 191 MB
+    assert again < resident + 50  # the second array has taken the first one's place
