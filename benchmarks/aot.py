@@ -30,11 +30,10 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import envs
-from launch.reproduce_ms_grpo import QWEN25_3B
+from benchmarks.models import MODELS, prompts_of
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
 from nlrl_jax.lm import placement
-from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.sharding import make_mesh, shardings, spec
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
@@ -42,29 +41,12 @@ from nlrl_jax.run import hlo, targets
 from nlrl_jax.run.cost import GIB, bytes_of, compile_update, placed
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling
-from nlrl_jax.weights.load import load_config, load_tokenizer
-
-_BF16 = {"dtype": "bfloat16", "param_dtype": "bfloat16", "max_positions": 32768}
-_QWEN2 = {"architecture": "Qwen2ForCausalLM", "qkv_bias": True, "rope_theta": 1e6, **_BF16}
-_QWEN3 = {"architecture": "Qwen3ForCausalLM", "qk_norm": True, "rope_theta": 1e6, **_BF16}
-MODELS = {  # shapes of the published configurations
-    "smollm2-135m": ModelConfig(49152, 576, 1536, 30, 9, 3, 64, tie_embeddings=True, rope_theta=1e5, **_BF16),
-    "qwen2.5-0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, 64, tie_embeddings=True, **_QWEN2),
-    "qwen2.5-3b": QWEN25_3B,
-    "llama3.1-8b": ModelConfig(128256, 4096, 14336, 32, 32, 8, 128, rope_theta=5e5, **_BF16),
-    "qwen3-8b": ModelConfig(151936, 4096, 12288, 36, 32, 8, 128, **_QWEN3),
-    "qwen2.5-72b": ModelConfig(152064, 8192, 29568, 80, 64, 8, 128, **_QWEN2),
-}
+from nlrl_jax.weights.load import load_config
 
 
 def ms_grpo(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     """The whole update at the paper's settings. Returns (compiled, most steps of a loop of unknown length)."""
-    if args.model in MODELS:
-        from tests import tokenizers_from_wheels
-
-        tokenizer, prompt = tokenizers_from_wheels.qwen2(), "paper"
-    else:
-        tokenizer, prompt = load_tokenizer(args.model), "compact"
+    tokenizer, prompt = prompts_of(args.model)
     game, sampling = envs.make(args.game, prompt), Sampling(max_tokens=args.tokens, temperature=1.5, top_k=3)
     policy = LanguageAgentPolicy.for_game(game, model, tokenizer, sampling, prompt)
     learning = MSGRPOConfig(

@@ -4,14 +4,23 @@
 #   benchmarks/gpu.sh                     # all steps
 #   benchmarks/gpu.sh iteration train     # some of them
 #
-# PYTHON is the Python with `pip install -e '.[cuda]'`; logs and runs go to OUT (runs/gpu). MINUTES bounds each part of
+# PYTHON is the Python with `pip install -e '.[cuda]'`, or one that has jax for this GPU and little else: then WHEELS is a
+# folder with the pure-Python packages that it lacks, made elsewhere by
+#
+#   pip download --no-deps --only-binary :all: -c constraints.txt -d wheels flax optax orbax-checkpoint chex gymnax absl-py ...
+#
+# and its binary ones for that Python. Models whose weights are not there are measured by their shapes. Logs and runs go to OUT (runs/gpu). MINUTES bounds each part of
 # `train`, which goes on from its last checkpoint when the step is run again. A step that fails does not stop the others.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-runs/gpu} PYTHON=${PYTHON:-.venv/bin/python} MINUTES=${MINUTES:-8}
-STEPS=(device iteration text_games language_model games mcts locomotion dqn train)
+STEPS=(device iteration sizes paper text_games language_model games mcts locomotion dqn train)
 mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1
+if [ -n "${WHEELS:-}" ]; then  # a wheel is a zip file
+  for wheel in "$WHEELS"/*.whl; do "$PYTHON" -m zipfile -e "$wheel" "$OUT/site"; done
+  export PYTHONPATH=$PWD/$OUT/site:$PWD
+fi
 
 device() {
   nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
@@ -21,6 +30,12 @@ iteration() {  # time in generation and update, tokens/s, shares of the device's
   "$PYTHON" -m benchmarks.ms_grpo_iteration
   "$PYTHON" -m benchmarks.ms_grpo_iteration --model smollm2 --preset paper --dtype bfloat16 --max_tokens 100 --micro_batch 25 --repeats 3
 }
+sizes() {  # shapes with random weights, 100 rows of 200 tokens: generation's share of the memory limit, the update's of the compute limit
+  for model in smollm2-135m qwen2.5-0.5b llama3.1-8b; do
+    "$PYTHON" -m benchmarks.ms_grpo_iteration --model "$model" --preset paper --micro_batch 5 --remat --repeats 1 || return
+  done
+}
+paper() { "$PYTHON" -m benchmarks.ms_grpo_iteration --model qwen2.5-3b --preset paper --micro_batch 5 --remat --repeats 3; }
 text_games() { "$PYTHON" -m benchmarks.text_games && "$PYTHON" -m benchmarks.text_games --model smollm2 --no_one_by_one; }
 language_model() { "$PYTHON" -m benchmarks.language_model; }
 games() { "$PYTHON" -m benchmarks.games; }

@@ -3,6 +3,10 @@
     python -m benchmarks.ms_grpo_iteration                                    # nano, the demo's settings
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset laptop
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset paper --dtype bfloat16 --micro_batch 25   # a GPU
+    python -m benchmarks.ms_grpo_iteration --model qwen2.5-3b --preset paper --micro_batch 5 --remat          # a GPU
+
+A name of `benchmarks/models.py` stands for a model's shape with random weights, whose replies rarely end: the most work
+that an iteration can be.
 
 The whole iteration is one program, so generation is timed by itself: `text_games.play` under the same key, which plays
 the same episodes. The rest of the iteration is the update. Both take turns within a repeat; figures are of the median.
@@ -17,6 +21,7 @@ product, and the sum of a large array.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import platform
 import time
@@ -27,12 +32,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import envs
+from benchmarks.models import MODELS, prompts_of
 from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
+from nlrl_jax.backends import heap
 from nlrl_jax.config import make
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run.cost import matmul_rate
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.weights.load import load_tokenizer
 
 
 class Work(NamedTuple):
@@ -89,9 +100,27 @@ def timed(run) -> float:
     return time.perf_counter() - start
 
 
+def _read(config: TrainConfig):
+    game, _, policy, params = build(config)
+    return game, policy, params
+
+
+def random_model(config: TrainConfig):
+    """(game, policy, weights) of a shape, in its own type or `config.dtype`."""
+    shape = dataclasses.replace(MODELS[config.model], lora=config.lora)
+    if config.dtype:
+        shape = dataclasses.replace(shape, dtype=config.dtype, param_dtype=config.dtype)
+    model, (tokenizer, prompt) = Transformer(shape), prompts_of(config.model)
+    if shape.vocab_size < tokenizer.vocab_size:
+        tokenizer = load_tokenizer("smollm2")
+    game = envs.make(config.game, prompt)
+    policy = LanguageAgentPolicy.for_game(game, model, tokenizer, config.sampling, prompt)
+    return game, policy, init_params(model, jax.random.key(0))
+
+
 def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     """Rows (phase, seconds, share, tokens a second, share of the compute limit, share of the memory limit)."""
-    game, _, policy, params = build(config)
+    game, policy, params = random_model(config) if config.model in MODELS else _read(config)
     learning = config.learning
     state = init_state(policy.model, params, learning, jax.random.key(0))
     update = jax.jit(make_update(policy, game, learning))
@@ -146,6 +175,7 @@ def main() -> None:
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    heap.keep()  # as every script does
     given = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
     own = {"model": args.model, "game": args.game, "dtype": args.dtype, "remat": args.remat}
     config = make(TrainConfig, **{**PRESETS[args.preset], **given, **own})

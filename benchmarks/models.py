@@ -1,0 +1,32 @@
+"""Shapes of published models, for programs that need no weights, or random ones."""
+
+from __future__ import annotations
+
+from launch.reproduce_ms_grpo import QWEN25_3B
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.weights.load import load_tokenizer
+
+_BF16 = {"dtype": "bfloat16", "param_dtype": "bfloat16", "max_positions": 32768}
+_QWEN2 = {"architecture": "Qwen2ForCausalLM", "qkv_bias": True, "rope_theta": 1e6, **_BF16}
+_QWEN3 = {"architecture": "Qwen3ForCausalLM", "qk_norm": True, "rope_theta": 1e6, **_BF16}
+MODELS = {  # shapes of the published configurations
+    "smollm2-135m": ModelConfig(49152, 576, 1536, 30, 9, 3, 64, tie_embeddings=True, rope_theta=1e5, **_BF16),
+    "qwen2.5-0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, 64, tie_embeddings=True, **_QWEN2),
+    "qwen2.5-3b": QWEN25_3B,
+    "llama3.1-8b": ModelConfig(128256, 4096, 14336, 32, 32, 8, 128, rope_theta=5e5, **_BF16),
+    "qwen3-8b": ModelConfig(151936, 4096, 12288, 36, 32, 8, 128, **_QWEN3),
+    "qwen2.5-72b": ModelConfig(152064, 8192, 29568, 80, 64, 8, 128, **_QWEN2),
+}
+
+
+def prompts_of(model: str) -> tuple[Tokenizer, str]:
+    """(tokenizer, prompt form): Qwen's and the paper's for the shapes above, else the model's own and compact.
+
+    Qwen's vocabulary is in the wheel dashscope (`make install`).
+    """
+    if model not in MODELS:
+        return load_tokenizer(model), "compact"
+    from tests import tokenizers_from_wheels
+
+    return tokenizers_from_wheels.qwen2(), "paper"
