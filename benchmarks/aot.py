@@ -134,12 +134,18 @@ def main() -> None:
     parser.add_argument("--micro_batch", type=int, default=5)
     parser.add_argument("--no_remat", action="store_true", help="keep activations")
     parser.add_argument("--train", choices=("lora", "params"), default="lora", help="what sft learns")
+    parser.add_argument(
+        "--param_dtype", default="", help="of the weights; by default the model's, float32 if they learn"
+    )
     parser.add_argument("--text", help="a file for the optimized HLO")
     args = parser.parse_args()
     args.rows = args.rows or (64 if args.program == "sft" else 100)
     args.tokens = args.tokens or (1024 if args.program == "sft" else 200)
     config = MODELS[args.model] if args.model in MODELS else load_config(args.model)
     config = dataclasses.replace(config, num_layers=args.layers or config.num_layers)
+    learned = args.program == "sft" and args.train == "params"  # then the trainers' weights are float32
+    param_dtype = args.param_dtype or ("float32" if learned else config.param_dtype)
+    config = dataclasses.replace(config, param_dtype=param_dtype)
     sizes = [int(size) for size in args.mesh.split(",")]
     if args.target == "cpu":
         jax.config.update("jax_num_cpu_devices", math.prod(sizes))

@@ -42,7 +42,7 @@ def tensor(tmp_path_factory):
 @pytest.fixture(scope="module")
 def long_rows(tmp_path_factory):
     options = ("--program=sft", "--train=params", "--model=llama3.1-8b", "--rows=8", f"--tokens={LONG + 1}")
-    return compiled("1,8,1", tmp_path_factory, *options)
+    return compiled("1,8,1", tmp_path_factory, *options, "--param_dtype=bfloat16")
 
 
 def per_token(program):
