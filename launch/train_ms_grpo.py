@@ -34,6 +34,7 @@ from nlrl_jax.lm.sharding import whole, whole_rows
 from nlrl_jax.run import app, loop, players, processes, results
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
+from nlrl_jax.run.reports import replies
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -84,11 +85,11 @@ PRESETS = {
     "demo": {
         "iterations": 300, "group_size": 10, "group_sample": 5, "num_groups": 10, "sampling_temperature": 1.0,
         "temperature": 1.0, "top_k": 0, "max_tokens": 10, "learning_rate": 6e-4, "decay_steps": 330, "lora_rank": 16,
-        "lora_alpha": 16.0, "micro_batch": 64, "eval_episodes": 500, "eval_every": 50,
+        "lora_alpha": 16.0, "micro_batch": 64, "probe": 32, "eval_episodes": 500, "eval_every": 50,
     },
     "laptop": {
         "iterations": 20, "group_size": 8, "group_sample": 4, "max_turns": 3, "max_tokens": 80,
-        "micro_batch": 4, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
+        "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
     },
 }  # fmt: skip
 
@@ -183,18 +184,22 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, polic
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
     start = {f"eval/{metric}": value for metric, value in before.items()}
     curve = learning_curve([run_dir], [*curves, "kl"], run_dir / "learning_curve.png", before=start)
+    health = learning_curve([run_dir], replies.MEASURES, run_dir / "replies.png")
+    alarms = replies.warnings(run_dir)
     report = write_report(
         run_dir,
         title=f"MS-GRPO: {config.model} on {config.game}",
         question=f"Does {config.model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
         config=flat(config),
         summary={name: (before[name], after[name]) for name in after},
-        curves=[curve],
+        curves=[curve, health],
+        notes=[f"Warning: {sentence}" for sentence in alarms],
         before=episodes["before"],
         after=episodes["after"],
         headline=headline,
         legend=game.legend,
     )
+    print("".join(f"warning: {sentence}\n" for sentence in alarms), end="")
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}\n{headline}")
 
 

@@ -34,6 +34,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax import losses
+from nlrl_jax.algorithms import collapse
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
 from nlrl_jax.lm import placement
@@ -74,6 +75,9 @@ class MSGRPOConfig:
     )
     micro_batch: int = option(0, "replies differentiated at a time; 0: all at once. Memory only, same result", least=0)
     remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
+    probe: int = option(
+        0, "replies per iteration that are read behind another's prompt too, to see whether they depend on it", least=0
+    )
 
     def __post_init__(self):
         check(self)
@@ -200,7 +204,9 @@ def make_update(
             updates, opt_state = optimizer(config).update(grads, opt_state, lora)
             lora = optax.apply_updates(lora, updates)
         new_state = state.replace(lora=lora, opt_state=opt_state, iteration=state.iteration + 1)
-        metrics = {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}
+        metrics = {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite, **collapse.measures(turns, returns)}
+        if config.probe:
+            metrics["state_dependence"] = collapse.state_dependence(policy, acting, turns, config.probe)
         return new_state, {**metrics, **episode_metrics(episodes, returns)}
 
     return keep_finite(update)

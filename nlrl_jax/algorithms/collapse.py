@@ -1,0 +1,74 @@
+"""What shows early that a language model's replies collapse in reinforcement learning, while returns still look well.
+
+RAGEN (Wang et al., 2025) names returns that no longer differ within a group and falling entropy, its successor replies
+that vary but ignore the state. All measures are computed inside the update.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.lm.score import score
+from nlrl_jax.rollouts.text_games import Turns
+from nlrl_jax.text.policy import LanguageAgentPolicy
+
+
+def measures(turns: Turns, returns: jax.Array) -> dict[str, jax.Array]:
+    """Of the turns [T, B] of an iteration and the returns [n, G] of its groups.
+
+    Returns: "surprisal": mean of -log p (temperature 1) of the sampled tokens, nats; an estimate of the entropy where
+    tokens are sampled at temperature 1 and uncut. "distinct_replies": different replies over replies.
+    "return_spread": standard deviation of the returns within a group, mean over groups.
+    """
+    said, active = turns.turn, turns.active
+    written = (jnp.arange(said.replies.shape[-1]) < said.reply_lengths[..., None]) & active[..., None]
+    surprisal = -jnp.sum(jnp.where(written, said.log_probs, 0.0)) / jnp.maximum(jnp.sum(written), 1)
+    replies = jnp.where(written, said.replies + 1, 0).reshape(active.size, -1)
+    return {
+        "surprisal": surprisal,
+        "distinct_replies": _distinct(replies, active.reshape(-1)) / jnp.maximum(jnp.sum(active), 1),
+        "return_spread": jnp.mean(jnp.std(returns, axis=-1)),
+    }
+
+
+def state_dependence(policy: LanguageAgentPolicy, variables: Any, turns: Turns, number: int) -> jax.Array:
+    """Mean of log p(reply | its prompt) - log p(reply | another prompt), nats per reply; 0 where no two prompts differ.
+
+    In expectation at least the mutual information of prompt and reply if replies are sampled at temperature 1; 0 for
+    a model that ignores what it reads.
+
+    Args:
+      number: how many replies are read behind another's prompt, spread evenly over the turns played.
+    """
+    said, active = turns.turn, turns.active.reshape(-1)
+    rows = jax.tree.map(lambda x: x.reshape(active.size, *x.shape[2:]), said._replace(parsed=None))
+    order = jnp.argsort(~active, stable=True)
+    played = jnp.sum(active)
+    own = order[jnp.arange(number) * played // number]
+    other = jnp.roll(own, number // 2)
+    differ = jnp.any(rows.prompts[own] != rows.prompts[other], axis=-1) & active[own] & active[other]
+    lengths = jnp.maximum(rows.prompt_lengths[other], 1)
+    behind_other = score(
+        policy.model, variables, rows.prompts[other], lengths, rows.replies[own], policy.prefix(variables)
+    )
+    written = jnp.arange(rows.replies.shape[-1]) < rows.reply_lengths[own][:, None]
+    gap = jnp.sum(jnp.where(written, rows.log_probs[own] - behind_other, 0.0), axis=-1)
+    return jnp.sum(jnp.where(differ, gap, 0.0)) / jnp.maximum(jnp.sum(differ), 1)
+
+
+def _distinct(rows: jax.Array, counted: jax.Array) -> jax.Array:
+    """How many of the counted rows int32 [R, N] differ, by a hash of 64 bits."""
+
+    def hashed(seed: int) -> jax.Array:
+        weights = jax.random.bits(jax.random.key(seed), rows.shape[1:], jnp.uint32) | 1
+        mixed = rows.astype(jnp.uint32) * jnp.uint32(2654435761)
+        return jnp.sum((mixed ^ (mixed >> 15)) * weights, axis=-1, dtype=jnp.uint32)
+
+    one, two, last = hashed(1), hashed(2), ~counted
+    order = jnp.lexsort((two, one, last))
+    one, two, counted = one[order], two[order], counted[order]
+    new = jnp.concatenate([jnp.ones(1, bool), (one[1:] != one[:-1]) | (two[1:] != two[:-1])])
+    return jnp.sum(new & counted)

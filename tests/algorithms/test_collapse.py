@@ -1,0 +1,90 @@
+"""Measures of collapse against counts by hand, and their sentences."""
+
+import json
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nlrl_jax.algorithms import collapse
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.score import score
+from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.rollouts.text_games import Turns
+from nlrl_jax.run.reports import replies
+from nlrl_jax.text.policy import Turn
+
+RNG = np.random.default_rng(0)
+T, B, S, N = 3, 4, 5, 4
+MODEL = Transformer(ModelConfig(16, 16, 24, 2, 2, 2, 8, 64))
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return {"params": jax.tree.map(lambda x: 20 * x if x.ndim > 1 else x, init_params(MODEL, jax.random.key(0)))}
+
+
+def played(variables):
+    """Turns of which some are not active, with the log-probabilities that the model gives their replies."""
+    active = np.array([[1, 1, 1, 1], [1, 1, 0, 1], [1, 0, 0, 0]], bool)
+    prompts, lengths = RNG.integers(1, 16, (T, B, S)), np.full((T, B), S)
+    tokens, sizes = RNG.integers(1, 16, (T, B, N)), RNG.integers(1, N + 1, (T, B))
+    tokens = np.where(np.arange(N) < sizes[..., None], tokens, 0)
+    tokens[0, 1], sizes[0, 1] = tokens[0, 0], sizes[0, 0]  # the same reply twice
+    tokens[2, 1], sizes[2, 1] = tokens[0, 2], sizes[0, 2]  # and once where nobody plays
+    flat = lambda x: jnp.asarray(x).reshape(T * B, *x.shape[2:])
+    log_probs = score(MODEL, variables, flat(prompts), flat(lengths), flat(tokens)).reshape(T, B, N)
+    turn = Turn(prompts, lengths, tokens, sizes, log_probs, active, None)
+    return Turns({}, turn, np.zeros((T, B)), np.zeros((T, B)), np.zeros((T, B)), active)
+
+
+def test_counts_by_hand(variables):
+    turns = jax.tree.map(jnp.asarray, played(variables))
+    found = jax.jit(collapse.measures)(turns, jnp.array([[0.0, 1.0], [2.0, 2.0]]))
+    said, active = turns.turn, np.asarray(turns.active)
+    texts = [tuple(np.asarray(said.replies)[t, b, : said.reply_lengths[t, b]]) for t, b in zip(*np.nonzero(active))]
+    assert len(texts) == 8 and found["distinct_replies"] == len(set(texts)) / 8 == 7 / 8
+    nats = [-float(said.log_probs[t, b, : said.reply_lengths[t, b]].sum()) for t, b in zip(*np.nonzero(active))]
+    assert float(found["surprisal"]) == pytest.approx(sum(nats) / sum(map(len, texts)), rel=1e-5)
+    assert float(found["return_spread"]) == 0.25
+
+
+def test_dependence_is_the_gain_over_another_prompt(variables):
+    turns = jax.tree.map(jnp.asarray, played(variables))
+    policy = SimpleNamespace(model=MODEL, prefix=lambda variables: None)
+    found = jax.jit(lambda v: collapse.state_dependence(policy, v, turns, 8))(variables)
+    said, at = turns.turn, list(zip(*np.nonzero(np.asarray(turns.active))))
+    gaps = []
+    for n, (t, b) in enumerate(at):
+        u, c = at[(n - 4) % 8]
+        size = int(said.reply_lengths[t, b])
+        other = score(MODEL, variables, said.prompts[u, c][None], jnp.array([S]), said.replies[t, b][None])[0, :size]
+        gaps.append(float((said.log_probs[t, b, :size] - other).sum()))
+    assert abs(np.mean(gaps)) > 0.1 and float(found) == pytest.approx(np.mean(gaps), rel=1e-4)
+    same = turns._replace(turn=turns.turn._replace(prompts=jnp.ones((T, B, S), jnp.int32)))
+    assert collapse.state_dependence(policy, variables, same, 8) == 0
+
+
+def test_sentences(tmp_path):
+    def run(**ends):
+        rows = [
+            {"iteration": i, **{name: first + (last - first) * i / 99 for name, (first, last) in ends.items()}}
+            for i in range(100)
+        ]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return replies.warnings(tmp_path)
+
+    fine = {
+        "surprisal": (1, 0.5),
+        "distinct_replies": (0.6, 0.3),
+        "state_dependence": (1, 2),
+        "return_spread": (1, 0.5),
+    }
+    assert run(**fine) == []
+    (alike,) = run(**fine | {"distinct_replies": (0.8, 0.01)})
+    assert alike.startswith("Replies have become alike (distinct_replies 0.76") and alike.endswith("in the last 10).")
+    assert len(run(**fine | {"surprisal": (1, 4)})) == len(run(**fine | {"state_dependence": (2, 0.01)})) == 1
+    assert "certain" in run(**fine | {"surprisal": (1, 0.0)})[0]
+    assert "end alike" in run(**fine | {"return_spread": (1, 0)})[0]
