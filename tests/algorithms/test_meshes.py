@@ -71,7 +71,11 @@ def assert_lies(tree, places):
 
 @pytest.mark.parametrize(
     "train, micro_batch, remat, packed",
-    [("params", 0, False, False), ("params", 3, True, True), ("lora", 4, True, False)],
+    [
+        pytest.param("params", 0, False, False, marks=pytest.mark.slow),
+        ("params", 3, True, True),
+        ("lora", 4, True, False),
+    ],
 )
 def test_fine_tuning_on_a_mesh_and_in_parts(mesh, variables, train, micro_batch, remat, packed):
     config = SFTConfig(1e-3, epochs=2, batch_size=8, max_length=32, train=train, packed=packed)
@@ -86,7 +90,7 @@ def test_fine_tuning_on_a_mesh_and_in_parts(mesh, variables, train, micro_batch,
     assert_lies(many[train], placement.of_variables(model, {train: many[train]})[train])
 
 
-@pytest.mark.parametrize("micro_batch", [0, 3])
+@pytest.mark.parametrize("micro_batch", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_warm_start(mesh, variables, micro_batch):
     """A step on demonstrations, as `launch.warm_start` takes it."""
     game, optimizer = envs.make("frozen_lake", prompt="compact"), optax.sgd(1.0)
@@ -112,7 +116,7 @@ def test_warm_start(mesh, variables, micro_batch):
     assert_close(other.lora, state.lora, 1e-3 * moved)
 
 
-@pytest.mark.parametrize("train", ["params", "lora"])
+@pytest.mark.parametrize("train", ["params", pytest.param("lora", marks=pytest.mark.slow)])
 def test_language_ppo(mesh, variables, train):
     game, config = envs.make("tic_tac_toe", prompt="compact"), ppo.LanguagePPOConfig(16, 3, batch_size=16, train=train)
 

@@ -19,7 +19,7 @@ def model(mesh=None, **options):
     )
 
 
-@pytest.mark.parametrize("cache_mb", [0.0, 8.0])
+@pytest.mark.parametrize("cache_mb", [0.0, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_replies_and_scores_equal_one_device(cache_mb):
     if jax.device_count() != 8:
         pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
