@@ -94,8 +94,8 @@ PRESETS = {
 }  # fmt: skip
 
 
-# What may differ when a run is resumed: it changes how long or how fast a run is, not what it computes.
-MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh")
+# What may differ when a run is resumed: how long or how fast it is and what is watched, not what it learns.
+MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", "probe")
 
 
 def games_of(config: TrainConfig) -> tuple[TextGame, TextGame]:

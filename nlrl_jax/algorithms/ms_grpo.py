@@ -85,6 +85,8 @@ class MSGRPOConfig:
             raise ValueError(
                 f"group_sample (G') is {self.group_sample}; it must be between 2 and group_size (G) = {self.group_size}"
             )
+        if self.probe == 1:
+            raise ValueError("probe is 1; it must be 0, or at least 2 replies to read behind each other's prompts")
         learned = self.group_sample if self.sampling_temperature else self.group_size
         if self.std_ddof >= learned:
             raise ValueError(

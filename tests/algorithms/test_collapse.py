@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax.algorithms import collapse
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -88,3 +89,8 @@ def test_sentences(tmp_path):
     assert len(run(**fine | {"surprisal": (1, 4)})) == len(run(**fine | {"state_dependence": (2, 0.01)})) == 1
     assert "certain" in run(**fine | {"surprisal": (1, 0.0)})[0]
     assert "end alike" in run(**fine | {"return_spread": (1, 0)})[0]
+
+
+def test_one_reply_has_no_other_prompt():
+    with pytest.raises(ValueError, match="probe is 1; it must be 0, or at least 2"):
+        MSGRPOConfig(probe=1)

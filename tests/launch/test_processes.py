@@ -107,6 +107,47 @@ def test_every_trainer_learns_over_two_processes_what_it_learns_in_one(tmp_path,
     assert left[0] == left[1]  # each process has written only once, and nothing is missing
 
 
+ASKING = """
+import sys
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.run import processes
+from nlrl_jax.run.models import FromFirst
+from nlrl_jax.types import Chat, LanguageModelError, Sampling
+
+me = int(sys.argv[2])
+processes.start(sys.argv[1], 2, me)
+asked = []
+def script(context, rng):
+    asked.append(me)
+    if len(asked) == 3:
+        raise LanguageModelError("the budget is spent")
+    return "from process %d" % me
+model = FromFirst(ScriptedModel({"role": script}))
+chats = [Chat.of("a"), Chat.of("b")]
+found = [reply.text for reply in model.complete(chats, Sampling(), "role")]
+try:
+    model.complete(chats, Sampling(), "role")
+except LanguageModelError as error:
+    found.append(str(error))
+print([found, asked], file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_reply_is_asked_for_once_and_all_processes_have_it():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    running = [
+        subprocess.Popen([sys.executable, "-c", ASKING, address, str(i)], env=env, stderr=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    texts = [one.communicate(timeout=120)[1] for one in running]
+    said = "['from process 0', 'from process 0', 'the budget is spent']"
+    assert f"[{said}, [0, 0, 0]]" in texts[0] and f"[{said}, []]" in texts[1], texts
+
+
 @pytest.mark.slow
 def test_a_folder_that_the_first_refuses_ends_both(tmp_path):
     (tmp_path / "mine.txt").write_text("not a run")
