@@ -5,7 +5,8 @@
 
 A small model that never writes the action tag earns the same return in every episode of a group, and MS-GRPO
 has nothing to select. The demonstrations come from walkers that look at nothing in their way (`--skilled_share 0`):
-they show the form and not the game. Every batch is new; a LoRA adapter learns and is merged into the
+they show the form and not the game. With some skilled walkers among walkers of habit (`--skilled_share 0.4 --habit`)
+the model learns to see as well, and follows the habit: reinforcement learning then has something to select. Every batch is new; a LoRA adapter learns and is merged into the
 Hugging Face folder RUN_DIR/model, which is then an ordinary model: the reference of the KL penalty is the warm start.
 """
 
@@ -46,6 +47,7 @@ class WarmStartConfig:
         1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero", least=0
     )
     skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies", least=0, most=1)
+    habit: bool = option(False, "the other walkers have a habit: down first, then right (Snake: down, right, up, left)")
     max_tokens: int = option(200, "reply length that the prompt names", least=1)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     micro_batch: int = option(
@@ -85,7 +87,7 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     if resume:
         state = loop.restore(run_dir, state)
 
-    walk = lambda key: demonstrate(game, key, config.batch, config.skilled_share, habit=False)
+    walk = lambda key: demonstrate(game, key, config.batch, config.skilled_share, config.habit)
     show = demonstrations(policy, reply_template(game, prompt), walk)
     loss = demonstration_loss(policy, config.remat)
     update = adapters.make_update(policy.model, loss, optimizer, config.micro_batch, show)
