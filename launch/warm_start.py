@@ -6,8 +6,9 @@
 A small model that never writes the action tag earns the same return in every episode of a group, and MS-GRPO
 has nothing to select. The demonstrations come from walkers that look at nothing in their way (`--skilled_share 0`):
 they show the form and not the game. With some skilled walkers among walkers of habit (`--skilled_share 0.4 --habit`)
-the model learns to see as well, and follows the habit: reinforcement learning then has something to select. Every batch is new; a LoRA adapter learns and is merged into the
-Hugging Face folder RUN_DIR/model, which is then an ordinary model: the reference of the KL penalty is the warm start.
+a model that can see follows the habit: reinforcement learning has something to select. Every batch is new; a LoRA
+adapter learns and is merged into the Hugging Face folder RUN_DIR/model, which is then an ordinary model: the
+reference of the KL penalty is the warm start.
 """
 
 from __future__ import annotations
