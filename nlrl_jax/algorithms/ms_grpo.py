@@ -194,7 +194,7 @@ def make_update(
             advantages = advantages.reshape(config.max_turns, -1)
 
         # Line 24: theta <- theta + eta * grad J.
-        rows = micro_batches(learned, advantages, config.micro_batch, policy.model.mesh)
+        rows = micro_batches(learned, advantages, config.micro_batch, policy.model.mesh, config.beta > 0)
         if config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
             rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows))
         finite = jnp.array(True)

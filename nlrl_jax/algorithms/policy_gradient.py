@@ -3,7 +3,7 @@
 Three things happen here that change memory and time but not the result:
 - the static prefix of the prompts is computed once; the gradient with respect to its keys and values
   is summed over the micro-batches and pulled back through it once, which is the exact gradient;
-- replies are taken `size` at a time, those that were written first, and micro-batches of padding are skipped;
+- replies are taken `size` at a time, those that count first, and micro-batches of others are skipped;
 - the reference model is the same weights with the adapter left out.
 
 Letters: T turns, J episodes, S prompt bucket, K reply tokens, N micro-batches of M replies.
@@ -44,26 +44,33 @@ class Replies(NamedTuple):
     old_log_probs: jax.Array | None = None
 
 
-def micro_batches(turns: Turns, advantages: jax.Array, size: int, mesh: Mesh | None = None) -> Replies:
+def micro_batches(
+    turns: Turns, advantages: jax.Array, size: int, mesh: Mesh | None = None, reference: bool = True
+) -> Replies:
     """Lays the turns of J episodes [T, J, ...] out as micro-batches of `size` replies (0: all in one).
 
     Args:
       mesh: the size is rounded up to a multiple of the devices that share a batch.
       advantages: [J], A_j, which every reply of an episode gets; or [T, J], of each reply.
+      reference: replies whose advantage is 0 count too, as a KL penalty moves them. Without one they have no gradient
+        and are left out: in groups of equal returns nothing is computed.
     """
     T, J = turns.active.shape
     said = turns.turn
     K = said.replies.shape[-1]
     mask = (jnp.arange(K) < said.reply_lengths[..., None]) & turns.active[..., None]  # [T, J, K]
     weights = jnp.swapaxes(episode_token_weights(jnp.swapaxes(mask, 0, 1)), 0, 1)
-    rows = Replies(said.prompts, said.prompt_lengths, said.replies, weights, jnp.broadcast_to(advantages, (T, J)))
+    advantages = jnp.broadcast_to(advantages, (T, J))
+    counts = turns.active if reference else turns.active & (advantages != 0)
+    weights = jnp.where(counts[..., None], weights, 0.0)
+    rows = Replies(said.prompts, said.prompt_lengths, said.replies, weights, advantages)
 
-    written_first = jnp.argsort(~turns.active.reshape(-1), stable=True)
+    counted_first = jnp.argsort(~counts.reshape(-1), stable=True)
     size = whole_rows(min(size or T * J, T * J), mesh)
     num = -(-T * J // size)
 
     def lay_out(x):
-        x = x.reshape(T * J, *x.shape[2:])[written_first]
+        x = x.reshape(T * J, *x.shape[2:])[counted_first]
         x = jnp.pad(x, ((0, num * size - T * J),) + ((0, 0),) * (x.ndim - 1))
         return x.reshape(num, size, *x.shape[1:])
 
@@ -106,8 +113,7 @@ def loss_and_grad(
         new = _score(policy, model, {**base, "lora": lora}, prefix, row)
         old = jax.lax.stop_gradient(new) if row.old_log_probs is None else row.old_log_probs
         ref = _score(policy, model, base, ref_prefix, row) if reference else new
-        value, metrics = loss(new, old, ref, row.advantages, row.weights)
-        return value, {**metrics, "log_prob": jnp.sum(row.weights * new)}
+        return loss(new, old, ref, row.advantages, row.weights)
 
     prefix, pull_back = jax.vjp(prefix_of, lora)
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)

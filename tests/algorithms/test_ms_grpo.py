@@ -305,6 +305,23 @@ def test_micro_batches_keep_every_counted_reply_and_weigh_it_as_equation_1(chose
     assert got == want
 
 
+def test_without_a_reference_replies_of_no_advantage_are_left_out_and_nothing_changes(policy, state, chosen):
+    turns, advantages = chosen
+    advantages = jnp.where(jnp.arange(len(advantages)) < len(advantages) // 2, 0.0, advantages)
+    objective = functools.partial(losses.ms_grpo, beta=0.0)
+
+    def run(lora, reference):
+        rows = micro_batches(turns, advantages, 2, reference=reference)
+        return rows, loss_and_grad(policy, objective, state.params, lora, rows, reference=False, remat=False)
+
+    run = jax.jit(run, static_argnums=1)
+    (every, want), (some, got) = run(state.lora, True), run(state.lora, False)
+    computed = lambda rows: int(np.any(np.asarray(rows.weights) > 0, axis=(1, 2)).sum())
+    with_advantage = int((np.asarray(turns.active) & (np.asarray(advantages) != 0)).sum())
+    assert computed(some) == -(-with_advantage // 2) < computed(every)
+    assert_close(got, want)
+
+
 @pytest.fixture(scope="module")
 def grpo_update(policy):
     """One turn, no AAW sampling, no KL."""
