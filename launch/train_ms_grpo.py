@@ -93,9 +93,8 @@ PRESETS = {
     },
     "evening": {
         "prompt": "compact", "iterations": 150, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
-        "sampling_temperature": 1.0, "temperature": 1.0, "top_k": 0, "max_tokens": 14, "beta": 0.0,
-        "learning_rate": 4e-4, "decay_steps": 180, "micro_batch": 16, "probe": 8, "eval_episodes": 200,
-        "eval_turns": 10, "eval_every": 25, "checkpoint_every": 5,
+        "sampling_temperature": 1.0, "max_tokens": 14, "beta": 0.0, "learning_rate": 2e-4, "decay_steps": 180,
+        "micro_batch": 16, "probe": 8, "eval_episodes": 200, "eval_turns": 10, "eval_every": 25, "checkpoint_every": 5,
     },
 }  # fmt: skip
 
