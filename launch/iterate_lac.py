@@ -1,10 +1,10 @@
 """LAC's loop closed: play with LAC, fine-tune the prior on the improved policy, repeat (`algorithms/lac_iteration.py`).
 
-    python -m launch.iterate_lac --run_dir runs/loop                                   # three rounds of 120 tasks
+    python -m launch.iterate_lac --run_dir runs/loop                    # three rounds of 120 tasks
     python -m launch.iterate_lac --teacher lac_no_critic --lesson chosen --run_dir runs/own
-    python -m launch.iterate_lac --teacher lac_no_critic --drawn --keep successes --lesson chosen --run_dir runs/filtered
+    python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson chosen --keep successes --run_dir runs/won
     python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson advantage --tasks 2 --repeats 8 --rounds 30 \\
-        --epochs 1 --run_dir runs/group                                                # MS-GRPO's gradient
+        --epochs 1 --run_dir runs/group                                 # MS-GRPO's gradient
     python -m launch.iterate_lac --run_dir runs/loop --resume
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
@@ -28,12 +28,11 @@ import time
 from typing import Any
 
 import jax
-from absl import flags
 
 import envs
 from nlrl_jax.algorithms import lac_iteration, sft
-from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.lac import METHODS as TEACHERS
+from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.lac_iteration import LessonConfig
 from nlrl_jax.algorithms.planners.methods import METHODS, Method, parse
 from nlrl_jax.algorithms.sft import SFTConfig
@@ -71,8 +70,8 @@ class IterateConfig:
     lessons: LessonConfig = part(LessonConfig())
     adapter: str = option(
         "actions",
-        "calls that the adapter answers: actions (reflections, imagined observations and verdicts stay with the initial "
-        "weights), or all",
+        "calls that the adapter answers: actions (reflections, imagined observations and verdicts stay with the "
+        "initial weights), or all",
         choices=("actions", "all"),
     )
     evaluate: str = option("lac_no_critic", "methods that play the held-out tasks after each round, by commas")
@@ -88,7 +87,9 @@ class IterateConfig:
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     cache_mb: float = option(1000.0, "memory for what the model has read, 10^6 bytes; 0: none is kept", least=0)
     parallel: int = option(60, "episodes in lockstep, a part of a round", least=1)
-    jobs: int = option(0, "parts that are played at once; 0: one per core, at most 4, for a built-in model on a CPU", least=0)
+    jobs: int = option(
+        0, "parts that are played at once; 0: one per core, at most 4, for a built-in model on a CPU", least=0
+    )
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
 
     def __post_init__(self):
@@ -96,8 +97,8 @@ class IterateConfig:
         parse(self.evaluate)
         if self.rounds * self.tasks + self.tasks > 10_000 - _HELD_OUT:
             raise ValueError(
-                f"{self.rounds} rounds and a last one of {self.tasks} tasks are {(self.rounds + 1) * self.tasks} of each "
-                f"mission; a seed has {10_000 - _HELD_OUT} for them. Lower --rounds or --tasks"
+                f"{self.rounds} rounds and a last one of {self.tasks} tasks are {(self.rounds + 1) * self.tasks} of "
+                f"each mission; a seed has {10_000 - _HELD_OUT} for them. Lower --rounds or --tasks"
             )
         if self.lessons.lesson == "advantage" and (self.repeats < 2 or self.lessons.keep != "all"):
             raise ValueError(
@@ -107,16 +108,14 @@ class IterateConfig:
 
 
 class Loop:
-    """A run: its game, models and folder. `round(k)` plays and evaluates, `learn(k)` makes the adapter of round k + 1."""
+    """A run: its game, models and folder. `round(k)` plays and evaluates, `learn(k)` makes the next adapter."""
 
     def __init__(self, config: IterateConfig, run_dir: pathlib.Path):
         self.config, self.run_dir, self.usage = config, run_dir, Usage(run_dir)
         self.game: HostGame = envs.make_host(config.game, config.max_steps)
         self.kinds = [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(self.game.kinds)
         rows = 32 if jax.default_backend() == "cpu" else 256
-        self.base = models.local_model(
-            config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows
-        )
+        self.base = models.local_model(config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows)
         self.room = planning.context_of(self.base, config.prompts.context_tokens)
         self.jobs = config.jobs
         if not self.jobs:
@@ -185,7 +184,7 @@ class Loop:
         return told
 
 
-def row_of(k: int, played: dict[str, dict[str, Any]], lesson: dict[str, float], spent: float) -> dict[str, float]:
+def row_of(played: dict[str, dict[str, Any]], lesson: dict[str, float], spent: float) -> dict[str, float]:
     """The metrics of a round. spent: tokens of all play and lessons before it."""
     row = {"tokens_before": spent}
     for name, result in played.items():
@@ -195,22 +194,20 @@ def row_of(k: int, played: dict[str, dict[str, Any]], lesson: dict[str, float], 
     return row | {f"lesson/{name}": value for name, value in lesson.items() if name != "seconds"}
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    config = app.parse(IterateConfig)
-    planning.check_words(load_tokenizer(config.model), config.lac.pair())
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE)
+def iterate(config: IterateConfig, run_dir: pathlib.Path) -> list[dict[str, float]]:
+    """All rounds in a folder that is this run's, what is finished from disk. Returns a row of metrics for each."""
     loop, rows, spent = Loop(config, run_dir), [], 0.0
     for k in range(config.rounds + 1):
         played = loop.round(k)
         lesson = loop.learn(k, played["teacher"]["episodes"]) if k < config.rounds else {}
-        rows.append(row_of(k, played, lesson, spent))
+        rows.append(row_of(played, lesson, spent))
         spent += rows[-1]["played_tokens"] + lesson.get("tokens", 0)
         with MetricsWriter(run_dir, resume_from=k) as metrics:
             metrics.write(k, rows[-1])
         shown = ", ".join(f"{name} {rows[-1][f'{name}/success']:.3f}" for name in played)
         print(f"after {k} rounds: {shown}; {rows[-1]['tokens_before']:,.0f} tokens spent before", flush=True)
         finish(config, run_dir, loop, rows, k == config.rounds)
+    return rows
 
 
 def finish(config: IterateConfig, run_dir: pathlib.Path, loop: Loop, rows: list[dict[str, float]], last: bool) -> None:
@@ -258,6 +255,13 @@ def finish(config: IterateConfig, run_dir: pathlib.Path, loop: Loop, rows: list[
         headline=headline,
     )
     print(f"report: {page}\n{headline}")
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    config = app.parse(IterateConfig)
+    planning.check_words(load_tokenizer(config.model), config.lac.pair())
+    iterate(config, app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE))
 
 
 define_flags = app.flags_of(IterateConfig)

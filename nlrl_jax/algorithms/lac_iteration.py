@@ -70,24 +70,21 @@ def drawn(made: Decisions, seed: int) -> Decisions:
     return made._replace(actions=actions)
 
 
-def teach(
-    dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig, planning: PlanningConfig = PlanningConfig()
-) -> Pairs:
+def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig, planning: PlanningConfig) -> Pairs:
     """Episodes as examples: actions with their weights, all else is only read.
 
     The actions taken are learned behind one another in whole transcripts, other candidates each in an example of its
-    own; a prompt is cut where a decision's was cut (`planning` says how much room it left).
+    own. A prompt is the decision's, without the oldest steps where `planning` left them out.
 
     Raises:
       ValueError: "improved" of episodes that have no record of candidates.
     """
-    shown = dataclasses.replace(dialogue, room=max(dialogue.room - planning.ahead(dialogue.room), 0))
     kept = [one for one in episodes if one["success"] or config.keep == "all"]
     advantages = _advantages(kept) if config.lesson == "advantage" else [1.0] * len(kept)
     examples = []
     for one, advantage in zip(kept, advantages, strict=True):
         taken, others = [], []
-        actions = [line for line in lines_of(history_of(one)) if line.kind == ACTION]
+        actions = [_asked(dialogue, line, planning) for line in lines_of(history_of(one)) if line.kind == ACTION]
         for line, record in zip(actions, one["thinking"], strict=True):
             if config.lesson != "improved":
                 weight = 1.0 if config.lesson == "chosen" else advantage / len(actions)
@@ -95,7 +92,7 @@ def teach(
                 continue
             for weighted in _improved(line, record, config.least):
                 (taken if weighted.text == line.text else others).append(weighted)
-        examples += pairs(shown, [line for line in taken if line.weight], joined=True) + pairs(shown, others)
+        examples += pairs(dialogue, [line for line in taken if line.weight], joined=True) + pairs(dialogue, others)
     return examples
 
 
@@ -103,6 +100,12 @@ def history_of(episode: Episode) -> History:
     """The transcript of an episode."""
     steps = tuple(Step(*step) for step in episode["steps"])
     return History(episode["goal"], episode["observation"], steps, episode["note"])
+
+
+def _asked(dialogue: Dialogue, line: Line, planning: PlanningConfig) -> Line:
+    """The line behind the history that its decision was shown: what fitted before the last note was written."""
+    trimmed = dialogue.trim(line.history.noted(""), planning.ahead(dialogue.room)).history
+    return line._replace(history=trimmed.noted(line.history.last_note))
 
 
 def _improved(line: Line, record: Mapping[str, Any], least: float) -> list[Line]:
