@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/lac_loop.py LAC=runs/loop_3,runs/loop_4,runs/loop_5 own=runs/own_3,runs/own_4
 
-A row per round: success of each method ± the standard error over all tasks of all seeds, ± that over the seeds' means in
-brackets; the paired difference to round 0 on the same held-out tasks; tokens (read and written in play, whole prompts
-counted each time, and read in fine-tuning, passes counted) per episode of the teacher and spent before the round.
+A row per round: success of each method ± the standard error over all tasks of all seeds (± that over the means of the
+seeds); the paired difference to round 0 on the same held-out tasks; tokens per episode of the teacher, and tokens spent
+before the round: read and written in play, whole prompts counted each time, and read in fine-tuning, passes counted.
 """
 
 from __future__ import annotations
