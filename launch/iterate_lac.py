@@ -42,10 +42,9 @@ from nlrl_jax.config import check, flat, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.run import app, models, planning, players, plots, results
+from nlrl_jax.run import app, models, planning, players, results
 from nlrl_jax.run.metrics import MetricsWriter
-from nlrl_jax.run.report import write_report
-from nlrl_jax.run.reports import lac_tables as tables
+from nlrl_jax.run.reports import lac_iteration as report
 from nlrl_jax.types import HostGame
 from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.load import BUILT_IN, load_tokenizer
@@ -140,7 +139,9 @@ class Loop:
         first = config.seed * 10_000 + _HELD_OUT + k * config.tasks
         fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds for _ in range(config.repeats)]
         held_out = planning.tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
-        done = {"teacher": self.play(f"round_{k}", config.teacher, self.method(), model, fresh, config.seed + 1000 * k)}
+        done = {
+            report.TEACHER: self.play(f"round_{k}", config.teacher, self.method(), model, fresh, config.seed + 1000 * k)
+        }
         for name in parse(config.evaluate):
             done[name] = self.play(f"after_{k}_{name}", name, METHODS[name], model, held_out, config.seed)
         return done
@@ -184,77 +185,36 @@ class Loop:
         return told
 
 
-def row_of(played: dict[str, dict[str, Any]], lesson: dict[str, float], spent: float) -> dict[str, float]:
-    """The metrics of a round. spent: tokens of all play and lessons before it."""
-    row = {"tokens_before": spent}
-    for name, result in played.items():
-        one = tables.summarize(result)
-        row |= {f"{name}/{key}": one[key] for key in ("success", "success_se", "tokens", "steps")}
-    row["played_tokens"] = sum(played["teacher"]["tokens"].values())
-    return row | {f"lesson/{name}": value for name, value in lesson.items() if name != "seconds"}
-
-
 def iterate(config: IterateConfig, run_dir: pathlib.Path) -> list[dict[str, float]]:
-    """All rounds in a folder that is this run's, what is finished from disk. Returns a row of metrics for each."""
-    loop, rows, spent = Loop(config, run_dir), [], 0.0
+    """All rounds in a folder that is this run's, what is finished from disk. Returns a row of numbers for each; see
+    `reports.lac_iteration.row_of`."""
+    loop, rows, plays, spent = Loop(config, run_dir), [], [], 0.0
     for k in range(config.rounds + 1):
         played = loop.round(k)
-        lesson = loop.learn(k, played["teacher"]["episodes"]) if k < config.rounds else {}
-        rows.append(row_of(played, lesson, spent))
+        lesson = loop.learn(k, played[report.TEACHER]["episodes"]) if k < config.rounds else {}
+        rows.append(report.row_of(played, lesson, spent))
+        plays.append(played)
         spent += rows[-1]["played_tokens"] + lesson.get("tokens", 0)
         with MetricsWriter(run_dir, resume_from=k) as metrics:
             metrics.write(k, rows[-1])
         shown = ", ".join(f"{name} {rows[-1][f'{name}/success']:.3f}" for name in played)
         print(f"after {k} rounds: {shown}; {rows[-1]['tokens_before']:,.0f} tokens spent before", flush=True)
-        finish(config, run_dir, loop, rows, k == config.rounds)
+        numbers = lambda row: {name: value for name, value in row.items() if name.endswith("/success")}
+        after = numbers(rows[-1]) if k == config.rounds else {}
+        results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)
+    write_model(config, run_dir / "model", loop.prior(config.rounds))
+    ends = {name: (plays[0][name], plays[-1][name]) for name in parse(config.evaluate)}
+    page = report.write(run_dir, flat(config), rows, ends, describe_usage(loop.usage), loop.game.legend)
+    print(f"report: {page}\n{report.headline(rows, config.teacher)}")
     return rows
 
 
-def finish(config: IterateConfig, run_dir: pathlib.Path, loop: Loop, rows: list[dict[str, float]], last: bool) -> None:
-    """Results so far; after the last round the model, the curves and the page."""
-    numbers = lambda row: {name: value for name, value in row.items() if name.endswith("/success")}
-    after = numbers(rows[-1]) if last else {}
-    results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)
-    if not last:
-        return
-    final = loop.prior(config.rounds)
-    huggingface.save(
-        run_dir / "model", final.model.config, final.variables["params"], final.tokenizer, lora=final.variables["lora"]
-    )
+def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) -> None:
+    """The model with its adapter merged as a Hugging Face folder, with the prompts that it has learned."""
+    weights = model.variables
+    huggingface.save(folder, model.model.config, weights["params"], model.tokenizer, lora=weights["lora"])
     prompt, examples = config.prompts.form(config.model)
-    write_atomically(run_dir / "model" / planning.FORM, json.dumps({"prompt": prompt, "examples": examples}) + "\n")
-    names = [config.teacher if name == "teacher" else name for name in ("teacher", *parse(config.evaluate))]
-    shown = [name.removesuffix("/success") for name in numbers(rows[0])]
-    headline = ", ".join(
-        f"{label} {rows[0][f'{name}/success']:.3f} -> {rows[-1][f'{name}/success']:.3f}"
-        for label, name in zip(names, shown, strict=True)
-    )
-    table = [
-        {
-            "after rounds": k,
-            **{
-                f"{label}{' (held out)' if name != 'teacher' else ' (fresh tasks)'}": str(
-                    tables.Estimate(row[f"{name}/success"], row[f"{name}/success_se"], 2)
-                )
-                for label, name in zip(names, shown, strict=True)
-            },
-            "tokens spent before": f"{row['tokens_before']:,.0f}",
-            "tokens per task of the teacher": f"{row['teacher/tokens']:,.0f}",
-        }
-        for k, row in enumerate(rows)
-    ]
-    curve = plots.learning_curve([run_dir], [f"{name}/success" for name in shown], run_dir / "learning_curve.png")
-    page = write_report(
-        run_dir,
-        title=f"{METHODS[config.teacher].title} teaches its prior: {config.model} on {config.game}",
-        question="Does the prior learn what its own critic prefers, and does the improved policy improve with it?",
-        config=flat(config),
-        summary=table,
-        curves=[curve],
-        notes=["Share of tasks solved, ± the standard error over tasks.", *describe_usage(loop.usage)],
-        headline=headline,
-    )
-    print(f"report: {page}\n{headline}")
+    write_atomically(folder / planning.FORM, json.dumps({"prompt": prompt, "examples": examples}) + "\n")
 
 
 def main(argv: list[str]) -> None:
