@@ -4,7 +4,7 @@
     python -m launch.iterate_lac --teacher lac_no_critic --lesson chosen --run_dir runs/own
     python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson chosen --keep successes --run_dir runs/won
     python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson advantage --tasks 2 --repeats 8 --rounds 30 \\
-        --epochs 1 --batch_size 256 --run_dir runs/group                # MS-GRPO's gradient
+        --epochs 1 --batch_size 384 --run_dir runs/group                # MS-GRPO's gradient
     python -m launch.iterate_lac --run_dir runs/loop --resume
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
