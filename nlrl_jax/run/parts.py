@@ -69,10 +69,11 @@ def in_threads(run: Callable[[int], A], number: int, jobs: int, journal: Journal
 def alone(model: LanguageModel, jobs: int) -> LanguageModel:
     """The model with an empty cache of its own, where it has one."""
     if isinstance(model, Metered):
-        return Metered(alone(model.model, jobs), model.usage)
+        own = alone(model.model, jobs)
+        return model if own is model.model else Metered(own, model.usage)
     if isinstance(model, ByRole):
-        own = {role: alone(one, jobs) for role, one in model.others.items()}
-        return ByRole(alone(model.model, jobs), own)
+        others = {role: alone(one, jobs) for role, one in model.others.items()}
+        return ByRole(alone(model.model, jobs), others)
     if not isinstance(model, LocalModel) or model.cache is None:
         return model
     return dataclasses.replace(model, cache_mb=model.cache_mb / jobs)

@@ -78,7 +78,7 @@ def test_a_resumed_run_goes_on_and_repeats_nothing(here, capsys):
     loop(run_dir, "--resume")
     assert adapter(run_dir, 2) == second and (run_dir / "usage.json").read_text() == used
     assert [row["iteration"] for row in read_rows(run_dir)] == [0, 1, 2]
-    assert capsys.readouterr().out.splitlines()[-1].startswith("lac 0.")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("lac_no_critic 0.")
 
 
 def test_bad_input(tmp_path):
