@@ -54,6 +54,10 @@ class PlanningConfig:
         """Tokens to keep free behind a history in a context of `room` tokens: an action, an observation and a note."""
         return 3 * self.line(room)
 
+    def ahead(self, room: int) -> int:
+        """Tokens that a decision keeps free behind its history: those of a rollout, where that leaves half the room."""
+        return max(self.reserve(room), min((2 * self.depth + 1) * self.line(room), room // 2))
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
@@ -135,8 +139,7 @@ class Caller:
 
     def trim(self, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
         """What fits the model's context, with room for the lines of a whole rollout where that leaves half of it."""
-        lines = min((2 * self.config.depth + 1) * self.config.line(self.room), self.room // 2)
-        trimmed = [dialogue.trim(history, max(self.config.reserve(self.room), lines)) for history in histories]
+        trimmed = [dialogue.trim(history, self.config.ahead(self.room)) for history in histories]
         self.count("history", "steps dropped", sum(one.dropped for one in trimmed))
         return [one.history for one in trimmed]
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.files import write_atomically
@@ -67,11 +68,15 @@ def in_threads(run: Callable[[int], A], number: int, jobs: int, journal: Journal
 
 def alone(model: LanguageModel, jobs: int) -> LanguageModel:
     """The model with an empty cache of its own, where it has one."""
-    inner = inner_model(model)
-    if not isinstance(inner, LocalModel) or inner.cache is None:
+    if isinstance(model, Metered):
+        own = alone(model.model, jobs)
+        return model if own is model.model else Metered(own, model.usage)
+    if isinstance(model, ByRole):
+        others = {role: alone(one, jobs) for role, one in model.others.items()}
+        return ByRole(alone(model.model, jobs), others)
+    if not isinstance(model, LocalModel) or model.cache is None:
         return model
-    own = dataclasses.replace(inner, cache_mb=inner.cache_mb / jobs)
-    return Metered(own, model.usage) if isinstance(model, Metered) else own
+    return dataclasses.replace(model, cache_mb=model.cache_mb / jobs)
 
 
 def one_at_a_time(game: HostGame) -> HostGame:
@@ -89,8 +94,8 @@ def one_at_a_time(game: HostGame) -> HostGame:
 
 
 def inner_model(model: LanguageModel) -> LanguageModel:
-    """The model behind a meter."""
-    return model.model if isinstance(model, Metered) else model
+    """The model behind a meter; of models by role, the one that answers most roles."""
+    return inner_model(model.model) if isinstance(model, Metered | ByRole) else model
 
 
 def _read(journal: pathlib.Path | None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import pytest
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.run import parts, planning
@@ -146,3 +147,7 @@ def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
     assert one.model.variables is model.model.variables
     plain = Metered(Corridor(), Usage())
     assert parts.alone(plain, 2) is plain
+    both = Metered(ByRole(model.model, {"policy": model.model}), Usage())
+    own = parts.alone(both, 2).model
+    caches = [model.model.cache, own.model.cache, own.others["policy"].cache]
+    assert len(set(map(id, caches))) == 3 and parts.inner_model(both) is model.model

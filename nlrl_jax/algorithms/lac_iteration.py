@@ -1,0 +1,134 @@
+"""LAC's loop closed: what the critic improves, the prior learns (expert iteration; ours, beyond the paper).
+
+Round k plays fresh tasks with the improved policy and fine-tunes the prior on what it did:
+
+    pi*_k(a | g, h) ~ pi_k(a | g, h) exp(Q_k(g, h, a) / alpha)                 `lac.decide`, equations 5 and 6
+    pi_{k+1} = argmin over theta of sum over h, a:  - W(h, a) log pi_theta(a | g, h)       `sft.fit`, from pi_k
+
+The episodes are those of LAC itself, which takes the best of pi*; h is what stood before a decision. W is the lesson:
+
+    improved        W = pi*_k(a | g, h) for each candidate: the least KL(pi*_k || pi_theta)
+    chosen          W = 1 for the action taken
+    advantage       W = A / T for each of the T actions taken, A = (R - mean R) / std R over the episodes of one task:
+                    the gradient of MS-GRPO's first step on a batch, without its KL penalty. No critic teaches here
+
+`keep` leaves out what an episode should not teach: those that failed, as in rejection sampling. `drawn` plays a draw
+from pi* (or from the prior, which is pi* without a critic) in place of the best.
+
+pi and Q come from one network. The prior is its adapter: `prior_apart` answers calls for actions with it and leaves
+reflections, imagined observations and GOOD or BAD to the weights underneath, so that no round can damage the critic.
+Imagined actions are the prior's, so Q_k is that of pi_k.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nlrl_jax.algorithms.imagine import POLICY, PlanningConfig
+from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.backends.by_role import ByRole
+from nlrl_jax.config import check, option
+from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.roles.lines import ACTION, Line, lines_of, pairs
+from nlrl_jax.types import LanguageModel, Pairs
+
+LESSONS = ("improved", "chosen", "advantage")
+Episode = Mapping[str, Any]  # as `run.planning.as_json` writes it
+
+
+@dataclasses.dataclass(frozen=True)
+class LessonConfig:
+    """What an episode teaches the prior."""
+
+    lesson: str = option(
+        "improved",
+        "weights of actions: improved (pi* of each candidate), chosen (1 for the action taken), advantage (the "
+        "episode's return against others of its task, as in MS-GRPO)",
+        choices=LESSONS,
+    )
+    keep: str = option("all", "episodes that teach: all, or those that succeeded", choices=("all", "successes"))
+    least: float = option(0.02, "improved: candidates with a smaller pi* are left out", least=0, below=1)
+
+    def __post_init__(self):
+        check(self)
+
+
+def prior_apart(prior: LanguageModel, critic: LanguageModel) -> LanguageModel:
+    """One model whose actions come from `prior` and all else from `critic`."""
+    return ByRole(critic, {POLICY: prior})
+
+
+def drawn(made: Decisions, seed: int) -> Decisions:
+    """The same decisions, with each action drawn from the improved policy over its candidates."""
+    rng = np.random.default_rng(seed)
+    actions = [str(rng.choice(one["candidates"], p=_normal(one["improved"]))) for one in made.thinking]
+    return made._replace(actions=actions)
+
+
+def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig, planning: PlanningConfig) -> Pairs:
+    """Episodes as examples: actions with their weights, all else is only read.
+
+    The actions taken are learned behind one another in whole transcripts, other candidates each in an example of its
+    own. A prompt is the decision's, without the oldest steps where `planning` left them out.
+
+    Raises:
+      ValueError: "improved" of episodes that have no record of candidates.
+    """
+    kept = [one for one in episodes if one["success"] or config.keep == "all"]
+    advantages = _advantages(kept) if config.lesson == "advantage" else [1.0] * len(kept)
+    examples = []
+    for one, advantage in zip(kept, advantages, strict=True):
+        taken, others = [], []
+        actions = [_asked(dialogue, line, planning) for line in lines_of(history_of(one)) if line.kind == ACTION]
+        for line, record in zip(actions, one["thinking"], strict=True):
+            if config.lesson != "improved":
+                weight = 1.0 if config.lesson == "chosen" else advantage / len(actions)
+                taken.append(line._replace(weight=weight))
+                continue
+            for weighted in _improved(line, record, config.least):
+                (taken if weighted.text == line.text else others).append(weighted)
+        examples += pairs(dialogue, [line for line in taken if line.weight], joined=True) + pairs(dialogue, others)
+    return examples
+
+
+def history_of(episode: Episode) -> History:
+    """The transcript of an episode."""
+    steps = tuple(Step(*step) for step in episode["steps"])
+    return History(episode["goal"], episode["observation"], steps, episode["note"])
+
+
+def _asked(dialogue: Dialogue, line: Line, planning: PlanningConfig) -> Line:
+    """The line behind the history that its decision was shown: what fitted before the last note was written."""
+    trimmed = dialogue.trim(line.history.noted(""), planning.ahead(dialogue.room)).history
+    return line._replace(history=trimmed.noted(line.history.last_note))
+
+
+def _improved(line: Line, record: Mapping[str, Any], least: float) -> list[Line]:
+    """A line for each candidate of a decision, weighted by the improved policy."""
+    if not record.get("improved"):
+        raise ValueError("these episodes have no improved policy: play with LAC or its variants, or learn `chosen`")
+    weights = zip(record["candidates"], _normal(record["improved"]), strict=True)
+    return [line._replace(text=action, weight=float(weight)) for action, weight in weights if weight >= least]
+
+
+def _advantages(episodes: Sequence[Episode]) -> list[float]:
+    """(R - mean R) / std R over the episodes of one task; 0 where all are equal."""
+    returns = defaultdict(list)
+    for one in episodes:
+        returns[tuple(one["task"])].append(one["reward"])
+    spread = {task: (np.mean(values), np.std(values)) for task, values in returns.items()}
+    found = []
+    for one in episodes:
+        mean, std = spread[tuple(one["task"])]
+        found.append(float((one["reward"] - mean) / std) if std > 1e-6 else 0.0)
+    return found
+
+
+def _normal(weights: Sequence[float]) -> np.ndarray:
+    values = np.asarray(weights, np.float64)
+    return values / values.sum()

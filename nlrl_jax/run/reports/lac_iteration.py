@@ -1,0 +1,113 @@
+"""The page of a run of LAC's loop: success and tokens by round, and episodes of the prior before and after."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.report import write_report
+from nlrl_jax.run.reports.lac_stories import choose, story
+from nlrl_jax.run.reports.lac_tables import Estimate, Result, Rows, title
+
+TEACHER = "teacher"
+Row = Mapping[str, float]
+
+
+def success(result: Result) -> Estimate:
+    """Share of a play's tasks that were solved, over tasks; several episodes of one task are one number."""
+    tasks: dict[tuple, list[bool]] = {}
+    for one in result["episodes"]:
+        tasks.setdefault(tuple(one["task"]), []).append(one["success"])
+    return Estimate.of([np.mean(row) for row in tasks.values()])
+
+
+def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: float) -> dict[str, float]:
+    """The numbers of a round.
+
+    Args:
+      played: {TEACHER: its play of fresh tasks, METHOD: its play of the held-out ones}.
+      lesson: what the fine-tuning behind it says of itself, {} after the last round; "tokens" are those it has read.
+      spent: tokens of all teachers' play and lessons before.
+    """
+    row = {"tokens_before": spent}
+    for name, result in played.items():
+        row[f"{name}/success"], row[f"{name}/success_se"], row[f"{name}/tasks"] = success(result)
+        row[f"{name}/steps"] = float(np.mean([one["moves"] for one in result["episodes"]]))
+        row[f"{name}/tokens"] = sum(result["tokens"].values()) / len(result["episodes"])
+    row["played_tokens"] = float(sum(played[TEACHER]["tokens"].values()))
+    return row | {f"lesson/{name}": value for name, value in lesson.items() if name != "seconds"}
+
+
+def methods(rows: Sequence[Row]) -> list[str]:
+    """Who played in every round."""
+    return [name.removesuffix("/success") for name in rows[0] if name.endswith("/success")]
+
+
+def table(rows: Sequence[Row], teacher: str) -> Rows:
+    """A row per round."""
+    shown = {name: f"{teacher}, fresh tasks" if name == TEACHER else f"{name}, held out" for name in methods(rows)}
+    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in ("success", "success_se", "tasks")))
+    return [
+        {
+            "rounds": k,
+            **{label: str(of(row, name)) for name, label in shown.items()},
+            "tokens per episode": f"{row[f'{TEACHER}/tokens']:,.0f}",
+            "tokens spent before": f"{row['tokens_before']:,.0f}",
+        }
+        for k, row in enumerate(rows)
+    ]
+
+
+def headline(rows: Sequence[Row], teacher: str) -> str:
+    """ "lac_no_critic 0.333 -> 0.483, lac 0.442 -> 0.517"."""
+    change = lambda name: f"{rows[0][f'{name}/success']:.3f} -> {rows[-1][f'{name}/success']:.3f}"
+    order = sorted(methods(rows), key=lambda name: name == TEACHER)
+    return ", ".join(f"{teacher if name == TEACHER else name} {change(name)}" for name in order)
+
+
+def write(
+    run_dir: pathlib.Path,
+    config: Mapping[str, Any],
+    rows: Sequence[Row],
+    ends: Mapping[str, tuple[Result, Result]],
+    usage_lines: Sequence[str],
+    legend: Mapping[str, str] | None = None,
+) -> pathlib.Path:
+    """Writes rounds.png and report.html, and returns the page's path.
+
+    Args:
+      config: flat, with "teacher", "model" and "game".
+      ends: {METHOD: its first and last play of the held-out tasks}; the first method's episodes are shown.
+    """
+    teacher = config["teacher"]
+    label = lambda name: f"{title(teacher)}, fresh tasks" if name == TEACHER else f"{title(name)}, held-out tasks"
+    lines = [
+        Series(label(name), list(range(len(rows))), np.array([[row[f"{name}/success"] for row in rows]]))
+        for name in methods(rows)
+    ]
+    picture = compare({"success": lines}, run_dir / "rounds.png", "rounds of learning", "success")
+    stories = []
+    for name, (before, after) in list(ends.items())[:1]:
+        results = {f"{title(name)} before": before, f"{title(name)} after": after}
+        stories = [story(one, results) for one in choose(results)]
+    return write_report(
+        run_dir,
+        title=f"{title(teacher)} teaches its prior: {config['model']} on {config['game']}",
+        question="Does the prior learn what its critic prefers, and does the improved policy improve with it?",
+        config=config,
+        summary=table(rows, teacher),
+        curves=[picture],
+        notes=[
+            "Share of tasks solved, ± the standard error over tasks. Fresh tasks are those of the round, held-out "
+            "tasks the same in every round. Tokens are those read and written in play, whole prompts counted each "
+            "time, and those read in fine-tuning, passes counted; held-out tasks cost none.",
+            *usage_lines,
+        ],
+        headline=headline(rows, teacher),
+        legend=legend,
+        stories=stories,
+    )
