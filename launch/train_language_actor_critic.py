@@ -96,10 +96,7 @@ class RunConfig:
 
     def __post_init__(self):
         check(self)
-        if "scripted" in self.prompted.split(","):
-            raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
-        if len(self.prompted_models) < len([name for name in self.prompted.split(",") if name]):
-            raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
+        models.labels(self.prompted, self.endpoint_model)
         if self.sft.train == "lora" and self.average > 1:
             raise ValueError(
                 f"--average is {self.average}, but the mean of adapters is not the mean of the weights they stand for; "
@@ -120,9 +117,7 @@ class RunConfig:
     @property
     def prompted_models(self) -> dict[str, str]:
         """Label of a model of `--prompted` in the plot -> its name."""
-        names = [name for name in self.prompted.split(",") if name]
-        label = lambda name: pathlib.PurePath(self.endpoint_model if name == "endpoint" else name).name
-        return {f"{label(name)} as prompted": name for name in names}
+        return models.labels(self.prompted, self.endpoint_model)
 
     def ppo_run(self, opponent: str) -> train_language_ppo.RunConfig:
         """LLM-PPO on as many games."""

@@ -1,12 +1,15 @@
 """Trains a language value function on breakthrough by language TD: a model learns to say who is ahead, and why.
 
     python -m launch.train_language_td --run_dir runs/language_td
+    python -m launch.train_language_td --critic number --run_dir runs/scalar_td      # the control: no words
     python -m launch.train_language_td --scale paper --dry_run
 
 NLRL, algorithm 2, section 5.2. First, positions are collected from games between MCTS players of mixed skill, and a
 strong one plays look-ahead variations from each; both are kept in RUN_DIR/data. Then the value model learns the
 aggregator's summaries of the variations and of the model's own evaluations of their ends. Accuracy is on held-out
-positions, against win rates by MCTS. The last line reads `advantage accuracy: <before> -> <after>`.
+positions, against win rates by MCTS, at two thresholds (`--threshold` and the authors' 0.2), beside what does not learn
+(`nlrl_jax/algorithms/td_controls.py`) and other models as prompted (`--prompted smollm2,endpoint`, Figure 5a). The last
+line reads `advantage accuracy: <before> -> <after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_td.py`. At nano scale rules stand in for the large
 model, MCTS searches less, evaluations are written at temperature 0 and SFT restarts from the base model in every
@@ -23,26 +26,27 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import flags
 
 from envs.breakthrough import prompts
 from envs.breakthrough import rule_based as scripts
 from envs.breakthrough.rules import board_game
-from nlrl_jax.algorithms import language_td, language_td_data, mcts
+from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
+from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends, targets
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import TDRoles, Viewer
-from nlrl_jax.rollouts.board_games import random_opponent
 from nlrl_jax.run import app, cost, loop, models, players, records, results
+from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
+AUTHORS = 0.2  # their threshold
 MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", *models.MAY_CHANGE)
 
 
@@ -52,6 +56,11 @@ class RunConfig:
 
     model: str = option("nano_board", "value model: nano_board, smollm2, a Hugging Face folder or a .gguf file")
     aggregator: str = option("scripted", "aggregator: scripted, endpoint, or a local model's name")
+    critic: str = option(
+        "words", "words, or number: the control, a value head that regresses on the numbers behind the words",
+        choices=("words", "number"),
+    )  # fmt: skip
+    number_batch: int = option(12, "critic number: positions per gradient step", least=1)
     first_values: str = option(
         "aggregator", "value model of the first iteration: aggregator (the paper) or value",
         choices=("value", "aggregator"),
@@ -74,6 +83,7 @@ class RunConfig:
     )
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
+    prompted: str = option("", "models judged as prompted, separated by commas, such as smollm2 or endpoint")
     seed: int = option(0, "everything random follows from it", least=0)
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
@@ -81,6 +91,19 @@ class RunConfig:
 
     def __post_init__(self):
         check(self)
+        models.labels(self.prompted, self.endpoint_model)
+        if self.critic == "number" and self.sft.train != "params":
+            raise ValueError(f"--critic number trains all weights, so --train must be params; it is {self.sft.train}")
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The run's own first."""
+        return tuple(dict.fromkeys((self.threshold, AUTHORS)))
+
+    @property
+    def prompted_models(self) -> dict[str, str]:
+        """Label -> name, see `models.labels`."""
+        return models.labels(self.prompted, self.endpoint_model)
 
     @property
     def roles(self) -> TDRoles:
@@ -120,18 +143,14 @@ class Learned:
 class Trainer:
     """A run with its models and data; its state is a `Learned`."""
 
-    def __init__(self, config: RunConfig, run_dir: pathlib.Path, usage: Usage):
+    def __init__(self, config: RunConfig, run_dir: pathlib.Path, usage: Usage, data: pathlib.Path | None = None):
         self.config, self.run_dir, self.usage, self.roles = config, run_dir, usage, config.roles
         self.learn = models.learner(dataclasses.replace(config.sft, seed=config.seed))
         mesh = players.parse_mesh(config.mesh)
-        self.large = models.large_model(
-            config.aggregator, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh
-        )
+        self.large = large_model(config, config.aggregator, run_dir, usage)
         self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
         self.start, self.game = self.base, board_game()
-        self.data = language_td_data.load_or_make(
-            self.game, config.data, config.seed, run_dir / "data"
-        )  # takes minutes
+        self.data = language_td_data.load_or_make(self.game, config.data, config.seed, data or run_dir / "data")
 
     def init(self) -> Learned:
         """The base model, after it learned the reply format."""
@@ -164,17 +183,74 @@ class Trainer:
         learned, metrics = self.learn(Metered(self.start, self.usage), pairs)
         return (learned if metrics["examples"] else model), metrics
 
-    def judge(self, state: Learned) -> tuple[language_td.Judged, list[str]]:
-        """Accuracy on the test positions."""
-        data, config = self.data, self.config
+    def judge(self, state: Learned) -> tuple[list[str | None], list[str]]:
+        """Who is ahead in each test position, and the words that say so."""
         return language_td.judge(
-            data.test, data.win_rates, self.game.players, self.roles, self.model(state), config.learning.values,
-            config.seed, config.threshold,
-        )  # fmt: skip
+            self.data.test, self.roles, self.model(state), self.config.learning.values, self.config.seed
+        )
+
+    def assess(self, sides: list[str | None]) -> dict[str, float]:
+        """Accuracy and what belongs to it at every threshold: "accuracy", "accuracy_0.2", ..."""
+        rows: dict[str, float] = {}
+        for threshold in self.config.thresholds:
+            judged = language_td.assess(sides, self.data.win_rates, self.game.players, threshold)
+            suffix = "" if threshold == self.config.threshold else f"_{threshold:g}"
+            rows |= {f"{name}{suffix}": value for name, value in judged._asdict().items()}
+        return rows
 
     def evaluate(self, state: Learned) -> dict[str, float]:
-        judged, _ = self.judge(state)
-        return {"eval/accuracy": judged.accuracy, "eval/answered": judged.answered}
+        assessed = self.assess(self.judge(state)[0])
+        return {f"eval/{name}": value for name, value in assessed.items() if name.startswith(("accuracy", "answered"))}
+
+    def controls(self) -> dict[str, dict[str, float]]:
+        """What does not learn, on the same positions; rules, whoever the aggregator is."""
+        config, rules = self.config, ScriptedModel(scripts.SCRIPTS)
+        value = ValueFunction(rules, self.roles.value, config.learning.values)
+        found = td_controls.controls(
+            self.game, self.data, config.data, self.roles, rules, value, config.learning, scripts.RULES, config.seed
+        )
+        return {name: self.assess(sides) for name, sides in found.items()}
+
+    def judge_prompted(self, name: str) -> dict[str, float]:
+        """A model as prompted, with the paper's prompt if it is not a built-in one."""
+        roles = prompts.roles(players.prompt_for(name, self.config.style))
+        model = large_model(self.config, name, self.run_dir, self.usage)
+        greedy = dataclasses.replace(self.config.learning.aggregation, temperature=0.0)
+        return self.assess(language_td.judge(self.data.test, roles, model, greedy, self.config.seed)[0])
+
+
+class NumberTrainer(Trainer):
+    """The control: the same data and the same first values; what is learned and passed on is a number."""
+
+    def __init__(self, config: RunConfig, *args: Any):
+        super().__init__(config, *args)
+        sft = dataclasses.replace(config.sft, seed=config.seed)
+        self.critic = ScalarCritic(self.base.model, self.base.tokenizer, self.roles.value, sft, config.number_batch)
+        key = jax.random.key(config.seed)
+        self.fresh = models.on_device(self.critic.init(self.base.variables["params"], key))
+
+    def init(self) -> Learned:
+        return Learned(self.fresh, jnp.zeros((), jnp.int32))
+
+    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+        i, seed, train = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30)), self.data.train
+        reached, first_value = ends(train), self.config.first_value(self.large) if i == 0 else None
+        if first_value:
+            chats = [first_value.prompt(view) for view in reached]
+            replies = first_value.model.complete(chats, first_value.sampling, "value", seed)
+            said = [self.roles.read_advantage(reply.text) for reply in replies]
+            numbers = [0.0 if side is None else 1.0 - 2.0 * self.game.players.index(side) for side in said]
+        else:
+            numbers = self.critic.values(state.value, reached)
+        wanted = targets(train, dict(zip(reached, numbers, strict=True)), self.game.players[0])
+        start = self.fresh if self.config.restart else state.value
+        learned, metrics = self.critic.fit(start, [s.view for s in train], wanted)
+        return Learned(learned, jnp.asarray(i + 1, jnp.int32)), {f"sft/{name}": x for name, x in metrics.items()}
+
+    def judge(self, state: Learned) -> tuple[list[str | None], list[str]]:
+        values = self.critic.values(state.value, self.data.test)
+        sides = [self.game.players[0 if value > 0 else 1] if value else None for value in values]
+        return sides, [f"{value:.2f}" for value in values]
 
 
 def _grid(board: str) -> str:
@@ -183,13 +259,24 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 
 
-def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
-    """Trains in an opened run folder. Returns results.json's content; writes the page too."""
+def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
+    """The aggregator, or a model that is judged as prompted."""
+    mesh = players.parse_mesh(config.mesh)
+    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
+
+
+def train(config: RunConfig, run_dir: pathlib.Path, resume: bool, data: pathlib.Path | None = None) -> dict[str, Any]:
+    """Trains in an opened run folder. Returns results.json's content; writes the page too.
+
+    Args:
+      data: where positions are, or will be, kept; the run's folder by default.
+    """
     usage = models.ledger(run_dir)
-    trainer = Trainer(config, run_dir, usage)
+    trainer = (NumberTrainer if config.critic == "number" else Trainer)(config, run_dir, usage, data)
     state = trainer.init()
-    before, words_before = trainer.judge(state)
-    print(f"before: accuracy {before.accuracy:.3f} on {before.positions} positions ({before.level} level)", flush=True)
+    sides, words_before = trainer.judge(state)
+    before = trainer.assess(sides)
+    print(f"before: accuracy {before['accuracy']:.3f} on {before['positions']} positions", flush=True)
     if resume:
         state = loop.restore(run_dir, state)
     state = loop.train(
@@ -203,14 +290,19 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, A
         resume=resume,
         evaluate=lambda done, state: trainer.evaluate(state),
     )
-    after, words_after = trainer.judge(state)
-    results.write(run_dir, script=SCRIPT, before=before._asdict(), after=after._asdict())
-    stored = results.read(run_dir)
-    data, judged = trainer.data, (words_before, words_after)
-    clear = [(data.test[n], data.win_rates[n]) for n in np.flatnonzero(np.abs(data.win_rates) >= config.threshold)]
-    exchanges = language_td_report.judged(clear, *judged, trainer.game.players, _grid)
-    exchanges += records.first_and_last(run_dir)
-    language_td_report.write(run_dir, flat(config), stored["before"], stored["after"], exchanges, describe_usage(usage))
+    sides, words_after = trainer.judge(state)
+    beside = trainer.controls() | {
+        label: trainer.judge_prompted(name) for label, name in config.prompted_models.items()
+    }
+    results.write(run_dir, script=SCRIPT, before=before, after=trainer.assess(sides), beside=beside)
+    stored, positions = results.read(run_dir), trainer.data
+    judged = [
+        (view, rate, old, new)
+        for view, rate, old, new in zip(positions.test, positions.win_rates, words_before, words_after, strict=True)
+        if abs(rate) >= config.threshold
+    ]
+    exchanges = language_td_report.judged(judged, trainer.game.players, _grid) + records.first_and_last(run_dir)
+    language_td_report.write(run_dir, flat(config), stored, exchanges, describe_usage(usage), config.thresholds)
     return stored
 
 
@@ -222,21 +314,9 @@ def validate(config: RunConfig) -> None:
     rows = config.sft.max_length, config.learning.values.max_tokens
     models.check_rows(config.model, [example], *rows, large * (config.aggregator != "scripted"))
     models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large)
-
-
-def _sample(config: TDDataConfig, num: int, key: jax.Array) -> list[language_td.LookAhead]:
-    """Early positions and look-ahead variations by random play: quick to make, as long as those of a run."""
-    game = board_game()
-    random_move = random_opponent(game)
-    over = jax.vmap(game.is_terminal)
-    policy = lambda key, positions: (jnp.where(over(positions), -1, random_move(key, positions)), None, None)
-    start = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], num, axis=0), game.init())
-    _, played = mcts.play_moves(game, policy, jax.random.fold_in(key, 0), start, 4)  # no game is over so early
-    positions = jax.tree.map(lambda leaf: leaf[-1], played)
-    repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, config.variations, axis=0), positions)
-    ahead = mcts.play_moves(game, policy, jax.random.fold_in(key, 1), repeated, config.look_ahead)
-    actions, reached = jax.device_get(ahead)
-    return language_td.look_ahead(game, Viewer(game), positions, actions, reached, config.variations)
+    for name in config.prompted_models.values():
+        prompt = prompts.roles(players.prompt_for(name, config.style)).value(view)
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt])
 
 
 def dry_run(config: RunConfig) -> str:
@@ -244,14 +324,12 @@ def dry_run(config: RunConfig) -> str:
     data, seed = config.data, config.seed
     times = max(1, min(data.states, data.test_states) // 8)
     train, tests = data.states // times, data.test_states // times
-    sample = _sample(data, train + tests, jax.random.key(seed))
+    sample = language_td_data.sample(board_game(), data, train + tests, jax.random.key(seed))
     views = [s.view for s in sample[train:]]
-    counts = {"own": Usage(), "large": Usage()}
+    counts = {"own": Usage(), "large": Usage(), "as prompted": Usage()}
     rules = CountingModel(scripts.SCRIPTS | {"judge": scripts.material})
-    own, large = (Metered(rules, usage) for usage in counts.values())
-    judge = lambda: language_td.judge(
-        views, np.ones(tests), ("black", "white"), config.roles, own, config.learning.values, seed
-    )
+    own, large, prompted = (Metered(rules, usage) for usage in counts.values())
+    judge = lambda: language_td.judge(views, config.roles, own, config.learning.values, seed)
     judge()
     for i in range(config.iterations):
         first_value = config.first_value(large) if i == 0 else None
@@ -259,6 +337,9 @@ def dry_run(config: RunConfig) -> str:
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
         judge()
     judge()
+    for name in config.prompted_models.values():
+        roles = prompts.roles(players.prompt_for(name, config.style))
+        language_td.judge(views, roles, prompted, config.learning.aggregation, seed)
     rows = [{**row, "role": f"{row['role']} ({who})"} for who, usage in counts.items() for row in usage.rows()]
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
     return (
@@ -281,6 +362,7 @@ def main(argv: list[str]) -> None:
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     stored = train(config, run_dir, flags.FLAGS.resume)
     before, after = stored["before"], stored["after"]
+    print(markdown(language_td_report.table(stored, config.thresholds)))
     print(f"report: {run_dir / 'report.html'}")
     print(f"answered: {before['answered']:.3f} -> {after['answered']:.3f} of {after['positions']:.0f} positions")
     print(f"advantage accuracy: {before['accuracy']:.3f} -> {after['accuracy']:.3f}")
