@@ -221,7 +221,9 @@ def beside(folders: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, st
             columns = ("accuracy", "answered", "accuracy_0.2", "answered_0.2")
             there = [column for column in columns if column in stored[0]["beside"][name]]
             values = {column: with_error([one["beside"][name][column] for one in stored]) for column in there}
-            rows.append({"positions of": label, "who": name, **values, "seeds": str(len(stored))})
+            row = {"who": name, **values, "seeds": str(len(stored))}
+            if not any(row.items() <= other.items() for other in rows):  # of another setting with the same positions
+                rows.append({"positions of": label, **row})
     return rows
 
 

@@ -23,9 +23,7 @@ import pathlib
 import random
 from typing import Any
 
-import flax.struct
 import jax
-import jax.numpy as jnp
 from absl import flags
 
 from envs.breakthrough import prompts
@@ -34,13 +32,14 @@ from envs.breakthrough.rules import board_game
 from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
-from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends, targets
+from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, cost, loop, models, players, records, results
+from nlrl_jax.run import language_td as language_td_run
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
@@ -72,7 +71,7 @@ class RunConfig:
         TDDataConfig(12_000, 1000, simulations=100, rollouts=1, skills="2x1,8x1,32x1,64x4", judge_games=32)
     )
     threshold: float = option(0.4, "test positions with a win rate nearer to 0 are left out as level", least=0, most=1)
-    iterations: int = option(4, "iterations of language TD", least=1)
+    iterations: int = option(4, "iterations of language TD; 0: only judge what does not learn", least=0)
     format_examples: int = option(0, "random evaluations that teach the reply format; nano_board knows it", least=0)
     learning: LanguageTDConfig = part(LanguageTDConfig(values=Sampling(64, 0.0, 50, 0.95)))
     restart: bool = option(True, "restart SFT from the base model in every iteration; false: continue")
@@ -129,128 +128,43 @@ PRESETS = {
 }  # fmt: skip
 
 
-@flax.struct.dataclass
-class Learned:
-    """What a checkpoint holds: the value model's trained collection."""
-
-    value: Any
-    iteration: jax.Array
-
-    def learned(self) -> dict[str, Any]:
-        return {"value": self.value, "iteration": self.iteration}
-
-
-class Trainer:
-    """A run with its models and data; its state is a `Learned`."""
-
-    def __init__(self, config: RunConfig, run_dir: pathlib.Path, usage: Usage, data: pathlib.Path | None = None):
-        self.config, self.run_dir, self.usage, self.roles = config, run_dir, usage, config.roles
-        self.learn = models.learner(dataclasses.replace(config.sft, seed=config.seed))
-        mesh = players.parse_mesh(config.mesh)
-        self.large = large_model(config, config.aggregator, run_dir, usage)
-        self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
-        self.start, self.game = self.base, board_game()
-        self.data = language_td_data.load_or_make(self.game, config.data, config.seed, data or run_dir / "data")
-
-    def init(self) -> Learned:
-        """The base model, after it learned the reply format."""
-        config = self.config
-        if config.format_examples:
-            chats = [self.roles.value(s.view) for s in self.data.train[: config.format_examples]]
-            replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
-            self.start, _ = self.learn(self.base, [(chat, r.text) for chat, r in zip(chats, replies, strict=True)])
-        learned = self.start.variables[config.sft.train]
-        return Learned(models.on_device(learned), jnp.zeros((), jnp.int32))
-
-    def model(self, state: Learned):
-        """The value model of a state, its calls counted."""
-        variables = {**self.base.variables, self.config.sft.train: state.value}
-        return Metered(self.base.with_variables(variables), self.usage)
-
-    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
-        i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
-        first_value = self.config.first_value(self.large) if i == 0 else None
-        learn = self.learn_anew if self.config.restart else self.learn
-        value, targets, metrics = language_td.iterate(
-            self.data.train, self.roles, self.model(state), self.large, learn, self.config.learning, seed, first_value
-        )
-        records.write(self.run_dir, i, language_td_report.learned(targets, i, _grid))
-        learned = value.model.variables[self.config.sft.train]
-        return Learned(learned, jnp.asarray(i + 1, jnp.int32)), metrics
-
-    def learn_anew(self, model, pairs):
-        """The starting model after SFT; `model` if no example fits."""
-        learned, metrics = self.learn(Metered(self.start, self.usage), pairs)
-        return (learned if metrics["examples"] else model), metrics
-
-    def judge(self, state: Learned) -> tuple[list[str | None], list[str]]:
-        """Who is ahead in each test position, and the words that say so."""
-        return language_td.judge(
-            self.data.test, self.roles, self.model(state), self.config.learning.values, self.config.seed
-        )
-
-    def assess(self, sides: list[str | None]) -> dict[str, float]:
-        """Accuracy and what belongs to it at every threshold: "accuracy", "accuracy_0.2", ..."""
-        rows: dict[str, float] = {}
-        for threshold in self.config.thresholds:
-            judged = language_td.assess(sides, self.data.win_rates, self.game.players, threshold)
-            suffix = "" if threshold == self.config.threshold else f"_{threshold:g}"
-            rows |= {f"{name}{suffix}": value for name, value in judged._asdict().items()}
-        return rows
-
-    def evaluate(self, state: Learned) -> dict[str, float]:
-        assessed = self.assess(self.judge(state)[0])
-        return {f"eval/{name}": value for name, value in assessed.items() if name.startswith(("accuracy", "answered"))}
-
-    def controls(self) -> dict[str, dict[str, float]]:
-        """What does not learn, on the same positions; rules, whoever the aggregator is."""
-        config, rules = self.config, ScriptedModel(scripts.SCRIPTS)
-        value = ValueFunction(rules, self.roles.value, config.learning.values)
-        found = td_controls.controls(
-            self.game, self.data, config.data, self.roles, rules, value, config.learning, scripts.RULES, config.seed
-        )
-        return {name: self.assess(sides) for name, sides in found.items()}
-
-    def judge_prompted(self, name: str) -> dict[str, float]:
-        """A model as prompted, with the paper's prompt if it is not a built-in one."""
-        roles = prompts.roles(players.prompt_for(name, self.config.style))
-        model = large_model(self.config, name, self.run_dir, self.usage)
-        greedy = dataclasses.replace(self.config.learning.aggregation, temperature=0.0)
-        return self.assess(language_td.judge(self.data.test, roles, model, greedy, self.config.seed)[0])
+def trainer_of(
+    config: RunConfig, run_dir: pathlib.Path, usage: Usage, data: pathlib.Path | None = None
+) -> language_td_run.Trainer:
+    """The run with its models and its data, which may take minutes; see `train`."""
+    game, sft = board_game(), dataclasses.replace(config.sft, seed=config.seed)
+    large = large_model(config, config.aggregator, run_dir, usage)
+    mesh = players.parse_mesh(config.mesh)
+    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
+    found = language_td_data.load_or_make(game, config.data, config.seed, data or run_dir / "data")
+    chats = [config.roles.value(s.view) for s in found.train[: config.format_examples]]
+    replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
+    fixed = dict(
+        game=game, roles=config.roles, data=found, base=base, train=config.sft.train, large=large,
+        first_value=config.first_value(large), learn=models.learner(sft), learning=config.learning,
+        restart=config.restart, seed=config.seed, thresholds=config.thresholds,
+        format_pairs=[(chat, reply.text) for chat, reply in zip(chats, replies, strict=True)],
+        run_dir=run_dir, usage=usage, draw=_grid,
+    )  # fmt: skip
+    if config.critic == "words":
+        return language_td_run.Trainer(**fixed)
+    critic = ScalarCritic(base.model, base.tokenizer, config.roles.value, sft, config.number_batch)
+    return language_td_run.NumberTrainer(**fixed, critic=critic)
 
 
-class NumberTrainer(Trainer):
-    """The control: the same data and the same first values; what is learned and passed on is a number."""
-
-    def __init__(self, config: RunConfig, *args: Any):
-        super().__init__(config, *args)
-        sft = dataclasses.replace(config.sft, seed=config.seed)
-        self.critic = ScalarCritic(self.base.model, self.base.tokenizer, self.roles.value, sft, config.number_batch)
-        key = jax.random.key(config.seed)
-        self.fresh = models.on_device(self.critic.init(self.base.variables["params"], key))
-
-    def init(self) -> Learned:
-        return Learned(self.fresh, jnp.zeros((), jnp.int32))
-
-    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
-        i, seed, train = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30)), self.data.train
-        reached, first_value = ends(train), self.config.first_value(self.large) if i == 0 else None
-        if first_value:
-            chats = [first_value.prompt(view) for view in reached]
-            replies = first_value.model.complete(chats, first_value.sampling, "value", seed)
-            said = [self.roles.read_advantage(reply.text) for reply in replies]
-            numbers = [0.0 if side is None else 1.0 - 2.0 * self.game.players.index(side) for side in said]
-        else:
-            numbers = self.critic.values(state.value, reached)
-        wanted = targets(train, dict(zip(reached, numbers, strict=True)), self.game.players[0])
-        start = self.fresh if self.config.restart else state.value
-        learned, metrics = self.critic.fit(start, [s.view for s in train], wanted)
-        return Learned(learned, jnp.asarray(i + 1, jnp.int32)), {f"sft/{name}": x for name, x in metrics.items()}
-
-    def judge(self, state: Learned) -> tuple[list[str | None], list[str]]:
-        values = self.critic.values(state.value, self.data.test)
-        sides = [self.game.players[0 if value > 0 else 1] if value else None for value in values]
-        return sides, [f"{value:.2f}" for value in values]
+def beside(config: RunConfig, trainer: language_td_run.Trainer) -> dict[str, dict[str, float]]:
+    """What does not learn, on the same positions: controls by rule, also beside an endpoint, and models as prompted."""
+    rules, learning = ScriptedModel(scripts.SCRIPTS), config.learning
+    value = ValueFunction(rules, config.roles.value, learning.values)
+    found = td_controls.controls(
+        trainer.game, trainer.data, config.data, config.roles, rules, value, learning, scripts.RULES, config.seed
+    )
+    greedy = dataclasses.replace(learning.aggregation, temperature=0.0)
+    for label, name in config.prompted_models.items():
+        roles = prompts.roles(players.prompt_for(name, config.style))
+        model = large_model(config, name, trainer.run_dir, trainer.usage)
+        found[label] = language_td.judge(trainer.data.test, roles, model, greedy, config.seed)[0]
+    return {name: trainer.assess(sides) for name, sides in found.items()}
 
 
 def _grid(board: str) -> str:
@@ -272,7 +186,7 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool, data: pathlib.
       data: where positions are, or will be, kept; the run's folder by default.
     """
     usage = models.ledger(run_dir)
-    trainer = (NumberTrainer if config.critic == "number" else Trainer)(config, run_dir, usage, data)
+    trainer = trainer_of(config, run_dir, usage, data)
     state = trainer.init()
     sides, words_before = trainer.judge(state)
     before = trainer.assess(sides)
@@ -330,8 +244,12 @@ def dry_run(config: RunConfig) -> str:
     rules = CountingModel(scripts.SCRIPTS | {"judge": scripts.material})
     own, large, prompted = (Metered(rules, usage) for usage in counts.values())
     judge = lambda: language_td.judge(views, config.roles, own, config.learning.values, seed)
+    judge = judge if config.critic == "words" else lambda: None
     judge()
-    for i in range(config.iterations):
+    first = config.first_value(large)
+    if config.critic == "number" and first and config.iterations:
+        first.model.complete([first.prompt(view) for view in ends(sample[:train])], first.sampling, "value", seed)
+    for i in range(config.iterations if config.critic == "words" else 0):
         first_value = config.first_value(large) if i == 0 else None
         learn = lambda model, pairs: (model, {})
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)

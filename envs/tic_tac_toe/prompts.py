@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 
 from envs.tic_tac_toe.rules import ACTIONS, LINES, MAX_MOVES, PLAYERS, RULES, board_template
@@ -71,14 +72,31 @@ def roles(style: str = "paper") -> ActorCriticRoles:
         read_move=read_move,
         read_value=read_value,
         clean=clean,
+        correction=correction,
     )
 
 
-def policy_template(style: str = "paper") -> tuple[Template, str]:
+def policy_template(style: str = "paper", threats: bool = False) -> tuple[Template, str]:
     """The chat of `roles(style).policy` as data: (the user's message, reading `rules.fields`; the system's).
 
     For a policy that plays under `jax.jit`. Errors: see `roles`.
+
+    Args:
+      threats: a last line names the positions that would complete a row, as `rule_based.threats` does; the template
+        then reads `rules.threat_fields` too.
     """
+    user, system = _policy_template(style)
+    if not threats:
+        return user, system
+    parts: list[Literal | Repeat] = [Literal("\nThreat:")]
+    for player in PLAYERS:
+        item = (Literal(" "), Choice(f"threat_{player}", ACTIONS))
+        listed = Repeat(f"num_threat_{player}", MAX_MOVES, item, separator="", empty=" nobody")
+        parts += [Literal(f" {player}"), listed, Literal("," if player == PLAYERS[0] else ".")]
+    return user + Template(tuple(parts)), system
+
+
+def _policy_template(style: str) -> tuple[Template, str]:
     _check(style)
     player = Choice("player", PLAYERS)
     if style == "compact":
@@ -141,6 +159,41 @@ def read_value(reply: str) -> float | None:
     """The number under "final_evaluation", within [-1, 1]."""
     number = read_number(read_json(reply).fields.get("final_evaluation"))
     return None if number is None else max(-1.0, min(1.0, number))
+
+
+def implied_value(reply: str) -> float | None:
+    """The number that an evaluation's own counts imply, as in "1 of 5 games are won by O, 3 by X, 1 drawn": -0.4.
+
+    None where it counts no games, or counts them wrongly.
+    """
+    match = re.search(r"(\d+) of (\d+) games are won by O, (\d+) by X, (\d+) drawn", reply)
+    won, games, lost, drawn = map(int, match.groups()) if match else (0, 0, 0, 0)
+    return round((won - lost) / games, 1) if games and won + lost + drawn == games else None
+
+
+def correction(reply: str) -> tuple[str, str] | None:
+    """(an evaluation up to its number, the number that its counts imply and the rest), None where the two agree.
+
+    None also where it has no number or no counts.
+    """
+    number, implied = read_value(reply), implied_value(reply)
+    if number is None or implied is None or abs(number - implied) < 0.05:
+        return None
+    head, name, tail = reply.rpartition('"final_evaluation":')
+    if not name:
+        return None
+    return head + name, re.sub(r"^\s*[-+\d.eE]+", f" {json.dumps(implied)}", tail)
+
+
+def only_number(reply: str) -> str:
+    """An evaluation without its words."""
+    return json.dumps({"thought": "", "final_evaluation": read_value(reply)})
+
+
+def only_words(reply: str) -> str:
+    """An evaluation without its number."""
+    thought = read_json(reply).fields.get("thought", "")
+    return json.dumps({"thought": thought}, ensure_ascii=False)
 
 
 def clean(reply: str) -> str:

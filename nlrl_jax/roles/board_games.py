@@ -74,6 +74,8 @@ class ActorCriticRoles:
       read_move: (reply of a policy or improver, legal words) -> its move.
       read_value: an evaluation -> its number, above 0 where player 0 is ahead; None if there is none.
       clean: a reply with a legal move -> the text that the policy learns: its JSON alone.
+      correction: an evaluation whose number contradicts its own words -> (the text up to the number, the number as it
+        should be and the rest); None where there is no contradiction.
     """
 
     policy: Callable[[View], Chat]
@@ -84,6 +86,7 @@ class ActorCriticRoles:
     read_move: Callable[[str, Sequence[str]], Move]
     read_value: Callable[[str], float | None]
     clean: Callable[[str], str]
+    correction: Callable[[str], tuple[str, str] | None] = lambda text: None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import pytest
 
 from launch import ablate, train_language_actor_critic
 from nlrl_jax.config import replace
+from nlrl_jax.run import actor_critic as actor_critic_run
 from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.types import Chat, Piece
@@ -289,7 +290,7 @@ def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
 
 def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
     learned = lambda n: {"w": jnp.full((2,), float(n))}
-    state = lambda iteration: train_language_actor_critic.Learned(
+    state = lambda iteration: actor_critic_run.Learned(
         learned(3), learned(9), jnp.int32(iteration), (learned(2), learned(7))
     )
     for iteration, want in ((0, 3.0), (1, 3.0), (2, 2.5), (3, 4.0), (8, 4.0)):

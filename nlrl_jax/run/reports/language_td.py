@@ -83,10 +83,11 @@ def write(
       thresholds: the run's own first.
     """
     run, before = read_metrics(run_dir), stored["before"]
-    evaluated = np.isfinite(run["eval/accuracy"])
+    evaluated = np.isfinite(run.get("eval/accuracy", np.empty(0)))
     x = [0, *(run["iteration"][evaluated] + 1)]
+    after = lambda name: run[f"eval/{name}"][evaluated] if len(evaluated) else ()
     own = [
-        Series(label, x, np.array([[before[name], *run[f"eval/{name}"][evaluated]]]))
+        Series(label, x, np.array([[before[name], *after(name)]]))
         for label, name in (("value model, of those answered", "accuracy"), ("answered", "answered"))
     ]
     level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
