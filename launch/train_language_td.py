@@ -205,10 +205,8 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool, data: pathlib.
         evaluate=lambda done, state: trainer.evaluate(state),
     )
     sides, words_after = trainer.judge(state)
-    beside = trainer.controls() | {
-        label: trainer.judge_prompted(name) for label, name in config.prompted_models.items()
-    }
-    results.write(run_dir, script=SCRIPT, before=before, after=trainer.assess(sides), beside=beside)
+    after, others = trainer.assess(sides), beside(config, trainer)
+    results.write(run_dir, script=SCRIPT, before=before, after=after, beside=others)
     stored, positions = results.read(run_dir), trainer.data
     judged = [
         (view, rate, old, new)
