@@ -5,19 +5,22 @@
     python -m launch.ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
     python -m launch.ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
     python -m launch.ablate --study critic,bootstrap --seeds 3 --run_dir runs/critics         # words against numbers
-    python -m launch.ablate --study words --seeds 3 --run_dir runs/words                      # actor-critic
+    python -m launch.ablate --study words,correct --seeds 3 --run_dir runs/words              # actor-critic
+    python -m launch.ablate --study ppo --seeds 3 --run_dir runs/ppo                          # LLM-PPO, its baseline
     python -m launch.ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
 
 Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO draws the reward against
 wall time without compilation, the others draw against iterations; bands are standard errors, ± in the table too, and
-each setting plays under the same seeds. A finished seed is never run again: `--resume --seeds 5` adds two to three.
+each setting plays under the same seeds. Of NLRL, `--resume --seeds 5` adds two seeds to three.
+
 `critic` trains language TD and a scalar critic on the same games; `bootstrap` does so from the models' own blind first
 values with a short look-ahead, so that whatever is known of far positions came through the values. `words` changes what
-the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`). `aaw` varies how many
-episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn without regard
-to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which the paper's
-discussion proposes. Everything that is not varied or named below is as in the algorithm's own script: preset demo (with
-another model than the built-in ones: paper) or nano scale.
+the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`); `ppo` gives LLM-PPO the actor-critic's epochs,
+what its rules read off the board, and 13 times the iterations, which takes about as long as the actor-critic. `aaw`
+varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn
+without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which
+the paper's discussion proposes. Everything that is not varied or named below is as in the algorithm's own script:
+preset demo (with another model than the built-in ones: paper) or nano scale.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B, the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -29,23 +32,22 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 
-from launch import train_language_actor_critic, train_language_td, train_ms_grpo
+from envs.tic_tac_toe.rule_based import WORDS
+from launch import train_language_actor_critic, train_language_ppo, train_language_td, train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, make, option, part, replace
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import app, loop, models, results
-from nlrl_jax.run.metrics import TIMINGS, read_metrics
-from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.run import app, loop, models, players, results
+from nlrl_jax.run.plots import compare
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds
 from nlrl_jax.weights.load import BUILT_IN
 
 EVENLY = 1e6  # a T_ep at which AAW draws all episodes alike
@@ -77,6 +79,16 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "games": {f"{n} games": {"games": n} for n in (64, 128, 256)},
         "top_m": {f"m = {n}": {"top_m": n} for n in (2, 5, 10)},
         "mask": {"with the mask": {"mask": True}, "without": {"mask": False}},
+        "words": {words: {"words": words} for words in WORDS},
+        "correct": {"as it is": {}, "contradictions corrected": {"correct": True}},
+    },
+    "language_ppo": {
+        "ppo": {
+            "LLM-PPO": {},
+            "4 epochs": {"epochs": 4},
+            "4 epochs, threats": {"epochs": 4, "threats": True},
+            "4 epochs, threats, 13 x iterations": {"epochs": 4, "threats": True, "iterations": 65},
+        }
     },
 }
 # what an MS-GRPO study changes in the preset demo
@@ -96,9 +108,9 @@ class AblationConfig:
     eval_episodes: int = option(100, "MS-GRPO: greedy episodes per evaluation, from the same initial states", least=1)
     states: int = option(1500, "language TD: positions it learns from, unless they are what varies", least=1)
     test_states: int = option(400, "language TD: positions of the evaluation", least=1)
-    games: int = option(128, "actor-critic: games per iteration, unless they are what varies", least=1)
+    games: int = option(128, "actor-critic, LLM-PPO: games per iteration, unless they are what varies", least=1)
     eval_games: int = option(1000, "actor-critic: greedy games per evaluation", least=1)
-    opponent: str = option("random", "actor-critic: random or first_move", choices=("random", "first_move"))
+    opponent: str = option("random", "actor-critic, LLM-PPO: random or first_move", choices=("random", "first_move"))
     average: int = option(3, "actor-critic: iterations whose policies' mean is evaluated; the paper: 1", least=1)
     apart: bool = option(False, "MS-GRPO: spread the seeds over all devices, as many as take equally many each")
     seed: int = option(0, "NLRL: the first seed", least=0)
@@ -136,6 +148,10 @@ def base_of(config: AblationConfig, study: str) -> Any:
         return make(TrainConfig, **{**common, **own})
     common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
     common |= {"aggregator": config.aggregator, "endpoint_model": config.endpoint_model, **flat(config.endpoint)}
+    if config.algorithm == "language_ppo":
+        common = {name: common[name] for name in ("model", "seed", "iterations")}
+        own = {"games": config.games, "eval_games": config.eval_games, "opponent": config.opponent}
+        return make(train_language_ppo.RunConfig, **common, **own)
     if config.algorithm == "language_td":
         return make(train_language_td.RunConfig, **common, states=config.states, test_states=config.test_states)
     own = {name: getattr(config, name) for name in ("games", "eval_games", "opponent", "average")}
@@ -162,6 +178,10 @@ def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool)
             if isinstance(run, train_language_td.RunConfig):
                 positions = "-".join(str(value) for value in [*flat(run.data).values(), seed]).replace(",", "_")
                 train_language_td.train(one, part_dir, resume, folder.parent / "positions" / positions)
+            elif isinstance(run, train_language_ppo.RunConfig):
+                mesh = players.parse_mesh(run.mesh)
+                start = models.trainable_model(run.model, run.dtype, run.learning.train, seed, mesh)
+                train_language_ppo.train(one, start, part_dir, resume)
             else:
                 usage = Usage(part_dir)
                 train_language_actor_critic.train_actor_critic(one, run.opponent, part_dir, resume, usage)
@@ -174,64 +194,11 @@ def seeds_of(folder: pathlib.Path, first: int, seeds: int) -> list[pathlib.Path]
     return loop.seed_dirs(folder, range(first, first + seeds))
 
 
-def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
-    """(reward against seconds of wall time without compilation, a row of the table) of MS-GRPO's seeds."""
-    folders = loop.seed_dirs(folder, result["seeds"])
-    runs, seconds = [read_metrics(one) for one in folders], read_metrics(folders[0], TIMINGS)["seconds"]
-    there = np.isfinite(runs[0][f"eval/{game}"])
-    pace = float(np.median(seconds[~there])) / len(folders)  # iterations without evaluation; all seeds share one
-    start, final = result["before"][game], np.array(result["after"][game])
-    ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
-    numbers = {"start": start, "final": final.mean(), "std over seeds": deviation(final), "worst run": final.min()}
-    numbers |= {"best run": final.max(), "s/iteration": pace}
-    line = Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys)
-    return line, {name: f"{number:.3f}" for name, number in numbers.items()}
-
-
-def in_iterations(
-    label: str, folders: Sequence[pathlib.Path], metric: str, stored: Sequence[dict[str, Any]]
-) -> tuple[Series, dict[str, str]]:
-    """(the metric against iterations, a row of the table) of NLRL's runs under several seeds.
-
-    ± is the standard error over the seeds; with one seed there is none. "of": positions that the last accuracy is
-    measured on, and at the authors' threshold too, as the runs kept them.
-    """
-    runs = [read_metrics(folder) for folder in folders]
-    there = np.isfinite(runs[0][f"eval/{metric}"])
-    ys = np.array([[one["before"][metric], *run[f"eval/{metric}"][there]] for one, run in zip(stored, runs)])
-    numbers = {"start": ys[:, 0], "first": ys[:, 1], "final": ys[:, -1], "best": ys.max(axis=1)}
-    numbers |= {"final - first": ys[:, -1] - ys[:, 1]}
-    for name in ("accuracy_0.2", "answered", "answered_0.2"):
-        numbers |= {name: [one["after"][name] for one in stored]} if name in stored[0]["after"] else {}
-    row = {name: with_error(values) for name, values in numbers.items()} | {"seeds": str(len(stored))}
-    return Series(label, [0, *(runs[0]["iteration"][there] + 1)], ys), row
-
-
-def with_error(values: Sequence[float]) -> str:
-    """ "mean ± standard error" over seeds; the mean alone of one."""
-    mean = f"{np.mean(values):.3f}"
-    return f"{mean} ± {deviation(values) / np.sqrt(len(values)):.3f}" if len(values) > 1 else mean
-
-
-def beside(folders: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, str]]:
-    """Rows of what stands beside language TD and does not learn, from the runs of one setting per set of positions."""
-    rows = []
-    for label, stored in folders.items():
-        for name in stored[0].get("beside", {}):
-            columns = ("accuracy", "answered", "accuracy_0.2", "answered_0.2")
-            there = [column for column in columns if column in stored[0]["beside"][name]]
-            values = {column: with_error([one["beside"][name][column] for one in stored]) for column in there}
-            row = {"who": name, **values, "seeds": str(len(stored))}
-            if not any(row.items() <= other.items() for other in rows):  # of another setting with the same positions
-                rows.append({"positions of": label, **row})
-    return rows
-
-
 def dry_run(config: AblationConfig) -> str:
     """The calls and tokens of every run of an NLRL study; see the dry runs of its scripts.
 
     Raises:
-      ValueError: a study of MS-GRPO, whose `reproduce_ms_grpo --dry_run` counts memory and work.
+      ValueError: a study of MS-GRPO or LLM-PPO; `reproduce_ms_grpo --dry_run` counts MS-GRPO's memory and work.
     """
     if config.algorithm == "ms_grpo":
         raise ValueError(
@@ -259,15 +226,18 @@ def main(argv: list[str]) -> None:
         "ms_grpo": (config.game, "wall time of one run, s", "environment reward"),
         "language_td": ("accuracy", "iteration", "advantage accuracy"),
         "actor_critic": ("win", "iteration", f"win rate against {config.opponent}"),
+        "language_ppo": ("win", "iteration", f"win rate against {config.opponent}"),
     }
     metric, xlabel, ylabel = read[config.algorithm]
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    if config.algorithm != "ms_grpo":
+    if config.algorithm in ("language_td", "actor_critic"):
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
         script.validate(base_of(config, config.study))
-    may_change = ("study", "seeds", "apart", *models.MAY_CHANGE)
+    may_change = ("study", "apart", *models.MAY_CHANGE)
+    if config.algorithm != "ms_grpo":  # whose seeds are one program
+        may_change += ("seeds",)
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
     panels, rows, finished = {}, [], {}
     for study, labels in config.studies.items():

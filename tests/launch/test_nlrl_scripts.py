@@ -13,6 +13,7 @@ from nlrl_jax.config import replace
 from nlrl_jax.run import actor_critic as actor_critic_run
 from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.reports import ablation
 from nlrl_jax.types import Chat, Piece
 from tests.launch import scripts
 
@@ -310,21 +311,22 @@ def test_ablations_count_what_their_endpoint_would_be_asked(capsys, monkeypatch)
     run("ablate", "--study=k", "--games=8", "--iterations=2", "--seeds=3", "--aggregator=endpoint", "--dry_run")
     said = capsys.readouterr().out
     assert said.count("aggregator and improver: endpoint") == 3 and said.count("3 times:") == 3
-    assert "--dry_run is for NLRL, not for aaw" in refusal("ablate", "--study=aaw", "--dry_run")
+    assert "aaw prompts no other model" in refusal("ablate", "--study=aaw", "--dry_run")
 
 
 def test_several_seeds_give_a_mean_and_its_standard_error(tmp_path):
     folders = [tmp_path / f"seed_{n}" for n in range(3)]
     for folder, values in zip(folders, ([0.5, 0.7], [0.6, 0.6], [0.7, 0.8])):
         folder.mkdir()
+        (folder / "timings.jsonl").write_text('{"iteration": 0, "seconds": 2.5}\n{"iteration": 1, "seconds": 1.5}\n')
         lines = [json.dumps({"iteration": n, "eval/win": value}) for n, value in enumerate(values)]
         (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    line, row = ablate.in_iterations("a", folders, "win", [{"before": {"win": 0.4}, "after": {"win": 0.7}}] * 3)
+    line, row = ablation.in_iterations("a", folders, "win", [{"before": {"win": 0.4}, "after": {"win": 0.7}}] * 3)
     np.testing.assert_allclose(line.ys, [[0.4, 0.5, 0.7], [0.4, 0.6, 0.6], [0.4, 0.7, 0.8]])
     error = np.std([0.7, 0.6, 0.8], ddof=1) / np.sqrt(3)
     assert row["final"] == f"0.700 ± {error:.3f}" and row["start"] == "0.400 ± 0.000" and row["seeds"] == "3"
     assert row["final - first"] == f"0.100 ± {np.std([0.2, 0.0, 0.1], ddof=1) / np.sqrt(3):.3f}"
-    assert ablate.with_error([0.25]) == "0.250"
+    assert row["seconds a run"] == "4" and ablation.with_error([0.25]) == "0.250"
 
 
 @pytest.mark.slow
