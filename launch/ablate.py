@@ -164,9 +164,15 @@ def folder_of(run: Any, base: Any) -> str:
     return "-".join(f"{name}_{values[name]}" for name in values if values[name] != usual[name]) or "base"
 
 
-def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool) -> list[dict[str, Any]]:
+def train(
+    run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool, paid: pathlib.Path, usage: Usage
+) -> list[dict[str, Any]]:
     """Trains, or with `resume` continues, or reads what is finished: `results.read` of MS-GRPO's folder, or of the
-    folder of each seed. Language TD's positions lie beside the settings, which share them."""
+    folder of each seed. Language TD's positions lie beside the settings, which share them.
+
+    Args:
+      paid, usage: where an endpoint's replies are cached and its tokens counted, for all runs together.
+    """
     if isinstance(run, TrainConfig):
         together = run.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
         return [train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume, apart)]
@@ -177,14 +183,14 @@ def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool)
         if not (resume and (part_dir / results.RESULTS).exists()):
             if isinstance(run, train_language_td.RunConfig):
                 positions = "-".join(str(value) for value in [*flat(run.data).values(), seed]).replace(",", "_")
-                train_language_td.train(one, part_dir, resume, folder.parent / "positions" / positions)
+                shared = folder.parent / "positions" / positions
+                train_language_td.train(one, part_dir, resume, shared, paid, usage)
             elif isinstance(run, train_language_ppo.RunConfig):
                 mesh = players.parse_mesh(run.mesh)
                 start = models.trainable_model(run.model, run.dtype, run.learning.train, seed, mesh)
                 train_language_ppo.train(one, start, part_dir, resume)
             else:
-                usage = Usage(part_dir)
-                train_language_actor_critic.train_actor_critic(one, run.opponent, part_dir, resume, usage)
+                train_language_actor_critic.train_actor_critic(one, run.opponent, part_dir, resume, usage, paid)
         stored.append(results.read(part_dir))
     return stored
 
@@ -239,6 +245,7 @@ def main(argv: list[str]) -> None:
     if config.algorithm != "ms_grpo":  # whose seeds are one program
         may_change += ("seeds",)
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
+    usage = models.ledger(run_dir)
     panels, rows, finished = {}, [], {}
     for study, labels in config.studies.items():
         base, panels[study] = base_of(config, study), []
@@ -248,7 +255,7 @@ def main(argv: list[str]) -> None:
             folder = run_dir / config.algorithm / (study if study in DEMO else "") / folder_of(run, base)
             if folder not in finished:
                 print(f"{study}, {label}: {run.iterations} iterations", flush=True)
-                finished[folder] = train(run, folder, resume, seeds, config.apart)
+                finished[folder] = train(run, folder, resume, seeds, config.apart, run_dir, usage)
             stored = finished[folder]
             if config.algorithm == "ms_grpo":
                 line, row = in_seconds(label, folder, metric, stored[0])

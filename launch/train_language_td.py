@@ -129,11 +129,15 @@ PRESETS = {
 
 
 def trainer_of(
-    config: RunConfig, run_dir: pathlib.Path, usage: Usage, data: pathlib.Path | None = None
+    config: RunConfig,
+    run_dir: pathlib.Path,
+    usage: Usage,
+    data: pathlib.Path | None = None,
+    paid: pathlib.Path | None = None,
 ) -> language_td_run.Trainer:
     """The run with its models and its data, which may take minutes; see `train`."""
     game, sft = board_game(), dataclasses.replace(config.sft, seed=config.seed)
-    large = large_model(config, config.aggregator, run_dir, usage)
+    large = large_model(config, config.aggregator, paid or run_dir, usage)
     mesh = players.parse_mesh(config.mesh)
     base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
     found = language_td_data.load_or_make(game, config.data, config.seed, data or run_dir / "data")
@@ -152,7 +156,7 @@ def trainer_of(
     return language_td_run.NumberTrainer(**fixed, critic=critic)
 
 
-def beside(config: RunConfig, trainer: language_td_run.Trainer) -> dict[str, dict[str, float]]:
+def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Path) -> dict[str, dict[str, float]]:
     """What does not learn, on the same positions: controls by rule, also beside an endpoint, and models as prompted."""
     rules, learning = ScriptedModel(scripts.SCRIPTS), config.learning
     value = ValueFunction(rules, config.roles.value, learning.values)
@@ -162,7 +166,7 @@ def beside(config: RunConfig, trainer: language_td_run.Trainer) -> dict[str, dic
     greedy = dataclasses.replace(learning.aggregation, temperature=0.0)
     for label, name in config.prompted_models.items():
         roles = prompts.roles(players.prompt_for(name, config.style))
-        model = large_model(config, name, trainer.run_dir, trainer.usage)
+        model = large_model(config, name, paid, trainer.usage)
         found[label] = language_td.judge(trainer.data.test, roles, model, greedy, config.seed)[0]
     return {name: trainer.assess(sides) for name, sides in found.items()}
 
@@ -179,14 +183,23 @@ def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usag
     return models.large_model(name, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
 
 
-def train(config: RunConfig, run_dir: pathlib.Path, resume: bool, data: pathlib.Path | None = None) -> dict[str, Any]:
+def train(
+    config: RunConfig,
+    run_dir: pathlib.Path,
+    resume: bool,
+    data: pathlib.Path | None = None,
+    paid: pathlib.Path | None = None,
+    usage: Usage | None = None,
+) -> dict[str, Any]:
     """Trains in an opened run folder. Returns results.json's content; writes the page too.
 
     Args:
       data: where positions are, or will be, kept; the run's folder by default.
+      paid: where an endpoint's replies are cached; the run's folder by default.
+      usage: what counts tokens; by default one in the run's folder.
     """
-    usage = models.ledger(run_dir)
-    trainer = trainer_of(config, run_dir, usage, data)
+    usage = usage or models.ledger(run_dir)
+    trainer = trainer_of(config, run_dir, usage, data, paid)
     state = trainer.init()
     sides, words_before = trainer.judge(state)
     before = trainer.assess(sides)
@@ -205,7 +218,7 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool, data: pathlib.
         evaluate=lambda done, state: trainer.evaluate(state),
     )
     sides, words_after = trainer.judge(state)
-    after, others = trainer.assess(sides), beside(config, trainer)
+    after, others = trainer.assess(sides), beside(config, trainer, paid or run_dir)
     results.write(run_dir, script=SCRIPT, before=before, after=after, beside=others)
     stored, positions = results.read(run_dir), trainer.data
     judged = [
