@@ -206,10 +206,8 @@ def dry_run(config: AblationConfig) -> str:
     Raises:
       ValueError: a study of MS-GRPO or LLM-PPO; `reproduce_ms_grpo --dry_run` counts MS-GRPO's memory and work.
     """
-    if config.algorithm == "ms_grpo":
-        raise ValueError(
-            f"--dry_run is for NLRL, not for {config.study}; `reproduce_ms_grpo --dry_run` counts MS-GRPO's"
-        )
+    if config.algorithm not in ("language_td", "actor_critic"):
+        raise ValueError(f"--dry_run is for language TD and the actor-critic; {config.study} prompts no other model")
     parts, seen = [], set()
     for study, labels in config.studies.items():
         base = base_of(config, study)

@@ -270,10 +270,13 @@ def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
 
 def test_a_scalar_critic_is_trained_on_the_same_positions_and_has_no_words(language_td, tmp_path):
     folder = tmp_path / "run"
-    run("train_language_td", *TD, "--critic=number", "--iterations=1", f"--run_dir={folder}")
+    other_model = ["--prompted=nano", "--large_max_tokens=8"]
+    run("train_language_td", *TD, "--critic=number", "--iterations=1", *other_model, f"--run_dir={folder}")
     one, other = (np.load(path / "data" / "positions.npz") for path in (folder, language_td))
     assert set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)
     stored, words = results.read(folder), results.read(language_td)
+    prompted = stored["beside"].pop("nano as prompted")
+    assert prompted["answered"] == 0.0 and prompted["positions"] == stored["after"]["positions"]  # it has not this game
     assert stored["beside"] == words["beside"]  # what does not learn is the same
     assert {"target alone", "one search", "more pawns", "more pawns, then the race", "side to move"} == set(
         stored["beside"]
