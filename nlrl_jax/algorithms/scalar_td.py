@@ -76,7 +76,9 @@ class ScalarCritic:
         return np.concatenate([*map(np.asarray, parts), np.zeros(0, np.float32)])[: len(views)]
 
     def fit(self, params: Any, views: Sequence[View], wanted: np.ndarray) -> tuple[Any, dict[str, float]]:
-        """Regression with the squared error. Returns (params, {"loss": mean of the last epoch, "steps"}).
+        """Regression with the squared error; what fills no batch is left out of an epoch.
+
+        Returns (params, {"loss": mean of the last epoch, "steps"}).
 
         Raises:
           ValueError: a non-finite loss.
