@@ -50,6 +50,8 @@ from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds
 from nlrl_jax.weights.load import BUILT_IN
 
+# the scalar critic at a learning rate of its own, the better of two on positions of another seed
+NUMBER = {"critic": "number", "learning_rate": 3e-4}
 EVENLY = 1e6  # a T_ep at which AAW draws all episodes alike
 # algorithm -> study -> label -> options that differ
 STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
@@ -65,11 +67,11 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "look_ahead": {f"{n} steps": {"look_ahead": n} for n in (1, 2, 4, 8)},
         "variations": {f"{n} variations": {"variations": n} for n in (1, 2, 4, 8)},
         "states": {f"{n} states": {"states": n} for n in (400, 1000, 2500, 6000)},
-        "critic": {"words": {}, "number": {"critic": "number"}},
+        "critic": {"words": {}, "number": NUMBER},
         "bootstrap": {
-            f"{critic}, look-ahead {n}": {"critic": critic, "look_ahead": n, "first_values": "value"}
+            f"{name}, look-ahead {n}": {**critic, "look_ahead": n, "first_values": "value"}
             for n in (1, 2)
-            for critic in ("words", "number")
+            for name, critic in (("words", {}), ("number", NUMBER))
         },
     },
     "actor_critic": {

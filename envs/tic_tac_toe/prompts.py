@@ -72,6 +72,7 @@ def roles(style: str = "paper") -> ActorCriticRoles:
         read_move=read_move,
         read_value=read_value,
         clean=clean,
+        contradicts=contradicts,
         correction=correction,
     )
 
@@ -161,28 +162,38 @@ def read_value(reply: str) -> float | None:
     return None if number is None else max(-1.0, min(1.0, number))
 
 
-def implied_value(reply: str) -> float | None:
-    """The number that an evaluation's own counts imply, as in "1 of 5 games are won by O, 3 by X, 1 drawn": -0.4.
+_COUNTS = re.compile(r"(\d+) of (\d+) games are won by O, (\d+) by X,( \d+)(?= drawn)")
 
-    None where it counts no games, or counts them wrongly.
+
+def contradicts(reply: str) -> bool:
+    """Whether an evaluation contradicts itself: its counts of games do not add up, or its number is not theirs.
+
+    "1 of 5 games are won by O, 3 by X, 1 drawn" is -0.4. One without counts or without a number does not.
     """
-    match = re.search(r"(\d+) of (\d+) games are won by O, (\d+) by X, (\d+) drawn", reply)
-    won, games, lost, drawn = map(int, match.groups()) if match else (0, 0, 0, 0)
-    return round((won - lost) / games, 1) if games and won + lost + drawn == games else None
+    match, number = _COUNTS.search(reply), read_value(reply)
+    if match is None or number is None:
+        return False
+    won, games, lost, drawn = map(int, match.groups())
+    return not games or won + lost + drawn != games or abs(number - (won - lost) / games) > 0.0501  # one digit
 
 
 def correction(reply: str) -> tuple[str, str] | None:
-    """(an evaluation up to its number, the number that its counts imply and the rest), None where the two agree.
+    """(an evaluation as far as it is right, how it goes on) where it contradicts itself; None where it does not.
 
-    None also where it has no number or no counts.
+    None also where more games are won than there are: then nothing says which count is wrong.
     """
-    number, implied = read_value(reply), implied_value(reply)
-    if number is None or implied is None or abs(number - implied) < 0.05:
+    match = _COUNTS.search(reply)
+    if match is None or not contradicts(reply):
         return None
+    won, games, lost, drawn = map(int, match.groups())
     head, name, tail = reply.rpartition('"final_evaluation":')
-    if not name:
+    if won + lost > games or not games or not name:
         return None
-    return head + name, re.sub(r"^\s*[-+\d.eE]+", f" {json.dumps(implied)}", tail)
+    rest = re.sub(r"^\s*[-+\d.eE]+", f" {json.dumps(round((won - lost) / games, 1))}", tail)
+    if won + lost + drawn == games:
+        return head + name, rest
+    begin, end = match.span(4)
+    return reply[:begin], f" {games - won - lost}{head[end:]}{name}{rest}"
 
 
 def only_number(reply: str) -> str:

@@ -7,8 +7,8 @@ Departures from the paper:
   last one with what is left (so does the authors' code); `fresh_lines` plays K new ones, as Algorithm 3 states;
 - the value model learns from all data of the last K_buffer iterations, of which one may have more than another (table
   10 merges them by "equal sampling" and does not say how);
-- evaluations of the value model that contradict themselves are counted, and `correct` teaches it the numbers that its
-  own words imply: the words are read, the number alone is learned;
+- evaluations of the value model that contradict themselves are counted, and `correct` teaches it how they should go on:
+  its own words are read as far as they are right, and what they imply is learned;
 - form of the TD estimate: see `language_estimates.py`.
 """
 
@@ -57,8 +57,8 @@ class ActorCriticConfig:
     )  # fmt: skip
     buffer: int = option(3, "iterations of value data that the value model learns from [K_buffer]", least=1)
     correct: bool = option(
-        False, "teach the value model, an iteration later, the numbers that its contradictory evaluations imply; the "
-        "paper: no",
+        False, "teach the value model, an iteration later, how its contradictory evaluations should go on; the paper: "
+        "no",
     )  # fmt: skip
     rollout: Sampling = _sampling(Sampling(512, 1.0, 50, 0.95), max_tokens="max_tokens")
     candidates: Sampling = _sampling(Sampling(1024, 0.7), temperature="candidate_temperature")
@@ -196,10 +196,10 @@ def improve(
         counts["value/no number"] += roles.read_value(reply.text) is None
         counts["value/never ended"] += not reply.ended
         evaluations[n].append((action, reply.text))
+        counts["value/contradicts"] += roles.contradicts(reply.text)
         if corrected := roles.correction(reply.text):
-            counts["value/contradicts"] += 1
-            words, number = corrected
-            corrections.append((chat, [Piece(words, 0.0), Piece(number), Piece(None)]))
+            right, rest = corrected
+            corrections.append((chat, [Piece(right, 0.0), Piece(rest), Piece(None)]))
     chats = [roles.improve(view, texts) for view, texts in zip(views, evaluations, strict=True)]
     replies = setup.improver.complete(chats, config.improvement, "improver", seed)  # pi_new, c <- I(Q^L, T_L)
     targets = []

@@ -74,8 +74,9 @@ class ActorCriticRoles:
       read_move: (reply of a policy or improver, legal words) -> its move.
       read_value: an evaluation -> its number, above 0 where player 0 is ahead; None if there is none.
       clean: a reply with a legal move -> the text that the policy learns: its JSON alone.
-      correction: an evaluation whose number contradicts its own words -> (the text up to the number, the number as it
-        should be and the rest); None where there is no contradiction.
+      contradicts: whether an evaluation contradicts itself.
+      correction: such an evaluation -> (the text as far as it is right, how it goes on); None where nothing says how,
+        and where there is no contradiction.
     """
 
     policy: Callable[[View], Chat]
@@ -86,6 +87,7 @@ class ActorCriticRoles:
     read_move: Callable[[str, Sequence[str]], Move]
     read_value: Callable[[str], float | None]
     clean: Callable[[str], str]
+    contradicts: Callable[[str], bool] = lambda text: False
     correction: Callable[[str], tuple[str, str] | None] = lambda text: None
 
 

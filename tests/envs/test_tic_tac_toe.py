@@ -17,8 +17,8 @@ from envs.tic_tac_toe import env as tic_tac_toe
 from envs.tic_tac_toe import rule_based, rules
 from envs.tic_tac_toe.prompts import (
     STYLES,
+    contradicts,
     correction,
-    implied_value,
     only_number,
     only_words,
     policy_template,
@@ -537,18 +537,23 @@ def test_the_improver_takes_the_position_on_which_the_other_side_wins():
 
 
 @pytest.mark.parametrize(
-    "thought, number, implied, corrected",
+    "thought, number, wrong, goes_on",
     [
-        ("1 of 5 games are won by O, 4 by X, 0 drawn.", 1.0, -0.6, " -0.6}"),
-        ("Threat: O 5. 1 of 5 games are won by O, 4 by X, 0 drawn.", -0.6, -0.6, None),
-        ("3 of 5 games are won by O, 0 by X, 0 drawn.", 1.0, None, None),  # its counts do not add up
-        ("O is ahead.", 1.0, None, None),
+        ("1 of 5 games are won by O, 4 by X, 0 drawn.", 1.0, True, " -0.6}"),
+        ("Threat: O 5. 1 of 5 games are won by O, 4 by X, 0 drawn.", -0.6, False, None),
+        ("1 of 3 games are won by O, 0 by X, 2 drawn.", 0.3, False, None),  # to one digit
+        ("1 of 5 games are won by O, 0 by X, 0 drawn.", 1.0, True, ' 4 drawn.", "final_evaluation": 0.2}'),
+        ("3 of 5 games are won by O, 4 by X, 0 drawn.", -0.2, True, None),  # which count is wrong?
+        ("0 of 0 games are won by O, 0 by X, 0 drawn.", 0.0, True, None),
+        ("O is ahead.", 1.0, False, None),
     ],
 )
-def test_an_evaluation_that_contradicts_its_counts_is_corrected(thought, number, implied, corrected):
+def test_an_evaluation_that_contradicts_itself_is_corrected_from_where_it_is_wrong(thought, number, wrong, goes_on):
     text = json.dumps({"thought": thought, "final_evaluation": number})
-    assert implied_value(text) == implied
+    assert contradicts(text) == wrong
     found = correction(text)
-    assert (found and found[1]) == corrected
+    assert (found and found[1]) == goes_on
     if found:
-        assert text.startswith(found[0]) and roles().read_value("".join(found)) == implied
+        assert text.startswith(found[0]) and not contradicts("".join(found))
+        tokenizer = load_tokenizer("nano_board")
+        assert tokenizer.encode(found[0]) + tokenizer.encode(found[1]) == tokenizer.encode("".join(found))
