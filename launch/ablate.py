@@ -4,13 +4,23 @@
     python -m launch.ablate --study credit --run_dir runs/credit
     python -m launch.ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
     python -m launch.ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
+    python -m launch.ablate --study critic,bootstrap --seeds 3 --run_dir runs/critics         # words against numbers
+    python -m launch.ablate --study words,correct --seeds 3 --run_dir runs/words              # actor-critic
+    python -m launch.ablate --study ppo --seeds 3 --run_dir runs/ppo                          # LLM-PPO, its baseline
+    python -m launch.ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
 
-Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO runs several seeds and
-draws the reward against wall time without compilation, the others one seed against iterations. `aaw` varies how many
-episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn without regard
-to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which the paper's
-discussion proposes. Everything that is not varied or named below is as in the algorithm's own script: preset demo (with
-another model than the built-in ones: paper) or nano scale.
+Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO draws the reward against
+wall time without compilation, the others draw against iterations; bands are standard errors, ± in the table too, and
+each setting plays under the same seeds. Of NLRL, `--resume --seeds 5` adds two seeds to three.
+
+`critic` trains language TD and a scalar critic on the same games; `bootstrap` does so from the models' own blind first
+values with a short look-ahead, so that whatever is known of far positions came through the values. `words` changes what
+the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`); `ppo` gives LLM-PPO the actor-critic's epochs,
+what its rules read off the board, and 13 times the iterations, which takes about as long as the actor-critic. `aaw`
+varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn
+without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which
+the paper's discussion proposes. Everything that is not varied or named below is as in the algorithm's own script:
+preset demo (with another model than the built-in ones: paper) or nano scale.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B, the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -22,25 +32,26 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 
-from launch import train_language_actor_critic, train_language_td, train_ms_grpo
+from envs.tic_tac_toe.rule_based import WORDS
+from launch import train_language_actor_critic, train_language_ppo, train_language_td, train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import check, flat, make, option, replace
+from nlrl_jax.config import check, flat, make, option, part, replace
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import app, loop, results
-from nlrl_jax.run.metrics import TIMINGS, read_metrics
-from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.run import app, loop, models, players, results
+from nlrl_jax.run.plots import compare
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds
 from nlrl_jax.weights.load import BUILT_IN
 
+# the scalar critic at a learning rate of its own, the better of two on positions of another seed
+NUMBER = {"critic": "number", "learning_rate": 3e-4}
 EVENLY = 1e6  # a T_ep at which AAW draws all episodes alike
 # algorithm -> study -> label -> options that differ
 STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
@@ -56,6 +67,12 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "look_ahead": {f"{n} steps": {"look_ahead": n} for n in (1, 2, 4, 8)},
         "variations": {f"{n} variations": {"variations": n} for n in (1, 2, 4, 8)},
         "states": {f"{n} states": {"states": n} for n in (400, 1000, 2500, 6000)},
+        "critic": {"words": {}, "number": NUMBER},
+        "bootstrap": {
+            f"{name}, look-ahead {n}": {**critic, "look_ahead": n, "first_values": "value"}
+            for n in (1, 2)
+            for name, critic in (("words", {}), ("number", NUMBER))
+        },
     },
     "actor_critic": {
         "epochs": {f"{n} epochs": {"epochs": n} for n in (1, 2, 4)},
@@ -64,6 +81,16 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "games": {f"{n} games": {"games": n} for n in (64, 128, 256)},
         "top_m": {f"m = {n}": {"top_m": n} for n in (2, 5, 10)},
         "mask": {"with the mask": {"mask": True}, "without": {"mask": False}},
+        "words": {words: {"words": words} for words in WORDS},
+        "correct": {"as it is": {}, "contradictions corrected": {"correct": True}},
+    },
+    "language_ppo": {
+        "ppo": {
+            "LLM-PPO": {},
+            "4 epochs": {"epochs": 4},
+            "4 epochs, threats": {"epochs": 4, "threats": True},
+            "4 epochs, threats, 13 x iterations": {"epochs": 4, "threats": True, "iterations": 65},
+        }
     },
 }
 # what an MS-GRPO study changes in the preset demo
@@ -79,16 +106,19 @@ class AblationConfig:
     model: str = option("", "the model that learns; empty: nano, or nano_board for NLRL")
     iterations: int = option(0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL", least=0)
     game: str = option("frozen_lake", "MS-GRPO: the game")
-    seeds: int = option(0, "MS-GRPO: runs of each setting; 0: 2 for aaw, 5 for credit", least=0)
+    seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for credit, 1 for NLRL", least=0)
     eval_episodes: int = option(100, "MS-GRPO: greedy episodes per evaluation, from the same initial states", least=1)
     states: int = option(1500, "language TD: positions it learns from, unless they are what varies", least=1)
     test_states: int = option(400, "language TD: positions of the evaluation", least=1)
-    games: int = option(128, "actor-critic: games per iteration, unless they are what varies", least=1)
+    games: int = option(128, "actor-critic, LLM-PPO: games per iteration, unless they are what varies", least=1)
     eval_games: int = option(1000, "actor-critic: greedy games per evaluation", least=1)
-    opponent: str = option("random", "actor-critic: random or first_move", choices=("random", "first_move"))
+    opponent: str = option("random", "actor-critic, LLM-PPO: random or first_move", choices=("random", "first_move"))
     average: int = option(3, "actor-critic: iterations whose policies' mean is evaluated; the paper: 1", least=1)
     apart: bool = option(False, "MS-GRPO: spread the seeds over all devices, as many as take equally many each")
-    seed: int = option(0, "NLRL: everything random follows from it", least=0)
+    seed: int = option(0, "NLRL: the first seed", least=0)
+    aggregator: str = option("scripted", "NLRL: aggregator and improver: scripted, endpoint, or a local model's name")
+    endpoint: models.EndpointOptions = part(models.EndpointOptions())
+    endpoint_model: str = option("", "the endpoint's name for its model")
 
     def __post_init__(self):
         check(self)
@@ -119,6 +149,11 @@ def base_of(config: AblationConfig, study: str) -> Any:
         own = {"model": model, "game": config.game, "eval_episodes": config.eval_episodes}
         return make(TrainConfig, **{**common, **own})
     common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
+    common |= {"aggregator": config.aggregator, "endpoint_model": config.endpoint_model, **flat(config.endpoint)}
+    if config.algorithm == "language_ppo":
+        common = {name: common[name] for name in ("model", "seed", "iterations")}
+        own = {"games": config.games, "eval_games": config.eval_games, "opponent": config.opponent}
+        return make(train_language_ppo.RunConfig, **common, **own)
     if config.algorithm == "language_td":
         return make(train_language_td.RunConfig, **common, states=config.states, test_states=config.test_states)
     own = {name: getattr(config, name) for name in ("games", "eval_games", "opponent", "average")}
@@ -131,75 +166,109 @@ def folder_of(run: Any, base: Any) -> str:
     return "-".join(f"{name}_{values[name]}" for name in values if values[name] != usual[name]) or "base"
 
 
-def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool) -> dict[str, Any]:
-    """Trains, or with `resume` continues, or reads what is finished: `results.read` of the folder."""
+def train(
+    run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool, paid: pathlib.Path, usage: Usage
+) -> list[dict[str, Any]]:
+    """Trains, or with `resume` continues, or reads what is finished: `results.read` of MS-GRPO's folder, or of the
+    folder of each seed. Language TD's positions lie beside the settings, which share them.
+
+    Args:
+      paid, usage: where an endpoint's replies are cached and its tokens counted, for all runs together.
+    """
     if isinstance(run, TrainConfig):
         together = run.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
-        return train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume, apart)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (resume and (folder / results.RESULTS).exists()):
-        if isinstance(run, train_language_td.RunConfig):
-            train_language_td.train(run, folder, resume)
-        else:
-            train_language_actor_critic.train_actor_critic(run, run.opponent, folder, resume, Usage(folder))
-    return results.read(folder)
+        return [train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume, apart)]
+    stored = []
+    for seed, part_dir in zip(range(run.seed, run.seed + seeds), seeds_of(folder, run.seed, seeds), strict=True):
+        one = replace(run, seed=seed)
+        part_dir.mkdir(parents=True, exist_ok=True)
+        if not (resume and (part_dir / results.RESULTS).exists()):
+            if isinstance(run, train_language_td.RunConfig):
+                positions = "-".join(str(value) for value in [*flat(run.data).values(), seed]).replace(",", "_")
+                shared = folder.parent / "positions" / positions
+                train_language_td.train(one, part_dir, resume, shared, paid, usage)
+            elif isinstance(run, train_language_ppo.RunConfig):
+                mesh = players.parse_mesh(run.mesh)
+                start = models.trainable_model(run.model, run.dtype, run.learning.train, seed, mesh)
+                train_language_ppo.train(one, start, part_dir, resume)
+            else:
+                train_language_actor_critic.train_actor_critic(one, run.opponent, part_dir, resume, usage, paid)
+        stored.append(results.read(part_dir))
+    return stored
 
 
-def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
-    """(reward against seconds of wall time without compilation, a row of the table) of MS-GRPO's seeds."""
-    folders = loop.seed_dirs(folder, result["seeds"])
-    runs, seconds = [read_metrics(one) for one in folders], read_metrics(folders[0], TIMINGS)["seconds"]
-    there = np.isfinite(runs[0][f"eval/{game}"])
-    pace = float(np.median(seconds[~there])) / len(folders)  # iterations without evaluation; all seeds share one
-    start, final = result["before"][game], np.array(result["after"][game])
-    ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
-    numbers = {"start": start, "final": final.mean(), "std over seeds": deviation(final), "worst run": final.min()}
-    numbers |= {"best run": final.max(), "s/iteration": pace}
-    line = Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys)
-    return line, {name: f"{number:.3f}" for name, number in numbers.items()}
+def seeds_of(folder: pathlib.Path, first: int, seeds: int) -> list[pathlib.Path]:
+    """Where each seed of an NLRL setting leaves its files."""
+    return loop.seed_dirs(folder, range(first, first + seeds))
 
 
-def in_iterations(
-    label: str, folder: pathlib.Path, metric: str, result: dict[str, Any]
-) -> tuple[Series, dict[str, str]]:
-    """(the metric against iterations, a row of the table) of NLRL's run."""
-    metrics = read_metrics(folder)
-    there = np.isfinite(metrics[f"eval/{metric}"])
-    y = np.array([result["before"][metric], *metrics[f"eval/{metric}"][there]])
-    numbers = {"start": y[0], "final": y[-1], "best": y.max(), "last drop": y.max() - y[-1]}
-    line = Series(label, [0, *(metrics["iteration"][there] + 1)], y[None])
-    return line, {name: f"{number:.3f}" for name, number in numbers.items()}
+def dry_run(config: AblationConfig) -> str:
+    """The calls and tokens of every run of an NLRL study; see the dry runs of its scripts.
+
+    Raises:
+      ValueError: a study of MS-GRPO or LLM-PPO; `reproduce_ms_grpo --dry_run` counts MS-GRPO's memory and work.
+    """
+    if config.algorithm not in ("language_td", "actor_critic"):
+        raise ValueError(f"--dry_run is for language TD and the actor-critic; {config.study} prompts no other model")
+    parts, seen = [], set()
+    for study, labels in config.studies.items():
+        base = base_of(config, study)
+        for label, options in labels.items():
+            run, folder = replace(base, **options), folder_of(replace(base, **options), base)
+            if folder in seen:
+                parts.append(f"{study}, {label}: shared with an earlier setting")
+                continue
+            seen.add(folder)
+            td = config.algorithm == "language_td"
+            said = train_language_td.dry_run(run) if td else train_language_actor_critic.dry_run(run, (run.opponent,))
+            parts.append(f"{study}, {label}, {config.seeds or 1} times:\n{said}")
+    return "\n\n".join(parts)
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(AblationConfig)
-    read: dict[str, tuple[Callable, str, str, str]] = {
-        "ms_grpo": (in_seconds, config.game, "wall time of one run, s", "environment reward"),
-        "language_td": (in_iterations, "accuracy", "iteration", "advantage accuracy"),
-        "actor_critic": (in_iterations, "win", "iteration", f"win rate against {config.opponent}"),
+    read = {
+        "ms_grpo": (config.game, "wall time of one run, s", "environment reward"),
+        "language_td": ("accuracy", "iteration", "advantage accuracy"),
+        "actor_critic": ("win", "iteration", f"win rate against {config.opponent}"),
+        "language_ppo": ("win", "iteration", f"win rate against {config.opponent}"),
     }
-    line_of, metric, xlabel, ylabel = read[config.algorithm]
-    if config.algorithm != "ms_grpo":
+    metric, xlabel, ylabel = read[config.algorithm]
+    if flags.FLAGS.dry_run:
+        print(dry_run(config))
+        return
+    if config.algorithm in ("language_td", "actor_critic"):
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
         script.validate(base_of(config, config.study))
-    run_dir, resume = app.take_run_dir("ablate", config, may_change=("study", "apart")), flags.FLAGS.resume
+    may_change = ("study", "apart", *models.MAY_CHANGE)
+    if config.algorithm != "ms_grpo":  # whose seeds are one program
+        may_change += ("seeds",)
+    run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
+    usage = models.ledger(run_dir)
     panels, rows, finished = {}, [], {}
     for study, labels in config.studies.items():
         base, panels[study] = base_of(config, study), []
-        seeds = config.seeds or (2 if study == "aaw" else 5)
+        seeds = config.seeds or {"aaw": 2, "credit": 5}.get(study, 1)
         for label, options in labels.items():
             run = replace(base, **options)
             folder = run_dir / config.algorithm / (study if study in DEMO else "") / folder_of(run, base)
             if folder not in finished:
                 print(f"{study}, {label}: {run.iterations} iterations", flush=True)
-                finished[folder] = train(run, folder, resume, seeds, config.apart)
-            line, row = line_of(label, folder, metric, finished[folder])
+                finished[folder] = train(run, folder, resume, seeds, config.apart, run_dir, usage)
+            stored = finished[folder]
+            if config.algorithm == "ms_grpo":
+                line, row = in_seconds(label, folder, metric, stored[0])
+            else:
+                line, row = in_iterations(label, seeds_of(folder, config.seed, seeds), metric, stored)
             panels[study].append(line)
             rows.append({"study": study, "setting": label, **row})
     table = markdown(rows)
+    if controls := beside({folder.name: stored for folder, stored in finished.items()}):
+        table += f"\nWhat does not learn, on the same positions:\n\n{markdown(controls)}"
     write_atomically(run_dir / "table.md", table)
-    picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel)
+    errors = config.algorithm != "ms_grpo"
+    picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel, errors)
     report = write_report(
         run_dir,
         title=f"Ablation of {config.algorithm}: {', '.join(panels)}",
@@ -211,7 +280,7 @@ def main(argv: list[str]) -> None:
     print(f"\n{table}\npicture: {picture}\nreport:  {report}")
 
 
-define_flags = app.flags_of(AblationConfig)
+define_flags = app.flags_of(AblationConfig, dry_run="NLRL: print the calls and tokens of every run, and do nothing")
 
 if __name__ == "__main__":
     define_flags()

@@ -11,7 +11,7 @@ LLM-PPO baseline plays as many games from the same prompt (`--ppo`), and other m
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
 learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights; moves are
 proposed at a higher temperature, each is evaluated several times, a position's count in the data is limited, and the
-judged policy is the mean of the last iterations' weights. docs/measurements.md gives the reason for each.
+judged policy is the mean of the last iterations' weights. docs/measurements_nlrl.md gives the reason for each.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ import pathlib
 import random
 from typing import Any
 
-import flax.struct
 import jax
-import jax.numpy as jnp
 from absl import flags
 
 from envs.tic_tac_toe import prompts
@@ -40,13 +38,17 @@ from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app, cost, loop, models, players, records, results
+from nlrl_jax.run import actor_critic, app, cost, models, players, records, results
+from nlrl_jax.run.actor_critic import Trainer
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
-from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
+from nlrl_jax.types import LanguageModel, Learn, Sampling
 
 SCRIPT = "train_language_actor_critic"
 OPPONENTS = {"first_move": board_games.first_move_opponent, "random": board_games.random_opponent}
-_PPO_OPTIONS = {"actor_learning_rate": "ppo_learning_rate", "critic_learning_rate": "ppo_critic_learning_rate"}
+_PPO_OPTIONS = {
+    "actor_learning_rate": "ppo_learning_rate", "critic_learning_rate": "ppo_critic_learning_rate",
+    "epochs": "ppo_epochs",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,10 @@ class RunConfig:
         "nano_board", "policy and value model: nano_board, smollm2, a Hugging Face folder or a .gguf file"
     )
     aggregator: str = option("scripted", "aggregator and improver: scripted, endpoint, or a local model's name")
+    words: str = option(
+        "threats", "what the rules write beside a number: threats, deciding, counts or number; see "
+        "envs/tic_tac_toe/rule_based.py", choices=scripts.WORDS,
+    )  # fmt: skip
     opponent: str = option("both", "first_move, random or both", choices=("both", *OPPONENTS))
     style: str = option(
         "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
@@ -88,6 +94,11 @@ class RunConfig:
         names=_PPO_OPTIONS,
         without={field.name for field in dataclasses.fields(LanguagePPOConfig)} - set(_PPO_OPTIONS),
     )
+    ppo_iterations: int = option(
+        0, "LLM-PPO's iterations of as many games, for a comparison at equal time; 0: as many as the actor-critic's",
+        least=0,
+    )  # fmt: skip
+    ppo_threats: bool = option(False, "LLM-PPO's prompt names the squares that would complete a row")
     prompted: str = option("", "models that play as prompted, separated by commas, such as smollm2 or endpoint")
     seed: int = option(0, "everything random follows from it", least=0)
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
@@ -96,10 +107,7 @@ class RunConfig:
 
     def __post_init__(self):
         check(self)
-        if "scripted" in self.prompted.split(","):
-            raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
-        if len(self.prompted_models) < len([name for name in self.prompted.split(",") if name]):
-            raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
+        models.labels(self.prompted, self.endpoint_model)
         if self.sft.train == "lora" and self.average > 1:
             raise ValueError(
                 f"--average is {self.average}, but the mean of adapters is not the mean of the weights they stand for; "
@@ -120,18 +128,19 @@ class RunConfig:
     @property
     def prompted_models(self) -> dict[str, str]:
         """Label of a model of `--prompted` in the plot -> its name."""
-        names = [name for name in self.prompted.split(",") if name]
-        label = lambda name: pathlib.PurePath(self.endpoint_model if name == "endpoint" else name).name
-        return {f"{label(name)} as prompted": name for name in names}
+        return models.labels(self.prompted, self.endpoint_model)
 
     def ppo_run(self, opponent: str) -> train_language_ppo.RunConfig:
         """LLM-PPO on as many games."""
         learning = dataclasses.replace(
             self.ppo_learning, num_games=self.learning.games, train=self.sft.train, remat=self.sft.remat
         )
-        names = ("model", "style", "iterations", "dtype", "mesh", "eval_games", "seed", "checkpoint_every")
+        names = ("model", "style", "dtype", "mesh", "eval_games", "seed", "checkpoint_every")
         same = {name: getattr(self, name) for name in names}
-        return train_language_ppo.RunConfig(opponent=opponent, learning=learning, **same)
+        iterations = self.ppo_iterations or self.iterations
+        return train_language_ppo.RunConfig(
+            opponent=opponent, learning=learning, iterations=iterations, threats=self.ppo_threats, **same
+        )
 
 
 PRESETS = {
@@ -148,89 +157,25 @@ PRESETS = {
 }  # fmt: skip
 
 
-@flax.struct.dataclass
-class Learned:
-    """The two models' trained collections, which a checkpoint holds.
-
-    recent: policies of the previous iterations, the latest first; as many as the judged mean needs.
-    """
-
-    policy: Any
-    value: Any
-    iteration: jax.Array
-    recent: tuple[Any, ...] = ()
-
-    def learned(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("policy", "value", "iteration", "recent")}
-
-    def judged(self) -> Any:
-        """The mean of this and the recent policies, without the base model that fills `recent` at first."""
-        made = (self.policy, *self.recent)[: max(int(self.iteration), 1)]
-        return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *made)
-
-
-class Trainer:
-    """The actor-critic against one opponent, with its models; its state is a `Learned`."""
-
-    def __init__(self, config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel):
-        sft = dataclasses.replace(config.sft, seed=config.seed)
-        self.learn = models.learner(sft)
-        learn_policy = models.learner(dataclasses.replace(sft, learning_rate=config.policy_learning_rate))
-        self.config, self.opponent, self.run_dir, self.usage = config, opponent, run_dir, usage
-        self.setup = setup(config, opponent, large, learn_policy, self.learn)
-        self.viewer = Viewer(self.setup.game)
-        mesh = players.parse_mesh(config.mesh)
-        self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
-
-    def init(self) -> Learned:
-        """The base model, as policy and as value model, each after it learned its reply format."""
-        config, roles = self.config, self.setup.roles
-        views = random_views(self.setup.game, config.format_examples, config.seed)
-        rng = random.Random(config.seed)
-        policy = [(roles.policy(view), scripts.random_policy({"view": view}, rng)) for view in views]
-        moves = [rng.choice(view.legal) for view in views]
-        value = [
-            (roles.value(view, move), scripts.random_value({"view": view, "action": move}, rng))
-            for view, move in zip(views, moves)
-        ]
-
-        def learned(pairs):
-            model = self.learn(self.base, pairs)[0] if pairs else self.base
-            return models.on_device(model.variables[config.sft.train])
-
-        policy = learned(policy)
-        return Learned(policy, learned(value), jnp.zeros((), jnp.int32), (policy,) * (config.average - 1))
-
-    def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
-        """The state in algorithm 3's terms."""
-        with_learned = lambda learned: Metered(
-            self.base.with_variables({**self.base.variables, self.config.sft.train: learned}), self.usage
-        )
-        return State(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
-
-    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
-        """One iteration; its value data and its exchanges for the report go to the run's folder."""
-        i = int(state.iteration)
-        earlier = range(max(0, i - self.config.learning.buffer + 1), i)
-        buffer = tuple(records.read_pairs(self.values_file(n)) for n in earlier)
-        seed = int(jax.random.randint(key, (), 0, 2**30))
-        after, log = nlac.iterate(self.models(state, buffer), self.setup, self.viewer, seed)
-        records.write_pairs(self.values_file(i), after.buffer[-1])
-        when = f"iteration {i + 1}, against {self.opponent}"
-        records.write(self.run_dir, i, actor_critic_report.exchanges(log, when, _grid))
-        learned = lambda model: model.model.variables[self.config.sft.train]
-        recent = (state.policy, *state.recent)[: self.config.average - 1]
-        return Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32), recent), log.metrics
-
-    def values_file(self, iteration: int) -> pathlib.Path:
-        return self.run_dir / "values" / f"{iteration:05d}.jsonl"
-
-    def evaluate(self, state: Learned) -> dict[str, float]:
-        """Greedy play, as in the paper, of the mean of the last policies: "win", "tie", "loss", "random_moves"."""
-        greedy = Sampling(self.config.learning.rollout.max_tokens, 0.0)
-        judged = self.models(state.replace(policy=state.judged()))
-        games, seed = self.config.eval_games, self.config.seed + 1
-        return nlac.evaluate(judged, self.setup, self.viewer, games, greedy, seed)[0]
+def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel) -> Trainer:
+    """The actor-critic against one opponent, with its models."""
+    sft = dataclasses.replace(config.sft, seed=config.seed)
+    learn = models.learner(sft)
+    learn_policy = models.learner(dataclasses.replace(sft, learning_rate=config.policy_learning_rate))
+    fixed = setup(config, opponent, large, learn_policy, learn)
+    views, rng = random_views(fixed.game, config.format_examples, config.seed), random.Random(config.seed)
+    policy = [(fixed.roles.policy(view), scripts.random_policy({"view": view}, rng)) for view in views]
+    moves = [rng.choice(view.legal) for view in views]
+    value = [
+        (fixed.roles.value(view, move), scripts.random_value({"view": view, "action": move}, rng))
+        for view, move in zip(views, moves, strict=True)
+    ]
+    mesh = players.parse_mesh(config.mesh)
+    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
+    return Trainer(
+        fixed, opponent, base, config.sft.train, learn, policy, value, config.average, config.eval_games, config.seed,
+        run_dir, usage, _grid,
+    )  # fmt: skip
 
 
 def setup(
@@ -267,30 +212,14 @@ def train_actor_critic(
       paid: where an endpoint's replies are cached; the run's folder by default.
     """
     large = large_model(config, config.aggregator, paid or run_dir, usage)
-    trainer = Trainer(config, opponent, run_dir, usage, large)
-    state = trainer.init()
-    before = trainer.evaluate(state)
-    if resume:
-        state = loop.restore(run_dir, state)
-    state = loop.train(
-        run_dir,
-        trainer.update,
-        state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("eval/win", "rollout/win", "random_moves", "value_sft/loss", "policy_sft/loss"),
-        resume=resume,
-        evaluate=lambda done, state: {f"eval/{name}": share for name, share in trainer.evaluate(state).items()},
-    )
-    results.write(run_dir, script=SCRIPT, before=before, after=trainer.evaluate(state), iterations=config.iterations)
-    return results.read(run_dir)
+    trainer = trainer_of(config, opponent, run_dir, usage, large)
+    return actor_critic.train(trainer, SCRIPT, config.iterations, config.checkpoint_every, resume)
 
 
 def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
     """The aggregator and improver, or a model that plays as prompted."""
-    mesh = players.parse_mesh(config.mesh)
-    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
+    mesh, rules = players.parse_mesh(config.mesh), scripts.scripts(config.words)
+    return models.large_model(name, rules, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
 
 
 def play_prompted(config: RunConfig, name: str, opponent: str, model: LanguageModel) -> dict[str, float]:
@@ -306,17 +235,18 @@ def run_method(
 ) -> dict[str, Any]:
     """A method against an opponent, from disk where it is finished. Returns results.json's content."""
     folder, trained = run_dir / opponent / method, method in ("actor-critic", "LLM-PPO")
+    wanted = (config.ppo_iterations if method == "LLM-PPO" else 0) or config.iterations
     if resume and (folder / results.RESULTS).exists():
         earlier = results.read(folder)
-        if not trained or earlier["iterations"] >= config.iterations:
+        if not trained or earlier["iterations"] >= wanted:
             return earlier
-    what = f"{config.iterations} iterations of {config.learning.games}" if trained else f"{config.eval_games}"
+    what = f"{wanted} iterations of {config.learning.games}" if trained else f"{config.eval_games}"
     print(f"{method} against {opponent}: {what} games", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     if method == "actor-critic":
         return train_actor_critic(config, opponent, folder, resume, usage, run_dir)
     if method == "LLM-PPO":
-        trainer = Trainer(config, opponent, folder, Usage(), ScriptedModel({}))
+        trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
         start = trainer.models(trainer.init()).policy.model
         return train_language_ppo.train(config.ppo_run(opponent), start, folder, resume)
     name = config.prompted_models[method]
@@ -343,7 +273,7 @@ def validate(config: RunConfig) -> None:
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
     own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
-    rules, usages = CountingModel(scripts.SCRIPTS | own), (Usage(), Usage())
+    rules, usages = CountingModel(scripts.scripts(config.words) | own), (Usage(), Usage())
     model, prompted = (Metered(rules, usage) for usage in usages)
     learn = lambda model, pairs: (model, {})
     fixed, tokens = setup(config, "random", model, learn, learn), config.learning.rollout.max_tokens
@@ -371,7 +301,16 @@ def main(argv: list[str]) -> None:
         print(dry_run(config, opponents))
         return
     validate(config)
-    may_change = ("iterations", "prompted", "checkpoint_every", "micro_batch", "remat", "mesh", *models.MAY_CHANGE)
+    may_change = (
+        "iterations",
+        "ppo_iterations",
+        "prompted",
+        "checkpoint_every",
+        "micro_batch",
+        "remat",
+        "mesh",
+        *models.MAY_CHANGE,
+    )
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("base_url", "endpoint_model")
     run_dir = app.take_run_dir(SCRIPT, config, may_change)

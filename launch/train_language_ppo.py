@@ -17,13 +17,14 @@ import jax
 from absl import flags
 
 import envs
-from envs.tic_tac_toe import prompts
+from envs.tic_tac_toe import prompts, rules
 from nlrl_jax.algorithms import language_ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
 from nlrl_jax.run import app, loop, models, players, results
 from nlrl_jax.text.word_policy import MovePolicy
+from nlrl_jax.types import TextGame
 
 SCRIPT = "train_language_ppo"
 MAY_CHANGE = ("iterations", "checkpoint_every", "remat", "mesh")
@@ -40,6 +41,9 @@ class RunConfig:
         "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
         choices=("auto", *prompts.STYLES),
     )  # fmt: skip
+    threats: bool = option(
+        False, "the prompt names the squares that would complete a row, as the actor-critic's rules do"
+    )
     iterations: int = option(5, "iterations", least=1)
     learning: LanguagePPOConfig = part(
         LanguagePPOConfig(num_games=320, actor_learning_rate=3e-4, critic_learning_rate=1e-3),
@@ -66,8 +70,17 @@ PRESETS = {
 
 def policy_of(config: RunConfig, start: LocalModel) -> MovePolicy:
     """The policy, with the prompt of the actor-critic's policy."""
-    template = prompts.policy_template(players.prompt_for(config.model, config.style))
-    return MovePolicy.for_game(envs.make("tic_tac_toe"), start.model, start.tokenizer, *template)
+    template = prompts.policy_template(players.prompt_for(config.model, config.style), config.threats)
+    return MovePolicy.for_game(game_of(config, "random"), start.model, start.tokenizer, *template)
+
+
+def game_of(config: RunConfig, opponent: str) -> TextGame:
+    """Tic-tac-toe against an opponent, with the fields of the threats if the prompt names them."""
+    game = envs.make(GAMES[opponent])
+    if not config.threats:
+        return game
+    with_threats = lambda state: (fields := game.fields(state)) | rules.threat_fields(fields["cells"])
+    return dataclasses.replace(game, fields=with_threats)
 
 
 def init_state(start: LocalModel, learning: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
@@ -82,7 +95,7 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
     Args:
       start: the policy before its first iteration.
     """
-    game, policy, key = envs.make(GAMES[config.opponent]), policy_of(config, start), jax.random.key(config.seed)
+    game, policy, key = game_of(config, config.opponent), policy_of(config, start), jax.random.key(config.seed)
     state = models.on_device(init_state(start, config.learning, key))
     play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
 

@@ -1,12 +1,15 @@
 """Trains a language value function on breakthrough by language TD: a model learns to say who is ahead, and why.
 
     python -m launch.train_language_td --run_dir runs/language_td
+    python -m launch.train_language_td --critic number --run_dir runs/scalar_td      # the control: no words
     python -m launch.train_language_td --scale paper --dry_run
 
 NLRL, algorithm 2, section 5.2. First, positions are collected from games between MCTS players of mixed skill, and a
 strong one plays look-ahead variations from each; both are kept in RUN_DIR/data. Then the value model learns the
 aggregator's summaries of the variations and of the model's own evaluations of their ends. Accuracy is on held-out
-positions, against win rates by MCTS. The last line reads `advantage accuracy: <before> -> <after>`.
+positions, against win rates by MCTS, at two thresholds (`--threshold` and the authors' 0.2), beside what does not learn
+(`nlrl_jax/algorithms/td_controls.py`) and other models as prompted (`--prompted smollm2,endpoint`, Figure 5a). The last
+line reads `advantage accuracy: <before> -> <after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_td.py`. At nano scale rules stand in for the large
 model, MCTS searches less, evaluations are written at temperature 0 and SFT restarts from the base model in every
@@ -20,29 +23,29 @@ import pathlib
 import random
 from typing import Any
 
-import flax.struct
 import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
 
 from envs.breakthrough import prompts
 from envs.breakthrough import rule_based as scripts
 from envs.breakthrough.rules import board_game
-from nlrl_jax.algorithms import language_td, language_td_data, mcts
+from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
+from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import TDRoles, Viewer
-from nlrl_jax.rollouts.board_games import random_opponent
 from nlrl_jax.run import app, cost, loop, models, players, records, results
+from nlrl_jax.run import language_td as language_td_run
+from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
+AUTHORS = 0.2  # their threshold
 MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", *models.MAY_CHANGE)
 
 
@@ -52,6 +55,11 @@ class RunConfig:
 
     model: str = option("nano_board", "value model: nano_board, smollm2, a Hugging Face folder or a .gguf file")
     aggregator: str = option("scripted", "aggregator: scripted, endpoint, or a local model's name")
+    critic: str = option(
+        "words", "words, or number: the control, a value head that regresses on the numbers behind the words",
+        choices=("words", "number"),
+    )  # fmt: skip
+    number_batch: int = option(12, "critic number: positions per gradient step", least=1)
     first_values: str = option(
         "aggregator", "value model of the first iteration: aggregator (the paper) or value",
         choices=("value", "aggregator"),
@@ -63,7 +71,7 @@ class RunConfig:
         TDDataConfig(12_000, 1000, simulations=100, rollouts=1, skills="2x1,8x1,32x1,64x4", judge_games=32)
     )
     threshold: float = option(0.4, "test positions with a win rate nearer to 0 are left out as level", least=0, most=1)
-    iterations: int = option(4, "iterations of language TD", least=1)
+    iterations: int = option(4, "iterations of language TD; 0: only judge what does not learn", least=0)
     format_examples: int = option(0, "random evaluations that teach the reply format; nano_board knows it", least=0)
     learning: LanguageTDConfig = part(LanguageTDConfig(values=Sampling(64, 0.0, 50, 0.95)))
     restart: bool = option(True, "restart SFT from the base model in every iteration; false: continue")
@@ -74,6 +82,7 @@ class RunConfig:
     )
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
+    prompted: str = option("", "models judged as prompted, separated by commas, such as smollm2 or endpoint")
     seed: int = option(0, "everything random follows from it", least=0)
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
@@ -81,6 +90,19 @@ class RunConfig:
 
     def __post_init__(self):
         check(self)
+        models.labels(self.prompted, self.endpoint_model)
+        if self.critic == "number" and self.sft.train != "params":
+            raise ValueError(f"--critic number trains all weights, so --train must be params; it is {self.sft.train}")
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The run's own first."""
+        return tuple(dict.fromkeys((self.threshold, AUTHORS)))
+
+    @property
+    def prompted_models(self) -> dict[str, str]:
+        """Label -> name, see `models.labels`."""
+        return models.labels(self.prompted, self.endpoint_model)
 
     @property
     def roles(self) -> TDRoles:
@@ -106,75 +128,47 @@ PRESETS = {
 }  # fmt: skip
 
 
-@flax.struct.dataclass
-class Learned:
-    """What a checkpoint holds: the value model's trained collection."""
+def trainer_of(
+    config: RunConfig,
+    run_dir: pathlib.Path,
+    usage: Usage,
+    data: pathlib.Path | None = None,
+    paid: pathlib.Path | None = None,
+) -> language_td_run.Trainer:
+    """The run with its models and its data, which may take minutes; see `train`."""
+    game, sft = board_game(), dataclasses.replace(config.sft, seed=config.seed)
+    large = large_model(config, config.aggregator, paid or run_dir, usage)
+    mesh = players.parse_mesh(config.mesh)
+    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
+    found = language_td_data.load_or_make(game, config.data, config.seed, data or run_dir / "data")
+    chats = [config.roles.value(s.view) for s in found.train[: config.format_examples]]
+    replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
+    fixed = dict(
+        game=game, roles=config.roles, data=found, base=base, train=config.sft.train, large=large,
+        first_value=config.first_value(large), learn=models.learner(sft), learning=config.learning,
+        restart=config.restart, seed=config.seed, thresholds=config.thresholds,
+        format_pairs=[(chat, reply.text) for chat, reply in zip(chats, replies, strict=True)],
+        run_dir=run_dir, usage=usage, draw=_grid,
+    )  # fmt: skip
+    if config.critic == "words":
+        return language_td_run.Trainer(**fixed)
+    critic = ScalarCritic(base.model, base.tokenizer, config.roles.value, sft, config.number_batch)
+    return language_td_run.NumberTrainer(**fixed, critic=critic)
 
-    value: Any
-    iteration: jax.Array
 
-    def learned(self) -> dict[str, Any]:
-        return {"value": self.value, "iteration": self.iteration}
-
-
-class Trainer:
-    """A run with its models and data; its state is a `Learned`."""
-
-    def __init__(self, config: RunConfig, run_dir: pathlib.Path, usage: Usage):
-        self.config, self.run_dir, self.usage, self.roles = config, run_dir, usage, config.roles
-        self.learn = models.learner(dataclasses.replace(config.sft, seed=config.seed))
-        mesh = players.parse_mesh(config.mesh)
-        self.large = models.large_model(
-            config.aggregator, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh
-        )
-        self.base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
-        self.start, self.game = self.base, board_game()
-        self.data = language_td_data.load_or_make(
-            self.game, config.data, config.seed, run_dir / "data"
-        )  # takes minutes
-
-    def init(self) -> Learned:
-        """The base model, after it learned the reply format."""
-        config = self.config
-        if config.format_examples:
-            chats = [self.roles.value(s.view) for s in self.data.train[: config.format_examples]]
-            replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
-            self.start, _ = self.learn(self.base, [(chat, r.text) for chat, r in zip(chats, replies, strict=True)])
-        learned = self.start.variables[config.sft.train]
-        return Learned(models.on_device(learned), jnp.zeros((), jnp.int32))
-
-    def model(self, state: Learned):
-        """The value model of a state, its calls counted."""
-        variables = {**self.base.variables, self.config.sft.train: state.value}
-        return Metered(self.base.with_variables(variables), self.usage)
-
-    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
-        i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
-        first_value = self.config.first_value(self.large) if i == 0 else None
-        learn = self.learn_anew if self.config.restart else self.learn
-        value, targets, metrics = language_td.iterate(
-            self.data.train, self.roles, self.model(state), self.large, learn, self.config.learning, seed, first_value
-        )
-        records.write(self.run_dir, i, language_td_report.learned(targets, i, _grid))
-        learned = value.model.variables[self.config.sft.train]
-        return Learned(learned, jnp.asarray(i + 1, jnp.int32)), metrics
-
-    def learn_anew(self, model, pairs):
-        """The starting model after SFT; `model` if no example fits."""
-        learned, metrics = self.learn(Metered(self.start, self.usage), pairs)
-        return (learned if metrics["examples"] else model), metrics
-
-    def judge(self, state: Learned) -> tuple[language_td.Judged, list[str]]:
-        """Accuracy on the test positions."""
-        data, config = self.data, self.config
-        return language_td.judge(
-            data.test, data.win_rates, self.game.players, self.roles, self.model(state), config.learning.values,
-            config.seed, config.threshold,
-        )  # fmt: skip
-
-    def evaluate(self, state: Learned) -> dict[str, float]:
-        judged, _ = self.judge(state)
-        return {"eval/accuracy": judged.accuracy, "eval/answered": judged.answered}
+def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Path) -> dict[str, dict[str, float]]:
+    """What does not learn, on the same positions: controls by rule, also beside an endpoint, and models as prompted."""
+    rules, learning = ScriptedModel(scripts.SCRIPTS), config.learning
+    value = ValueFunction(rules, config.roles.value, learning.values)
+    found = td_controls.controls(
+        trainer.game, trainer.data, config.data, config.roles, rules, value, learning, scripts.RULES, config.seed
+    )
+    greedy = dataclasses.replace(learning.aggregation, temperature=0.0)
+    for label, name in config.prompted_models.items():
+        roles = prompts.roles(players.prompt_for(name, config.style))
+        model = large_model(config, name, paid, trainer.usage)
+        found[label] = language_td.judge(trainer.data.test, roles, model, greedy, config.seed)[0]
+    return {name: trainer.assess(sides) for name, sides in found.items()}
 
 
 def _grid(board: str) -> str:
@@ -183,13 +177,33 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 
 
-def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
-    """Trains in an opened run folder. Returns results.json's content; writes the page too."""
-    usage = models.ledger(run_dir)
-    trainer = Trainer(config, run_dir, usage)
+def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
+    """The aggregator, or a model that is judged as prompted."""
+    mesh = players.parse_mesh(config.mesh)
+    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
+
+
+def train(
+    config: RunConfig,
+    run_dir: pathlib.Path,
+    resume: bool,
+    data: pathlib.Path | None = None,
+    paid: pathlib.Path | None = None,
+    usage: Usage | None = None,
+) -> dict[str, Any]:
+    """Trains in an opened run folder. Returns results.json's content; writes the page too.
+
+    Args:
+      data: where positions are, or will be, kept; the run's folder by default.
+      paid: where an endpoint's replies are cached; the run's folder by default.
+      usage: what counts tokens; by default one in the run's folder.
+    """
+    usage = usage or models.ledger(run_dir)
+    trainer = trainer_of(config, run_dir, usage, data, paid)
     state = trainer.init()
-    before, words_before = trainer.judge(state)
-    print(f"before: accuracy {before.accuracy:.3f} on {before.positions} positions ({before.level} level)", flush=True)
+    sides, words_before = trainer.judge(state)
+    before = trainer.assess(sides)
+    print(f"before: accuracy {before['accuracy']:.3f} on {before['positions']} positions", flush=True)
     if resume:
         state = loop.restore(run_dir, state)
     state = loop.train(
@@ -203,14 +217,17 @@ def train(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> dict[str, A
         resume=resume,
         evaluate=lambda done, state: trainer.evaluate(state),
     )
-    after, words_after = trainer.judge(state)
-    results.write(run_dir, script=SCRIPT, before=before._asdict(), after=after._asdict())
-    stored = results.read(run_dir)
-    data, judged = trainer.data, (words_before, words_after)
-    clear = [(data.test[n], data.win_rates[n]) for n in np.flatnonzero(np.abs(data.win_rates) >= config.threshold)]
-    exchanges = language_td_report.judged(clear, *judged, trainer.game.players, _grid)
-    exchanges += records.first_and_last(run_dir)
-    language_td_report.write(run_dir, flat(config), stored["before"], stored["after"], exchanges, describe_usage(usage))
+    sides, words_after = trainer.judge(state)
+    after, others = trainer.assess(sides), beside(config, trainer, paid or run_dir)
+    results.write(run_dir, script=SCRIPT, before=before, after=after, beside=others)
+    stored, positions = results.read(run_dir), trainer.data
+    judged = [
+        (view, rate, old, new)
+        for view, rate, old, new in zip(positions.test, positions.win_rates, words_before, words_after, strict=True)
+        if abs(rate) >= config.threshold
+    ]
+    exchanges = language_td_report.judged(judged, trainer.game.players, _grid) + records.first_and_last(run_dir)
+    language_td_report.write(run_dir, flat(config), stored, exchanges, describe_usage(usage), config.thresholds)
     return stored
 
 
@@ -222,21 +239,9 @@ def validate(config: RunConfig) -> None:
     rows = config.sft.max_length, config.learning.values.max_tokens
     models.check_rows(config.model, [example], *rows, large * (config.aggregator != "scripted"))
     models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large)
-
-
-def _sample(config: TDDataConfig, num: int, key: jax.Array) -> list[language_td.LookAhead]:
-    """Early positions and look-ahead variations by random play: quick to make, as long as those of a run."""
-    game = board_game()
-    random_move = random_opponent(game)
-    over = jax.vmap(game.is_terminal)
-    policy = lambda key, positions: (jnp.where(over(positions), -1, random_move(key, positions)), None, None)
-    start = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], num, axis=0), game.init())
-    _, played = mcts.play_moves(game, policy, jax.random.fold_in(key, 0), start, 4)  # no game is over so early
-    positions = jax.tree.map(lambda leaf: leaf[-1], played)
-    repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, config.variations, axis=0), positions)
-    ahead = mcts.play_moves(game, policy, jax.random.fold_in(key, 1), repeated, config.look_ahead)
-    actions, reached = jax.device_get(ahead)
-    return language_td.look_ahead(game, Viewer(game), positions, actions, reached, config.variations)
+    for name in config.prompted_models.values():
+        prompt = prompts.roles(players.prompt_for(name, config.style)).value(view)
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt])
 
 
 def dry_run(config: RunConfig) -> str:
@@ -244,21 +249,26 @@ def dry_run(config: RunConfig) -> str:
     data, seed = config.data, config.seed
     times = max(1, min(data.states, data.test_states) // 8)
     train, tests = data.states // times, data.test_states // times
-    sample = _sample(data, train + tests, jax.random.key(seed))
+    sample = language_td_data.sample(board_game(), data, train + tests, jax.random.key(seed))
     views = [s.view for s in sample[train:]]
-    counts = {"own": Usage(), "large": Usage()}
+    counts = {"own": Usage(), "large": Usage(), "as prompted": Usage()}
     rules = CountingModel(scripts.SCRIPTS | {"judge": scripts.material})
-    own, large = (Metered(rules, usage) for usage in counts.values())
-    judge = lambda: language_td.judge(
-        views, np.ones(tests), ("black", "white"), config.roles, own, config.learning.values, seed
-    )
+    own, large, prompted = (Metered(rules, usage) for usage in counts.values())
+    judge = lambda: language_td.judge(views, config.roles, own, config.learning.values, seed)
+    judge = judge if config.critic == "words" else lambda: None
     judge()
-    for i in range(config.iterations):
+    first = config.first_value(large)
+    if config.critic == "number" and first and config.iterations:
+        first.model.complete([first.prompt(view) for view in ends(sample[:train])], first.sampling, "value", seed)
+    for i in range(config.iterations if config.critic == "words" else 0):
         first_value = config.first_value(large) if i == 0 else None
         learn = lambda model, pairs: (model, {})
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
         judge()
     judge()
+    for name in config.prompted_models.values():
+        roles = prompts.roles(players.prompt_for(name, config.style))
+        language_td.judge(views, roles, prompted, config.learning.aggregation, seed)
     rows = [{**row, "role": f"{row['role']} ({who})"} for who, usage in counts.items() for row in usage.rows()]
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
     return (
@@ -281,6 +291,7 @@ def main(argv: list[str]) -> None:
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     stored = train(config, run_dir, flags.FLAGS.resume)
     before, after = stored["before"], stored["after"]
+    print(markdown(language_td_report.table(stored, config.thresholds)))
     print(f"report: {run_dir / 'report.html'}")
     print(f"answered: {before['answered']:.3f} -> {after['answered']:.3f} of {after['positions']:.0f} positions")
     print(f"advantage accuracy: {before['accuracy']:.3f} -> {after['accuracy']:.3f}")

@@ -2,7 +2,7 @@
 
 The aggregator reads the variations in its prompt: who won the finished ones, and what the evaluations of the others
 say. It knows neither the rules nor the board. `blind` writes evaluations with a random advantage, which teach the reply
-format only. `material` counts pawns, as a beginner would.
+format only. `material` counts pawns, as a beginner would. `RULES` are controls: who is ahead, without words.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs.breakthrough.prompts import read_advantage, squares
+from nlrl_jax.roles.board_games import View
 
 SIDES = ("white", "black")
 SIGN = {"white": 1.0, "black": -1.0, None: 0.0}
@@ -37,12 +38,34 @@ def blind(context: Mapping[str, Any], rng: random.Random) -> str:
 def material(context: Mapping[str, Any], rng: random.Random) -> str:
     """An evaluation that counts pawns; ties are broken at random."""
     view = context["view"]
+    move = rng.choice(view.legal)
+    return evaluation(move, more_pawns(view) or rng.choice(SIDES))
+
+
+def more_pawns(view: View) -> str | None:
+    """The side with more pawns; None where they are equal."""
     lead = len(squares(view.board, "w")) - len(squares(view.board, "b"))
-    return evaluation(rng.choice(view.legal), "white" if lead > 0 else "black" if lead < 0 else rng.choice(SIDES))
+    return "white" if lead > 0 else "black" if lead < 0 else None
+
+
+def pawns_then_race(view: View) -> str:
+    """The side with more pawns, then the one whose foremost pawn has fewer rows to go, then the side to move."""
+    rows = len(view.board.splitlines()) - 1
+    to_go = {
+        "white": min((rows - int(name[1:]) for name in squares(view.board, "w")), default=rows),
+        "black": min((int(name[1:]) - 1 for name in squares(view.board, "b")), default=rows),
+    }
+    nearer = min(SIDES, key=to_go.get) if to_go["white"] != to_go["black"] else view.player
+    return more_pawns(view) or nearer
 
 
 def evaluation(move: str, side: str) -> str:
     return f"*Suggested Moves*: {move}\n*Advantage*: <{side}>"
 
 
+RULES = {
+    "more pawns": more_pawns,
+    "more pawns, then the race": pawns_then_race,
+    "side to move": lambda view: view.player,
+}
 SCRIPTS = {"aggregator": aggregate, "blind": blind, "value": material}

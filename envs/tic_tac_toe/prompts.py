@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 
 from envs.tic_tac_toe.rules import ACTIONS, LINES, MAX_MOVES, PLAYERS, RULES, board_template
@@ -71,14 +72,32 @@ def roles(style: str = "paper") -> ActorCriticRoles:
         read_move=read_move,
         read_value=read_value,
         clean=clean,
+        contradicts=contradicts,
+        correction=correction,
     )
 
 
-def policy_template(style: str = "paper") -> tuple[Template, str]:
+def policy_template(style: str = "paper", threats: bool = False) -> tuple[Template, str]:
     """The chat of `roles(style).policy` as data: (the user's message, reading `rules.fields`; the system's).
 
     For a policy that plays under `jax.jit`. Errors: see `roles`.
+
+    Args:
+      threats: a last line names the positions that would complete a row, as `rule_based.threats` does; the template
+        then reads `rules.threat_fields` too.
     """
+    user, system = _policy_template(style)
+    if not threats:
+        return user, system
+    parts: list[Literal | Repeat] = [Literal("\nThreat:")]
+    for player in PLAYERS:
+        item = (Literal(" "), Choice(f"threat_{player}", ACTIONS))
+        listed = Repeat(f"num_threat_{player}", MAX_MOVES, item, separator="", empty=" nobody")
+        parts += [Literal(f" {player}"), listed, Literal("," if player == PLAYERS[0] else ".")]
+    return user + Template(tuple(parts)), system
+
+
+def _policy_template(style: str) -> tuple[Template, str]:
     _check(style)
     player = Choice("player", PLAYERS)
     if style == "compact":
@@ -141,6 +160,51 @@ def read_value(reply: str) -> float | None:
     """The number under "final_evaluation", within [-1, 1]."""
     number = read_number(read_json(reply).fields.get("final_evaluation"))
     return None if number is None else max(-1.0, min(1.0, number))
+
+
+_COUNTS = re.compile(r"(\d+) of (\d+) games are won by O, (\d+) by X,( \d+)(?= drawn)")
+
+
+def contradicts(reply: str) -> bool:
+    """Whether an evaluation contradicts itself: its counts of games do not add up, or its number is not theirs.
+
+    "1 of 5 games are won by O, 3 by X, 1 drawn" is -0.4. One without counts or without a number does not.
+    """
+    match, number = _COUNTS.search(reply), read_value(reply)
+    if match is None or number is None:
+        return False
+    won, games, lost, drawn = map(int, match.groups())
+    return not games or won + lost + drawn != games or abs(number - (won - lost) / games) > 0.0501  # one digit
+
+
+def correction(reply: str) -> tuple[str, str] | None:
+    """(an evaluation as far as it is right, how it goes on) where it contradicts itself; None where it does not.
+
+    None also where more games are won than there are: then nothing says which count is wrong.
+    """
+    match = _COUNTS.search(reply)
+    if match is None or not contradicts(reply):
+        return None
+    won, games, lost, drawn = map(int, match.groups())
+    head, name, tail = reply.rpartition('"final_evaluation":')
+    if won + lost > games or not games or not name:
+        return None
+    rest = re.sub(r"^\s*[-+\d.eE]+", f" {json.dumps(round((won - lost) / games, 1))}", tail)
+    if won + lost + drawn == games:
+        return head + name, rest
+    begin, end = match.span(4)
+    return reply[:begin], f" {games - won - lost}{head[end:]}{name}{rest}"
+
+
+def only_number(reply: str) -> str:
+    """An evaluation without its words."""
+    return json.dumps({"thought": "", "final_evaluation": read_value(reply)})
+
+
+def only_words(reply: str) -> str:
+    """An evaluation without its number."""
+    thought = read_json(reply).fields.get("thought", "")
+    return json.dumps({"thought": thought}, ensure_ascii=False)
 
 
 def clean(reply: str) -> str:

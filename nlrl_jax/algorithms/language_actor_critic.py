@@ -7,6 +7,8 @@ Departures from the paper:
   last one with what is left (so does the authors' code); `fresh_lines` plays K new ones, as Algorithm 3 states;
 - the value model learns from all data of the last K_buffer iterations, of which one may have more than another (table
   10 merges them by "equal sampling" and does not say how);
+- evaluations of the value model that contradict themselves are counted, and `correct` teaches it how they should go on:
+  its own words are read as far as they are right, and what they imply is learned;
 - form of the TD estimate: see `language_estimates.py`.
 """
 
@@ -24,7 +26,7 @@ from nlrl_jax.algorithms.language_estimates import ValueTarget
 from nlrl_jax.config import check, option, part
 from nlrl_jax.roles.board_games import ActorCriticRoles, View, Viewer
 from nlrl_jax.rollouts.board_games import Act, Opponent, Played, language_act, play_games, random_act, rates
-from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
+from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Piece, Sampling
 
 ESTIMATES = ("mc", "td")
 
@@ -54,6 +56,10 @@ class ActorCriticConfig:
         "their values are known; 0: no limit (the paper)", least=0,
     )  # fmt: skip
     buffer: int = option(3, "iterations of value data that the value model learns from [K_buffer]", least=1)
+    correct: bool = option(
+        False, "teach the value model, an iteration later, how its contradictory evaluations should go on; the paper: "
+        "no",
+    )  # fmt: skip
     rollout: Sampling = _sampling(Sampling(512, 1.0, 50, 0.95), max_tokens="max_tokens")
     candidates: Sampling = _sampling(Sampling(1024, 0.7), temperature="candidate_temperature")
     values: Sampling = _sampling(Sampling(512, 0.0), temperature="value_temperature")
@@ -101,11 +107,12 @@ class PolicyTarget(NamedTuple):
 
 
 class IterationLog(NamedTuple):
-    """An iteration's games, training targets and metrics."""
+    """An iteration's games, training targets and metrics. corrections: of evaluations that contradict themselves."""
 
     games: list[Played]
     values: list[ValueTarget]
     improvements: list[PolicyTarget]
+    corrections: Pairs
     metrics: dict[str, float]
 
 
@@ -138,7 +145,9 @@ def iterate(state: State, setup: ActorCriticSetup, viewer: Viewer, seed: int) ->
 
     # Lines 24-32: language policy improvement
     proposals = None if at_random else state.policy
-    improvements = improve(tau, setup, proposals, value, seed, counts)
+    improvements, corrections = improve(tau, setup, proposals, value, seed, counts)
+    if config.correct:
+        buffer = (*buffer[:-1], [*buffer[-1], *corrections])
     most = config.max_visits or config.games
     D_pi = [(roles.policy(t.view), t.text) for t in improvements for _ in range(min(t.visits, most))]
 
@@ -146,12 +155,15 @@ def iterate(state: State, setup: ActorCriticSetup, viewer: Viewer, seed: int) ->
     policy, policy_metrics = setup.learn_policy(state.policy, D_pi)
 
     metrics = {f"rollout/{name}": share for name, share in rates(tau).items()}
+    metrics["value/contradicts"] = counts.pop("value/contradicts", 0) / max(counts["value/calls"], 1)
     metrics["games"] = len(tau) + config.fresh_lines * sum(len(lines) for _, lines in chunks)
     metrics["random_moves"] = 1.0 if at_random else random_share(counts)
     metrics |= {f"value_sft/{name}": number for name, number in value_metrics.items()}
     metrics |= {f"policy_sft/{name}": number for name, number in policy_metrics.items()}
     metrics |= {f"count/{name.replace(' ', '_')}": float(number) for name, number in sorted(counts.items())}
-    return State(policy, value, buffer, state.iteration + 1), IterationLog(tau, targets, improvements, metrics)
+    return State(policy, value, buffer, state.iteration + 1), IterationLog(
+        tau, targets, improvements, corrections, metrics
+    )
 
 
 def improve(
@@ -161,11 +173,13 @@ def improve(
     value: LanguageModel,
     seed: int,
     counts: Counter[str],
-) -> list[PolicyTarget]:
+) -> tuple[list[PolicyTarget], Pairs]:
     """Lines 26-32 for every position the agent met. A reply without one of its moves is dropped and counted.
 
     Args:
       policy: proposes the moves that are compared; None proposes at random.
+
+    Returns: (members of D_pi, value prompts with corrections of the evaluations that contradict themselves).
     """
     config, roles = setup.config, setup.roles
     visits = Counter(s.before for g in games for s in g.line.steps if s.before.player == g.agent)
@@ -174,11 +188,18 @@ def improve(
     pairs = [(n, action) for n, words in enumerate(moves) for action in words for _ in range(config.num_values)]
     prompts = [roles.value(views[n], action) for n, action in pairs]
     evaluations: list[list[tuple[str, str]]] = [[] for _ in views]  # Q^L
-    for (n, action), reply in zip(pairs, value.complete(prompts, config.values, "value", seed), strict=True):
+    corrections: Pairs = []
+    for (n, action), chat, reply in zip(
+        pairs, prompts, value.complete(prompts, config.values, "value", seed), strict=True
+    ):
         counts["value/calls"] += 1
         counts["value/no number"] += roles.read_value(reply.text) is None
         counts["value/never ended"] += not reply.ended
         evaluations[n].append((action, reply.text))
+        counts["value/contradicts"] += roles.contradicts(reply.text)
+        if corrected := roles.correction(reply.text):
+            right, rest = corrected
+            corrections.append((chat, [Piece(right, 0.0), Piece(rest), Piece(None)]))
     chats = [roles.improve(view, texts) for view, texts in zip(views, evaluations, strict=True)]
     replies = setup.improver.complete(chats, config.improvement, "improver", seed)  # pi_new, c <- I(Q^L, T_L)
     targets = []
@@ -190,7 +211,7 @@ def improve(
             counts["improver/dropped"] += 1
             continue
         targets.append(PolicyTarget(view, move.word, roles.clean(reply.text), tuple(texts), visits[view]))
-    return targets
+    return targets, corrections
 
 
 def propose(

@@ -148,44 +148,45 @@ def iterate(
 
 
 class Judged(NamedTuple):
-    """How well a value model says who is ahead.
+    """How well a value function says who is ahead.
 
     accuracy: share of correct answers among those that name a side, on positions that are not level.
     answered: share of these positions where it names a side.
     positions: how many are not level. level: how many are, and were left out.
+    standard_error: of the accuracy, as that of independent draws.
     """
 
     accuracy: float
     answered: float
     positions: int
     level: int
+    standard_error: float
 
 
-def judge(
-    views: Sequence[View],
-    win_rates: np.ndarray,
-    players: tuple[str, str],
-    roles: TDRoles,
-    value: LanguageModel,
-    sampling: Sampling,
-    seed: int,
-    threshold: float = 0.2,
-) -> tuple[Judged, list[str]]:
-    """The advantage judgement against win rates (section 5.2.1), and the evaluations of the positions that count.
+def assess(sides: Sequence[str | None], win_rates: np.ndarray, players: tuple[str, str], threshold: float) -> Judged:
+    """The advantage judgement against win rates (section 5.2.1).
 
     Args:
+      sides: [N], the side that is called ahead, or None.
       win_rates: [N], mean outcome for player 0, from -1 to 1, by playing out.
       threshold: positions whose win rate is nearer to 0 than this are level.
     """
     clear = np.flatnonzero(np.abs(win_rates) >= threshold)
-    replies = value.complete([roles.value(views[n]) for n in clear], sampling, "judge", seed)
-    sides = [roles.read_advantage(reply.text) for reply in replies]
-    right = [side == players[0 if win_rates[n] > 0 else 1] for n, side in zip(clear, sides, strict=True)]
-    answered = sum(side is not None for side in sides)
-    judged = Judged(
-        accuracy=sum(right) / max(answered, 1),
+    right = sum(sides[n] == players[0 if win_rates[n] > 0 else 1] for n in clear)
+    answered = sum(sides[n] is not None for n in clear)
+    accuracy = right / max(answered, 1)
+    return Judged(
+        accuracy=accuracy,
         answered=answered / max(len(clear), 1),
         positions=len(clear),
-        level=len(views) - len(clear),
+        level=len(win_rates) - len(clear),
+        standard_error=float(np.sqrt(accuracy * (1 - accuracy) / max(answered, 1))),
     )
-    return judged, [reply.text for reply in replies]
+
+
+def judge(
+    views: Sequence[View], roles: TDRoles, value: LanguageModel, sampling: Sampling, seed: int
+) -> tuple[list[str | None], list[str]]:
+    """(the side that a language value model calls ahead in each position, its evaluations)."""
+    replies = value.complete([roles.value(view) for view in views], sampling, "judge", seed)
+    return [roles.read_advantage(reply.text) for reply in replies], [reply.text for reply in replies]

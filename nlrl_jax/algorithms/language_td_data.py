@@ -16,6 +16,7 @@ from nlrl_jax.algorithms import language_td, mcts
 from nlrl_jax.algorithms.language_td import LookAhead
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.board_games import View, Viewer
+from nlrl_jax.rollouts.board_games import random_opponent
 from nlrl_jax.types import BoardGame
 
 _ROWS = 8192  # positions searched at once: a tree takes 12 bytes x simulations x 30 moves per row
@@ -47,11 +48,13 @@ class Data(NamedTuple):
     """The data of a run.
 
     train: D_s with its variations. test: other positions. win_rates: float [len(test)], mean outcome for player 0.
+    positions: the states of `test`, leading axis [len(test)].
     """
 
     train: list[LookAhead]
     test: list[View]
     win_rates: np.ndarray
+    positions: Any
 
 
 def parse_skills(text: str) -> list[tuple[int, int]]:
@@ -88,7 +91,21 @@ def load_or_make(game: BoardGame, config: TDDataConfig, seed: int, folder: pathl
     train = language_td.look_ahead(
         game, viewer, unpack("train"), stored["actions"], unpack("reached"), config.variations
     )
-    return Data(train, viewer.views(unpack("test")), stored["win_rates"])
+    return Data(train, viewer.views(unpack("test")), stored["win_rates"], unpack("test"))
+
+
+def sample(game: BoardGame, config: TDDataConfig, num: int, key: jax.Array) -> list[LookAhead]:
+    """Early positions and look-ahead variations by random play: quick to make, as long as those of a run."""
+    random_move = random_opponent(game)
+    over = jax.vmap(game.is_terminal)
+    policy = lambda key, positions: (jnp.where(over(positions), -1, random_move(key, positions)), None, None)
+    start = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], num, axis=0), game.init())
+    _, played = mcts.play_moves(game, policy, jax.random.fold_in(key, 0), start, 4)  # no game is over so early
+    positions = jax.tree.map(lambda leaf: leaf[-1], played)
+    repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, config.variations, axis=0), positions)
+    ahead = mcts.play_moves(game, policy, jax.random.fold_in(key, 1), repeated, config.look_ahead)
+    actions, reached = jax.device_get(ahead)
+    return language_td.look_ahead(game, Viewer(game), positions, actions, reached, config.variations)
 
 
 def _make(game: BoardGame, config: TDDataConfig, seed: int) -> dict[str, np.ndarray]:
@@ -105,11 +122,11 @@ def _make(game: BoardGame, config: TDDataConfig, seed: int) -> dict[str, np.ndar
     policy = mcts.mcts_policy(game, config.simulations, config.rollouts)
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf, config.variations, axis=0), train)
     look = functools.partial(mcts.play_moves, game, policy)
-    actions, reached = _in_chunks(lambda key, rows: look(key, rows, config.look_ahead), key_look, repeated, axis=1)
+    actions, reached = in_chunks(lambda key, rows: look(key, rows, config.look_ahead), key_look, repeated, axis=1)
     log(f"{config.variations} variations of {config.look_ahead} moves from each")
     judge = functools.partial(mcts.win_rates, game, policy)
     copies = max(1, _ROWS // config.judge_games)
-    rates = _in_chunks(lambda key, rows: judge(key, rows, config.judge_games), key_judge, test, axis=0, size=copies)
+    rates = in_chunks(lambda key, rows: judge(key, rows, config.judge_games), key_judge, test, axis=0, size=copies)
     log(f"win rates of {config.test_states} test positions, {config.judge_games} games each")
     trees = {"train": train, "test": test, "reached": reached}
     arrays = {f"{name}_{i}": leaf for name, tree in trees.items() for i, leaf in enumerate(jax.tree.leaves(tree))}
@@ -128,7 +145,7 @@ def _states(game: BoardGame, policies: list, key: jax.Array, needed: int) -> Any
     raise ValueError(f"only {count} different positions came up in {games} games per pair; ask for fewer --states")
 
 
-def _in_chunks(function: Any, key: jax.Array, positions: Any, axis: int, size: int = _ROWS) -> Any:
+def in_chunks(function: Any, key: jax.Array, positions: Any, axis: int, size: int = _ROWS) -> Any:
     """`function(key, positions)` over parts of equal size, joined along `axis`; the last part is filled up."""
     rows = len(jax.tree.leaves(positions)[0])
     size = min(size, rows)

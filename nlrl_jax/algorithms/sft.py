@@ -260,7 +260,7 @@ def fit(
     generator = np.random.default_rng(config.seed)
     plan = [make_batches(examples, config, generator.permutation(kept)) for _ in range(config.epochs)]
     total = sum(map(len, plan))
-    rate = _schedule(config, total)
+    rate = rate_at(config, total)
     network, memory = model.clone(remat=config.remat), config.micro_batch
     optimizer, step = _compiled(network, config.train, config.weight_decay, config.clip_norm, config.b2, memory)
     learned = jax.tree.map(jnp.copy, variables[config.train])  # a step gives away what it is given
@@ -312,7 +312,7 @@ def _compiled(model: Transformer, train: str, weight_decay: float, clip_norm: fl
     return optimizer, jax.jit(in_place, donate_argnums=(1, 2))
 
 
-def _schedule(config: SFTConfig, steps: int) -> Callable[[int], float]:
+def rate_at(config: SFTConfig, steps: int) -> Callable[[int], float]:
     """Step -> learning rate."""
     warm = int(np.ceil(config.warmup * steps))
 

@@ -74,6 +74,9 @@ class ActorCriticRoles:
       read_move: (reply of a policy or improver, legal words) -> its move.
       read_value: an evaluation -> its number, above 0 where player 0 is ahead; None if there is none.
       clean: a reply with a legal move -> the text that the policy learns: its JSON alone.
+      contradicts: whether an evaluation contradicts itself.
+      correction: such an evaluation -> (the text as far as it is right, how it goes on); None where nothing says how,
+        and where there is no contradiction.
     """
 
     policy: Callable[[View], Chat]
@@ -84,6 +87,8 @@ class ActorCriticRoles:
     read_move: Callable[[str, Sequence[str]], Move]
     read_value: Callable[[str], float | None]
     clean: Callable[[str], str]
+    contradicts: Callable[[str], bool] = lambda text: False
+    correction: Callable[[str], tuple[str, str] | None] = lambda text: None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

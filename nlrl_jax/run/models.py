@@ -61,6 +61,22 @@ def local_model(
     return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb)
 
 
+def labels(names: str, endpoint_model: str) -> dict[str, str]:
+    """Label in tables and plots -> name of each of the models in `names`, which commas separate.
+
+    Raises:
+      ValueError: two with one label, or rules, which cannot do what is asked of a model.
+    """
+    every = [name for name in names.split(",") if name]
+    if "scripted" in every:
+        raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
+    label = lambda name: pathlib.PurePath(endpoint_model if name == "endpoint" else name).name
+    found = {f"{label(name)} as prompted": name for name in every}
+    if len(found) < len(every):
+        raise ValueError(f"--prompted is {names!r}; two of these models would have one name in the plot")
+    return found
+
+
 def tokenizer_of(name: str) -> Tokenizer:
     """The tokenizer of a model with a chat template. Errors: see `local_model`."""
     tokenizer = load_tokenizer(name)

@@ -22,7 +22,7 @@ from nlrl_jax.rollouts.board_games import (
     random_act,
     random_opponent,
 )
-from nlrl_jax.types import Sampling
+from nlrl_jax.types import Piece, Sampling
 from tests.algorithms.table_model import TableModel, learn
 
 GAME = board_game()
@@ -224,6 +224,22 @@ def test_an_aggregator_that_writes_prose_is_counted_and_one_that_writes_nothing_
         poor = ScriptedModel({**SCRIPTS, "monte_carlo": lambda context, rng, text=text: text})
         _, record = nlac.iterate(beginner(), setting(aggregator=poor, games=6), VIEWER, 0)
         assert bool(record.values) == kept and record.metrics[f"count/aggregator/{name}"] > 0
+
+
+def test_contradictions_are_counted_and_their_numbers_taught_behind_the_models_own_words():
+    said = '{"thought": "0 of 5 games are won by O, 5 by X, 0 drawn.", "final_evaluation": 1.0}'
+    for correct in (False, True):
+        state = beginner()._replace(value=TableModel(guess=lambda rng: said))
+        learn_no_values = lambda model, pairs: (model, {"examples": len(pairs)})
+        how = setting(games=6, correct=correct)._replace(learn_value=learn_no_values)
+        after, record = nlac.iterate(state, how, VIEWER, 0)
+        assert record.metrics["value/contradicts"] == 1.0 and len(record.corrections) > 6
+        assert len(after.buffer[-1]) == len(record.values) + correct * len(record.corrections)
+    chat, (words, number, end) = record.corrections[0]
+    assert words == Piece(said[: said.index(" 1.0}")], 0.0) and number == Piece(" -1.0}") and end == Piece(None)
+    assert chat.messages == roles("compact").value(chat.context["view"], chat.context["action"]).messages
+    _, second = nlac.iterate(after._replace(iteration=0), how, VIEWER, 1)
+    assert second.metrics["value_sft/examples"] == len(after.buffer[-1]) + len(second.values)  # an iteration later
 
 
 def test_the_improver_reads_the_words_of_the_values_and_prefers_the_side_to_move():

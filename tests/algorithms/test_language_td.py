@@ -129,9 +129,13 @@ def test_judging_counts_what_is_level_and_what_names_no_side():
     said = ["black", "white", "both", "white"]
     text = lambda side: "*Advantage*: <white> or <black>" if side == "both" else evaluation("x", side)
     value, _ = learn(TableModel(), [(r.value(view), text(side)) for view, side in zip(views, said)])
-    judged, words = td.judge(views, np.array([1.0, 0.3, -0.9, 0.1]), GAME.players, r, value, GREEDY, 0)
-    assert judged == td.Judged(accuracy=0.5, answered=2 / 3, positions=3, level=1)
-    assert words == [text(side) for side in said[:3]]
+    sides, words = td.judge(views, r, value, GREEDY, 0)
+    assert sides == ["black", "white", None, "white"] and words == [text(side) for side in said]
+    rates = np.array([1.0, 0.3, -0.9, 0.1])
+    judged = td.assess(sides, rates, GAME.players, 0.2)
+    error = np.sqrt(0.5 * 0.5 / 2)
+    assert judged == td.Judged(accuracy=0.5, answered=2 / 3, positions=3, level=1, standard_error=error)
+    assert td.assess(sides, rates, GAME.players, 0.4)[:4] == (1.0, 0.5, 2, 2)
 
 
 @pytest.mark.parametrize(

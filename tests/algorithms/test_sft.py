@@ -12,10 +12,10 @@ from nlrl_jax.algorithms.sft import (
     Batch,
     Example,
     SFTConfig,
-    _schedule,
     fit,
     make_batches,
     make_sft_step,
+    rate_at,
     sft_loss,
     tokenize,
 )
@@ -213,7 +213,7 @@ def test_fit_learns_counts_what_is_too_long_and_repeats_itself(variables):
 
 def test_the_learning_rate_rises_then_stays_or_falls():
     rate = lambda schedule: [
-        _schedule(SFTConfig(learning_rate=1.0, schedule=schedule, warmup=0.2), 10)(i) for i in range(10)
+        rate_at(SFTConfig(learning_rate=1.0, schedule=schedule, warmup=0.2), 10)(i) for i in range(10)
     ]
     np.testing.assert_allclose(rate("constant"), [0.5] + [1] * 9)
     np.testing.assert_allclose(rate("cosine"), [0.5, 1] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(8)])

@@ -14,8 +14,17 @@ import pytest
 import envs
 from envs.one_player import EnvState, OnePlayer
 from envs.tic_tac_toe import env as tic_tac_toe
-from envs.tic_tac_toe import rules
-from envs.tic_tac_toe.prompts import STYLES, policy_template, roles, squares
+from envs.tic_tac_toe import rule_based, rules
+from envs.tic_tac_toe.prompts import (
+    STYLES,
+    contradicts,
+    correction,
+    only_number,
+    only_words,
+    policy_template,
+    roles,
+    squares,
+)  # fmt: skip
 from envs.tic_tac_toe.rule_based import threats
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.board_games import Line, Step, View, Viewer
@@ -444,3 +453,107 @@ def test_the_scripts_read_threats_off_the_board():
             after = told_by_magic(cells.replace(action, view.player))
             told = threats(view, action)
             assert told == after or (told[0] == after[0] and told[1] == after[1] == ":")  # two rows at once: either
+
+
+def test_the_threats_of_a_policys_prompt_are_those_that_the_rules_read_off_the_board():
+    policy, tokenizer = policy_template("compact", threats=True)[0], load_tokenizer("nano_board")
+    before, _, after = tokenizer.render_chat(({"role": "user", "content": "\0"},)).partition("\0")
+    compiled = compile_template(before + policy + after, tokenizer)
+    boards = np.array([board for board in reachable() if not rules.is_terminal(np.array(board))], np.int8)[::5]
+    of_board = lambda board: (fields := rules.fields(board)) | rules.threat_fields(fields["cells"])
+    told = jax.device_get(jax.jit(jax.vmap(of_board))(boards))
+    tokens, lengths = jax.device_get(jax.jit(jax.vmap(compiled))(told))
+    for i in range(len(boards)):
+        fields = {name: value[i] for name, value in told.items()}
+        text = policy.render(fields)
+        view = View(rules.board_template().render(fields), rules.PLAYERS[fields["player"]], ())
+        assert text == f"{roles('compact').policy(view).messages[0]['content']}\n{threats(view)}"
+        assert [*compiled.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(before + text + after)
+
+
+def test_the_worth_against_a_random_opponent_is_a_plain_recursions():
+    def worth(cells, action, me):
+        """Mean outcome for `me` (0 or 1), who marks `action` and plays best after that."""
+        cells = cells[:action] + (me,) + cells[action + 1 :]
+        free = [i for i in range(9) if cells[i] == -1]
+        if rules.has_line(np.array(cells), me) or not free:
+            return float(rules.has_line(np.array(cells), me))
+        total = 0.0
+        for reply in free:
+            after = cells[:reply] + (1 - me,) + cells[reply + 1 :]
+            rest = [i for i in free if i != reply]
+            lost = rules.has_line(np.array(after), 1 - me)
+            total += -1.0 if lost else max((worth(after, i, me) for i in rest), default=0.0)
+        return total / len(free)
+
+    table = rules.against_random()
+    for text in ("OX. .O. ..X", "OX. .OX ...", "XO. ... ...", "OXO XXO .OX"):
+        board = board_of(text)
+        mover = int(rules.current_player(board))
+        for action in range(9):
+            known = table[int(rules.code(board)), action]
+            if board[action] == -1:
+                assert known == pytest.approx(worth(tuple(map(int, board)), action, mover))
+            else:
+                assert np.isnan(known)
+
+
+def line_won_by(winner, last, view):
+    return Line((Step(view, last, view),), winner is not None, winner)
+
+
+def test_the_rules_write_what_they_are_told_to_beside_the_number():
+    view = View(DRAWN, "O", tuple("34679"))
+    lines = [line_won_by("X", "3", view)] * 2 + [line_won_by("O", "9", view), line_won_by("X", "7", view)]
+    context = {"view": view, "action": "4", "lines": lines}
+    said = {words: rule_based.scripts(words)["monte_carlo"](context, None) for words in rule_based.WORDS}
+    counts = "1 of 4 games are won by O, 3 by X, 0 drawn."
+    thoughts = {words: json.loads(text)["thought"] for words, text in said.items()}
+    assert thoughts == {
+        "threats": f"{threats(view, '4')} {counts}",
+        "deciding": f"Decided: O 9, X 3 7. {counts}",
+        "counts": counts,
+        "number": "",
+    }
+    assert {json.loads(text)["final_evaluation"] for text in said.values()} == {-0.5}
+    assert rule_based.decides(said["deciding"], "X") == ["3", "7"] and rule_based.decides(said["counts"], "X") == []
+    assert rule_based.SCRIPTS.keys() == rule_based.scripts("number").keys()
+    with pytest.raises(ValueError, match="words is 'poems'; choose one of threats, deciding, counts, number"):
+        rule_based.scripts("poems")
+
+
+def test_the_improver_takes_the_position_on_which_the_other_side_wins():
+    view = View(DRAWN, "O", tuple("34679"))
+    says = lambda x, number: json.dumps({"thought": f"Decided: O nobody, X {x}.", "final_evaluation": number})
+    evaluations = [("4", says("3", 0.2)), ("6", says("3 7", 0.0)), ("3", says("nobody", 0.0))]
+    assert rule_based.spoiled("O", evaluations) == {"4": 0.0, "6": 0.0, "3": 1.0}
+    one = type("One", (), {"choice": staticmethod(lambda moves: moves[0])})
+    improve = lambda words, seen: json.loads(
+        rule_based.scripts(words)["improver"]({"view": view, "evaluations": seen}, one)
+    )["best_move"]
+    assert improve("deciding", evaluations) == 3 and improve("counts", evaluations) == 4
+    assert improve("deciding", [(move, only_number(text)) for move, text in evaluations]) == 4  # the words are gone
+    assert json.loads(only_words(evaluations[0][1])) == {"thought": "Decided: O nobody, X 3."}
+
+
+@pytest.mark.parametrize(
+    "thought, number, wrong, goes_on",
+    [
+        ("1 of 5 games are won by O, 4 by X, 0 drawn.", 1.0, True, " -0.6}"),
+        ("Threat: O 5. 1 of 5 games are won by O, 4 by X, 0 drawn.", -0.6, False, None),
+        ("1 of 3 games are won by O, 0 by X, 2 drawn.", 0.3, False, None),  # to one digit
+        ("1 of 5 games are won by O, 0 by X, 0 drawn.", 1.0, True, ' 4 drawn.", "final_evaluation": 0.2}'),
+        ("3 of 5 games are won by O, 4 by X, 0 drawn.", -0.2, True, None),  # which count is wrong?
+        ("0 of 0 games are won by O, 0 by X, 0 drawn.", 0.0, True, None),
+        ("O is ahead.", 1.0, False, None),
+    ],
+)
+def test_an_evaluation_that_contradicts_itself_is_corrected_from_where_it_is_wrong(thought, number, wrong, goes_on):
+    text = json.dumps({"thought": thought, "final_evaluation": number})
+    assert contradicts(text) == wrong
+    found = correction(text)
+    assert (found and found[1]) == goes_on
+    if found:
+        assert text.startswith(found[0]) and not contradicts("".join(found))
+        tokenizer = load_tokenizer("nano_board")
+        assert tokenizer.encode(found[0]) + tokenizer.encode(found[1]) == tokenizer.encode("".join(found))

@@ -10,8 +10,10 @@ import pytest
 
 from launch import ablate, train_language_actor_critic
 from nlrl_jax.config import replace
+from nlrl_jax.run import actor_critic as actor_critic_run
 from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.reports import ablation
 from nlrl_jax.types import Chat, Piece
 from tests.launch import scripts
 
@@ -240,6 +242,14 @@ def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
         ("train_language_actor_critic", ["--model=/nowhere"], "no model at '/nowhere'"),
         ("train_language_actor_critic", ["--row_tokens=40"], "--row_tokens is 40, but a prompt takes 19 tokens"),
         ("train_language_td", ["--first_values=me"], "--first_values is 'me'; choose one of value, aggregator"),
+        ("train_language_td", ["--critic=both"], "--critic is 'both'; choose one of words, number"),
+        ("train_language_td", ["--critic=number", "--train=lora"], "--critic number trains all weights"),
+        ("train_language_td", ["--prompted=endpoint"], "an endpoint needs an address"),
+        ("train_language_td", ["--prompted=scripted"], "--prompted names scripted"),
+        ("train_language_actor_critic", ["--words=none"], "--words is 'none'; choose one of threats"),
+        ("weigh_words", ["--k=1,x"], "--k is '1,x'; write numbers of games"),
+        ("weigh_words", ["--improver=endpoint"], "an endpoint needs an address"),
+        ("ablate", ["--study=words", "--aggregator=endpoint"], "--base_url"),
         ("train_language_td", ["--skills=0x1"], "--skills is '0x1'"),
         ("train_language_td", ["--threshold=2"], "--threshold is 2.0; it must be at least 0 and at most 1"),
         ("train_language_td", ["--row_tokens=64"], "--row_tokens is 64, but a prompt takes 29 tokens"),
@@ -258,14 +268,78 @@ def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_scalar_critic_is_trained_on_the_same_positions_and_has_no_words(language_td, tmp_path):
+    folder = tmp_path / "run"
+    other_model = ["--prompted=nano", "--large_max_tokens=8"]
+    run("train_language_td", *TD, "--critic=number", "--iterations=1", *other_model, f"--run_dir={folder}")
+    one, other = (np.load(path / "data" / "positions.npz") for path in (folder, language_td))
+    assert set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)
+    stored, words = results.read(folder), results.read(language_td)
+    prompted = stored["beside"].pop("nano as prompted")
+    assert prompted["answered"] == 0.0 and prompted["positions"] == stored["after"]["positions"]  # it has not this game
+    assert stored["beside"] == words["beside"]  # what does not learn is the same
+    assert {"target alone", "one search", "more pawns", "more pawns, then the race", "side to move"} == set(
+        stored["beside"]
+    )
+    assert stored["beside"]["side to move"]["answered_0.2"] == 1.0 and stored["before"]["answered"] == 0.0
+    assert {"accuracy", "accuracy_0.2", "answered_0.2", "positions_0.2", "standard_error"} <= set(stored["after"])
+    assert "one search" in (folder / "report.html").read_text()
+    assert "trained a scalar critic" in refusal("annotate", f"--run_dir={folder}", "--position=b/w")
+
+
+def test_weighing_words_keeps_every_regret_and_repeats_none(tmp_path, capsys):
+    small = ["--positions=6", "--k=2", "--seeds=2", f"--run_dir={tmp_path / 'run'}"]
+    run("weigh_words", *small)
+    said = capsys.readouterr().out
+    parts = [json.loads((tmp_path / "run" / "rows" / f"k_2_seed_{seed}.json").read_text()) for seed in (0, 1)]
+    for part in parts:
+        assert {len(regret) for regret in part["regret"].values()} == {6}
+        assert all(0 <= value <= 2 for regret in part["regret"].values() for value in regret)
+        assert part["counts"]["no move, as they are"] == part["counts"]["evaluations without a number"] == 0
+    more = np.concatenate(
+        [np.subtract(*(part["regret"][row] for row in ("without words", "as they are"))) for part in parts]
+    )
+    assert f"{more.mean():+.4f} ± {more.std(ddof=1) / np.sqrt(12):.4f}" in said
+    stored = results.read(tmp_path / "run")
+    assert stored["after"]["regret at K = 2"] == [np.mean(part["regret"]["as they are"]) for part in parts]
+    path = tmp_path / "run" / "rows" / "k_2_seed_1.json"
+    path.write_text(json.dumps(parts[0]))
+    run("weigh_words", "--resume", f"--run_dir={tmp_path / 'run'}")  # what is there is not played again
+    assert results.read(tmp_path / "run")["after"]["regret at K = 2"] == [stored["after"]["regret at K = 2"][0]] * 2
+
+
+def test_ablations_count_what_their_endpoint_would_be_asked(capsys, monkeypatch):
+    for name in ("large_model", "trainable_model", "tokenizer_of"):
+        monkeypatch.setattr(models, name, lambda *_, **__: 1 / 0)
+    run("ablate", "--study=k", "--games=8", "--iterations=2", "--seeds=3", "--aggregator=endpoint", "--dry_run")
+    said = capsys.readouterr().out
+    assert said.count("aggregator and improver: endpoint") == 3 and said.count("3 times:") == 3
+    assert "aaw prompts no other model" in refusal("ablate", "--study=aaw", "--dry_run")
+
+
+def test_several_seeds_give_a_mean_and_its_standard_error(tmp_path):
+    folders = [tmp_path / f"seed_{n}" for n in range(3)]
+    for folder, values in zip(folders, ([0.5, 0.7], [0.6, 0.6], [0.7, 0.8])):
+        folder.mkdir()
+        (folder / "timings.jsonl").write_text('{"iteration": 0, "seconds": 2.5}\n{"iteration": 1, "seconds": 1.5}\n')
+        lines = [json.dumps({"iteration": n, "eval/win": value}) for n, value in enumerate(values)]
+        (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    line, row = ablation.in_iterations("a", folders, "win", [{"before": {"win": 0.4}, "after": {"win": 0.7}}] * 3)
+    np.testing.assert_allclose(line.ys, [[0.4, 0.5, 0.7], [0.4, 0.6, 0.6], [0.4, 0.7, 0.8]])
+    error = np.std([0.7, 0.6, 0.8], ddof=1) / np.sqrt(3)
+    assert row["final"] == f"0.700 ± {error:.3f}" and row["start"] == "0.400 ± 0.000" and row["seeds"] == "3"
+    assert row["final - first"] == f"0.100 ± {np.std([0.2, 0.0, 0.1], ddof=1) / np.sqrt(3):.3f}"
+    assert row["seconds a run"] == "4" and ablation.with_error([0.25]) == "0.250"
+
+
 @pytest.mark.slow
 def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_path):
     small = ["--iterations=1", "--games=4", "--eval_games=4", "--opponent=first_move", f"--run_dir={tmp_path / 'run'}"]
     run("ablate", "--study=mask", *small)
     parts = tmp_path / "run" / "actor_critic"
-    trained = (parts / "base" / "metrics.jsonl").stat().st_mtime_ns
+    trained = (parts / "base" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns
     run("ablate", "--study=mask,buffer", "--resume", *small)
-    assert (parts / "base" / "metrics.jsonl").stat().st_mtime_ns == trained
+    assert (parts / "base" / "seed_0" / "metrics.jsonl").stat().st_mtime_ns == trained
     assert sorted(path.name for path in parts.iterdir()) == ["base", "buffer_1", "buffer_2", "mask_False"]
     assert (tmp_path / "run" / "ablation.png").stat().st_size > 0
     table = (tmp_path / "run" / "table.md").read_text().splitlines()
@@ -289,7 +363,7 @@ def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
 
 def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
     learned = lambda n: {"w": jnp.full((2,), float(n))}
-    state = lambda iteration: train_language_actor_critic.Learned(
+    state = lambda iteration: actor_critic_run.Learned(
         learned(3), learned(9), jnp.int32(iteration), (learned(2), learned(7))
     )
     for iteration, want in ((0, 3.0), (1, 3.0), (2, 2.5), (3, 4.0), (8, 4.0)):

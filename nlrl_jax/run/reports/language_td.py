@@ -14,7 +14,6 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.records import Exchange, exchange
 from nlrl_jax.run.report import write_report
-from nlrl_jax.run.results import Evaluation
 
 TARGETS, POSITIONS = 4, 8  # on the page: per iteration; judged
 
@@ -34,54 +33,73 @@ def learned(targets: Sequence[Target], iteration: int, draw: Draw) -> list[Excha
     return kept
 
 
-def judged(
-    positions: Sequence[tuple[View, float]],
-    before: Sequence[str],
-    after: Sequence[str],
-    players: tuple[str, str],
-    draw: Draw,
-) -> list[Exchange]:
+def judged(positions: Sequence[tuple[View, float, str, str]], players: tuple[str, str], draw: Draw) -> list[Exchange]:
     """Evaluations of some test positions before and after training.
 
     Args:
-      positions: with their win rates, from -1 to 1 for the first player.
+      positions: with their win rates, from -1 to 1 for the first player, and what was said before and after.
     """
     kept = []
-    for (view, rate), old, new in list(zip(positions, before, after, strict=True))[:POSITIONS]:
+    for view, rate, old, new in positions[:POSITIONS]:
         side = players[0 if rate > 0 else 1]
         title = f"{view.player} to move; {side} wins {(1 + abs(rate)) / 2:.0%} of the games from here"
         kept.append(exchange(title, draw(view.board), ("evaluation before", old), ("evaluation after", new)))
     return kept
 
 
+def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[str, Any]]:
+    """A row each for the value model before and after, and for what stands beside it, at every threshold.
+
+    Args:
+      stored: `results.read` of the run. thresholds: the run's own first.
+    """
+    every = {"value model before": stored["before"], "value model after": stored["after"], **stored["beside"]}
+    rows = []
+    for name, judged in every.items():
+        row = {"who": name}
+        for n, threshold in enumerate(thresholds):
+            suffix = f"_{threshold:g}" if n else ""
+            accuracy, error, answered, positions = (
+                judged[f"{what}{suffix}"] for what in ("accuracy", "standard_error", "answered", "positions")
+            )
+            row[f"right at {threshold:g}"] = f"{accuracy:.3f} ± {error:.3f}"
+            row[f"answered of {positions:.0f}"] = f"{answered:.3f}"
+        rows.append(row)
+    return rows
+
+
 def write(
     run_dir: pathlib.Path,
     config: Mapping[str, Any],
-    before: Evaluation,
-    after: Evaluation,
+    stored: Mapping[str, Any],
     exchanges: Sequence[Exchange],
     notes: Sequence[str],
+    thresholds: Sequence[float],
 ) -> pathlib.Path:
     """The page of a finished run.
 
     Args:
-      before, after: "accuracy", "answered", "positions" and "level".
+      stored: `results.read` of the run; what stands beside the value model is a level line.
+      thresholds: the run's own first.
     """
-    run = read_metrics(run_dir)
-    evaluated = np.isfinite(run["eval/accuracy"])
+    run, before = read_metrics(run_dir), stored["before"]
+    evaluated = np.isfinite(run.get("eval/accuracy", np.empty(0)))
     x = [0, *(run["iteration"][evaluated] + 1)]
-    lines = [
-        Series(label, x, np.array([[before[name], *run[f"eval/{name}"][evaluated]]]))
-        for label, name in (("correct, of those answered", "accuracy"), ("answered", "answered"))
+    after = lambda name: run[f"eval/{name}"][evaluated] if len(evaluated) else ()
+    own = [
+        Series(label, x, np.array([[before[name], *after(name)]]))
+        for label, name in (("value model, of those answered", "accuracy"), ("answered", "answered"))
     ]
-    picture = compare({"Advantage on held-out positions": lines}, run_dir / "curve.png", "iteration", "share")
+    level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
+    beside = [level(name, row) for name, row in stored["beside"].items()]
+    picture = compare({"Advantage on held-out positions": own + beside}, run_dir / "curve.png", "iteration", "share")
     return write_report(
         run_dir,
         title="Language TD on breakthrough",
         question="Does a value model learn to say which side is ahead from evaluations of where the game leads?",
         config=config,
-        summary={name: (before[name], after[name]) for name in after},
+        summary=table(stored, thresholds),
         curves=[picture],
-        notes=notes,
+        notes=["± is the standard error of a share of independent positions.", *notes],
         exchanges=exchanges,
     )

@@ -1,0 +1,135 @@
+"""The natural-language actor-critic as a training run, for any board game: its checkpoints, loop and judged mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from nlrl_jax.algorithms import language_actor_critic as nlac
+from nlrl_jax.algorithms.language_actor_critic import ActorCriticSetup, State
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.run import loop, models, records, results
+from nlrl_jax.run.reports import actor_critic as report
+from nlrl_jax.types import Learn, Pairs, Sampling
+
+
+@flax.struct.dataclass
+class Learned:
+    """The two models' trained collections, which a checkpoint holds.
+
+    recent: policies of the previous iterations, the latest first; as many as the judged mean needs.
+    """
+
+    policy: Any
+    value: Any
+    iteration: jax.Array
+    recent: tuple[Any, ...] = ()
+
+    def learned(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("policy", "value", "iteration", "recent")}
+
+    def judged(self) -> Any:
+        """The mean of this and the recent policies, without the base model that fills `recent` at first."""
+        made = (self.policy, *self.recent)[: max(int(self.iteration), 1)]
+        return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *made)
+
+
+@dataclasses.dataclass(eq=False)
+class Trainer:
+    """The actor-critic against one opponent, with its models; its state is a `Learned`.
+
+    Attributes:
+      opponent: its name on the page.
+      base: the model that both begin with. train: the collection of it that learns.
+      teach_format: learns `format_policy` and `format_value`, which teach the reply formats before the first iteration.
+      average: the judged policy is the mean of the last so many.
+      eval_games: greedy games of an evaluation.
+      draw: a view's board -> the board on the page.
+    """
+
+    setup: ActorCriticSetup
+    opponent: str
+    base: LocalModel
+    train: str
+    teach_format: Learn
+    format_policy: Pairs
+    format_value: Pairs
+    average: int
+    eval_games: int
+    seed: int
+    run_dir: pathlib.Path
+    usage: Usage
+    draw: Callable[[str], str]
+
+    def __post_init__(self):
+        self.viewer = Viewer(self.setup.game)
+
+    def init(self) -> Learned:
+        """The base model, as policy and as value model, each after it learned its reply format."""
+
+        def learned(pairs):
+            model = self.teach_format(self.base, pairs)[0] if pairs else self.base
+            return models.on_device(model.variables[self.train])
+
+        policy = learned(self.format_policy)
+        value = learned(self.format_value)
+        return Learned(policy, value, jnp.zeros((), jnp.int32), (policy,) * (self.average - 1))
+
+    def models(self, state: Learned, buffer: tuple[Pairs, ...] = ()) -> State:
+        """The state in algorithm 3's terms."""
+        with_learned = lambda learned: Metered(
+            self.base.with_variables({**self.base.variables, self.train: learned}), self.usage
+        )
+        return State(with_learned(state.policy), with_learned(state.value), buffer, int(state.iteration))
+
+    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+        """One iteration; its value data and its exchanges for the report go to the run's folder."""
+        i = int(state.iteration)
+        earlier = range(max(0, i - self.setup.config.buffer + 1), i)
+        buffer = tuple(records.read_pairs(self.values_file(n)) for n in earlier)
+        seed = int(jax.random.randint(key, (), 0, 2**30))
+        after, log = nlac.iterate(self.models(state, buffer), self.setup, self.viewer, seed)
+        records.write_pairs(self.values_file(i), after.buffer[-1])
+        when = f"iteration {i + 1}, against {self.opponent}"
+        records.write(self.run_dir, i, report.exchanges(log, when, self.draw))
+        learned = lambda model: model.model.variables[self.train]
+        recent = (state.policy, *state.recent)[: self.average - 1]
+        return Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32), recent), log.metrics
+
+    def values_file(self, iteration: int) -> pathlib.Path:
+        return self.run_dir / "values" / f"{iteration:05d}.jsonl"
+
+    def evaluate(self, state: Learned) -> dict[str, float]:
+        """Greedy play, as in the paper, of the mean of the last policies: "win", "tie", "loss", "random_moves"."""
+        greedy = Sampling(self.setup.config.rollout.max_tokens, 0.0)
+        judged = self.models(state.replace(policy=state.judged()))
+        return nlac.evaluate(judged, self.setup, self.viewer, self.eval_games, greedy, self.seed + 1)[0]
+
+
+def train(trainer: Trainer, script: str, iterations: int, checkpoint_every: int, resume: bool) -> dict[str, Any]:
+    """Trains in the trainer's folder. Returns results.json's content: see `Trainer.evaluate`."""
+    state = trainer.init()
+    before = trainer.evaluate(state)
+    if resume:
+        state = loop.restore(trainer.run_dir, state)
+    state = loop.train(
+        trainer.run_dir,
+        trainer.update,
+        state,
+        seed=trainer.seed,
+        iterations=iterations,
+        checkpoint_every=checkpoint_every,
+        columns=("eval/win", "rollout/win", "random_moves", "value/contradicts", "value_sft/loss", "policy_sft/loss"),
+        resume=resume,
+        evaluate=lambda done, state: {f"eval/{name}": share for name, share in trainer.evaluate(state).items()},
+    )
+    results.write(trainer.run_dir, script=script, before=before, after=trainer.evaluate(state), iterations=iterations)
+    return results.read(trainer.run_dir)

@@ -1,0 +1,141 @@
+"""Language TD as a training run, for any board game: what a checkpoint holds, one iteration of either critic."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.algorithms import language_td
+from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
+from nlrl_jax.algorithms.language_td_data import Data
+from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends, targets
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.roles.board_games import TDRoles
+from nlrl_jax.run import models, records
+from nlrl_jax.run.reports import language_td as report
+from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs
+
+Sides = Sequence[str | None]
+
+
+@flax.struct.dataclass
+class Learned:
+    """What a checkpoint holds: the value model's trained collection, or the scalar critic's parameters."""
+
+    value: Any
+    iteration: jax.Array
+
+    def learned(self) -> dict[str, Any]:
+        return {"value": self.value, "iteration": self.iteration}
+
+
+@dataclasses.dataclass(eq=False)
+class Trainer:
+    """A run with its models and data; its state is a `Learned`.
+
+    Attributes:
+      base: the value model before it learned anything. train: the collection of it that learns.
+      first_value: evaluates in the first iteration in place of the value model.
+      restart: SFT begins from the base model in every iteration.
+      thresholds: positions whose win rate is nearer to 0 are level; the run's own first.
+      format_pairs: what teaches the reply format before the first iteration.
+      draw: a view's board -> the board on the page.
+    """
+
+    game: BoardGame
+    roles: TDRoles
+    data: Data
+    base: LocalModel
+    train: str
+    large: LanguageModel
+    first_value: ValueFunction | None
+    learn: Learn
+    learning: LanguageTDConfig
+    restart: bool
+    seed: int
+    thresholds: tuple[float, ...]
+    format_pairs: Pairs
+    run_dir: pathlib.Path
+    usage: Usage
+    draw: Callable[[str], str]
+
+    def init(self) -> Learned:
+        """The base model, after it learned the reply format."""
+        self.start = self.learn(self.base, self.format_pairs)[0] if self.format_pairs else self.base
+        return Learned(models.on_device(self.start.variables[self.train]), jnp.zeros((), jnp.int32))
+
+    def model(self, state: Learned) -> Metered:
+        """The value model of a state, its calls counted."""
+        return Metered(self.base.with_variables({**self.base.variables, self.train: state.value}), self.usage)
+
+    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+        i, seed = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30))
+        learn = self.learn_anew if self.restart else self.learn
+        first_value = self.first_value if i == 0 else None
+        value, found, metrics = language_td.iterate(
+            self.data.train, self.roles, self.model(state), self.large, learn, self.learning, seed, first_value
+        )
+        records.write(self.run_dir, i, report.learned(found, i, self.draw))
+        return Learned(value.model.variables[self.train], jnp.asarray(i + 1, jnp.int32)), metrics
+
+    def learn_anew(self, model, pairs):
+        """The starting model after SFT; `model` if no example fits."""
+        learned, metrics = self.learn(Metered(self.start, self.usage), pairs)
+        return (learned if metrics["examples"] else model), metrics
+
+    def judge(self, state: Learned) -> tuple[Sides, list[str]]:
+        """Who is ahead in each test position, and the words that say so."""
+        return language_td.judge(self.data.test, self.roles, self.model(state), self.learning.values, self.seed)
+
+    def assess(self, sides: Sides) -> dict[str, float]:
+        """Accuracy and what belongs to it at every threshold: "accuracy", "accuracy_0.2", ..."""
+        rows: dict[str, float] = {}
+        for n, threshold in enumerate(self.thresholds):
+            judged = language_td.assess(sides, self.data.win_rates, self.game.players, threshold)
+            suffix = f"_{threshold:g}" if n else ""
+            rows |= {f"{name}{suffix}": value for name, value in judged._asdict().items()}
+        return rows
+
+    def evaluate(self, state: Learned) -> dict[str, float]:
+        assessed = self.assess(self.judge(state)[0])
+        return {f"eval/{name}": value for name, value in assessed.items() if name.startswith(("accuracy", "answered"))}
+
+
+@dataclasses.dataclass(eq=False)
+class NumberTrainer(Trainer):
+    """The control: the same data and the same first values; what is learned and passed on is a number."""
+
+    critic: ScalarCritic
+
+    def init(self) -> Learned:
+        params = self.critic.init(self.base.variables["params"], jax.random.key(self.seed))
+        self.fresh = models.on_device(params)
+        return Learned(models.on_device(params), jnp.zeros((), jnp.int32))
+
+    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
+        i, seed, train = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30)), self.data.train
+        reached = ends(train)
+        if i == 0 and self.first_value is not None:
+            chats = [self.first_value.prompt(view) for view in reached]
+            replies = self.first_value.model.complete(chats, self.first_value.sampling, "value", seed)
+            said = [self.roles.read_advantage(reply.text) for reply in replies]
+            numbers = np.array([0.0 if side is None else 1.0 - 2.0 * self.game.players.index(side) for side in said])
+        else:
+            numbers = self.critic.values(state.value, reached)
+        wanted = targets(train, dict(zip(reached, numbers, strict=True)), self.game.players[0])
+        start = self.fresh if self.restart else state.value
+        learned, metrics = self.critic.fit(start, [s.view for s in train], wanted)
+        return Learned(learned, jnp.asarray(i + 1, jnp.int32)), {f"sft/{name}": x for name, x in metrics.items()}
+
+    def judge(self, state: Learned) -> tuple[Sides, list[str]]:
+        values = self.critic.values(state.value, self.data.test)
+        sides = [self.game.players[0 if value > 0 else 1] if value else None for value in values]
+        return sides, [f"{value:.2f}" for value in values]

@@ -1,0 +1,67 @@
+"""What an ablation shows of a setting's finished runs: a line of its picture and a row of its table."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nlrl_jax.run import loop
+from nlrl_jax.run.metrics import TIMINGS, read_metrics
+from nlrl_jax.run.plots import Series, deviation
+
+
+def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
+    """(reward against seconds of wall time without compilation, a row of the table) of MS-GRPO's seeds."""
+    folders = loop.seed_dirs(folder, result["seeds"])
+    runs, seconds = [read_metrics(one) for one in folders], read_metrics(folders[0], TIMINGS)["seconds"]
+    there = np.isfinite(runs[0][f"eval/{game}"])
+    pace = float(np.median(seconds[~there])) / len(folders)  # iterations without evaluation; all seeds share one
+    start, final = result["before"][game], np.array(result["after"][game])
+    ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
+    numbers = {"start": start, "final": final.mean(), "std over seeds": deviation(final), "worst run": final.min()}
+    numbers |= {"best run": final.max(), "s/iteration": pace}
+    line = Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys)
+    return line, {name: f"{number:.3f}" for name, number in numbers.items()}
+
+
+def in_iterations(
+    label: str, folders: Sequence[pathlib.Path], metric: str, stored: Sequence[dict[str, Any]]
+) -> tuple[Series, dict[str, str]]:
+    """(the metric against iterations, a row of the table) of NLRL's runs under several seeds.
+
+    ± is the standard error over the seeds; with one seed there is none. "of": positions that the last accuracy is
+    measured on, and at the authors' threshold too, as the runs kept them.
+    """
+    runs = [read_metrics(folder) for folder in folders]
+    there = np.isfinite(runs[0][f"eval/{metric}"])
+    ys = np.array([[one["before"][metric], *run[f"eval/{metric}"][there]] for one, run in zip(stored, runs)])
+    numbers = {"start": ys[:, 0], "first": ys[:, 1], "final": ys[:, -1], "best": ys.max(axis=1)}
+    numbers |= {"final - first": ys[:, -1] - ys[:, 1]}
+    for name in ("accuracy_0.2", "answered", "answered_0.2"):
+        numbers |= {name: [one["after"][name] for one in stored]} if name in stored[0]["after"] else {}
+    row = {name: with_error(values) for name, values in numbers.items()} | {"seeds": str(len(stored))}
+    row["seconds a run"] = f"{np.mean([read_metrics(folder, TIMINGS)['seconds'].sum() for folder in folders]):.0f}"
+    return Series(label, [0, *(runs[0]["iteration"][there] + 1)], ys), row
+
+
+def with_error(values: Sequence[float]) -> str:
+    """ "mean ± standard error" over seeds; the mean alone of one."""
+    mean = f"{np.mean(values):.3f}"
+    return f"{mean} ± {deviation(values) / np.sqrt(len(values)):.3f}" if len(values) > 1 else mean
+
+
+def beside(folders: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, str]]:
+    """Rows of what stands beside language TD and does not learn, from the runs of one setting per set of positions."""
+    rows = []
+    for label, stored in folders.items():
+        for name in stored[0].get("beside", {}):
+            columns = ("accuracy", "answered", "accuracy_0.2", "answered_0.2")
+            there = [column for column in columns if column in stored[0]["beside"][name]]
+            values = {column: with_error([one["beside"][name][column] for one in stored]) for column in there}
+            row = {"who": name, **values, "seeds": str(len(stored))}
+            if not any(row.items() <= other.items() for other in rows):  # of another setting with the same positions
+                rows.append({"positions of": label, **row})
+    return rows
