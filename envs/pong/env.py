@@ -28,7 +28,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
@@ -234,6 +233,8 @@ def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params)
       **params: other fields of `EnvParams`.
     """
     limit = {"max_steps_in_episode": 1000 if points == 1 else 10_000}
+    from envs.pong import frames  # which draws with this file
+
     return ControlGame(
         name="pong" if points == 1 else f"pong_{points}",
         env=Pong(pixels),
@@ -242,17 +243,11 @@ def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params)
         state_code=None if pixels else functools.partial(state_code, cell=cell),
         roles=None if pixels else prompts.roles(points=points),
         scripts=rule_based.SCRIPTS,
-        draw=frames,
+        draw=frames.frames,
+        draw_case=frames.case_frames,
         score="mean outcome of a point" if points == 1 else f"points won less points lost, first to {points}",
         human_reward=None if pixels else pong_return,
     )
-
-
-def frames(states: EnvState) -> np.ndarray:
-    """Pictures of states [T, ...], three pixels per cell: uint8 [T, 240, 240, 3]."""
-    shades = np.asarray(jax.vmap(draw)(states.racket, states.opponent, states.ball))
-    grey = (255 * (1 - shades)).astype(np.uint8)
-    return np.repeat(grey[..., None].repeat(3, -1).repeat(3, 1), 3, 2)
 
 
 _SPEED = OBSERVED.index("column velocity")

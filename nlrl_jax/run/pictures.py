@@ -51,11 +51,11 @@ def telling(critical: Sequence[CriticalState], most: int = _FRAMES) -> list[Crit
     return sorted(chosen, key=lambda s: s.verdict.timeslot)
 
 
-def timeline(case: Case, draw, words, path: pathlib.Path) -> pathlib.Path:
+def timeline(case: Case, draw_case, words, path: pathlib.Path) -> pathlib.Path:
     """Draws an episode: its critical timesteps, the reward of the action taken in each, and a few frames.
 
     Args:
-      draw: env states -> pictures.
+      draw_case: (env states, the actions taken there, the suggested ones) -> pictures.
       words: action -> text.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -86,7 +86,8 @@ def timeline(case: Case, draw, words, path: pathlib.Path) -> pathlib.Path:
         axes.spines[spine].set_visible(False)
     if shown:
         slots = np.array([state.verdict.timeslot for state in shown])
-        pictures = draw(jax.tree.map(lambda leaf: leaf[slots], case.states))
+        here = jax.tree.map(lambda leaf: leaf[slots], case.states)
+        pictures = draw_case(here, [state.taken for state in shown], [state.verdict.action for state in shown])
         for column, (letter, state) in enumerate(zip("ABCDEFGH", shown)):
             frame = figure.add_subplot(grid[1, column])
             frame.imshow(pictures[column])
