@@ -4,13 +4,15 @@
     python -m launch.ablate --study credit --run_dir runs/credit
     python -m launch.ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
     python -m launch.ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
+    python -m launch.ablate --study alpha,learning_rate --bases 3 --analyst tools --run_dir runs/sweeps       # ULTRA
 
 Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO runs several seeds and
-draws the reward against wall time without compilation, the others one seed against iterations. `aaw` varies how many
-episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn without regard
-to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which the paper's
-discussion proposes. Everything that is not varied or named below is as in the algorithm's own script: preset demo (with
-another model than the built-in ones: paper) or nano scale.
+draws the reward against wall time without compilation, NLRL one seed against iterations. ULTRA's sweeps (its section
+4.1) refine the same base agents by PPO and by ULTRA-RA with each weight of the rewards and each learning rate. `aaw`
+varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn
+without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which
+the paper's discussion proposes. Everything that is not varied or named below is as in the algorithm's own script:
+preset demo (with another model than the built-in ones: paper), nano scale, or scale quick.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B, the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -29,16 +31,19 @@ import jax
 import numpy as np
 from absl import flags
 
-from launch import train_language_actor_critic, train_language_td, train_ms_grpo
+from launch import reproduce_ultra, train_language_actor_critic, train_language_td, train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, make, option, replace
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import app, loop, results
+from nlrl_jax.run import app, directory, loop, results
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
 from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.run.refinement import stored_scores
+from nlrl_jax.run.refinement_config import RunConfig as RefinementConfig
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.weights.load import BUILT_IN
 
 EVENLY = 1e6  # a T_ep at which AAW draws all episodes alike
@@ -65,6 +70,10 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "top_m": {f"m = {n}": {"top_m": n} for n in (2, 5, 10)},
         "mask": {"with the mask": {"mask": True}, "without": {"mask": False}},
     },
+    "ultra": {
+        "alpha": {f"alpha = {x}": {"alpha": x} for x in (0.1, 0.5, 1.0)},
+        "learning_rate": {f"learning rate {x:g}": {"learning_rate": x} for x in (1e-3, 1e-4, 1e-5)},
+    },
 }
 # what an MS-GRPO study changes in the preset demo
 DEMO = {"aaw": {"num_groups": 1, "sampling_temperature": 0.1}}
@@ -77,10 +86,15 @@ class AblationConfig:
 
     study: str = option("aaw", f"one, or several of one algorithm by commas. {LISTED}")
     model: str = option("", "the model that learns; empty: nano, or nano_board for NLRL")
-    iterations: int = option(0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL", least=0)
-    game: str = option("frozen_lake", "MS-GRPO: the game")
-    seeds: int = option(0, "MS-GRPO: runs of each setting; 0: 2 for aaw, 5 for credit", least=0)
-    eval_episodes: int = option(100, "MS-GRPO: greedy episodes per evaluation, from the same initial states", least=1)
+    iterations: int = option(
+        0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL, 50 for ULTRA", least=0
+    )
+    game: str = option("", "the game of MS-GRPO (empty: frozen_lake) or of ULTRA (empty: hopper)")
+    seeds: int = option(0, "MS-GRPO, ULTRA: runs of each setting; 0: 2 for aaw, 5 for credit, 3 for ULTRA", least=0)
+    eval_episodes: int = option(100, "MS-GRPO, ULTRA: episodes per evaluation, from the same initial states", least=1)
+    bases: int = option(1, "ULTRA: base agents", least=1)
+    base: str = option("", "ULTRA: run folders whose base agents are refined; empty trains them once")
+    analyst: str = option("scripted", "ULTRA: scripted, or tools for robots")
     states: int = option(1500, "language TD: positions it learns from, unless they are what varies", least=1)
     test_states: int = option(400, "language TD: positions of the evaluation", least=1)
     games: int = option(128, "actor-critic: games per iteration, unless they are what varies", least=1)
@@ -116,8 +130,13 @@ def base_of(config: AblationConfig, study: str) -> Any:
             length = config.iterations or 60
             common = {**train_ms_grpo.PRESETS["demo"], **DEMO.get(study, {}), "eval_every": 10}
             common |= {"iterations": length, "decay_steps": length * 5 // 4}
-        own = {"model": model, "game": config.game, "eval_episodes": config.eval_episodes}
+        own = {"model": model, "game": config.game or "frozen_lake", "eval_episodes": config.eval_episodes}
         return make(TrainConfig, **{**common, **own})
+    if config.algorithm == "ultra":
+        game = config.game or "hopper"
+        own = {name: getattr(config, name) for name in ("seed", "eval_episodes", "bases", "base", "analyst")}
+        chosen = {"game": game, "methods": "PPO,ULTRA-RA", "seeds": config.seeds or 3, **own, **iterations}
+        return make(RefinementConfig, **{**reproduce_ultra.presets(game == "pong")["quick"], **chosen})
     common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
     if config.algorithm == "language_td":
         return make(train_language_td.RunConfig, **common, states=config.states, test_states=config.test_states)
@@ -136,6 +155,13 @@ def train(run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool)
     if isinstance(run, TrainConfig):
         together = run.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
         return train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume, apart)
+    if isinstance(run, RefinementConfig):
+        told = {"script": reproduce_ultra.SCRIPT, **flat(run)}
+        begun = directory.holds_run(folder)
+        directory.open_run(folder, told, resume=begun)
+        reproduce_ultra.reproduce(run, folder, begun)
+        directory.close_run(folder)
+        return {"run": run}
     folder.mkdir(parents=True, exist_ok=True)
     if not (resume and (folder / results.RESULTS).exists()):
         if isinstance(run, train_language_td.RunConfig):
@@ -171,16 +197,35 @@ def in_iterations(
     return line, {name: f"{number:.3f}" for name, number in numbers.items()}
 
 
+def in_updates(label: str, folder: pathlib.Path, metric: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
+    """(ULTRA-RA's score against updates, a row of the table) of all base agents and seeds."""
+    runs = reproduce_ultra.runs_of(result["run"], folder, True)
+    kind = ultra_tables.main_score(runs[0].agent.continuous)
+    ys, x = [], np.zeros(1)
+    for run in runs:
+        start = run.before_learning()[0][kind]
+        for part in loop.seed_dirs(run.folder / "ULTRA-RA", run.seeds):
+            metrics = read_metrics(part)
+            there = np.isfinite(metrics[f"eval/{kind}"])
+            x = np.concatenate([[0], metrics["iteration"][there] + 1])
+            ys.append([start, *metrics[f"eval/{kind}"][there]])
+    scores = {name: scores[kind] for name, scores in stored_scores(runs).items()}
+    told = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
+    told["gain"] = str(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
+    return Series(label, x, np.array(ys)), {"score": ultra_tables.headings(runs[0].agent.continuous)[kind], **told}
+
+
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(AblationConfig)
     read: dict[str, tuple[Callable, str, str, str]] = {
-        "ms_grpo": (in_seconds, config.game, "wall time of one run, s", "environment reward"),
+        "ms_grpo": (in_seconds, config.game or "frozen_lake", "wall time of one run, s", "environment reward"),
         "language_td": (in_iterations, "accuracy", "iteration", "advantage accuracy"),
         "actor_critic": (in_iterations, "win", "iteration", f"win rate against {config.opponent}"),
+        "ultra": (in_updates, "", "update", "score of ULTRA-RA"),
     }
     line_of, metric, xlabel, ylabel = read[config.algorithm]
-    if config.algorithm != "ms_grpo":
+    if config.algorithm in ("language_td", "actor_critic"):
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
         script.validate(base_of(config, config.study))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=("study", "apart")), flags.FLAGS.resume
@@ -191,6 +236,8 @@ def main(argv: list[str]) -> None:
         for label, options in labels.items():
             run = replace(base, **options)
             folder = run_dir / config.algorithm / (study if study in DEMO else "") / folder_of(run, base)
+            if config.algorithm == "ultra" and finished and not config.base:
+                run = replace(run, base=str(next(iter(finished))))  # the first setting has trained them
             if folder not in finished:
                 print(f"{study}, {label}: {run.iterations} iterations", flush=True)
                 finished[folder] = train(run, folder, resume, seeds, config.apart)
