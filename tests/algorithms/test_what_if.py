@@ -148,6 +148,26 @@ def test_parts_of_a_search_make_no_difference(base, monkeypatch):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+def test_a_guided_evaluation_plays_what_the_guide_says(base):
+    """It reads the observation and the agent's mean action, and its actions are held within the bounds."""
+    mean = AGENT.mean_action(base.params, base.obs_moments)
+    guide = lambda obs, action: action - 2 * obs[:, :1]
+    play = lambda guide: control.evaluate(
+        GAME.env, GAME.params, AGENT, base.params, base.obs_moments, jax.random.key(5), 3, True, guide
+    )[0]
+    key, _ = jax.random.split(jax.random.key(5))
+    obs, _ = jax.vmap(GAME.env.reset_env, in_axes=(0, None))(jax.random.split(key, 3), None)
+    expected = []
+    for x in np.asarray(obs)[:, 0]:
+        total = 0.0
+        for _ in range(6):
+            x += 0.3 * np.clip(float(mean(jnp.asarray([[x, 1.0]]))[0, 0]) - 2 * x, -1, 1)
+            total -= abs(x)
+        expected.append(total)
+    np.testing.assert_allclose(play(guide), expected, rtol=1e-4)
+    assert (np.asarray(play(None)) < np.array(expected)).all()
+
+
 def test_discrete_actions_are_refused():
     game = pong.control_game()
     with pytest.raises(ValueError, match="has discrete actions"):
