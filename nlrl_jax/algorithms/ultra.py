@@ -184,7 +184,7 @@ class GuidanceConfig:
         "continuous actions: advice as an offset from the agent's own mean action, or absolute (the paper)",
         choices=("offset", "absolute"),
     )
-    step: float = option(0.3, "share of an offset that is added", above=0)
+    step: float = option(0.1, "share of an offset that is added", above=0)
     floor: float = option(
         -math.inf, "least normalised advantage of a suggested action; -inf: exactly algorithm 1", below=math.inf,
         infinite=True,

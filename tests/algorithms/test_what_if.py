@@ -15,7 +15,7 @@ from nlrl_jax.rollouts import control
 from nlrl_jax.types import ControlGame
 
 CONFIG = PPOConfig(num_envs=2, num_steps=4, num_minibatches=2, features=(4,), discount=0.9)
-SEARCH = SearchConfig(what_ifs=10, candidates=6, push=0.5, hold=2, horizon=5, recheck=7, margin=0.05)
+SEARCH = SearchConfig(what_ifs=10, candidates=6, push=0.5, hold=2, horizon=5, recheck=7, margin=0.05, width=0.3)
 
 
 @flax.struct.dataclass
@@ -89,18 +89,32 @@ def test_a_search_is_the_sum_of_its_steps_and_the_value_at_the_end(base):
     np.testing.assert_allclose(got, [by_hand(base, *pair, 3, 8) for pair in zip(x, offset)], rtol=1e-4)
 
 
-def test_candidates_are_compared_with_the_mean_action_and_the_best_is_asked_again(base):
+def test_the_direction_is_the_slope_over_a_state_and_its_neighbours():
+    """Exactly, where the values are linear in the offsets; between two slopes by the kernel's weights."""
+    rng = np.random.default_rng(0)
+    offsets, keys = rng.normal(size=(3, 40, 2)), np.array([[0.0, 0], [0.1, 0.1], [9.0, 9]])
+    slopes = np.array([[1.0, -2.0], [1.0, -2.0], [-3.0, 0.5]])
+    values = np.einsum("kma,ka->km", offsets, slopes) + 0.2 * (offsets**2).sum(-1)
+    np.testing.assert_allclose(what_if.directions(keys, offsets, values, 0.3), slopes, atol=0.02)
+    values[1] = np.einsum("ma,a->m", offsets[1], [3.0, -2.0])
+    mixed = what_if.directions(keys, offsets, values, 0.3)[0, 0]
+    assert 1.3 < mixed < 3 - 0.9  # the neighbour's weight is exp(-0.01 / 0.18) = 0.95
+    values[0, 0] = -1e9  # a fall counts no more than four times the usual
+    assert np.abs(what_if.directions(keys, offsets, values, 0.3)).max() < 10
+
+
+def test_candidates_are_compared_with_the_mean_action_and_the_advice_is_asked_again(base):
     x = np.array([0.8, -0.6, 1.2])
     states = Place(jnp.zeros(3, int), jnp.asarray(x, jnp.float32))
     obs, taken = jax.vmap(GAME.env.observe)(states), np.array([[0.9], [-0.9], [5.0]])
-    found = what_if.ask(GAME, CONFIG, base, obs, states, taken, jax.random.key(0), SEARCH)
+    found = what_if.ask(GAME, CONFIG, base, obs, states, taken, x[:, None], jax.random.key(0), SEARCH)
     assert found.offsets.shape == (3, 7, 1) and (found.offsets[:, 0] == 0).all()
     np.testing.assert_allclose(found.mean + found.offsets[:, 1], [[0.9], [-0.9], [1.0]], atol=1e-6)  # within bounds
     for k in range(3):
         expected = [gain(base, x[k], float(offset[0]), 5) for offset in found.offsets[k]]
         np.testing.assert_allclose(found.values[k], expected, atol=1e-4)
-        assert found.best[k] == found.values[k].argmax()
-        again = gain(base, x[k], float(found.offsets[k, found.best[k], 0]), 7)
+        assert x[k] * found.advice[k, 0] < 0 and abs(found.advice[k, 0]) <= SEARCH.push + 1e-6  # towards 0
+        again = gain(base, x[k], float(found.advice[k, 0]), 7)
         np.testing.assert_allclose(found.gain[k], again, atol=1e-4)
 
 
@@ -141,7 +155,9 @@ def test_parts_of_a_search_make_no_difference(base, monkeypatch):
     x = jnp.linspace(-1.5, 1.5, 7)
     states = Place(jnp.zeros(7, int), x)
     obs = jax.vmap(GAME.env.observe)(states)
-    ask = lambda: what_if.ask(GAME, CONFIG, base, obs, states, jnp.zeros((7, 1)), jax.random.key(0), SEARCH)
+    ask = lambda: what_if.ask(
+        GAME, CONFIG, base, obs, states, jnp.zeros((7, 1)), np.asarray(obs), jax.random.key(0), SEARCH
+    )
     whole = ask()
     monkeypatch.setattr(what_if, "_ROWS", 21)
     for one, other in zip(whole, ask()):
@@ -171,4 +187,4 @@ def test_a_guided_evaluation_plays_what_the_guide_says(base):
 def test_discrete_actions_are_refused():
     game = pong.control_game()
     with pytest.raises(ValueError, match="has discrete actions"):
-        what_if.ask(game, CONFIG, None, np.zeros((1, 6)), None, None, jax.random.key(0))
+        what_if.ask(game, CONFIG, None, np.zeros((1, 6)), None, None, None, jax.random.key(0))

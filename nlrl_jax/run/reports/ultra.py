@@ -68,10 +68,12 @@ def write(
     if findings.strategies:
         told = [("strategies", shortened(findings.strategies))]
         exchanges.append({"title": "Strategies of refinement that the analyst proposes", "board": "", "parts": told})
-    frames = {label: game.draw(pictures.states_of(episode, 0)) for label, episode in films.items()}
-    images.append(pictures.strip(frames, folder / "film.png", "One episode from the same start"))
+    thin = {label: pictures.thinned(pictures.states_of(episode, 0)) for label, episode in films.items()}
+    strides = {label: stride for label, (_, stride) in thin.items()}
+    frames = {label: game.draw(states) for label, (states, _) in thin.items()}
+    images.append(pictures.strip(frames, folder / "film.png", "One episode from the same start", strides))
     for label in frames:
-        images.append(pictures.gif(frames[label], folder / f"{label.split()[0]}.gif"))
+        images.append(pictures.gif(frames[label], folder / f"{label.split()[0]}.gif", 0.05 * strides[label]))
     first, second = tables
     counts = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
     kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "of words alone"
