@@ -381,11 +381,11 @@ def test_findings_are_read_as_they_were_written(tmp_path, verdict):
     state = CriticalState(
         3, verdict, np.array([1.0, 2.0], np.float32), (1.0, 0.25), {(1.0, 0.25): -0.5}, {(1.0, 0.25): "text"}
     )
-    save(Findings([state], ["analysis"], {"calls": 1}), tmp_path / "f.json")
-    states, analyses, counts = load(tmp_path / "f.json")
+    save(Findings([state], ["analysis"], {"calls": 1}, "1. Do better."), tmp_path / "f.json")
+    states, analyses, counts, strategies = load(tmp_path / "f.json")
     assert states[0]._replace(observation=0) == state._replace(observation=0)
     np.testing.assert_array_equal(states[0].observation, state.observation)
-    assert analyses == ["analysis"] and counts == {"calls": 1}
+    assert analyses == ["analysis"] and counts == {"calls": 1} and strategies == "1. Do better."
     old = (tmp_path / "f.json").read_text().replace('"judged": false, ', "").replace('"judged": true, ', "")
     (tmp_path / "old.json").write_text(old)  # from before there was the field
     assert load(tmp_path / "old.json").states[0].verdict == verdict._replace(judged=True)
