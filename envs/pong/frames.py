@@ -1,4 +1,4 @@
-"""Pong's geometry and its pictures: frames, and those of a case with the ball's way and the row where it will arrive."""
+"""Pong's geometry and pictures: frames, and those of a case with the ball's way and the row where it will arrive."""
 
 from __future__ import annotations
 
