@@ -285,7 +285,7 @@ def what_if_frames(env: Locomotion, name: str, states: Any, taken: Any, suggeste
       states: env states [n]. taken: [n] torques. suggested: [n] torques or None, whose place then stays empty.
     """
     held = jax.jit(jax.vmap(lambda state, action: _held(env, state, action, hold)))
-    after = lambda actions: np.asarray(held(states, jnp.asarray(np.array(actions, np.float32))))
+    after = lambda actions: np.array(held(states, jnp.asarray(np.array(actions, np.float32))))
     instead = after([one if two is None else two for one, two in zip(taken, suggested)])
     instead[[two is None for two in suggested]] = np.nan
     return beside([frames(name, qpos) for qpos in (np.asarray(states.qpos), after(taken), instead)])

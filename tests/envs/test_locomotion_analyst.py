@@ -225,7 +225,8 @@ def test_a_reward_counts_half_where_the_case_analysis_names_other_timeslots():
         return asked.read_reward(complete("reward", asked.reward(played, slot, played.action(slot), analysis)))
 
     assert judged(f"Failures: In timeslots 3, {slot} and 2 more the robot tips over.") == judged("none") < 0
-    assert judged("{timeslot 3, <critical>}\nFailures: none") == round(judged("none") / 2, 2)
+    elsewhere = judged("{timeslot 3, <critical>}\nFailures: none")
+    assert elsewhere == pytest.approx(judged("none") / 2, abs=0.006)  # replies have two decimals
 
 
 def test_strategies_come_from_the_case_analyses():
