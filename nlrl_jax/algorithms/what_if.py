@@ -4,12 +4,13 @@
 
 From a stored state the agent is played on by its mean action, once as it is and once for every candidate: an offset
 added to its mean action for `hold` steps. After `horizon` steps its value function ends the sum. Mean actions and the
-simulator know no chance, so all candidates of a state meet the same luck, and what is left of error is that of V.
+robots' simulator know no chance (a game that does gets the same key for all), so the candidates of a state meet the
+same luck, and what is left of error is that of V.
+
 What is suggested in a state is no candidate but the direction in which the return rises, from the candidates of this
 state and of its neighbours (`directions`): the best candidate is right for one state and wrong next to it. On a Hopper
 base agent (300 updates; 3,277 by its mean action) the best of 8 candidates as advice led to 2,608 and less, 0.03 of
 torque along the smoothed direction to 3,296, and 0.03 against it to 3,268 (docs/measurements_ultra.md).
-
 A suggestion is asked about once more with the longer horizon `recheck`, and stays where it gains more than `margin`
 there. Candidates are rated by their gain in the first search, over the `UNIT` quantile of all such gains, clipped to
 +-1.
@@ -33,7 +34,7 @@ from nlrl_jax.algorithms.analyst import CriticalState, Findings
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
 from nlrl_jax.algorithms.ultra import statistics
 from nlrl_jax.config import check, option
-from nlrl_jax.roles.trajectories import Action, Verdict
+from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.types import ControlGame
 
@@ -218,17 +219,18 @@ def find(
     suggested = answers.gain > search.margin
     critical = suggested | (spread >= np.median(spread)) if slots is None else np.ones(number, bool)
     unit = max(float(np.quantile(np.abs(answers.values[:, 1:]), UNIT)), 1e-6)
-    states = []
+    space, states = game.env.action_space(game.params), []
+    action = lambda numbers: tuple(float(x) for x in np.clip(numbers, space.low, space.high))
     for k in np.flatnonzero(critical):
         worth = {
-            _action(answers.mean[k] + offset): float(np.clip(value / unit, -1, 1))
+            action(answers.mean[k] + offset): float(np.clip(value / unit, -1, 1))
             for m, (offset, value) in enumerate(zip(answers.offsets[k], answers.values[k]))
             if m != 1  # the action taken, below
         }
-        better = _action(answers.mean[k] + answers.advice[k]) if suggested[k] else None
+        better = action(answers.mean[k] + answers.advice[k]) if suggested[k] else None
         why = _why(answers.advice[k], float(answers.gain[k]), float(spread[k]), search)
         verdict = Verdict(int(timeslot[k]), True, better, why)
-        did = _action(taken[k])
+        did = action(taken[k])
         worth[did] = float(np.clip(answers.values[k, 1] / unit, -1, 1))
         states.append(CriticalState(int(episode[k]), verdict, np.asarray(obs[k]), did, worth, {}))
     counts = {
@@ -239,10 +241,6 @@ def find(
         "tools/simulated steps": search.steps(number),
     }
     return Findings(states, [_case(n, states) for n in range(len(steps))], counts)
-
-
-def _action(action: Any) -> Action:
-    return tuple(float(x) for x in np.clip(np.asarray(action, np.float64), -1, 1))
 
 
 def _why(offset: np.ndarray, gain: float, spread: float, search: SearchConfig) -> str:
