@@ -229,7 +229,7 @@ def find(
         }
         better = action(answers.mean[k] + answers.advice[k]) if suggested[k] else None
         why = _why(answers.advice[k], float(answers.gain[k]), float(spread[k]), search)
-        verdict = Verdict(int(timeslot[k]), True, better, why)
+        verdict = Verdict(int(timeslot[k]), True, better, why, judged=better is not None)
         did = action(taken[k])
         worth[did] = float(np.clip(answers.values[k, 1] / unit, -1, 1))
         states.append(CriticalState(int(episode[k]), verdict, np.asarray(obs[k]), did, worth, {}))
