@@ -35,9 +35,9 @@ class Gain(NamedTuple):
 
     def __str__(self) -> str:
         error = "" if math.isnan(self.error) else f" ± {self.error:.3g}"
-        known = (
-            "single trial" if math.isnan(self.error) else "within noise" if self.is_noise else f"{self.trials} trials"
-        )
+        known = "within noise" if self.is_noise else f"{self.trials} trials"
+        if self.trials < 3:  # two numbers may lie close together by chance
+            known = "single trial" if self.trials < 2 else "2 trials, too few to tell"
         return f"{self.mean:+.4g}{error} ({known})"
 
 
