@@ -1,4 +1,4 @@
-"""ULTRA's three prompts on trajectories, shared by the games.
+"""ULTRA's prompts on trajectories, shared by the games: three on each episode, one on all of them together.
 
 A game brings its wording (`GameText`); `analyst_roles` makes the chats. The part of an episode in a prompt is an
 `Excerpt`; the rule-based analysts read only that, so they know no more than a model would.
@@ -7,6 +7,9 @@ A game brings its wording (`GameText`); `analyst_roles` makes the chats. The par
 from __future__ import annotations
 
 import dataclasses
+import functools
+import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +20,9 @@ from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
 from nlrl_jax.types import Chat
 
 LONGEST_ANALYSIS = 6000  # characters of a case analysis that a reward prompt repeats
+ANALYSES = 8  # case analyses in the prompt for strategies, evenly spread over the episodes
+UNNAMED = 0.5  # share of a rule-based reward that is left where the case analysis does not name the timeslot
+_NAMED = re.compile(r"(?<!Up to )(?<!point of )\btimeslots? (\d+(?:, \d+)*)")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,6 +31,7 @@ class GameText:
 
     Attributes:
       system: the system message.
+      game: template without slots: background, states, actions and rewards, the beginning of the others.
       identify: template with slots number, begin, second, last, history.
       analyse: template with slots number, history.
       reward: template with slots number, timeslot, action, instead, analysis, history.
@@ -37,6 +44,7 @@ class GameText:
     """
 
     system: str
+    game: str
     identify: str
     analyse: str
     reward: str
@@ -157,8 +165,62 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
         )
         return Chat.of(prompt, text.system, **context)
 
+    def strategies(analyses: Sequence[str]) -> Chat:
+        chosen = np.unique(np.linspace(0, len(analyses) - 1, ANALYSES).round().astype(int)) if analyses else ()
+        shown = tuple(quoted(analyses[n]) for n in chosen)
+        prompt = (text.game + _STRATEGIES).format(
+            shown=len(shown), all=len(analyses), analyses="\n\n".join(f"({n + 1}) {one}" for n, one in enumerate(shown))
+        )
+        return Chat.of(prompt, text.system, analyses=shown)
+
     read = lambda reply, begin, end: analyst_replies.read_verdicts(reply, begin, end, text.read_action)
-    return AnalystRoles(chunk, identify, read, analyse, reward, analyst_replies.read_reward, text.action)
+    return AnalystRoles(chunk, identify, read, analyse, reward, analyst_replies.read_reward, text.action, strategies)
+
+
+_STRATEGIES = """# Instructions
+Below are the case analyses of {shown} of {all} episodes that this agent has played. It is going to be trained further.
+(i) Sum up which failures come back in several analyses, and which successes.
+(ii) Propose strategies for the training that answer them: what to change in the agent's actions, in its rewards, in \
+the states from which it learns, or in the learning itself.
+
+# Case analyses
+{analyses}
+
+# Output format
+A numbered list, the most useful strategy first: its name, then in two or three sentences what to do and which of the \
+analyses speak for it."""
+
+
+def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
+    """The rule-based analyst's reply: what the analyses have in common, in numbers, and what follows from it."""
+    analyses = context["analyses"]
+    has = lambda part: [n for n, text in enumerate(analyses, 1) if part in text and not _is_empty(text, part)]
+    failed, succeeded = has("Failures:"), has("Successes:")
+    slots = sum(len(named(text)) for text in analyses)
+    lines = [
+        f"Correct the actions in the states of the failures, which {len(failed)} of {len(analyses)} analyses have "
+        f"({numbered(failed) or 'none'}).",
+        f"Reward the successes, which {len(succeeded)} of them have ({numbered(succeeded) or 'none'}), and punish the "
+        "failures, each as much as it matters.",
+        f"Learn more often from the {slots} timeslots that the analyses name than from the others.",
+    ]
+    return "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1))
+
+
+def _is_empty(analysis: str, part: str) -> bool:
+    return analysis.split(part)[1].strip().startswith("None was found.")
+
+
+@functools.lru_cache(1024)
+def named(analysis: str) -> frozenset[int]:
+    """The timeslots that a case analysis names."""
+    return frozenset(int(slot) for slots in _NAMED.findall(analysis) for slot in slots.split(", "))
+
+
+def emphasis(analysis: str, timeslot: int) -> float:
+    """What a case analysis adds to a rule-based reward, as a factor: `UNNAMED` where it names other timeslots only."""
+    slots = named(analysis)
+    return UNNAMED if slots and timeslot not in slots else 1.0
 
 
 def quoted(analysis: str) -> str:

@@ -7,6 +7,7 @@
     python -m launch.ablate --study critic,bootstrap --seeds 3 --run_dir runs/critics         # words against numbers
     python -m launch.ablate --study words,correct --seeds 3 --run_dir runs/words              # actor-critic
     python -m launch.ablate --study ppo --seeds 3 --run_dir runs/ppo                          # LLM-PPO, its baseline
+    python -m launch.ablate --study alpha,learning_rate --bases 3 --analyst tools --run_dir runs/sweeps       # ULTRA
     python -m launch.ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
 
 Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO draws the reward against
@@ -19,8 +20,9 @@ the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`); `ppo` gi
 what its rules read off the board, and 13 times the iterations, which takes about as long as the actor-critic. `aaw`
 varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn
 without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which
-the paper's discussion proposes. Everything that is not varied or named below is as in the algorithm's own script:
-preset demo (with another model than the built-in ones: paper) or nano scale.
+the paper's discussion proposes. ULTRA's sweeps (its section 4.1) refine the same base agents by PPO and by ULTRA-RA
+with each weight of the rewards and each learning rate. Everything that is not varied or named below is as in the
+algorithm's own script: preset demo (with another model than the built-in ones: paper), nano scale, or scale quick.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B, the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -35,18 +37,23 @@ import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 
 from envs.tic_tac_toe.rule_based import WORDS
-from launch import train_language_actor_critic, train_language_ppo, train_language_td, train_ms_grpo
+from launch import reproduce_ultra, train_language_actor_critic, train_language_ppo, train_language_td, train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, make, option, part, replace
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import app, loop, models, players, results
-from nlrl_jax.run.plots import compare
+from nlrl_jax.run import app, directory, loop, models, players, results
+from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.refinement import stored_scores
+from nlrl_jax.run.refinement_config import RunConfig as RefinementConfig
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds
 from nlrl_jax.weights.load import BUILT_IN
 
@@ -92,6 +99,10 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             "4 epochs, threats, 13 x iterations": {"epochs": 4, "threats": True, "iterations": 65},
         }
     },
+    "ultra": {
+        "alpha": {f"alpha = {x}": {"alpha": x} for x in (0.1, 0.5, 1.0)},
+        "learning_rate": {f"learning rate {x:g}": {"learning_rate": x} for x in (1e-3, 1e-4, 1e-5)},
+    },
 }
 # what an MS-GRPO study changes in the preset demo
 DEMO = {"aaw": {"num_groups": 1, "sampling_temperature": 0.1}}
@@ -104,10 +115,15 @@ class AblationConfig:
 
     study: str = option("aaw", f"one, or several of one algorithm by commas. {LISTED}")
     model: str = option("", "the model that learns; empty: nano, or nano_board for NLRL")
-    iterations: int = option(0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL", least=0)
-    game: str = option("frozen_lake", "MS-GRPO: the game")
-    seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for credit, 1 for NLRL", least=0)
-    eval_episodes: int = option(100, "MS-GRPO: greedy episodes per evaluation, from the same initial states", least=1)
+    iterations: int = option(
+        0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL, 50 for ULTRA", least=0
+    )
+    game: str = option("", "the game of MS-GRPO (empty: frozen_lake) or of ULTRA (empty: hopper)")
+    seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for credit, 3 for ULTRA, 1 for NLRL", least=0)
+    eval_episodes: int = option(100, "MS-GRPO, ULTRA: episodes per evaluation, from the same initial states", least=1)
+    bases: int = option(1, "ULTRA: base agents", least=1)
+    base: str = option("", "ULTRA: run folders whose base agents are refined; empty trains them once")
+    analyst: str = option("scripted", "ULTRA: scripted, or tools for robots")
     states: int = option(1500, "language TD: positions it learns from, unless they are what varies", least=1)
     test_states: int = option(400, "language TD: positions of the evaluation", least=1)
     games: int = option(128, "actor-critic, LLM-PPO: games per iteration, unless they are what varies", least=1)
@@ -146,8 +162,13 @@ def base_of(config: AblationConfig, study: str) -> Any:
             length = config.iterations or 60
             common = {**train_ms_grpo.PRESETS["demo"], **DEMO.get(study, {}), "eval_every": 10}
             common |= {"iterations": length, "decay_steps": length * 5 // 4}
-        own = {"model": model, "game": config.game, "eval_episodes": config.eval_episodes}
+        own = {"model": model, "game": config.game or "frozen_lake", "eval_episodes": config.eval_episodes}
         return make(TrainConfig, **{**common, **own})
+    if config.algorithm == "ultra":
+        game = config.game or "hopper"
+        own = {name: getattr(config, name) for name in ("seed", "eval_episodes", "bases", "base", "analyst")}
+        chosen = {"game": game, "methods": "PPO,ULTRA-RA", "seeds": config.seeds or 3, **own, **iterations}
+        return make(RefinementConfig, **{**reproduce_ultra.presets(game == "pong")["quick"], **chosen})
     common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
     common |= {"aggregator": config.aggregator, "endpoint_model": config.endpoint_model, **flat(config.endpoint)}
     if config.algorithm == "language_ppo":
@@ -178,6 +199,12 @@ def train(
     if isinstance(run, TrainConfig):
         together = run.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
         return [train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume, apart)]
+    if isinstance(run, RefinementConfig):
+        begun = directory.holds_run(folder)
+        directory.open_run(folder, {"script": reproduce_ultra.SCRIPT, **flat(run)}, resume=begun)
+        reproduce_ultra.reproduce(run, folder, begun)
+        directory.close_run(folder)
+        return [{"run": run}]
     stored = []
     for seed, part_dir in zip(range(run.seed, run.seed + seeds), seeds_of(folder, run.seed, seeds), strict=True):
         one = replace(run, seed=seed)
@@ -206,7 +233,7 @@ def dry_run(config: AblationConfig) -> str:
     """The calls and tokens of every run of an NLRL study; see the dry runs of its scripts.
 
     Raises:
-      ValueError: a study of MS-GRPO or LLM-PPO; `reproduce_ms_grpo --dry_run` counts MS-GRPO's memory and work.
+      ValueError: another study; `reproduce_ms_grpo --dry_run` counts MS-GRPO's memory and work.
     """
     if config.algorithm not in ("language_td", "actor_critic"):
         raise ValueError(f"--dry_run is for language TD and the actor-critic; {config.study} prompts no other model")
@@ -225,14 +252,33 @@ def dry_run(config: AblationConfig) -> str:
     return "\n\n".join(parts)
 
 
+def in_updates(label: str, folder: pathlib.Path, config: RefinementConfig) -> tuple[Series, dict[str, str]]:
+    """(ULTRA-RA's score against updates, a row of the table) of all base agents and seeds."""
+    runs = reproduce_ultra.runs_of(config, folder, True)
+    kind = ultra_tables.main_score(runs[0].agent.continuous)
+    ys, x = [], np.zeros(1)
+    for run in runs:
+        start = run.before_learning()[0][kind]
+        for one in loop.seed_dirs(run.folder / "ULTRA-RA", run.seeds):
+            metrics = read_metrics(one)
+            there = np.isfinite(metrics[f"eval/{kind}"])
+            x = np.concatenate([[0], metrics["iteration"][there] + 1])
+            ys.append([start, *metrics[f"eval/{kind}"][there]])
+    scores = {name: scores[kind] for name, scores in stored_scores(runs).items()}
+    told = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
+    told["gain"] = str(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
+    return Series(label, x, np.array(ys)), {"score": ultra_tables.headings(runs[0].agent.continuous)[kind], **told}
+
+
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(AblationConfig)
     read = {
-        "ms_grpo": (config.game, "wall time of one run, s", "environment reward"),
+        "ms_grpo": (config.game or "frozen_lake", "wall time of one run, s", "environment reward"),
         "language_td": ("accuracy", "iteration", "advantage accuracy"),
         "actor_critic": ("win", "iteration", f"win rate against {config.opponent}"),
         "language_ppo": ("win", "iteration", f"win rate against {config.opponent}"),
+        "ultra": ("", "update", "score of ULTRA-RA"),
     }
     metric, xlabel, ylabel = read[config.algorithm]
     if flags.FLAGS.dry_run:
@@ -241,34 +287,36 @@ def main(argv: list[str]) -> None:
     if config.algorithm in ("language_td", "actor_critic"):
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
         script.validate(base_of(config, config.study))
-    may_change = ("study", "apart", *models.MAY_CHANGE)
-    if config.algorithm != "ms_grpo":  # whose seeds are one program
-        may_change += ("seeds",)
+    nlrl = config.algorithm not in ("ms_grpo", "ultra")
+    may_change = ("study", "apart", *models.MAY_CHANGE, *(("seeds",) if nlrl else ()))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
     usage = models.ledger(run_dir)
     panels, rows, finished = {}, [], {}
     for study, labels in config.studies.items():
         base, panels[study] = base_of(config, study), []
-        seeds = config.seeds or {"aaw": 2, "credit": 5}.get(study, 1)
+        seeds = config.seeds or {"aaw": 2, "credit": 5, "alpha": 3, "learning_rate": 3}.get(study, 1)
         for label, options in labels.items():
             run = replace(base, **options)
             folder = run_dir / config.algorithm / (study if study in DEMO else "") / folder_of(run, base)
+            if config.algorithm == "ultra" and finished and not config.base:
+                run = replace(run, base=str(next(iter(finished))))  # the first setting has trained them
             if folder not in finished:
                 print(f"{study}, {label}: {run.iterations} iterations", flush=True)
                 finished[folder] = train(run, folder, resume, seeds, config.apart, run_dir, usage)
             stored = finished[folder]
             if config.algorithm == "ms_grpo":
                 line, row = in_seconds(label, folder, metric, stored[0])
+            elif config.algorithm == "ultra":
+                line, row = in_updates(label, folder, stored[0]["run"])
             else:
                 line, row = in_iterations(label, seeds_of(folder, config.seed, seeds), metric, stored)
             panels[study].append(line)
             rows.append({"study": study, "setting": label, **row})
     table = markdown(rows)
-    if controls := beside({folder.name: stored for folder, stored in finished.items()}):
+    if nlrl and (controls := beside({folder.name: stored for folder, stored in finished.items()})):
         table += f"\nWhat does not learn, on the same positions:\n\n{markdown(controls)}"
     write_atomically(run_dir / "table.md", table)
-    errors = config.algorithm != "ms_grpo"
-    picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel, errors)
+    picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel, nlrl)
     report = write_report(
         run_dir,
         title=f"Ablation of {config.algorithm}: {', '.join(panels)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -137,6 +138,10 @@ class Agent:
     def to_env(self, action: jax.Array) -> jax.Array:
         """A continuous action within the environment's bounds."""
         return jnp.clip(action, *self.bounds) if self.continuous else action
+
+    def mean_action(self, params: Any, moments: RunningMoments) -> Callable[[jax.Array], jax.Array]:
+        """observations [B, ...] -> the most likely actions within the environment's bounds."""
+        return lambda obs: self.to_env(mode(*self.policy(params, moments, obs)))
 
     def _normalized(self, moments, obs):
         return moments.normalize(obs) if self.normalize_obs else obs

@@ -107,6 +107,8 @@ class ControlGame:
       roles: the analyst's prompts and readers, a `roles.trajectories.AnalystRoles`; None where there are none.
       scripts: role -> script of the rule-based analyst (`backends.scripted`).
       draw: env states, leading axis [T] -> pictures uint8 [T, H, W, 3]; None where there are none.
+      draw_case: (env states [n], taken actions [n, ...], suggested ones or None, a list) -> pictures [n, H, W, 3] of
+        critical states with what an analyst looks at; None: `draw`.
       score: the return's name in tables and plots.
       human_reward: transitions [T, B] -> float32 [T, B], a hand-designed reward (HLC); None where there is none.
     """
@@ -119,6 +121,7 @@ class ControlGame:
     roles: Any = None
     scripts: Mapping[str, Callable[..., str]] = dataclasses.field(default_factory=dict)
     draw: Callable[[Any], np.ndarray] | None = None
+    draw_case: Callable[[Any, Any, Any], np.ndarray] | None = None
     score: str = "return"
     human_reward: Callable[[Any], jax.Array] | None = None
 

@@ -28,7 +28,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from envs.locomotion import prompts, rule_based, xml_path
-from envs.locomotion.frames import frames
+from envs.locomotion.frames import beside, frames
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")
@@ -47,7 +47,8 @@ class Robot:
       velocity_limit: observed velocities are clipped to this.
       noise_scale: of resets; positions uniform in +-scale, velocities too, or normal where `normal_velocity`.
       healthy: (qpos, qvel) -> bool [].
-      free: the body floats freely: its x is read from the simulator, not from qpos, and v5 feels contact forces.
+      free: the body floats freely: its x is read from the simulator, not from qpos, and it can feel contact forces
+        (v5 does, v4 as an option).
     """
 
     frame_skip: int
@@ -77,7 +78,7 @@ ROBOTS = {
     "walker2d": Robot(4, 1e-3, 1, 10.0, 5e-3, _walker2d_healthy),
     "ant": Robot(5, 0.5, 2, math.inf, 0.1, _ant_healthy, free=True),
 }
-_CONTACT_COST = 5e-4  # Ant v5
+_CONTACT_COST = 5e-4  # of what the Ant feels
 
 
 @struct.dataclass
@@ -88,7 +89,7 @@ class EnvState(environment.EnvState):
     warmstart: [nv], the accelerations from which the contact solver starts (`qacc_warmstart`).
     x: [], where the next forward reward is measured from. Gymnasium's Ant reads the torso's place as of the last stage
       of the last sub-step, which is not quite qpos[0].
-    contact_force: [bodies, 6], outer forces clipped to +-1, which Ant v5 observes; None elsewhere.
+    contact_force: [bodies, 6], outer forces clipped to +-1, where the Ant feels them; None elsewhere.
     """
 
     qpos: jax.Array
@@ -110,17 +111,19 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
     """gymnax environment of one robot; made by `make_env`.
 
     Observations are floats, [11] for Hopper, [17] for Walker2d, [27] or [105] for Ant v4 or v5: positions but the
-    first ones, velocities, and what v5 feels. Actions are motor torques in [-1, 1]; the simulator clips them, the
-    control cost counts them unclipped.
+    first ones, velocities, and what v5 feels. Ant v4 with contact forces has [111], as Gymnasium's with
+    `use_contact_forces`: six more than v5, of the world's body, always 0. Actions are motor torques in [-1, 1]; the
+    simulator clips them, the control cost counts them unclipped.
     """
 
-    def __init__(self, robot: str, version: str, physics: str):
+    def __init__(self, robot: str, version: str, physics: str, contact_forces: bool = False):
         import mujoco
 
         self.robot, self.version, self.physics = ROBOTS[robot], version, physics
         self.model = mujoco.MjModel.from_xml_path(str(xml_path(robot, version)))
         self.dt = self.model.opt.timestep * self.robot.frame_skip
-        self.feels = self.robot.free and version == "v5"
+        self.feels = self.robot.free and (version == "v5" or contact_forces)
+        self.feels_world = self.feels and version == "v4"
         self.dtype = jax.dtypes.canonicalize_dtype(float)
         self._name = f"{robot}-{version}"
         if physics == "mjx":
@@ -167,7 +170,7 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
     def step_env(self, key, state, action, params):
         """(obs, state, reward, terminated, info). An action out of range is clipped, but costs its unclipped size.
 
-        info: reward_forward, reward_ctrl, reward_healthy, reward_contact (Ant v5, else 0), which sum to the reward;
+        info: reward_forward, reward_ctrl, reward_healthy, reward_contact (where it feels), which sum to the reward;
         x_position; exploded bool.
         """
         action = jnp.asarray(action, self.dtype)
@@ -202,6 +205,7 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         """Positions but the hidden ones, clipped velocities, contact forces; zeros of an exploded state."""
         limit = self.robot.velocity_limit
         parts = [state.qpos[self.robot.hidden :], jnp.clip(state.qvel, -limit, limit)]
+        parts += [jnp.zeros(6, self.dtype)] if self.feels_world else []
         parts += [state.contact_force.reshape(-1)] if self.feels else []
         return jnp.where(self.exploded(state), 0, jnp.concatenate(parts))
 
@@ -217,21 +221,23 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         return spaces.Box(-1, 1, (self.model.nu,), self.dtype)
 
     def observation_space(self, params: EnvParams | None = None) -> spaces.Box:
-        size = self.model.nq - self.robot.hidden + self.model.nv + (6 * (self.model.nbody - 1) if self.feels else 0)
+        bodies = (self.model.nbody - 1 + self.feels_world) if self.feels else 0
+        size = self.model.nq - self.robot.hidden + self.model.nv + 6 * bodies
         return spaces.Box(-jnp.inf, jnp.inf, (size,), self.dtype)
 
 
-def make_env(name: str, version: str = "v4", physics: str = "auto") -> Locomotion:
+def make_env(name: str, version: str = "v4", physics: str = "auto", contact_forces: bool = False) -> Locomotion:
     """One robot's environment.
 
     Args:
       name: "hopper", "walker2d" or "ant".
       version: "v4" or "v5" of Gymnasium. v5 pays for health only when healthy, walks on grippier feet (Walker2d) and
         feels contact forces (Ant).
+      contact_forces: Ant v4 observes them and pays for them, as v5 always does.
       physics: "mjx", "c", or "auto": C where JAX runs on CPUs (MJX is 20 to 40 times slower there), else MJX.
 
     Raises:
-      ValueError: a name that is none of these.
+      ValueError: a name that is none of these; contact forces for a robot that is no Ant.
       ModuleNotFoundError: mujoco, gymnasium or, for MJX, mujoco-mjx is not installed.
     """
     for what, value, choices in (
@@ -241,9 +247,11 @@ def make_env(name: str, version: str = "v4", physics: str = "auto") -> Locomotio
     ):
         if value not in choices:
             raise ValueError(f"{what} is {value!r}; choose one of {', '.join(choices)}")
+    if contact_forces and not ROBOTS[name].free:
+        raise ValueError(f"{name} has no contact forces, only the ant")
     if physics == "auto":
         physics = "c" if jax.default_backend() == "cpu" else "mjx"
-    return Locomotion(name, version, physics)
+    return Locomotion(name, version, physics, contact_forces)
 
 
 def _uniform(key, shape, dtype):
@@ -255,18 +263,38 @@ def _finite(*arrays: jax.Array) -> jax.Array:
     return jnp.stack([(jnp.abs(x) <= _HUGE).all() for x in arrays]).all()
 
 
-def control_game(name: str, version: str = "v4", physics: str = "auto") -> ControlGame:
+def control_game(name: str, version: str = "v4", physics: str = "auto", contact_forces: bool = False) -> ControlGame:
     """A robot for control agents; see `make_env`."""
-    env = make_env(name, version, physics)
+    env = make_env(name, version, physics, contact_forces)
     return ControlGame(
         name=name,
         env=env,
         params=env.default_params,
-        roles=prompts.roles(name, version),
+        roles=prompts.roles(name, version, contacts=env.feels),
         scripts=rule_based.SCRIPTS,
         draw=lambda states: frames(name, np.asarray(states.qpos)),
+        draw_case=lambda states, taken, suggested: what_if_frames(env, name, states, taken, suggested),
         human_reward=progress_bonus if name == "ant" else None,
     )
+
+
+def what_if_frames(env: Locomotion, name: str, states: Any, taken: Any, suggested: Any, hold: int = 8) -> np.ndarray:
+    """Poses side by side for each of n states: now, after `hold` steps of the torques taken, and of those suggested.
+
+    Args:
+      states: env states [n]. taken: [n] torques. suggested: [n] torques or None, whose place then stays empty.
+    """
+    held = jax.jit(jax.vmap(lambda state, action: _held(env, state, action, hold)))
+    after = lambda actions: np.array(held(states, jnp.asarray(np.array(actions, np.float32))))
+    instead = after([one if two is None else two for one, two in zip(taken, suggested)])
+    instead[[two is None for two in suggested]] = np.nan
+    return beside([frames(name, qpos) for qpos in (np.asarray(states.qpos), after(taken), instead)])
+
+
+def _held(env: Locomotion, state: EnvState, action: jax.Array, steps: int) -> jax.Array:
+    """qpos after so many steps of one action."""
+    step = lambda _, state: env.step_env(None, state, action, None)[1]
+    return jax.lax.fori_loop(0, steps, step, state).qpos
 
 
 def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Array:

@@ -55,6 +55,12 @@ def frames(name: str, qpos, width: int = 320, height: int = 240, renderer: str =
     return pictures
 
 
+def beside(films: list[np.ndarray]) -> np.ndarray:
+    """Films [T, H, W, 3] of equal size, side by side with a line between them: uint8 [T, H, W', 3]."""
+    line = np.full((*films[0].shape[:2], 4, 3), 255, np.uint8)
+    return np.concatenate([part for film in films for part in (film, line)][:-1], axis=2)
+
+
 def _load(path: str):
     import mujoco
 

@@ -129,28 +129,32 @@ def motors(robot: Robot) -> tuple[str, ...]:
     return tuple(robot.joints[i] for i in robot.motors)
 
 
-def roles(robot: str, version: str = "v4", chunk: int | None = None, cases: int = 60) -> AnalystRoles:
+def roles(
+    robot: str, version: str = "v4", chunk: int | None = None, cases: int = 60, contacts: bool = False
+) -> AnalystRoles:
     """A robot's side of ULTRA.
 
     Args:
       robot: "hopper", "walker2d" or "ant".
       version: of Gymnasium's reward, "v4" or "v5".
       chunk, cases: see `analyst_roles`; chunk defaults to the robot's.
+      contacts: hard contacts cost reward; of the Ant v5 they do in any case.
 
     Raises:
       ValueError: no such robot or version.
     """
-    return analyst_roles(game_text(robot, version), ROBOTS[robot].chunk if chunk is None else chunk, cases)
+    return analyst_roles(game_text(robot, version, contacts), ROBOTS[robot].chunk if chunk is None else chunk, cases)
 
 
-def game_text(name: str, version: str = "v4") -> GameText:
+def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameText:
     """A robot in words; see `roles`."""
     if name not in ROBOTS or version not in VERSIONS:
         raise ValueError(f"no robot {name!r} of version {version!r}; choose of {', '.join(ROBOTS)} and v4, v5")
     robot = ROBOTS[name]
-    game = _game(robot, version)
+    game = _game(robot, version, contacts)
     return GameText(
         system="You know robots and their control well. Answer in the output format that is asked for.",
+        game=game,
         identify=game + _IDENTIFY.replace("{motors}", ", ".join(motors(robot))),
         analyse=game + _ANALYSE,
         reward=game + _REWARD,
@@ -196,10 +200,10 @@ def _ending(episode: Episode) -> str:
     return f"The episode was cut after timeslot {last}; the robot has not fallen."
 
 
-def _game(robot: Robot, version: str) -> str:
+def _game(robot: Robot, version: str, contacts: bool) -> str:
     """Background, state, actions, reward and termination."""
     alive = "1" if version == "v4" else "1 (if it has not just fallen)"
-    contact = version == "v5" and not robot.is_planar
+    contact = (contacts or version == "v5") and not robot.is_planar
     turns = "pitch velocity (rad/s)" if robot.is_planar else "sideways velocity (m/s), pitch and roll velocity (rad/s)"
     lean = "pitch (rad, positive forward)"
     lean += "" if robot.is_planar else ", roll (rad, positive to the left)"

@@ -9,7 +9,7 @@ a robot upright and still, and so costs speed where the robot was not going to f
 - analyse: the improper actions, the first of them, and the recoveries.
 - reward: of the action taken, by what followed: a fall in sight is -1 the next timeslot and less the later it comes,
   else less danger and more speed count for it. Of another action, what followed says nothing: it is
-  judged by its nearness to `balance`.
+  judged by its nearness to `balance`. Half of it where the case analysis names other timeslots only.
 
 Signs, checked against MuJoCo: a positive pitch leans forward; negative torques of hip and knee turn the torso of hopper
 and walker back up; the ankle that presses a foot of the ant down is positive in front and negative behind.
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.locomotion.prompts import ROBOTS, Body, action_text, body, game_text
-from envs.trajectory_prompts import Excerpt, numbered
+from envs.trajectory_prompts import Excerpt, emphasis, numbered, strategies
 from nlrl_jax.roles.trajectories import Action, Episode
 
 ALARM = 0.7
@@ -162,10 +162,11 @@ def reward(context: Mapping[str, Any], rng: random.Random) -> str:
         off = float(np.mean(np.abs(np.subtract(action, balance(analyst.name, now)))))
         value = (1 - off) * min(0.5 + 0.5 * danger(analyst.name, now), 1.0)
         why = f"it differs by {off:.2f} a motor from what would push the robot upright"
-    return f"{{reward = {np.clip(value, -1, 1) + 0.0:.2f}, analysis: {why}}}"
+    value = np.clip(value, -1, 1) * emphasis(context["analysis"], timeslot)
+    return f"{{reward = {value + 0.0:.2f}, analysis: {why}}}"
 
 
-SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward}
+SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategies": strategies}
 
 
 def _verdict(analyst: Analyst, timeslot: int) -> str:

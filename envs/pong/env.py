@@ -28,23 +28,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
 from envs.pong import prompts, rule_based
+from envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, draw, frames
 from nlrl_jax.types import ControlGame
 
-SIZE = 80
-RACKET = 8  # rows of a racket
-OURS, THEIRS = 70, 9  # the column of each racket that faces the ball
 TOP = SIZE - RACKET  # a racket's top row is 0..72
-LOWEST = SIZE - 2  # the ball's upper row is 0..78
 STAY, RIGHT, LEFT = range(3)
 ACTIONS = ("stay", "move right", "move left")
 OBSERVED = ("racket", "opponent", "ball row", "ball column", "row velocity", "column velocity")
 SPEED = 2  # columns a step, of the ball
-_SHADES = (0.5, 0.35, 1.0)  # of our racket, the opponent's and the ball, in pixels
 
 
 @struct.dataclass
@@ -200,17 +195,6 @@ def _serve(key, side):
     return jnp.stack([row, jnp.int32(SIZE // 2)]), jnp.stack([angle, SPEED * side]).astype(jnp.int32), aim
 
 
-def draw(racket: jax.Array, opponent: jax.Array, ball: jax.Array) -> jax.Array:
-    """The frame: float32 [80, 80], rows down, 0 where nothing is."""
-    row, column = jnp.arange(SIZE)[:, None], jnp.arange(SIZE)[None, :]
-    within = lambda x, start, length: (x >= start) & (x < start + length)
-    ours = within(row, racket, RACKET) & within(column, OURS, 2)
-    theirs = within(row, opponent, RACKET) & within(column, THEIRS - 1, 2)
-    there = within(row, ball[0], 2) & (column == ball[1])
-    frame = jnp.where(ours, _SHADES[0], jnp.where(theirs, _SHADES[1], 0.0))
-    return jnp.where(there, _SHADES[2], frame)
-
-
 def state_code(obs: jax.Array, cell: int = 1) -> jax.Array:
     """Everything of an observation that our racket's fate depends on, as one number: float [..., 6] -> int32 [...].
 
@@ -243,16 +227,10 @@ def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params)
         roles=None if pixels else prompts.roles(points=points),
         scripts=rule_based.SCRIPTS,
         draw=frames,
+        draw_case=case_frames,
         score="mean outcome of a point" if points == 1 else f"points won less points lost, first to {points}",
         human_reward=None if pixels else pong_return,
     )
-
-
-def frames(states: EnvState) -> np.ndarray:
-    """Pictures of states [T, ...], three pixels per cell: uint8 [T, 240, 240, 3]."""
-    shades = np.asarray(jax.vmap(draw)(states.racket, states.opponent, states.ball))
-    grey = (255 * (1 - shades)).astype(np.uint8)
-    return np.repeat(grey[..., None].repeat(3, -1).repeat(3, 1), 3, 2)
 
 
 _SPEED = OBSERVED.index("column velocity")

@@ -110,6 +110,7 @@ def game_text(points: int = 21) -> GameText:
     game = _GAME.replace("{points}", "1 point" if points == 1 else f"{points} points")
     return GameText(
         system="You know games like Pong well. Answer in the output format that is asked for.",
+        game=game,
         identify=game + _IDENTIFY,
         analyse=game + _ANALYSE,
         reward=game + _REWARD,

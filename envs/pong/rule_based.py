@@ -10,7 +10,8 @@ opponent does, it leaves alone: an action that keeps the racket where both rows 
   the nearest spot that catches, or keeps it in one.
 - analyse: the critical timeslots before each end of a point, the improper ones as what led to a loss.
 - reward: 0 while the ball flies away; else the sign says whether the action was proper, the size how little time
-  there is to spare; what makes the ball out of reach is -1, and where it is out of reach already nothing is good.
+  there is to spare; what makes the ball out of reach is -1, and where it is out of reach already nothing is good. Half
+  of it where the case analysis names other timeslots only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.pong.prompts import ACTIONS, RACKET, game_text, point_ends
-from envs.trajectory_prompts import Excerpt, numbered
+from envs.trajectory_prompts import Excerpt, emphasis, numbered, strategies
 
 SLACK, NEAR = 8, 6  # timeslots
 CALM = 16  # timeslots to spare at which an action matters little
@@ -111,10 +112,11 @@ def reward(context: Mapping[str, Any], rng: random.Random) -> str:
     if ahead is None:
         return "{reward = 0, analysis: the ball does not come towards us, so the action decides nothing}"
     value, why = _worth(ahead, top, action)
+    value *= emphasis(context["analysis"], timeslot)
     return f"{{reward = {value:.2f}, analysis: {_sight(ahead, top)}; {ACTIONS[action]} {why}}}"
 
 
-SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward}
+SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategies": strategies}
 
 
 def _verdict(excerpt: Excerpt, timeslot: int) -> str:

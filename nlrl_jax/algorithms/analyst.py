@@ -20,11 +20,12 @@ from nlrl_jax.types import LanguageModel, Sampling
 
 @dataclasses.dataclass(frozen=True)
 class AnalysisConfig:
-    """The samplings of the language model's three roles."""
+    """The samplings of the language model's roles."""
 
     verdicts: Sampling = Sampling(4096, 0.0)
     analysis: Sampling = Sampling(1024, 0.0)
     reward: Sampling = Sampling(512, 0.0)
+    strategies: Sampling = Sampling(1024, 0.0)
 
 
 class CriticalState(NamedTuple):
@@ -47,11 +48,13 @@ class Findings(NamedTuple):
 
     states: the critical states, by episode and time. analyses: the case analysis of each episode.
     counts: calls, verdicts and faults of replies, by kind.
+    strategies: what the analyst proposes for the refinement (section 4.2); read by people, and by nothing else.
     """
 
     states: list[CriticalState]
     analyses: list[str]
     counts: dict[str, int]
+    strategies: str = ""
 
 
 def identify(
@@ -128,20 +131,26 @@ def analyse(
     config: AnalysisConfig = AnalysisConfig(),
     verdicts: Sequence[Sequence[Verdict]] | None = None,
 ) -> Findings:
-    """Identification, case analysis and rewards of N episodes: three calls to the model.
+    """Identification, case analysis, rewards and strategies of N episodes: four calls to the model.
 
     Args:
       verdicts: of each episode, where they do not come from the language model (MASK-R).
     """
     counts: Counter[str] = Counter()
-    if verdicts is None:
+    given = verdicts is not None
+    if not given:
         verdicts = identify(episodes, roles, model, config.verdicts, seed, counts)
     chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
     analyses = [without_thoughts(reply.text) for reply in model.complete(chats, config.analysis, "analyse", seed)]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
     states = assign_rewards(episodes, verdicts, analyses, roles, model, config.reward, seed, counts)
-    return Findings(states, analyses, dict(counts))
+    proposed = ""
+    if roles.strategies is not None and not given:
+        reply = model.complete([roles.strategies(analyses)], config.strategies, "strategies", seed)[0]
+        proposed = without_thoughts(reply.text).strip()
+        counts["strategies/calls"] += 1
+    return Findings(states, analyses, dict(counts), proposed)
 
 
 def save(findings: Findings, path: pathlib.Path) -> None:
@@ -160,7 +169,8 @@ def save(findings: Findings, path: pathlib.Path) -> None:
         }
         for state in findings.states
     ]
-    write_atomically(path, json.dumps({"counts": findings.counts, "analyses": findings.analyses, "states": states}))
+    told = {"counts": findings.counts, "analyses": findings.analyses, "strategies": findings.strategies}
+    write_atomically(path, json.dumps({**told, "states": states}))
 
 
 def load(path: pathlib.Path) -> Findings:
@@ -182,7 +192,7 @@ def load(path: pathlib.Path) -> Findings:
             )
             for state in stored["states"]
         ]
-        return Findings(states, stored["analyses"], stored["counts"])
+        return Findings(states, stored["analyses"], stored["counts"], stored.get("strategies", ""))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not hold an analyst's findings ({error}); delete it to analyse again") from error
 

@@ -10,6 +10,11 @@ ULTRA-A replaces actions (equation 1), ULTRA-R adds rewards (equation 2), ULTRA-
 What the paper leaves open, and our choice:
 - "s_t in the table": the same `state_code` where the game has one (Pong: ball, velocity, our racket), else the nearest
   critical state within `radius`, the root mean square over the observation's dimensions after normalisation.
+- A suggestion for a continuous action holds in one state, and its table row stands for all states within the radius.
+  Torques copied to all of them wreck even perfect advice (the agent's own mean actions, stored as torques and copied,
+  cost a Hopper a fifth of its return), so by default the table keeps how far the suggestion lies from the base agent's
+  mean action in its state, and `GuidanceConfig.step` of this offset is added to whatever the agent does near it. Rated
+  actions are compared by their offsets, too. `advice="absolute"` copies the torques, which is the paper's letter.
 - The language model rates actions once, before refinement: the action taken in a critical state and the one suggested
   instead. During refinement another action gets the reward of the nearest rated one (continuous), or none (discrete).
 - What the policy learns from a replaced action: as in algorithm 1, the executed action goes into the data, with its
@@ -29,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -50,7 +55,8 @@ class LookupTable:
 
     codes: int32 [K], or zeros. keys: float32 [K, D], normalised observations. mean, scale: float32 [D], of the
     normalisation. action: [K] or [K, A], the suggestion, and suggested: bool [K], whether there is one.
-    judged: [K, M] or [K, M, A], the actions that have a reward; rewards, known: [K, M].
+    judged: [K, M] or [K, M, A], the actions that have a reward; rewards, known: [K, M]. In a relative table `action`
+    and `judged` are offsets from the base agent's mean action in the row's state.
     """
 
     codes: jax.Array
@@ -67,14 +73,22 @@ class LookupTable:
 NOWHERE = -1  # the code of the row that stands for an empty table
 FAR = 1e9  # and its key
 
+# observations [N, D] -> the base agent's mean actions [N, A]
+MeanAction = Callable[[jax.Array], jax.Array]
+
 
 def make_table(
-    states: Sequence[CriticalState], game: ControlGame, mean: np.ndarray | None = None, scale: np.ndarray | None = None
+    states: Sequence[CriticalState],
+    game: ControlGame,
+    mean: np.ndarray | None = None,
+    scale: np.ndarray | None = None,
+    mean_action: MeanAction | None = None,
 ) -> LookupTable:
     """The lookup table of algorithm 1 as arrays.
 
     Args:
       mean, scale: [D], of the base agent's observations (`statistics`); only continuous games need them.
+      mean_action: of the base agent, for a relative table; None keeps actions as they are.
 
     Raises:
       ValueError: an action outside the game's action space, or a reward that is not finite.
@@ -103,6 +117,9 @@ def make_table(
             action[row], suggested[row] = votes.most_common(1)[0][0], True
         for m, (rated, reward) in enumerate(_rewards(group).items()):
             judged[row, m], rewards[row, m], known[row, m] = rated, reward, True
+    if mean_action is not None and groups:
+        own = np.asarray(mean_action(jnp.asarray(np.stack([group[0].observation for _, group in groups]))))
+        action, judged = action - own, judged - own[:, None]
     return LookupTable(*(jnp.asarray(x) for x in (codes, keys, mean, scale, action, suggested, judged, rewards, known)))
 
 
@@ -162,6 +179,12 @@ class GuidanceConfig:
     radius: float = option(
         0.3, "how near a continuous state must be to a critical one, in deviations per dimension", above=0
     )
+    advice: str = option(
+        "offset",
+        "continuous actions: advice as an offset from the agent's own mean action, or absolute (the paper)",
+        choices=("offset", "absolute"),
+    )
+    step: float = option(0.1, "share of an offset that is added", above=0)
     floor: float = option(
         -math.inf, "least normalised advantage of a suggested action; -inf: exactly algorithm 1", below=math.inf,
         infinite=True,
@@ -184,15 +207,26 @@ def look_up(table: LookupTable, game: ControlGame, radius: float, obs: jax.Array
     return distance <= radius**2, row
 
 
-def true_action(table: LookupTable, hit: jax.Array, row: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Equation 1: (the action that is executed [B] or [B, A], bool [B] where it is the suggestion)."""
+def true_action(
+    table: LookupTable, hit: jax.Array, row: jax.Array, action: jax.Array, step: float | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Equation 1: (the action that is executed [B] or [B, A], bool [B] where it follows a suggestion).
+
+    Args:
+      step: share of a relative table's offset that is added to the agent's action; None copies the suggestion.
+    """
     replaced = hit & table.suggested[row]
     wide = replaced.reshape(replaced.shape + (1,) * (action.ndim - 1))
-    return jnp.where(wide, table.action[row].astype(action.dtype), action), replaced
+    advice = table.action[row].astype(action.dtype)
+    return jnp.where(wide, advice if step is None else action + step * advice, action), replaced
 
 
 def language_reward(table: LookupTable, hit: jax.Array, row: jax.Array, action: jax.Array) -> jax.Array:
-    """r^LLM(s, a) of equation 2: float32 [B], 0 where the state is not critical or the action has no rating."""
+    """r^LLM(s, a) of equation 2: float32 [B], 0 where the state is not critical or the action has no rating.
+
+    Args:
+      action: [B] or [B, A], as executed; an offset where the table is relative.
+    """
     judged, known = table.judged[row], table.known[row]  # [B, M, ...], [B, M]
     if action.ndim == 1:
         same = (judged == action[:, None]) & known
@@ -203,22 +237,28 @@ def language_reward(table: LookupTable, hit: jax.Array, row: jax.Array, action: 
     return jnp.where(hit & known.any(axis=1), reward, 0.0)
 
 
-def guidance(game: ControlGame, config: GuidanceConfig) -> Hooks:
+def guidance(game: ControlGame, config: GuidanceConfig, mean_action: MeanAction | None = None) -> Hooks:
     """Equations 1 and 2 as hooks of PPO, whose `aux` is the table.
+
+    Args:
+      mean_action: of the base agent, where the table is relative; see `make_table`.
 
     Metrics: "critical" (share of steps in critical states), "language_reward" (mean of r^LLM as added, unweighted).
     """
+    step = None if mean_action is None else config.step
 
     def act(table, obs, action):
         hit, row = look_up(table, game, config.radius, obs)
-        return true_action(table, hit, row, action)
+        return true_action(table, hit, row, action, step)
 
     def bonus(table, steps, obs_moments):
         del obs_moments
         T, B = steps.reward.shape
         flat = lambda x: x.reshape(T * B, *x.shape[2:])
         hit, row = look_up(table, game, config.radius, flat(steps.obs))
-        reward = language_reward(table, hit, row, _executed(game, flat(steps.action))).reshape(T, B)
+        executed = _executed(game, flat(steps.action))
+        executed = executed if mean_action is None else executed - mean_action(flat(steps.obs))
+        reward = language_reward(table, hit, row, executed).reshape(T, B)
         reward = reward if config.rewards else jnp.zeros_like(reward)
         return config.alpha * reward, table, {"critical": jnp.mean(hit), "language_reward": jnp.mean(reward)}
 

@@ -75,6 +75,7 @@ class AnalystRoles:
         timeslot.
       read_reward: reply -> the reward, clipped to [-1, 1]; None where there is none.
       format_action: an action as the prompts write it.
+      strategies: case analyses -> the prompt for strategies of refinement (section 4.2); None where a game has none.
     """
 
     chunk: int
@@ -84,3 +85,4 @@ class AnalystRoles:
     reward: Callable[[Episode, int, Action, str], Chat]
     read_reward: Callable[[str], float | None]
     format_action: Callable[[Action], str]
+    strategies: Callable[[Sequence[str]], Chat] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +24,14 @@ def evaluate(
     key: jax.Array,
     episodes: int,
     deterministic: bool = False,
+    guide: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns and lengths of whole episodes: float32 [E], int32 [E]. Stops at the end of the last one."""
+    """Returns and lengths of whole episodes: float32 [E], int32 [E]. Stops at the end of the last one.
+
+    Args:
+      deterministic: play the most likely action, the mean of a continuous one, instead of a sampled one.
+      guide: (obs [E, ...], the agent's actions [E, ...]) -> the actions that are executed.
+    """
     key_reset, key_play = jax.random.split(key)
     obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
     step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
@@ -34,6 +41,7 @@ def evaluate(
         key_act, key_step = jax.random.split(jax.random.fold_in(key_play, t))
         out = agent.policy(params, moments, obs)
         action = networks.mode(*out) if deterministic else networks.sample(key_act, *out)
+        action = guide(obs, action) if guide else action
         obs, env_state, reward, terminated, _ = step_env(
             jax.random.split(key_step, episodes), env_state, agent.to_env(action), env_params
         )
@@ -71,15 +79,17 @@ def record(
     key: jax.Array,
     episodes: int,
     max_steps: int,
+    deterministic: bool = False,
 ) -> Trajectories:
-    """Plays `episodes` with the sampled policy and records every step. Episodes are truncated at `max_steps`."""
+    """Plays `episodes` and records every step. Episodes are truncated at `max_steps`. deterministic: as `evaluate`."""
     key_reset, key_play = jax.random.split(key)
     obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
 
     def step(carry, key):
         env_state, obs, last_obs, over, terminated, steps = carry
         key_act, key_step = jax.random.split(key)
-        action = networks.sample(key_act, *agent.policy(params, moments, obs))
+        out = agent.policy(params, moments, obs)
+        action = networks.mode(*out) if deterministic else networks.sample(key_act, *out)
         next_obs, next_state, reward, ended, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key_step, episodes), env_state, agent.to_env(action), env_params
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,11 +51,11 @@ def telling(critical: Sequence[CriticalState], most: int = _FRAMES) -> list[Crit
     return sorted(chosen, key=lambda s: s.verdict.timeslot)
 
 
-def timeline(case: Case, draw, words, path: pathlib.Path) -> pathlib.Path:
+def timeline(case: Case, draw_case, words, path: pathlib.Path) -> pathlib.Path:
     """Draws an episode: its critical timesteps, the reward of the action taken in each, and a few frames.
 
     Args:
-      draw: env states -> pictures.
+      draw_case: (env states, the actions taken there, the suggested ones) -> pictures.
       words: action -> text.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -86,7 +86,8 @@ def timeline(case: Case, draw, words, path: pathlib.Path) -> pathlib.Path:
         axes.spines[spine].set_visible(False)
     if shown:
         slots = np.array([state.verdict.timeslot for state in shown])
-        pictures = draw(jax.tree.map(lambda leaf: leaf[slots], case.states))
+        here = jax.tree.map(lambda leaf: leaf[slots], case.states)
+        pictures = draw_case(here, [state.taken for state in shown], [state.verdict.action for state in shown])
         for column, (letter, state) in enumerate(zip("ABCDEFGH", shown)):
             frame = figure.add_subplot(grid[1, column])
             frame.imshow(pictures[column])
@@ -112,8 +113,20 @@ def _rated(state: CriticalState, action: Action) -> str:
     return f", reward {state.rewards[action]:+.2f}" if action in state.rewards else ""
 
 
-def strip(rows: dict[str, np.ndarray], path: pathlib.Path, title: str) -> pathlib.Path:
-    """Draws a film strip of a few evenly spaced pictures for each label: label -> pictures [T, H, W, 3]."""
+def thinned(states: Any) -> tuple[Any, int]:
+    """(every n-th of the states [T], n), as many as a GIF shows."""
+    stride = -(-len(jax.tree.leaves(states)[0]) // _GIF)
+    return jax.tree.map(lambda leaf: leaf[::stride], states), stride
+
+
+def strip(
+    rows: dict[str, np.ndarray], path: pathlib.Path, title: str, strides: Mapping[str, int] | None = None
+) -> pathlib.Path:
+    """Draws a film strip of a few evenly spaced pictures for each label: label -> pictures [T, H, W, 3].
+
+    Args:
+      strides: label -> timesteps from one picture to the next, where they are not 1.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -130,7 +143,7 @@ def strip(rows: dict[str, np.ndarray], path: pathlib.Path, title: str) -> pathli
                 frame.set_visible(False)
                 continue
             frame.imshow(pictures[times[column]])
-            frame.set_xlabel(f"t = {times[column]}", fontsize=8)
+            frame.set_xlabel(f"t = {times[column] * (strides or {}).get(label, 1)}", fontsize=8)
         axes[0].set_ylabel(label, fontsize=9)
     figure.savefig(path, dpi=110)
     return path

@@ -72,11 +72,12 @@ class Counting:
         return self.model.complete(chats, sampling, role, seed, stop)
 
 
-def test_three_calls_for_all_episodes(episodes):
+def test_four_calls_for_all_episodes(episodes):
     model = Counting(ScriptedModel(scripted.SCRIPTS))
     found = analyse(episodes, prompts.roles(points=1), model)
-    assert [role for role, _ in model.calls] == ["identify", "analyse", "reward"]
-    assert dict(model.calls)["analyse"] == len(episodes)
+    assert [role for role, _ in model.calls] == ["identify", "analyse", "reward", "strategies"]
+    assert dict(model.calls)["analyse"] == len(episodes) and dict(model.calls)["strategies"] == 1
+    assert found.strategies.startswith("1. ")
     assert found.counts["identify/timeslots"] == sum(len(episode) for episode in episodes)
     assert found.counts["identify/critical"] == len(found.states) > 0
     assert found.counts["reward/calls"] == sum(len(state.reasons) for state in found.states)
@@ -206,6 +207,39 @@ def test_a_continuous_action_gets_the_reward_of_the_nearest_judged_one():
     assert where.tolist() == [True, True, False, False]
 
 
+def test_advice_as_an_offset_moves_the_agents_own_action():
+    """Near the state, by the offset alone; where the advice is the base agent's own mean action, not at all."""
+    own = lambda obs: 0.5 * obs[:, :2]  # the base agent's mean action
+    states = [
+        critical([0.4, 0.8, 0], (0.9, 0.9), (0.7, -0.6), {(0.9, 0.9): -1.0, (0.7, -0.6): 1.0}),
+        critical([8.0, 8.0, 0], (0.0, 0.0), (0.4, 0.4)),
+        critical([-0.6, 0.2, 0], (0.0, 0.0), (-0.3, 0.1)),
+    ]
+    table = ultra.make_table(states, ROBOT, mean_action=own)
+    obs = jnp.asarray([[0.5, 0.7, 0.1], [-0.6, 0.3, 0.0], [3.0, 3.0, 3.0]])
+    action = jnp.asarray([[0.3, 0.3], [0.3, 0.3], [0.3, 0.3]])
+    hit, row = ultra.look_up(table, ROBOT, 0.3, obs)
+    moved, where = ultra.true_action(table, hit, row, action, 0.5)
+    assert where.tolist() == [True, True, False]
+    # the first advice is (0.7, -0.6) where the agent's mean is (0.2, 0.4)
+    np.testing.assert_allclose(moved, [[0.3 + 0.5 * 0.5, 0.3 - 0.5 * 1.0], [0.3, 0.3], [0.3, 0.3]], atol=1e-6)
+    copied = ultra.true_action(ultra.make_table(states, ROBOT), hit, row, action)[0]
+    np.testing.assert_allclose(copied, [[0.7, -0.6], [-0.3, 0.1], [0.3, 0.3]], atol=1e-6)
+
+
+def test_rated_actions_are_compared_by_their_offsets():
+    """The same torque is the good one in the rated state and the bad one where the agent's mean lies 1 higher."""
+    own = lambda obs: obs[:, :2]
+    state = critical([0.0, 0, 0], (0.5, 0.0), (-0.5, 0.0), {(0.5, 0.0): 1.0, (-0.5, 0.0): -1.0})
+    table = ultra.make_table([state], ROBOT, mean_action=own)
+    hooks = ultra.guidance(ROBOT, GuidanceConfig(alpha=2.0, radius=9.0), own)
+    obs = jnp.asarray([[[0.0, 0, 0]], [[1.0, 0, 0]]])  # [T, B, D]
+    zeros = jnp.zeros((2, 1))
+    steps = ppo.Transitions(obs, jnp.asarray([[[0.6, 0.0]]] * 2), zeros, obs, *[zeros] * 3, {}, zeros, zeros)
+    paid, _, metrics = hooks.bonus(table, steps, None)
+    assert paid.tolist() == [[2.0], [-2.0]] and metrics["critical"] == 1
+
+
 @pytest.fixture(scope="module")
 def plain():
     state = ppo.init_state(GAME.env, GAME.params, CONFIG, jax.random.key(0))
@@ -270,7 +304,7 @@ NONSENSE = ("", "I do not know.", "{timeslot 0, <critical>, <jump>, <>}", "rewar
 
 @pytest.mark.parametrize("text", NONSENSE)
 def test_an_analyst_that_says_nothing_useful_leaves_plain_ppo(episodes, plain, guided, text):
-    model = ScriptedModel(dict.fromkeys(("identify", "analyse", "reward"), lambda context, rng: text))
+    model = ScriptedModel(dict.fromkeys(scripted.SCRIPTS, lambda context, rng: text))
     found = analyse(episodes, prompts.roles(points=1), model)
     assert all(state.verdict.action is None and not state.rewards for state in found.states)
     ours, metrics = guided(plain[0].replace(aux=ultra.make_table(found.states, GAME)), jax.random.key(1))
@@ -284,7 +318,8 @@ def test_replies_that_break_off_or_repeat_are_counted(episodes):
             "Sure! {timeslot 1, <critical>, <none>, <a>}, {timeslot 1, <critical>, <move left>, <b>}, {timeslot 0, <cri"
         )
 
-    model = ScriptedModel({"identify": identify, "analyse": lambda c, r: "", "reward": lambda c, r: "{reward = 7}"})
+    silent = dict.fromkeys(scripted.SCRIPTS, lambda context, rng: "")
+    model = ScriptedModel({**silent, "identify": identify, "reward": lambda c, r: "{reward = 7}"})
     counts = analyse(episodes[:2], prompts.roles(points=1), model).counts
     assert counts["identify/repeated"] >= 1 and counts["identify/cut"] >= 1 and counts["identify/missing"] > 0
     assert counts["analyse/empty"] == 2 and counts["reward/clipped"] == counts["reward/calls"] > 0
@@ -292,7 +327,7 @@ def test_replies_that_break_off_or_repeat_are_counted(episodes):
 
 def test_what_a_model_thinks_first_is_no_analysis(episodes):
     think = lambda context, rng: "<think>\nlet me see\n</think>\nFailures: none."
-    model = ScriptedModel({"identify": lambda c, r: "", "analyse": think, "reward": lambda c, r: ""})
+    model = ScriptedModel({**dict.fromkeys(scripted.SCRIPTS, lambda c, r: ""), "analyse": think})
     assert {text.strip() for text in analyse(episodes, prompts.roles(points=1), model).analyses} == {"Failures: none."}
 
 
@@ -308,7 +343,10 @@ def test_an_episode_knows_its_actions():
     assert len(one) == 2 and one.action(0) == (0.5, -1.0)
 
 
-@pytest.mark.parametrize("wrong", [{"radius": 0.0}, {"floor": np.nan}, {"floor": np.inf}, {"alpha": -0.5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"radius": 0.0}, {"step": 0.0}, {"advice": "torque"}, {"floor": np.nan}, {"floor": np.inf}, {"alpha": -0.5}],
+)
 def test_impossible_guidance_is_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
         GuidanceConfig(**wrong)

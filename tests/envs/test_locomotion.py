@@ -26,10 +26,10 @@ GAMES = [(name, version) for name in NAMES for version in locomotion.VERSIONS]
 each_game = pytest.mark.parametrize(("name", "version"), GAMES)
 
 
-def peer(name, version):
+def peer(name, version, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return gymnasium.make(f"{NAMES[name]}-{version}", disable_env_checker=True).unwrapped
+        return gymnasium.make(f"{NAMES[name]}-{version}", disable_env_checker=True, **options).unwrapped
 
 
 def put(env, reference):
@@ -90,6 +90,17 @@ def test_ten_steps_on_the_c_simulator_are_gymnasiums_in_x64(name, version):
     with jax.enable_x64(True):
         worst, _ = compare(locomotion.make_env(name, version, "c"), peer(name, version), seed=50)
     assert worst.max() < 1e-12
+
+
+def test_the_ant_of_v4_feels_contact_forces_where_it_is_asked_to():
+    env = locomotion.make_env("ant", "v4", "c", contact_forces=True)
+    assert env.observation_space().shape == (111,)
+    worst, contacts = compare(env, peer("ant", "v4", use_contact_forces=True))
+    assert contacts > 10 and worst.max() < 1e-4
+    plain, _ = compare(locomotion.make_env("ant", "v4", "c"), peer("ant", "v4"), rows=4, steps=2)
+    assert plain.max() < 1e-4
+    with pytest.raises(ValueError, match="hopper has no contact forces, only the ant"):
+        locomotion.make_env("hopper", "v4", "c", contact_forces=True)
 
 
 @pytest.mark.slow

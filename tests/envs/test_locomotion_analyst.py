@@ -217,6 +217,30 @@ def test_the_case_analysis_tells_falls_from_balance(name):
     assert complete("analyse", unjudged).count("None was found.") == 2 and ", proper" not in said(unjudged)
 
 
+def test_a_reward_counts_half_where_the_case_analysis_names_other_timeslots():
+    played, asked = tips_over("hopper"), roles("hopper")
+    slot = len(played) - 3
+
+    def judged(analysis):
+        return asked.read_reward(complete("reward", asked.reward(played, slot, played.action(slot), analysis)))
+
+    assert judged(f"Failures: In timeslots 3, {slot} and 2 more the robot tips over.") == judged("none") < 0
+    elsewhere = judged("{timeslot 3, <critical>}\nFailures: none")
+    assert elsewhere == pytest.approx(judged("none") / 2, abs=0.006)  # replies have two decimals
+
+
+def test_strategies_come_from_the_case_analyses():
+    asked, fell = roles("hopper"), tips_over("hopper")
+    analysis = complete("analyse", asked.analyse(fell, verdicts("hopper", fell)))
+    empty = "Failures: None was found.\nSuccesses: None was found."
+    chat = asked.strategies([analysis, empty, analysis])
+    assert said(chat).count("it fell in the end") == 2 and "of 3 of 3 episodes" in said(chat)
+    assert "hop forward" in said(chat)
+    assert "2 of 3 analyses have (1, 3)" in complete("strategies", chat)
+    assert said(asked.strategies([f"no. {n}" for n in range(100)])).count("no. ") == 8
+    assert "of 0 of 0 episodes" in said(asked.strategies([]))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_torques_are_read_as_they_are_written(name):
     action = tuple(np.random.default_rng(0).uniform(-1, 1, SIZES[name][1]).round(3))

@@ -1,5 +1,7 @@
 """Pictures of the robots."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -82,3 +84,21 @@ def test_wrong_arguments_are_named():
         locomotion_frames.frames("ant", rest("hopper"))
     with pytest.raises(ValueError, match="renderer is 'vulkan'"):
         locomotion_frames.frames("ant", rest("ant"), renderer="vulkan")
+
+
+def test_what_ifs_show_the_pose_now_and_after_either_torque(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(locomotion, "frames", lambda name, qpos: drawn.append(qpos) or np.zeros((len(qpos), 3, 5, 3)))
+    env = locomotion.make_env("hopper", "v4", "c")
+    _, state = env.state_of(env.model.qpos0, np.zeros(env.model.nv))
+    states = jax.tree.map(lambda x: np.stack([np.asarray(x)] * 2), state)
+    one, other = (0.5, -0.5, 1.0), (-1.0, 0.0, 0.2)
+    picture = locomotion.what_if_frames(env, "hopper", states, [one, one], [other, None], hold=3)
+    assert picture.shape == (2, 3, 3 * 5 + 2 * 4, 3)
+    for torques, after in ((one, drawn[1][0]), (other, drawn[2][0])):
+        now = state
+        for _ in range(3):
+            _, now, *_ = env.step_env(None, now, jnp.asarray(torques), env.default_params)
+        np.testing.assert_allclose(after, now.qpos, atol=1e-6)
+    assert np.isnan(drawn[2][1]).all()
+    np.testing.assert_array_equal(drawn[0], states.qpos)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from envs.pong import env as pong
+from envs.pong import frames
 from envs.pong.env import LEFT, RIGHT, STAY, EnvState
 
 GAME = pong.control_game(points=1)
@@ -27,6 +28,29 @@ def test_move_right_lowers_the_row_by_two():
         assert step(state_of((20, 40), (1, 2)), action)[0].racket == row
     assert step(state_of((20, 40), (1, 2), racket=0), RIGHT)[0].racket == 0
     assert step(state_of((20, 40), (1, 2), racket=72), LEFT)[0].racket == 72
+
+
+@pytest.mark.parametrize(
+    "ball, velocity", [((36, 40), (3, 2)), ((5, 30), (-4, 2)), ((70, 41), (4, 2)), ((0, 68), (0, 2))]
+)
+def test_the_way_in_a_case_is_the_way_that_the_ball_flies(ball, velocity):
+    """Until it reaches our racket's column; the racket stands out of its way."""
+    way, state = frames.path(ball, velocity), state_of(ball, velocity, racket=72 if ball[0] < 40 else 0)
+    for row, column in way[:-1]:
+        state, _, _ = step(state, STAY)
+        assert tuple(state.ball) == (row, column)
+    assert way[-1][1] == pong.OURS and len(way) == -(-(pong.OURS - ball[1]) // 2)
+    assert frames.path(ball, (velocity[0], -2)) == []
+
+
+def test_a_case_shows_the_arrival_beside_our_racket():
+    states = jax.tree.map(lambda *x: jnp.stack(x), state_of((36, 40), (0, 2)), state_of((36, 40), (0, -2)))
+    plain, case = GAME.draw(states), GAME.draw_case(states, [0, 1], [None, 2])
+    np.testing.assert_array_equal(plain[1], case[1])  # it flies away
+    rows, columns = np.nonzero((case[0] == frames._ARRIVAL).all(-1))
+    assert set(rows // frames.SCALE) == {36, 37} and (columns // frames.SCALE > pong.OURS).all()
+    changed = (plain[0] != case[0]).any(-1)
+    assert changed[3 * 37 - 1 : 3 * 37 + 1, 3 * 42 : 3 * 70].any() and not changed[:, : 3 * 42].any()
 
 
 @pytest.mark.parametrize(

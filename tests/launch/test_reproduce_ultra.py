@@ -18,7 +18,9 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.run import directory, models, results
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.refinement import SCORES
 from nlrl_jax.run.reports import ultra as report
+from nlrl_jax.run.reports import ultra_tables
 from tests.backends.server import Server, says
 from tests.launch import scripts
 
@@ -42,7 +44,7 @@ def refusal(folder, *args):
 
 def outcomes(folder):
     """What every method's results.json says: {method: {"before": ..., "after": ...}}."""
-    stored = {path.parent.name: results.read(path.parent) for path in folder.glob("*/results.json")}
+    stored = {path.parent.name: results.read(path.parent) for path in sorted(folder.glob("**/results.json"))}
     return {name: {when: told[when] for when in ("before", "after")} for name, told in stored.items()}
 
 
@@ -60,8 +62,12 @@ def done(tmp_path_factory):
 
 def test_it_leaves_tables_curves_and_pictures(done):
     stored = outcomes(done)
-    assert set(stored) == {"PPO", "ULTRA-RA"} and all(len(x["after"]["score"]) == 2 for x in stored.values())
-    assert len({x["before"]["score"] for x in stored.values()}) == 1  # the base agent's
+    guided = stored.pop("guided")
+    assert set(stored) == {"PPO", "ULTRA-RA"}
+    for kind in SCORES:
+        assert all(len(x["after"][kind]) == 2 for x in stored.values())
+        assert {x["before"][kind] for x in stored.values()} == {guided["before"][kind]}  # the base agent's
+    assert set(guided["after"]) == set(SCORES)  # the table at its side
     assert {done / "PPO", done / "ULTRA-RA"} <= set(parts_of(done)) and len(read_run(done / "PPO")["metrics"]) == 2
     assert "ULTRA-RA" in (done / "tables.md").read_text()
     for name in ("curves.png", "case_0.png", "film.png"):
@@ -69,12 +75,18 @@ def test_it_leaves_tables_curves_and_pictures(done):
     assert Image.open(done / "before.gif").n_frames > 1
     page = (done / "report.html").read_text()
     assert "timeslot" in page and "why it is critical" in page and "http" not in page.split("<body>")[1]
+    assert page.count("data:image/gif") == 2  # before and after
+    assert "guided" in page and "trategies of refinement" in page
+    for text in (page, (done / "tables.md").read_text()):
+        assert (
+            "most likely action" in text and "sampled action" in text and ("within noise" in text or "2 trials" in text)
+        )
 
 
 def test_every_seed_leaves_its_curve(done):
     for seed in (0, 1):
         metrics = read_metrics(done / "ULTRA-RA" / f"seed_{seed}")
-        assert np.isfinite(metrics["eval/score"]).all() and len(metrics["iteration"]) == 2
+        assert np.isfinite([metrics[f"eval/{kind}"] for kind in SCORES]).all() and len(metrics["iteration"]) == 2
         assert (metrics["critical"] > 0).any() and (metrics["replaced"] <= metrics["critical"]).all()
 
 
@@ -121,6 +133,8 @@ def test_the_base_agent_of_another_run_is_copied_once_and_refined(done, tmp_path
     run(tmp_path / "run", *args)
     stored = outcomes(tmp_path / "run")
     assert stored["PPO"]["before"] == outcomes(done)["PPO"]["before"]
+    line = refusal(tmp_path / "more", *args, "--bases=2")
+    assert "names 1 base agent; --bases must be at most that" in line
     assert "updates of PPO" not in capsys.readouterr().out
     shutil.rmtree(other)  # or it goes on training
     run(tmp_path / "run", *args, "--resume")
@@ -159,7 +173,7 @@ def test_a_budget_that_ends_is_raised_and_nothing_is_asked_twice(done, tmp_path)
     asked = list(server.asked())
     assert len(set(asked)) == len(asked) > paid > 12  # it was at the rewards
     counts = load(tmp_path / "findings.json").counts
-    assert len(asked) == sum(counts[f"{role}/calls"] for role in ("identify", "analyse", "reward"))
+    assert len(asked) == sum(counts[f"{role}/calls"] for role in ("identify", "analyse", "reward", "strategies"))
 
 
 @pytest.mark.slow
@@ -184,6 +198,7 @@ def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, 
     run(tmp_path, *args, "--resume")
     assert answered["identify"] == before["identify"] > 0 and answered["loaded"] == 2
     assert "mask network: 1 update\n" in capsys.readouterr().out
+    assert answered["strategies"] == 1  # of the analyst's own cases, not of MASK-R's
     after, stored = answered.copy(), outcomes(tmp_path)
     (tmp_path / "mask_findings.json").unlink()
     run(tmp_path, *args, "--resume")
@@ -194,10 +209,14 @@ def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, 
 
 def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
     hopper = {"PPO": 3572, "RICE": 3756, "LIR": 3779, "ULTRA-A": 3842, "ULTRA-R": 3891, "ULTRA-RA": 3987}  # the paper's
-    scores = {name: np.array([score - 1.0, score + 1.0]) for name, score in hopper.items()}
-    tables = lambda *names: report.tables({name: scores[name] for name in names}, 0.0)[0]
-    assert tables(*hopper)[-1] == {"method": "ULTRA-RA over the mean of PPO, RICE, LIR", "score": "+7.7 %"}
-    assert tables("RICE", "ULTRA-RA")[-1] == {"method": "ULTRA-RA over the mean of RICE", "score": "+6.2 %"}
+    scores = {n: dict.fromkeys(SCORES, np.array([[score - 1.0, score + 1.0]])) for n, score in hopper.items()}
+    start = dict.fromkeys(SCORES, np.zeros(1))
+    tables = lambda *names: ultra_tables.tables({name: scores[name] for name in names}, start, True)[0]
+    last = tables(*hopper)[-1]
+    assert last["method"] == "ULTRA-RA over the mean of PPO, RICE, LIR"
+    assert last["mean action"] == last["sampled action"] == "+7.7 %"
+    last = tables("RICE", "ULTRA-RA")[-1]
+    assert last["method"] == "ULTRA-RA over the mean of RICE" and last["mean action"] == "+6.2 %"
     assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
 
 
@@ -217,6 +236,11 @@ def test_a_giant_reply_is_shortened_on_the_page():
         (["--game=chess"], "unknown game 'chess'"),
         (["--game=hopper", "--methods=HLC"], "HLC needs a hand-designed reward"),
         (["--base=/nowhere"], "holds no base agent"),
+        (["--bases=0"], "--bases is 0"),
+        (["--analyst=tools"], "--analyst tools adds offsets to continuous actions; those of pong are not"),
+        (["--game=hopper", "--contact_forces"], "--contact_forces does nothing for hopper, only for ant"),
+        (["--step=0.1"], "--step does nothing for pong"),
+        (["--hold=9", "--horizon=8"], "hold is 9; it must not exceed horizon (8)"),
         (["--analyst=endpoint"], "an endpoint needs an address"),
         (["--eval_every=0"], "--eval_every is 0; it must be at least 1"),
         (["--seeds=0"], "--seeds is 0"),
@@ -252,7 +276,8 @@ def test_a_scale_means_for_each_game_what_fits_it(game, scale):
     is_pong, is_paper = game == "pong", scale == "paper"
     assert (config["alpha"], config["floor"]) == ((0.5, 3.0) if is_pong else (0.1, -np.inf))
     assert config["mask_share"] == 0.3 and config["seeds"] == (5 if is_paper else 3)
-    assert config["base_iterations"] == (500 if is_paper else 60 if is_pong else 150)
+    assert config["base_iterations"] == (500 if is_paper else 60 if is_pong else 300)
+    assert (config["learning_rate"], config["rice_learning_rate"]) == (1e-4, 1e-5)
     assert config["episodes"] == (100 if is_paper else 3000 if is_pong else 60)
     assert config["curve_episodes"] == (200 if is_pong else 20)
     assert "Other games also: quick: alpha=0.1" in text and "paper: seeds=5" in text
@@ -284,8 +309,13 @@ def test_a_dry_run_counts_calls_and_steps_and_leaves_nothing(tmp_path, capsys):
     game = "--game=tests.launch.test_reproduce_ultra:control_game"
     run(tmp_path / "run", "--dry_run", "--methods=PPO,MASK-R,ULTRA-RA", "--episodes=32", game)
     out = capsys.readouterr().out
-    lines = out.splitlines()[1:6]
-    calls = {line[:20].strip(): [int(word.replace(",", "")) for word in line[20:].split()] for line in lines}
+    short, long = (
+        {line[:20].strip(): [int(word.replace(",", "")) for word in line[20:].split()] for line in lines}
+        for lines in (out.splitlines()[2:8], out.splitlines()[12:18])
+    )
+    assert "Episodes of 60 steps" in out and long["identify"][0] == 32 * -(-60 // 40)  # 40 timeslots a prompt
+    assert long["reward"][0] > short["reward"][0] and long["strategies"][0] == 1
+    calls = short
     assert calls["analyse"][0] == calls["analyse (MASK-R)"][0] == 32
     assert calls["reward"][0] > calls["reward (MASK-R)"][0] > calls["identify"][0] >= 32
     assert calls["reward"][1] > 1024 * calls["reward"][0]  # each prompt quotes an analysis of full length
@@ -296,13 +326,54 @@ def test_a_dry_run_counts_calls_and_steps_and_leaves_nothing(tmp_path, capsys):
 @pytest.mark.slow
 def test_every_method_runs_on_pong(tmp_path):
     run(tmp_path / "run")
-    assert len(outcomes(tmp_path / "run")) == 9
+    assert len(outcomes(tmp_path / "run")) == 10  # nine, and the guided base agent
 
 
 @pytest.mark.slow
 def test_every_method_runs_on_the_ant(tmp_path):
-    run(tmp_path / "run", "--game=ant", "--alpha=0.1", "--physics=c")
-    assert len(outcomes(tmp_path / "run")) == 9
+    run(tmp_path / "run", "--game=ant", "--alpha=0.1", "--physics=c", "--contact_forces")
+    assert len(outcomes(tmp_path / "run")) == 10
+
+
+def test_a_gain_is_of_the_base_agents_means_and_paired():
+    ppo = np.array([[100.0, 110.0], [200.0, 190.0], [300.0, 330.0]])
+    found = ultra_tables.gain(ppo + [[1.0, 3.0], [4.0, 4.0], [5.0, 7.0]], ppo)
+    assert (found.mean, found.trials) == (4.0, 3) and not found.is_noise
+    assert np.isclose(found.error, np.sqrt((2**2 + 0 + 2**2) / 2 / 3))  # of 2, 4 and 6
+    assert str(found) == "+4 ± 1.15 (3 trials)"
+    noise = ultra_tables.gain(ppo + [[-9.0, -9.0], [9.0, 9.0], [3.0, 3.0]], ppo)
+    assert noise.is_noise and str(noise).endswith("(within noise)")
+    alone = ultra_tables.gain(ppo[:1] + [[1.0, 3.0]], ppo[:1])  # the seeds of one agent
+    assert (alone.mean, alone.trials) == (2.0, 2) and np.isclose(alone.error, 1.0) and alone.is_noise
+    assert str(ultra_tables.gain(ppo[:1, :1] + 5, ppo[:1, :1])) == "+5 (single trial)"
+
+
+@pytest.mark.slow
+def test_several_base_agents_are_refined_and_compared(tmp_path, done):
+    """The first is that of a run with one base agent; the standard error is over the agents."""
+    args = ("--bases=2", "--methods=PPO,ULTRA-RA", "--iterations=1")
+    run(tmp_path / "run", *args)
+    told = [outcomes(tmp_path / "run" / f"base_{n}") for n in range(2)]
+    assert told[0]["PPO"]["before"] == outcomes(done)["PPO"]["before"] != told[1]["PPO"]["before"]
+    ours, ppo = (np.array([one[name]["after"]["sampled"] for one in told]) for name in ("ULTRA-RA", "PPO"))
+    each = (ours - ppo).mean(axis=1)
+    expected = ultra_tables.Gain(each.mean(), abs(each[0] - each[1]) / 2, 2)  # the standard error of two numbers
+    assert str(expected) in (tmp_path / "run" / "tables.md").read_text()
+    assert sorted(path.name for path in (tmp_path / "run/base_1/PPO").glob("seed_*")) == ["seed_2", "seed_3"]
+    run(tmp_path / "copied", *args, f"--base={tmp_path / 'run'}")
+    assert [outcomes(tmp_path / "copied" / f"base_{n}") for n in range(2)] == told
+
+
+@pytest.mark.slow
+def test_an_analyst_with_tools_advises_a_robot(tmp_path, capsys):
+    robot = ["--game=hopper", "--physics=c", "--methods=ULTRA-RA", "--alpha=0.1", "--seeds=1", "--analyst=tools"]
+    run(tmp_path / "run", *robot, "--what_ifs=12", "--candidates=3", "--horizon=8", "--recheck=10", "--margin=0")
+    out = capsys.readouterr().out
+    assert "The analyst has tools" in out and "guided before learning: mean action" in out
+    found = load(tmp_path / "run" / "findings.json")
+    assert found.counts["tools/simulated steps"] == 12 * (4 * 8 + 2 * 10)
+    assert all("what if (" in state.verdict.explanation for state in found.states)
+    assert "what if (" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("verdict", [Verdict(7, True, (0.5, -1.0), "why"), Verdict(7, True, None, "", judged=False)])
@@ -310,11 +381,11 @@ def test_findings_are_read_as_they_were_written(tmp_path, verdict):
     state = CriticalState(
         3, verdict, np.array([1.0, 2.0], np.float32), (1.0, 0.25), {(1.0, 0.25): -0.5}, {(1.0, 0.25): "text"}
     )
-    save(Findings([state], ["analysis"], {"calls": 1}), tmp_path / "f.json")
-    states, analyses, counts = load(tmp_path / "f.json")
+    save(Findings([state], ["analysis"], {"calls": 1}, "1. Do better."), tmp_path / "f.json")
+    states, analyses, counts, strategies = load(tmp_path / "f.json")
     assert states[0]._replace(observation=0) == state._replace(observation=0)
     np.testing.assert_array_equal(states[0].observation, state.observation)
-    assert analyses == ["analysis"] and counts == {"calls": 1}
+    assert analyses == ["analysis"] and counts == {"calls": 1} and strategies == "1. Do better."
     old = (tmp_path / "f.json").read_text().replace('"judged": false, ', "").replace('"judged": true, ', "")
     (tmp_path / "old.json").write_text(old)  # from before there was the field
     assert load(tmp_path / "old.json").states[0].verdict == verdict._replace(judged=True)

@@ -7,8 +7,9 @@ import pytest
 
 from launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
 from nlrl_jax.config import make, replace
-from nlrl_jax.run import cost, report
+from nlrl_jax.run import cost, directory, report, results
 from nlrl_jax.run.metrics import read_metrics, read_rows
+from tests.launch import scripts
 from tests.launch.scripts import refusal
 
 TINY = {
@@ -103,8 +104,36 @@ def test_the_settings_of_the_studies():
     base, runs = runs_of(study="credit")
     assert [run.learning.credit for run in runs.values()] == ["episode", "turn"]
     assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "credit_turn"]
+    base, runs = runs_of(study="alpha")
+    assert [run.guidance.alpha for run in runs.values()] == [0.1, 0.5, 1.0]
+    assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "alpha_0.5", "alpha_1.0"]
+    assert (base.game, base.methods, base.seeds, base.iterations) == ("hopper", "PPO,ULTRA-RA", 3, 50)
+    base, runs = runs_of(study="learning_rate", game="pong", iterations=7)
+    assert [run.learning_rate for run in runs.values()] == [1e-3, 1e-4, 1e-5] and base.guidance.floor == 3.0
+    assert base.iterations == 7 and base.game == "pong"
     with pytest.raises(ValueError, match="--study is 'aaw,epochs'; choose one or more of one algorithm"):
         ablate.AblationConfig(study="aaw,epochs")
+
+
+@pytest.mark.slow
+def test_sweeps_of_ultra_refine_the_same_base_agents(tmp_path, monkeypatch):
+    from launch import reproduce_ultra
+
+    sizes = {
+        "cell": 8, "base_iterations": 1, "episodes": 4, "episode_steps": 60, "curve_episodes": 4, "eval_every": 1,
+    }  # fmt: skip
+    monkeypatch.setitem(reproduce_ultra.PRESETS, "quick", sizes)
+    args = ("--study=alpha", "--game=pong", "--seeds=2", "--iterations=1", "--eval_episodes=8")
+    scripts.run("ablate", *args, f"--run_dir={tmp_path}")
+    directory.close_run(tmp_path)
+    settings = [tmp_path / "ultra" / name for name in ("alpha_0.1", "base", "alpha_1.0")]
+    before = {results.read(folder / "PPO")["before"]["sampled"] for folder in settings}
+    assert len(before) == 1
+    table = (tmp_path / "table.md").read_text()
+    assert table.count("sampled action") == 3 and "alpha = 1.0" in table
+    scripts.run("ablate", *args, f"--run_dir={tmp_path}", "--resume")  # reads what is there
+    directory.close_run(tmp_path)
+    assert (tmp_path / "table.md").read_text() == table
 
 
 def test_series_is_in_seconds_without_the_compilation(tmp_path):

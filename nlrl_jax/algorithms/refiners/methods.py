@@ -14,7 +14,7 @@ import jax
 from nlrl_jax.algorithms import ppo, ultra
 from nlrl_jax.algorithms.ppo import Hooks, PPOConfig, PPOState
 from nlrl_jax.algorithms.refiners import human_designed, lir, rice, rnd, state_mask
-from nlrl_jax.algorithms.ultra import GuidanceConfig, LookupTable
+from nlrl_jax.algorithms.ultra import GuidanceConfig, LookupTable, MeanAction
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.types import ControlGame
 
@@ -37,6 +37,8 @@ class Shared:
         needs them.
       guidance: of ULTRA-RA; the other variants switch off a part of it.
       hlc: weight of the hand-designed reward.
+      mean_action: of the base agent, where the tables are relative (`ultra.make_table`), else None.
+      rice_rate: learning rate of RICE's refinement; None is that of the others.
     """
 
     game: ControlGame
@@ -47,6 +49,13 @@ class Shared:
     importance: jax.Array | None
     guidance: GuidanceConfig
     hlc: float
+    mean_action: MeanAction | None = None
+    rice_rate: float | None = None
+
+    def ppo_of(self, name: str) -> PPOConfig:
+        """The hyperparameters of one method."""
+        is_other = name == "RICE" and self.rice_rate is not None
+        return dataclasses.replace(self.ppo, learning_rate=self.rice_rate) if is_other else self.ppo
 
 
 def known(names: str, game: ControlGame) -> list[str]:
@@ -68,7 +77,7 @@ def known(names: str, game: ControlGame) -> list[str]:
 
 def start(name: str, shared: Shared, base: PPOState, key: jax.Array) -> PPOState:
     """A seed's state at the start of refinement by a method."""
-    game, config = shared.game, shared.ppo
+    game, config = shared.game, shared.ppo_of(name)
     key_state, key_aux = jax.random.split(key)
     state = ppo.refine_from(game.env, game.params, config, base, key_state)
     aux = None
@@ -88,7 +97,7 @@ def start(name: str, shared: Shared, base: PPOState, key: jax.Array) -> PPOState
 
 def update(name: str, shared: Shared) -> Callable[[PPOState, jax.Array], tuple[PPOState, dict[str, jax.Array]]]:
     """The pure update of a method, for one seed."""
-    game, config = shared.game, shared.ppo
+    game, config = shared.game, shared.ppo_of(name)
     if name == "LIR":
         return lir.make_update(game.env, game.params, config, lir.LIRConfig())
     return ppo.make_update(game.env, game.params, config, _hooks(name, shared))
@@ -96,7 +105,7 @@ def update(name: str, shared: Shared) -> Callable[[PPOState, jax.Array], tuple[P
 
 def _hooks(name: str, shared: Shared) -> Hooks:
     game = shared.game
-    guided = lambda **parts: ultra.guidance(game, dataclasses.replace(shared.guidance, **parts))
+    guided = lambda **parts: ultra.guidance(game, dataclasses.replace(shared.guidance, **parts), shared.mean_action)
     critical = lambda obs: ultra.look_up(shared.table, game, shared.guidance.radius, obs)[0]
     makers: dict[str, Callable[[], Hooks]] = {
         "PPO": Hooks,

@@ -13,7 +13,7 @@ Departures and choices:
 - The clock of the episode restarts, where a state has a field `time`; everything else, such as a score, is kept.
 - PPO's metrics "env_return" and "env_steps" are of episodes from either kind of start: compare agents by
   `control.evaluate`.
-- The learning rate of RICE's refinement, 1e-5, is the caller's (`PPOConfig.learning_rate`).
+- The learning rate of RICE's refinement, 1e-5, is the caller's (`methods.Shared.rice_rate`).
 """
 
 from __future__ import annotations

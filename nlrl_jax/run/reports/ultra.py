@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState, Findings
-from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.backends.usage import Usage, describe_usage
 from nlrl_jax.rollouts.control import Trajectories, episodes_of
 from nlrl_jax.run import loop, pictures
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.pictures import Case
-from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import write_report
+from nlrl_jax.run.reports.ultra_tables import Scores, headings, headline, main_score
 from nlrl_jax.types import ControlGame
 
 QUESTION = "Does an analyst's guidance on critical states help to refine a sub-optimal agent, and by how much?"
@@ -24,42 +24,59 @@ CASES = 2  # episodes of the case study
 LONGEST = 4000  # characters of a reply on the page
 
 
+class Base(NamedTuple):
+    """One base agent's part of a run: its folder, its seeds of refinement, its own score and with the table at hand."""
+
+    folder: pathlib.Path
+    seeds: Sequence[int]
+    start: Mapping[str, float]
+    guided: Mapping[str, float]
+
+
 def write(
     folder: pathlib.Path,
     game: ControlGame,
     config: Mapping[str, Any],
     tables: Sequence[Sequence[Mapping[str, str]]],
-    scores: Mapping[str, np.ndarray],
-    start: float,
+    scores: Scores,
+    bases: Sequence[Base],
     steps_per_update: int,
     trajectories: Trajectories,
     findings: Findings,
     films: Mapping[str, Trajectories],
+    continuous: bool,
 ) -> pathlib.Path:
     """Writes the page and its pictures into the run's folder.
 
     Args:
       config: flat, of `launch.reproduce_ultra`.
       tables: rows of the paper's tables 1 and 2.
-      scores: [seeds] of each method in the folder. start: of the base agent.
-      trajectories: the episodes that `findings` are about.
+      scores: of each method in the folder.
+      trajectories: the episodes of the first base agent, which `findings` are about.
       films: label -> one episode, from the same start.
+      continuous: the actions.
     """
-    seeds = [config["seed"] + n for n in range(config["seeds"])]
-    images = [curves(folder, scores, start, seeds, steps_per_update, game.score)]
+    images = [curves(folder, scores, bases, steps_per_update, game.score, main_score(continuous))]
     words = game.roles.format_action
+    draw_case = game.draw_case or (lambda states, taken, suggested: game.draw(states))
     exchanges = []
     for n, case in enumerate(cases(trajectories, findings.states)):
-        images.append(pictures.timeline(case, game.draw, words, folder / f"case_{n}.png"))
+        images.append(pictures.timeline(case, draw_case, words, folder / f"case_{n}.png"))
         exchanges += [exchange(state, words) for state in pictures.telling(case.critical)]
         analysis = ("analysis", shortened(findings.analyses[case.episode.number]))
         exchanges.append({"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [analysis]})
-    frames = {label: game.draw(pictures.states_of(episode, 0)) for label, episode in films.items()}
-    images.append(pictures.strip(frames, folder / "film.png", "One episode from the same start"))
+    if findings.strategies:
+        told = [("strategies", shortened(findings.strategies))]
+        exchanges.append({"title": "Strategies of refinement that the analyst proposes", "board": "", "parts": told})
+    thin = {label: pictures.thinned(pictures.states_of(episode, 0)) for label, episode in films.items()}
+    strides = {label: stride for label, (_, stride) in thin.items()}
+    frames = {label: game.draw(states) for label, (states, _) in thin.items()}
+    images.append(pictures.strip(frames, folder / "film.png", "One episode from the same start", strides))
     for label in frames:
-        images.append(pictures.gif(frames[label], folder / f"{label.split()[0]}.gif"))
+        images.append(pictures.gif(frames[label], folder / f"{label.split()[0]}.gif", 0.05 * strides[label]))
     first, second = tables
     counts = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
+    kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "of words alone"
     return write_report(
         folder,
         title=f"ULTRA on {game.name}",
@@ -68,39 +85,35 @@ def write(
         summary=[*first, *({**row, "method": f"{row['method']} (table 2)"} for row in second)],
         curves=images,
         notes=[
-            f"Scores: {game.score}, mean over {config['eval_episodes']} episodes, ± the deviation over "
-            f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}. All agents play without the lookup table.",
-            f"The analyst: {counts}.",
-            *hit_rates(folder, scores, seeds[0]),
+            explained(game.score, config, len(bases), continuous),
+            *(guidance(n, base, continuous) for n, base in enumerate(bases)),
+            f"The analyst is one {kind}. {'Of the first base agent: ' * (len(bases) > 1)}{counts}.",
+            *hit_rates(bases[0], scores),
             *describe_usage(Usage(folder)),
         ],
         exchanges=exchanges,
-        headline=headline(scores),
+        headline=headline(scores, continuous),
     )
 
 
-def headline(scores: Mapping[str, np.ndarray]) -> str:
-    """ULTRA-RA beside continued PPO; "" where one of them was not run."""
-    if not {"PPO", "ULTRA-RA"} <= scores.keys():
-        return ""
-    return f"ULTRA-RA over PPO: {scores['PPO'].mean():.3f} -> {scores['ULTRA-RA'].mean():.3f}"
+def explained(score: str, config: Mapping[str, Any], bases: int, continuous: bool) -> str:
+    """What the numbers of the tables are."""
+    each = "1 seed" if config["seeds"] == 1 else f"{config['seeds']} seeds"
+    trials = f"{bases} base agents with {each} each" if bases > 1 else f"{each} of one base agent"
+    by = headings(continuous)[main_score(continuous)]
+    over = "base agents" if bases > 1 else "seeds, so they speak of this base agent alone"
+    return (
+        f"Scores: {score}, mean over {config['eval_episodes']} episodes, {trials}. All agents play without the lookup "
+        f"table. ± is one standard error over the {over}. Gains over PPO are by {by}, "
+        "paired by base agent and seed; within noise are those of at most two standard errors."
+    )
 
 
-def tables(scores: Mapping[str, np.ndarray], start: float) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Rows of tables 1 and 2 for the finished methods, and ULTRA-RA's gain over the mean of its baselines.
-
-    The paper's percentages for the robots are such gains (Hopper 7.68, Walker2d 13.77, Ant 5.55), over a mean that
-    includes PPO. Its Pong has 165 %, where its rounded scores give 156 %.
-    """
-    text = lambda name: f"{scores[name].mean():.3f} ± {deviation(scores[name]):.3f}"
-    rows = lambda names: [{"method": name, "score": text(name)} for name in names if name in scores]
-    first = [{"method": "base agent", "score": f"{start:.3f}"}, *rows(refiners.TABLE_1)]
-    baselines = [name for name in refiners.BASELINES if name in scores]
-    level = np.mean([scores[name].mean() for name in baselines]) if baselines else 0.0
-    if "ULTRA-RA" in scores and level > 0:
-        gain = scores["ULTRA-RA"].mean() / level - 1
-        first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", "score": f"{100 * gain:+.1f} %"})
-    return first, rows(refiners.TABLE_2)
+def guidance(number: int, base: Base, continuous: bool) -> str:
+    """The base agent's score alone and with the table, before anything is learned."""
+    names = headings(continuous)
+    told = [f"{names[kind]} {base.start[kind]:.4g} alone, {base.guided[kind]:.4g} guided" for kind in names]
+    return f"Base agent {number} before learning: {'; '.join(told)}."
 
 
 def shortened(text: str) -> str:
@@ -109,11 +122,11 @@ def shortened(text: str) -> str:
     return f"{text[:LONGEST]} ... ({rest:,} more characters)" if rest > 0 else text
 
 
-def hit_rates(folder: pathlib.Path, scores: Mapping[str, Any], seed: int) -> list[str]:
+def hit_rates(base: Base, scores: Scores) -> list[str]:
     """The share of steps in critical states, one sentence for each method with a lookup table."""
     sentences = []
     for name in scores:
-        metrics = read_metrics(folder / name / f"seed_{seed}")
+        metrics = read_metrics(base.folder / name / f"seed_{base.seeds[0]}")
         if "critical" in metrics:
             critical, replaced = (100 * np.mean(metrics[field]) for field in ("critical", "replaced"))
             sentences.append(
@@ -123,20 +136,19 @@ def hit_rates(folder: pathlib.Path, scores: Mapping[str, Any], seed: int) -> lis
 
 
 def curves(
-    folder: pathlib.Path,
-    scores: Mapping[str, Any],
-    start: float,
-    seeds: Sequence[int],
-    steps_per_update: int,
-    label: str,
+    folder: pathlib.Path, scores: Scores, bases: Sequence[Base], steps_per_update: int, label: str, kind: str
 ) -> pathlib.Path:
-    """Score against environment steps, every method."""
+    """Score of one kind against environment steps, every method, all seeds of all base agents."""
     lines = []
     for name in scores:
-        runs = [read_metrics(part) for part in loop.seed_dirs(folder / name, seeds)]
-        evaluated = np.isfinite(runs[0]["eval/score"])
-        x = steps_per_update * np.concatenate([[0], runs[0]["iteration"][evaluated] + 1])
-        lines.append(Series(name, x, np.array([[start, *run["eval/score"][evaluated]] for run in runs])))
+        ys, x = [], np.zeros(1)
+        for base in bases:
+            for part in loop.seed_dirs(base.folder / name, base.seeds):
+                run = read_metrics(part)
+                evaluated = np.isfinite(run[f"eval/{kind}"])
+                x = steps_per_update * np.concatenate([[0], run["iteration"][evaluated] + 1])
+                ys.append([base.start[kind], *run[f"eval/{kind}"][evaluated]])
+        lines.append(Series(name, x, np.array(ys)))
     main = [line for line in lines if line.label in ("PPO", "ULTRA-A", "ULTRA-R", "ULTRA-RA")]
     rest = [line for line in lines if line not in main or line.label in ("PPO", "ULTRA-RA")]
     panels = {"ULTRA's variants and plain PPO": main} if main else {}

@@ -1,0 +1,66 @@
+"""The options of an ULTRA run."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from nlrl_jax.algorithms.refiners import methods as refiners
+from nlrl_jax.algorithms.ultra import GuidanceConfig
+from nlrl_jax.algorithms.what_if import SearchConfig
+from nlrl_jax.config import check, option, part
+from nlrl_jax.run import models
+
+TOOLS = "tools"  # the analyst that asks the simulator
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run computes. The defaults are those of Pong at scale quick."""
+
+    game: str = option("pong", "pong, hopper, walker2d, ant, or your own as my_module:control_game")
+    methods: str = option("all", f"comma-separated, or all: {', '.join(refiners.METHODS)}")
+    bases: int = option(1, "base agents, each trained with a seed of its own and refined by every method", least=1)
+    seeds: int = option(3, "seeds of refinement, for each base agent", least=1)
+    seed: int = option(0, "everything random follows from it; base agent n has this and n", least=0)
+    base: str = option("", "run folders by commas whose base agents are refined; empty trains them")
+    base_iterations: int = option(60, "updates of 2048 steps that train the base agent", least=0)
+    iterations: int = option(200, "updates of 2048 steps of refinement, for each seed and method", least=1)
+    learning_rate: float = option(1e-4, "PPO's learning rate in refinement", least=0)
+    rice_learning_rate: float = option(1e-5, "that of RICE, its paper's", least=0)
+    episodes: int = option(3000, "episodes of the base agent that the analyst reads", least=1)
+    episode_steps: int = option(400, "maximum steps of such an episode", least=1)
+    analyst: str = option("scripted", "scripted, tools (robots: asks the simulator), endpoint, or a local model's name")
+    endpoint_model: str = option("", "endpoint: its name for the model")
+    endpoint: models.EndpointOptions = part(models.EndpointOptions())
+    guidance: GuidanceConfig = part(GuidanceConfig(floor=3.0), without=("actions", "rewards"))
+    search: SearchConfig = part(SearchConfig())
+    cell: int = option(2, "Pong: side of the blocks that count as one state in the lookup table; 1 is exact", least=1)
+    points: int = option(1, "Pong: points of a game", least=1)
+    physics: str = option("auto", "robots: mjx, c, or auto: c on a CPU", choices=("auto", "mjx", "c"))
+    contact_forces: bool = option(False, "Ant: v4 with contact forces in observation and reward")
+    mask_iterations: int = option(50, "updates that train the mask network of RICE and MASK-R", least=0)
+    mask_share: float = option(0.2, "share of an episode's timeslots that are critical for MASK-R", above=0, most=1)
+    hlc: float = option(0.1, "weight of HLC's hand-designed reward")
+    eval_episodes: int = option(3000, "episodes of the evaluations before and after", least=1)
+    curve_episodes: int = option(200, "episodes of the evaluations during refinement", least=1)
+    eval_every: int = option(20, "updates between these", least=1)
+    checkpoint_every: int = option(50, "updates between checkpoints", least=1)
+
+    def __post_init__(self):
+        check(self)
+
+
+def folder_of(run_dir: pathlib.Path, config: RunConfig, number: int) -> pathlib.Path:
+    """Where a run keeps all that belongs to one of its base agents: in itself, where it has only one."""
+    return run_dir / f"base_{number}" if config.bases > 1 else run_dir
+
+
+def seeds_of(config: RunConfig, number: int) -> list[int]:
+    """The seeds of refinement of one base agent."""
+    return [config.seed + number * config.seeds + n for n in range(config.seeds)]
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: "1 update", "2 updates"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,96 @@
+"""What an ULTRA run would cost: the analyst's calls and tokens, or its steps in the simulator, and the refiners' steps.
+
+The real analysis runs over a model that counts, on a few episodes of an untrained agent as they are, and on the same
+made as long as `--episode_steps` allows, by playing them one after the other: a trained robot's episodes are of full
+length, and those of an untrained one end after a few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.algorithms.analyst import AnalysisConfig, analyse
+from nlrl_jax.algorithms.refiners import methods as refiners
+from nlrl_jax.backends.scripted import CHARACTERS, CountingModel
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.roles.trajectories import Episode
+from nlrl_jax.rollouts import control
+from nlrl_jax.run import cost
+from nlrl_jax.run.refinement import Run
+from nlrl_jax.run.refinement_config import TOOLS, count
+
+EPISODES = 16  # of a dry run
+LONG = 8  # episodes of full length
+ONCE = ("strategies",)  # roles that are asked once per base agent, not per episode
+
+
+def plan(run: Run) -> str:
+    """The tables of a dry run, for all base agents."""
+    config = run.config
+    lines = [_searched(run)] if config.analyst == TOOLS else _read(run)
+    is_masked = bool(set(run.methods) & set(refiners.MASKED))
+    each = len(run.methods) * config.seeds * config.iterations
+    updates = {
+        count(config.bases, "base agent"): 0 if config.base else config.base_iterations,
+        "mask network": config.mask_iterations * is_masked,
+        f"{count(len(run.methods), 'method')} x {count(config.seeds, 'seed')}": each,
+    }
+    steps = config.bases * run.steps_per_update
+    lines += [f"{name}: {n * steps:,} environment steps" for name, n in updates.items() if n]
+    return "\n".join(lines)
+
+
+def _searched(run: Run) -> str:
+    """The simulator's steps for an analyst with tools."""
+    search, tables = run.config.search, 1 + ("MASK-R" in run.methods)
+    steps = run.config.bases * tables * search.steps(search.what_ifs)
+    return f"analyst with tools: {steps:,} steps in the simulator, no tokens"
+
+
+def _read(run: Run) -> list[str]:
+    """The language model's calls and tokens."""
+    config = run.config
+    trajectories = run.record(run.fresh_agent(), run.key(2), EPISODES)
+    short = control.episodes_of(trajectories)
+    mean = np.mean([len(episode) for episode in short])
+    long = [lengthened(short, config.episode_steps, n) for n in range(LONG)]
+    return [
+        f"Episodes of {mean:.0f} steps, as an untrained agent's:",
+        _counted(run, short),
+        f"Episodes of {config.episode_steps} steps, the longest that are recorded; a good robot's are:",
+        _counted(run, long),
+    ]
+
+
+def lengthened(episodes: Sequence[Episode], steps: int, number: int) -> Episode:
+    """An episode of so many steps, made of the steps of others, again and again; it was cut and did not end."""
+    order = [episodes[(number + n) % len(episodes)] for n in range(len(episodes))]
+    whole = lambda parts: np.concatenate([*parts] * -(-steps // sum(map(len, order))))[:steps]
+    observations = whole([episode.observations[:-1] for episode in order])
+    last = order[0].observations[:1]
+    actions, rewards = whole([one.actions for one in order]), whole([one.rewards for one in order])
+    return Episode(number, np.concatenate([observations, last]), actions, rewards, False)
+
+
+def _counted(run: Run, episodes: Sequence[Episode]) -> str:
+    """Calls and tokens if all the run's episodes were like these."""
+    game, config = run.game, run.config
+    longest = "x" * CHARACTERS * AnalysisConfig().analysis.max_tokens  # what the prompts for rewards quote
+    model, usage = CountingModel({**game.scripts, "analyse": lambda context, rng: longest}), Usage()
+    counts = analyse(episodes, game.roles, Metered(model, usage)).counts
+    rows = usage.rows()
+    if "MASK-R" in run.methods:
+        length = max(map(len, episodes))
+        steps = np.array([len(episode) for episode in episodes])
+        verdicts, usage = run.mask_verdicts(jnp.zeros((length, len(episodes))), steps), Usage()
+        analyse(episodes, game.roles, Metered(model, usage), verdicts=verdicts)
+        rows += [{**row, "role": f"{row['role']} (MASK-R)"} for row in usage.rows()]
+    times = config.episodes / len(episodes)
+    numbers = ("calls", "prompt_tokens", "tokens")
+    rows = [{**row, **{x: row[x] * (1 if row["role"] in ONCE else times) for x in numbers}} for row in rows]
+    share = counts["identify/critical"] / counts["identify/timeslots"]
+    table = cost.calls_table(rows, config.bases)
+    return f"{table}\n{share:.0%} of the timeslots critical for the rule-based analyst."
