@@ -92,9 +92,10 @@ PRESETS = {
         "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
     },
     "evening": {
-        "prompt": "compact", "iterations": 150, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
-        "sampling_temperature": 1.0, "max_tokens": 14, "beta": 0.0, "learning_rate": 2e-4, "decay_steps": 180,
-        "micro_batch": 16, "probe": 8, "eval_episodes": 200, "eval_turns": 10, "eval_every": 25, "checkpoint_every": 5,
+        "prompt": "compact", "iterations": 100, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
+        "sampling_temperature": 1.0, "temperature": 1.0, "top_k": 0, "max_tokens": 14, "beta": 0.0,
+        "learning_rate": 1e-4, "decay_steps": 125, "micro_batch": 16, "probe": 8, "eval_episodes": 200,
+        "eval_turns": 10, "eval_every": 25, "checkpoint_every": 5,
     },
 }  # fmt: skip
 
