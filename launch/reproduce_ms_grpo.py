@@ -37,6 +37,7 @@ from nlrl_jax.run.cost import GIB, bytes_of, compile_update, matmul_rate, work_o
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.reports.ablation import with_error
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 from nlrl_jax.weights.load import load_config, load_tokenizer
@@ -111,7 +112,7 @@ class MatrixConfig:
 
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """The paper's Table 1, with the best run."""
+    """The paper's Table 1: mean ± standard error over seeds, their deviation (the paper's brackets), the best run."""
     rows = []
     for trained, result in results.items():
         for name, title in VARIANTS.items():
@@ -121,8 +122,9 @@ def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
                     "trained on": VARIANTS[trained],
                     "evaluated on": title,
                     "start": f"{start:.3f}",
-                    "final": f"{final.mean():.3f} ({deviation(final):.3f})",
-                    "change": f"{final.mean() - start:+.3f} ({deviation(final):.3f})",
+                    "final": with_error(final),
+                    "change": f"{final.mean() - start:+.3f}",
+                    "deviation": f"{deviation(final):.3f}",
                     "best run": f"{final.max():.3f}",
                 }
             )
@@ -205,8 +207,9 @@ def reproduce(
     write_atomically(run_dir / "table_1.md", text)
     pictures = [figure_1(run_dir, results, seeds), figure_2(run_dir, results, dqn)]
     notes = [
-        f"Mean (standard deviation over seeds: {seeds}) of the environment reward, invalid actions at -0.5 included, "
-        f"over {configs['snake'].eval_episodes} greedy episodes from the same initial states.",
+        "Environment reward, invalid actions at -0.5 included, in "
+        f"{configs['snake'].eval_episodes} greedy episodes from the same initial states; mean over {seeds} seeds ± its "
+        "standard error, and the deviation of a seed.",
         f"DQN on Snake-Standard after {dqn_config.iterations} iterations: {dqn['eval/env_return']:.2f} "
         f"({dqn['eval/env_return_std']:.2f} over episodes).",
         "Below: the first episodes on Snake, then on FrozenLake, before training and with the best run after it.",

@@ -167,7 +167,7 @@ def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Pa
     for label, name in config.prompted_models.items():
         roles = prompts.roles(players.prompt_for(name, config.style))
         model = large_model(config, name, paid, trainer.usage)
-        found[label] = language_td.judge(trainer.data.test, roles, model, greedy, config.seed)[0]
+        found[label] = trainer.judged_by(model, roles, greedy)[0]
     return {name: trainer.assess(sides) for name, sides in found.items()}
 
 

@@ -37,7 +37,7 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_views
 from nlrl_jax.run import app, cost, models, results
-from nlrl_jax.run.plots import deviation
+from nlrl_jax.run.plots import standard_error
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.types import LanguageModel, Sampling
 
@@ -112,8 +112,8 @@ def table(config: RunConfig, found: dict[tuple[int, int], dict[str, Any]]) -> li
         for row in (FULL, NO_WORDS, NO_NUMBER, CHANCE):
             means = [float(np.mean(part[row])) for part in parts]
             more = np.concatenate([np.subtract(part[row], part[FULL]) for part in parts])
-            paired = f"{more.mean():+.4f} ± {deviation(more) / np.sqrt(len(more)):.4f}" if row != FULL else ""
-            error = f" ± {deviation(means) / np.sqrt(len(means)):.4f}" if len(means) > 1 else ""
+            paired = f"{more.mean():+.4f} ± {standard_error(more):.4f}" if row != FULL else ""
+            error = f" ± {standard_error(means):.4f}" if len(means) > 1 else ""
             rows.append({
                 "K": str(k), "evaluations": row, "regret": f"{np.mean(means):.4f}{error}",
                 "more than as they are": paired, "positions": str(len(more)),

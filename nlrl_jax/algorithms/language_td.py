@@ -184,9 +184,26 @@ def assess(sides: Sequence[str | None], win_rates: np.ndarray, players: tuple[st
     )
 
 
+def side_of(value: float, players: tuple[str, str]) -> str | None:
+    """The side that a number calls ahead, above 0 player 0; None at 0."""
+    return players[0 if value > 0 else 1] if value else None
+
+
 def judge(
-    views: Sequence[View], roles: TDRoles, value: LanguageModel, sampling: Sampling, seed: int
+    views: Sequence[View],
+    roles: TDRoles,
+    value: LanguageModel,
+    sampling: Sampling,
+    seed: int,
+    clear: np.ndarray | None = None,
 ) -> tuple[list[str | None], list[str]]:
-    """(the side that a language value model calls ahead in each position, its evaluations)."""
-    replies = value.complete([roles.value(view) for view in views], sampling, "judge", seed)
-    return [roles.read_advantage(reply.text) for reply in replies], [reply.text for reply in replies]
+    """(the side that a language value model calls ahead in each position, its evaluations).
+
+    Args:
+      clear: bool [N], the positions that it is asked about, all by default; of the others it says nothing.
+    """
+    asked = np.arange(len(views)) if clear is None else np.flatnonzero(clear)
+    replies = value.complete([roles.value(views[n]) for n in asked], sampling, "judge", seed)
+    said = dict(zip(asked.tolist(), (reply.text for reply in replies), strict=True))
+    sides = [roles.read_advantage(said[n]) if n in said else None for n in range(len(views))]
+    return sides, [said.get(n, "") for n in range(len(views))]

@@ -48,6 +48,6 @@ def controls(
     said = {target.view: roles.read_advantage(target.text) for target in targets}
     search = jax.jit(lambda key, rows: policy(key, rows)[1])
     values = in_chunks(search, key_search, data.positions, axis=0)
-    ahead = [game.players[0 if v > 0 else 1] if v else None for v in np.asarray(values)]
+    ahead = [language_td.side_of(value, game.players) for value in np.asarray(values)]
     by_rule = {name: [rule(view) for view in data.test] for name, rule in rules.items()}
     return {"target alone": [said.get(view) for view in data.test], "one search": ahead, **by_rule}

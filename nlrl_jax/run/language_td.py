@@ -21,7 +21,7 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.roles.board_games import TDRoles
 from nlrl_jax.run import models, records
 from nlrl_jax.run.reports import language_td as report
-from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs
+from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
 
 Sides = Sequence[str | None]
 
@@ -93,7 +93,12 @@ class Trainer:
 
     def judge(self, state: Learned) -> tuple[Sides, list[str]]:
         """Who is ahead in each test position, and the words that say so."""
-        return language_td.judge(self.data.test, self.roles, self.model(state), self.learning.values, self.seed)
+        return self.judged_by(self.model(state), self.roles, self.learning.values)
+
+    def judged_by(self, model: LanguageModel, roles: TDRoles, sampling: Sampling) -> tuple[Sides, list[str]]:
+        """The same by any model, which is not asked about positions that are level at every threshold."""
+        clear = np.abs(self.data.win_rates) >= min(self.thresholds)
+        return language_td.judge(self.data.test, roles, model, sampling, self.seed, clear)
 
     def assess(self, sides: Sides) -> dict[str, float]:
         """Accuracy and what belongs to it at every threshold: "accuracy", "accuracy_0.2", ..."""
@@ -137,5 +142,5 @@ class NumberTrainer(Trainer):
 
     def judge(self, state: Learned) -> tuple[Sides, list[str]]:
         values = self.critic.values(state.value, self.data.test)
-        sides = [self.game.players[0 if value > 0 else 1] if value else None for value in values]
+        sides = [language_td.side_of(value, self.game.players) for value in values]
         return sides, [f"{value:.2f}" for value in values]

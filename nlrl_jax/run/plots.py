@@ -131,6 +131,11 @@ def deviation(ys: Any) -> np.ndarray:
     return np.sqrt(squares / np.maximum(count - 1, 1))
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of a sample [n]: its deviation over the root of n; nan of fewer than two."""
+    return float(deviation(values) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
 def running_mean(y: np.ndarray, width: int) -> np.ndarray:
     """Centred mean over `width` values, fewer at the ends: float [N] -> [N]."""
     if width <= 1 or not len(y):

@@ -1,5 +1,6 @@
 """Measures of collapse against counts by hand, and their sentences."""
 
+import functools
 import json
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from nlrl_jax.text.policy import Turn
 RNG = np.random.default_rng(0)
 T, B, S, N = 3, 4, 5, 4
 MODEL = Transformer(ModelConfig(16, 16, 24, 2, 2, 2, 8, 64))
+SCORE = jax.jit(functools.partial(score, MODEL))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def played(variables):
     tokens[0, 1], sizes[0, 1] = tokens[0, 0], sizes[0, 0]  # the same reply twice
     tokens[2, 1], sizes[2, 1] = tokens[0, 2], sizes[0, 2]  # and once where nobody plays
     flat = lambda x: jnp.asarray(x).reshape(T * B, *x.shape[2:])
-    log_probs = score(MODEL, variables, flat(prompts), flat(lengths), flat(tokens)).reshape(T, B, N)
+    log_probs = SCORE(variables, flat(prompts), flat(lengths), flat(tokens)).reshape(T, B, N)
     turn = Turn(prompts, lengths, tokens, sizes, log_probs, active, None)
     return Turns({}, turn, np.zeros((T, B)), np.zeros((T, B)), np.zeros((T, B)), active)
 
@@ -55,17 +57,18 @@ def test_counts_by_hand(variables):
 def test_dependence_is_the_gain_over_another_prompt(variables):
     turns = jax.tree.map(jnp.asarray, played(variables))
     policy = SimpleNamespace(model=MODEL, prefix=lambda variables: None)
-    found = jax.jit(lambda v: collapse.state_dependence(policy, v, turns, 8))(variables)
+    dependence = jax.jit(lambda v, turns: collapse.state_dependence(policy, v, turns, 8))
+    found = dependence(variables, turns)
     said, at = turns.turn, list(zip(*np.nonzero(np.asarray(turns.active))))
     gaps = []
     for n, (t, b) in enumerate(at):
         u, c = at[(n - 4) % 8]
         size = int(said.reply_lengths[t, b])
-        other = score(MODEL, variables, said.prompts[u, c][None], jnp.array([S]), said.replies[t, b][None])[0, :size]
+        other = SCORE(variables, said.prompts[u, c][None], jnp.array([S]), said.replies[t, b][None])[0, :size]
         gaps.append(float((said.log_probs[t, b, :size] - other).sum()))
     assert abs(np.mean(gaps)) > 0.1 and float(found) == pytest.approx(np.mean(gaps), rel=1e-4)
     same = turns._replace(turn=turns.turn._replace(prompts=jnp.ones((T, B, S), jnp.int32)))
-    assert collapse.state_dependence(policy, variables, same, 8) == 0
+    assert dependence(variables, same) == 0
 
 
 def test_sentences(tmp_path):

@@ -73,7 +73,7 @@ def assert_lies(tree, places):
     "train, micro_batch, remat, packed",
     [
         pytest.param("params", 0, False, False, marks=pytest.mark.slow),
-        ("params", 3, True, True),
+        pytest.param("params", 3, True, True, marks=pytest.mark.slow),
         ("lora", 4, True, False),
     ],
 )
@@ -116,7 +116,8 @@ def test_warm_start(mesh, variables, micro_batch):
     assert_close(other.lora, state.lora, 1e-3 * moved)
 
 
-@pytest.mark.parametrize("train", ["params", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["params", "lora"])
 def test_language_ppo(mesh, variables, train):
     game, config = envs.make("tic_tac_toe", prompt="compact"), ppo.LanguagePPOConfig(16, 3, batch_size=16, train=train)
 

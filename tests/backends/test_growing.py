@@ -82,7 +82,7 @@ def test_growing_and_forking_chats_are_answered_as_without_a_cache(cached, expec
     agree(episode(cached, sampling=GREEDY), episode(dataclasses.replace(cached, cache_mb=0), sampling=GREEDY))
 
 
-@pytest.mark.parametrize("options", [{"rows": 2}, {"cache_mb": 0.06}])
+@pytest.mark.parametrize("options", [pytest.param({"rows": 2}, marks=pytest.mark.slow), {"cache_mb": 0.06}])
 def test_neither_rows_nor_a_cache_that_is_too_small_change_an_answer(plain, expected, options):
     small = dataclasses.replace(plain, **({"cache_mb": 1.0} | options))
     agree(episode(small), expected)

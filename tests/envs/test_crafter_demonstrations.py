@@ -21,7 +21,7 @@ def test_demonstrations_are_played_end_as_they_say_and_are_judged():
     assert {"GOOD", "BAD"} <= {*words[True], *words[False]} <= {"GOOD", "BAD", "UNKNOWN"}
     assert share(True) > share(False)
     assert made == envs.demonstrations("crafter", 3, 2, 0)
-    first = lambda *more: {one.history.observation for one in demonstrations(2, 2, *more)}
+    first = lambda *more: {one.history.observation for one in demonstrations(1, 1, *more)}
     assert not first(0) & first(1) and not first(0) & first(0, True)
     tasks = {start.observation for start in GAME.reset([("", seed) for seed in range(16)])}
     assert not tasks & {one.history.observation for one in made}

@@ -93,7 +93,7 @@ def test_learns_resumes_and_leaves_a_model_that_plays(tiny, mine, tmp_path, caps
     assert "decision transformer: success" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["actor_critic", "decision_transformer"])
+@pytest.mark.parametrize("method", [pytest.param("actor_critic", marks=pytest.mark.slow), "decision_transformer"])
 def test_policies_learn_by_the_same_script(tiny, mine, tmp_path, method):
     tune(tmp_path, *flags(tiny, mine), f"--method={method}", "--iterations=1", "--rows=episodes")
     stored = results.read(tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 
 from nlrl_jax.run import loop
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
-from nlrl_jax.run.plots import Series, deviation
+from nlrl_jax.run.plots import Series, standard_error
 
 
 def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
@@ -21,10 +21,9 @@ def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, An
     pace = float(np.median(seconds[~there])) / len(folders)  # iterations without evaluation; all seeds share one
     start, final = result["before"][game], np.array(result["after"][game])
     ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
-    numbers = {"start": start, "final": final.mean(), "std over seeds": deviation(final), "worst run": final.min()}
-    numbers |= {"best run": final.max(), "s/iteration": pace}
-    line = Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys)
-    return line, {name: f"{number:.3f}" for name, number in numbers.items()}
+    row = {"start": f"{start:.3f}", "final": with_error(final), "best of a run": with_error(ys.max(axis=1))}
+    row |= {"worst": f"{final.min():.3f}", "best": f"{final.max():.3f}", "s/iteration": f"{pace:.3f}"}
+    return Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys), row
 
 
 def in_iterations(
@@ -50,7 +49,7 @@ def in_iterations(
 def with_error(values: Sequence[float]) -> str:
     """ "mean ± standard error" over seeds; the mean alone of one."""
     mean = f"{np.mean(values):.3f}"
-    return f"{mean} ± {deviation(values) / np.sqrt(len(values)):.3f}" if len(values) > 1 else mean
+    return f"{mean} ± {standard_error(values):.3f}" if len(values) > 1 else mean
 
 
 def beside(folders: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, str]]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.run.plots import standard_error
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
@@ -38,7 +39,7 @@ class Estimate(NamedTuple):
         """The mean of values, one per task."""
         x = np.asarray(values, float)
         mean = float(x.mean()) if x.size else np.nan
-        return cls(mean, float(x.std(ddof=1) / np.sqrt(x.size)) if x.size > 1 else np.nan, x.size)
+        return cls(mean, standard_error(x), x.size)
 
     def __str__(self) -> str:
         if not self.n:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nlrl_jax.algorithms.refiners import methods as refiners
+from nlrl_jax.run.plots import standard_error
 
 # method -> score -> [bases, seeds]
 Scores = Mapping[str, Mapping[str, np.ndarray]]
@@ -49,14 +50,13 @@ def trials(scores: np.ndarray) -> np.ndarray:
 def gain(scores: np.ndarray, others: np.ndarray) -> Gain:
     """Of a method over another one, paired by base agent and seed: [bases, seeds] each."""
     each = trials(np.asarray(scores) - np.asarray(others))
-    error = float(each.std(ddof=1) / math.sqrt(len(each))) if len(each) > 1 else math.nan
-    return Gain(float(each.mean()), error, len(each))
+    return Gain(float(each.mean()), standard_error(each), len(each))
 
 
 def level(scores: np.ndarray) -> str:
     """Mean ± standard error over the independent trials."""
     each = trials(np.asarray(scores))
-    error = f" ± {each.std(ddof=1) / math.sqrt(len(each)):.4g}" if len(each) > 1 else ""
+    error = f" ± {standard_error(each):.4g}" if len(each) > 1 else ""
     return f"{each.mean():.4g}{error}" if abs(each.mean()) >= 10 else f"{each.mean():.3f}{error}"
 
 

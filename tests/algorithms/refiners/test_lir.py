@@ -45,7 +45,7 @@ def test_the_reward_network_sees_normalised_observations_and_one_hot_actions():
     assert (np.abs(lir.intrinsic_reward(params, 100 * x, LIRConfig())) <= 1).all()
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", ["continuous", pytest.param("discrete", marks=pytest.mark.slow)])
 def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
     """Central differences in float64; the step is written out, its second moment kept from the unshifted point."""
     with jax.enable_x64(True):
@@ -120,7 +120,7 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
         np.testing.assert_allclose(grad, differences, rtol=1e-4)
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", ["discrete", pytest.param("continuous", marks=pytest.mark.slow)])
 def test_without_intrinsic_reward_it_is_ppo(game):
     env = GAMES[game]
     config = dataclasses.replace(SMALL, normalize_reward=True, anneal=20, learning_rate=1e-2)
