@@ -92,7 +92,7 @@ PRESETS = {
         "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
     },
     "evening": {
-        "prompt": "compact", "iterations": 100, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
+        "prompt": "compact", "iterations": 50, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
         "sampling_temperature": 1.0, "temperature": 1.0, "top_k": 0, "max_tokens": 14, "beta": 0.0,
         "learning_rate": 1e-4, "decay_steps": 125, "micro_batch": 16, "probe": 8, "eval_episodes": 200,
         "eval_turns": 10, "eval_every": 25, "checkpoint_every": 5,
@@ -189,7 +189,8 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, polic
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
     start = {f"eval/{metric}": value for metric, value in before.items()}
-    curve = learning_curve([run_dir], [*curves, "kl"], run_dir / "learning_curve.png", before=start)
+    curves += ["kl"] * (config.learning.beta > 0)
+    curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
     health = learning_curve([run_dir], replies.MEASURES, run_dir / "replies.png")
     alarms = replies.warnings(run_dir)
     report = write_report(
