@@ -20,12 +20,13 @@ def model(mesh=None, **options):
 
 
 @pytest.mark.parametrize("cache_mb", [0.0, pytest.param(8.0, marks=pytest.mark.slow)])
-def test_replies_and_scores_equal_one_device(cache_mb):
+@pytest.mark.parametrize("temperature, top_k", [(1.0, 20), pytest.param(0.0, 0, marks=pytest.mark.slow)])
+def test_replies_and_scores_equal_one_device(cache_mb, temperature, top_k):
     if jax.device_count() != 8:
         pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
     one, many = model(cache_mb=cache_mb), model(make_mesh(2, 2, 2), cache_mb=cache_mb)
     assert len(jax.tree.leaves(many.variables)[0].sharding.device_set) == 8
-    said = [each.complete(CHATS, Sampling(12, 1.0, 20), "policy", seed=3) for each in (one, many)]
+    said = [each.complete(CHATS, Sampling(12, temperature, top_k), "policy", seed=3) for each in (one, many)]
     assert said[0] == said[1]
     words = [[" win", " loss", "1 of 4"]] * len(CHATS)
     scores = [[s.log_prob for row in each.score(CHATS, words, "value") for s in row] for each in (one, many)]
