@@ -12,7 +12,7 @@ def blocks(page: str) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/own_game.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/own_game.md", marks=pytest.mark.slow)])
 def test_the_code_of_a_page_runs(page, capsys):
     names = {"__name__": "page"}
     exec(compile(blocks(page), page, "exec"), names)

@@ -158,7 +158,7 @@ def learn(model, variables, prompts, lengths, replies):
     return jax.value_and_grad(loss)(variables["lora"])
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_policy_learns_the_same(variables, at_once_and_in_blocks, remat):
     model = Transformer(CONFIG, remat=remat)
     run = lambda: jax.jit(lambda *args: learn(model, *args))(variables, *prompts_and_replies())
