@@ -46,6 +46,8 @@ def table(runs: list[pathlib.Path]) -> list[dict[str, str]]:
     for k in range(min(map(len, rounds))):
         row = {"after rounds": str(k)}
         for method in methods:
+            if any(f"{method}/success" not in row[k] for row in rounds):  # not evaluated after this round
+                continue
             name = f"round_{k}" if method == "teacher" else f"after_{k}_{method}"
             row[method], tasks = over(runs, name)
             if method != "teacher":

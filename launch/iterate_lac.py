@@ -3,13 +3,14 @@
     python -m launch.iterate_lac --run_dir runs/loop                    # three rounds of 120 tasks
     python -m launch.iterate_lac --teacher lac_no_critic --lesson chosen --run_dir runs/own
     python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson chosen --keep successes --run_dir runs/won
-    python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson advantage --tasks 2 --repeats 8 --rounds 30 \\
-        --epochs 1 --batch_size 384 --run_dir runs/group                # MS-GRPO's gradient
+    python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson advantage --tasks 2 --repeats 8 --rounds 22 \\
+        --epochs 1 --batch_size 384 --eval_every 11 --run_dir runs/group                # MS-GRPO's gradient
     python -m launch.iterate_lac --run_dir runs/loop --resume
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
 many lessons; the last round plays and teaches no one. The prior alone (--evaluate) plays the same held-out tasks after
-every lesson: those that `run_lac` plays with the same --seed, of which no round plays any.
+every lesson, or every --eval_every of them: those that `run_lac` plays with the same --seed, of which no round plays
+any.
 
 Leaves results.json and metrics.jsonl (success, standard errors, tokens), episodes/, the adapter of each round in
 rounds/K/adapter, RUN_DIR/model (the last adapter merged, an ordinary Hugging Face folder for `run_lac`), curves and
@@ -50,7 +51,7 @@ from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.load import BUILT_IN, load_tokenizer
 
 SCRIPT = "iterate_lac"
-MAY_CHANGE = ("jobs", "rounds", "evaluate", "micro_batch", "remat")
+MAY_CHANGE = ("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat")
 _HELD_OUT = 5_000  # tasks of a seed that `run_lac` may play; those of the rounds come behind them
 
 
@@ -75,6 +76,7 @@ class IterateConfig:
     )
     evaluate: str = option("lac_no_critic", "methods that play the held-out tasks after each round, by commas")
     eval_tasks: int = option(20, "held-out tasks of each mission", least=1, most=_HELD_OUT)
+    eval_every: int = option(1, "rounds between these evaluations; there is always one after the last", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
     lac: LACConfig = part(LACConfig(alpha=0.5, floor=0.02))  # as in run_lac
     prompts: planning.PromptConfig = part(planning.PromptConfig())
@@ -133,7 +135,7 @@ class Loop:
         return self.base.with_variables({**self.base.variables, "lora": lora})
 
     def round(self, k: int) -> dict[str, dict[str, Any]]:
-        """What the teacher played in round k, under "teacher", and what each method did on the held-out tasks."""
+        """What the teacher played in round k, under "teacher", and each method on the held-out tasks, where due."""
         config, prior = self.config, self.prior(k)
         model = prior if config.adapter == "all" or k == 0 else lac_iteration.prior_apart(prior, self.base)
         first = config.seed * 10_000 + _HELD_OUT + k * config.tasks
@@ -142,7 +144,7 @@ class Loop:
         done = {
             report.TEACHER: self.play(f"round_{k}", config.teacher, self.method(), model, fresh, config.seed + 1000 * k)
         }
-        for name in parse(config.evaluate):
+        for name in parse(config.evaluate) if k % config.eval_every == 0 or k == config.rounds else ():
             done[name] = self.play(f"after_{k}_{name}", name, METHODS[name], model, held_out, config.seed)
         return done
 

@@ -69,7 +69,7 @@ def test_a_run_leaves_rounds_a_model_and_a_page(here):
 def test_a_resumed_run_goes_on_and_repeats_nothing(here, capsys):
     run_dir, first = here / "longer", adapter(here / "run", 1)
     shutil.copytree(here / "run", run_dir)
-    loop(run_dir, "--resume", "--rounds=2")
+    loop(run_dir, "--resume", "--rounds=2", "--eval_every=2")
     used, second = (run_dir / "usage.json").read_text(), adapter(run_dir, 2)
     assert adapter(run_dir, 1) == first != second
     shutil.rmtree(run_dir / "rounds" / "2")  # as if killed while it learned
@@ -77,7 +77,10 @@ def test_a_resumed_run_goes_on_and_repeats_nothing(here, capsys):
         (run_dir / "episodes" / f"{name}.json").unlink()  # their moves are on disk
     loop(run_dir, "--resume")
     assert adapter(run_dir, 2) == second and (run_dir / "usage.json").read_text() == used
-    assert [row["iteration"] for row in read_rows(run_dir)] == [0, 1, 2]
+    rows = read_rows(run_dir)
+    assert [row["iteration"] for row in rows] == [0, 1, 2]
+    assert ["lac_no_critic/success" in row for row in rows] == [True, False, True]
+    assert all("teacher/success" in row for row in rows)
     assert capsys.readouterr().out.splitlines()[-1].startswith("lac_no_critic 0.")
 
 

@@ -43,14 +43,15 @@ def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: flo
 
 
 def methods(rows: Sequence[Row]) -> list[str]:
-    """Who played in every round."""
+    """Who played in round 0; who plays held-out tasks may be missing in later ones."""
     return [name.removesuffix("/success") for name in rows[0] if name.endswith("/success")]
 
 
 def table(rows: Sequence[Row], teacher: str) -> Rows:
     """A row per round."""
     shown = {name: f"{teacher}, fresh tasks" if name == TEACHER else f"{name}, held out" for name in methods(rows)}
-    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in ("success", "success_se", "tasks")))
+    keys = ("success", "success_se", "tasks")
+    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys)) if f"{name}/success" in row else ""
     return [
         {
             "rounds": k,
@@ -85,9 +86,13 @@ def write(
     """
     teacher = config["teacher"]
     label = lambda name: f"{title(teacher)}, fresh tasks" if name == TEACHER else f"{title(name)}, held-out tasks"
-    lines = [
-        Series(label(name), list(range(len(rows))), np.array([[row[f"{name}/success"] for row in rows]]))
+    points = {
+        name: [(k, row[f"{name}/success"]) for k, row in enumerate(rows) if f"{name}/success" in row]
         for name in methods(rows)
+    }
+    lines = [
+        Series(label(name), [k for k, _ in found], np.array([[value for _, value in found]]))
+        for name, found in points.items()
     ]
     picture = compare({"success": lines}, run_dir / "rounds.png", "rounds of learning", "success")
     stories = []
