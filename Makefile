@@ -61,19 +61,16 @@ benchmark: install  ## Side by side with peers; see docs/measurements.md.
 	$(RUN) -m benchmarks.text_games
 	$(RUN) -m benchmarks.language_model
 
-# How the built-in models were made: first what a walker can do, then mostly walkers that do not look (15 minutes). That is
-# assets/nano. Then the same with as much Snake as FrozenLake (10 more minutes): assets/nano_snake. The last
-# line makes assets/nano_board, which knows two board games' rules and the form of replies (6 minutes).
+# How the built-in models were made: first what a walker can do, then mostly walkers that do not look, in FrozenLake and
+# Snake alike (45 minutes on one core). That is assets/nano. The last line makes assets/nano_board, which knows two board
+# games' rules and the form of replies (6 minutes).
 NANO := build/nano
-NEXT = $(RUN) -m launch.pretrain_nano --tokenizer $(NANO)/1
+NEXT = $(RUN) -m launch.pretrain_nano --tokenizer $(NANO)/1 --snake_every 2
 nano: install
-	$(RUN) -m launch.pretrain_nano --out $(NANO)/1 --steps 700 --learning_rate 3e-3
-	$(NEXT) --init_from $(NANO)/1 --out $(NANO)/2 --steps 900 --learning_rate 2e-3 --seed 1
-	$(NEXT) --init_from $(NANO)/2 --out $(NANO)/3 --steps 300 --learning_rate 1e-3 --seed 2 --skilled_share 0.4 --habit
-	$(NEXT) --init_from $(NANO)/3 --out $(NANO)/4 --steps 700 --learning_rate 2e-3 --seed 3 --skilled_share 0.4 --habit \
-	  --snake_every 2
-	$(NEXT) --init_from $(NANO)/4 --out $(NANO)/5 --steps 300 --learning_rate 1e-3 --seed 4 --skilled_share 0.4 --habit \
-	  --snake_every 2 --snake_habit
+	$(RUN) -m launch.pretrain_nano --out $(NANO)/1 --steps 1400 --learning_rate 3e-3 --snake_every 2
+	$(NEXT) --init_from $(NANO)/1 --out $(NANO)/2 --steps 1800 --learning_rate 2e-3 --seed 1
+	$(NEXT) --init_from $(NANO)/2 --out $(NANO)/3 --steps 600 --learning_rate 1e-3 --seed 2 --skilled_share 0.4 --habit \
+	  --snake_habit
 	$(RUN) -m launch.pretrain_nano --games boards --learning_rate 2e-3 --out $(NANO)/board
 
 clean:

@@ -114,7 +114,7 @@ def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransf
 
 
 def pretrain_grids(out: pathlib.Path) -> None:
-    """Writes nano or nano_snake."""
+    """Writes nano."""
     given = flags.FLAGS
     key = jax.random.key(given.seed)
     tokenizer = (

@@ -51,7 +51,7 @@ VARIANTS = {  # in the order of Table 1
 }
 EVAL_SEED = 0  # the paper's
 
-NANO = {**train_ms_grpo.PRESETS["demo"], "model": "nano_snake", "eval_episodes": 50}
+NANO = {**train_ms_grpo.PRESETS["demo"], "eval_episodes": 50}
 PLANNED_MODEL = "Qwen2.5-3B (sizes only, prompts in the built-in tokenizer's tokens)"
 QWEN25_3B = ModelConfig(
     vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=2,
