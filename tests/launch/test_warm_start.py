@@ -39,7 +39,7 @@ def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
         "--model=nano",
         "--prompt=paper",
         "--batch=8",
-        "--learning_rate=0.02",
+        "--learning_rate=0.005",
         "--checkpoint_every=4",
         "--lora_rank=4",
     )
