@@ -62,7 +62,7 @@ benchmark: install  ## Side by side with peers; see docs/measurements.md.
 	$(RUN) -m benchmarks.language_model
 
 # How the built-in models were made: first what a walker can do, then mostly walkers that do not look, in FrozenLake and
-# Snake alike (45 minutes on one core). That is assets/nano. The last line makes assets/nano_board, which knows two board
+# Snake alike (about an hour on one core). That is assets/nano. The last line makes assets/nano_board, which knows two board
 # games' rules and the form of replies (6 minutes).
 NANO := build/nano
 NEXT = $(RUN) -m launch.pretrain_nano --tokenizer $(NANO)/1 --snake_every 2
