@@ -247,8 +247,8 @@ def dry_run(config: AblationConfig) -> str:
                 continue
             seen.add(folder)
             td = config.algorithm == "language_td"
-            said = train_language_td.dry_run(run) if td else train_language_actor_critic.dry_run(run, (run.opponent,))
-            parts.append(f"{study}, {label}, {config.seeds or 1} times:\n{said}")
+            text = train_language_td.dry_run(run) if td else train_language_actor_critic.dry_run(run, (run.opponent,))
+            parts.append(f"{study}, {label}, {config.seeds or 1} times:\n{text}")
     return "\n\n".join(parts)
 
 
@@ -265,9 +265,9 @@ def in_updates(label: str, folder: pathlib.Path, config: RefinementConfig) -> tu
             x = np.concatenate([[0], metrics["iteration"][there] + 1])
             ys.append([start, *metrics[f"eval/{kind}"][there]])
     scores = {name: scores[kind] for name, scores in stored_scores(runs).items()}
-    told = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
-    told["gain"] = str(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
-    return Series(label, x, np.array(ys)), {"score": ultra_tables.headings(runs[0].agent.continuous)[kind], **told}
+    row = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
+    row["gain"] = str(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
+    return Series(label, x, np.array(ys)), {"score": ultra_tables.headings(runs[0].agent.continuous)[kind], **row}
 
 
 def main(argv: list[str]) -> None:

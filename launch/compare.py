@@ -135,10 +135,10 @@ def summary(runs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     settings = {"run", "iterations done"}.union(*(run["config"] for run in runs))
     metrics, hidden = distinct({n: [row.get(n, "") for row in rows] for n in columns if n not in settings})
-    shown = [name for name in columns if name in settings or name in metrics]
-    if len(shown) <= max(WIDE, len(rows)):
-        return [{name: row.get(name, "") for name in shown} for row in rows], hidden
-    return [{"": name} | {row["run"]: row.get(name, "") for row in rows} for name in shown if name != "run"], hidden
+    visible = [name for name in columns if name in settings or name in metrics]
+    if len(visible) <= max(WIDE, len(rows)):
+        return [{name: row.get(name, "") for name in visible} for row in rows], hidden
+    return [{"": name} | {row["run"]: row.get(name, "") for row in rows} for name in visible if name != "run"], hidden
 
 
 def main(argv: list[str]) -> None:

@@ -43,18 +43,18 @@ def player() -> Player:
     Raises:
       FileNotFoundError, ValueError: there is no such run or model, or no such game.
     """
-    given = flags.FLAGS
-    if given.run_dir:
-        return _trained_player(pathlib.Path(given.run_dir))
-    prompt = prompt_for(given.model, given.prompt)
-    game, maps = _game(given.game or "frozen_lake", prompt, given.maps or "all")
-    loaded = load(given.model, revision=given.revision)
+    options = flags.FLAGS
+    if options.run_dir:
+        return _trained_player(pathlib.Path(options.run_dir))
+    prompt = prompt_for(options.model, options.prompt)
+    game, maps = _game(options.game or "frozen_lake", prompt, options.maps or "all")
+    loaded = load(options.model, revision=options.revision)
     config, variables = loaded.config, {"params": loaded.params}
-    if given.adapter:
-        config, variables["lora"] = peft.load(given.adapter, config)
-    sampling = Sampling(given.max_tokens or (NANO_TOKENS if given.model in BUILT_IN else 200), temperature=0.0)
+    if options.adapter:
+        config, variables["lora"] = peft.load(options.adapter, config)
+    sampling = Sampling(options.max_tokens or (NANO_TOKENS if options.model in BUILT_IN else 200), temperature=0.0)
     return Player(
-        given.model, maps, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables
+        options.model, maps, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables
     )
 
 
@@ -68,30 +68,30 @@ def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
 
 
 def _trained_player(run_dir: pathlib.Path) -> Player:
-    given = flags.FLAGS
+    options = flags.FLAGS
     loaded, lora, step, run = load_trained(run_dir)
     prompt = prompt_for(run["model"], run["prompt"])
     evaluated = {"all": "all"}.get(run.get("maps", ""), "held_out")  # as the run itself evaluates
-    game, maps = _game(given.game or run["game"], prompt, given.maps or evaluated)
-    sampling = Sampling(given.max_tokens or run["max_tokens"], temperature=0.0)
+    game, maps = _game(options.game or run["game"], prompt, options.maps or evaluated)
+    sampling = Sampling(options.max_tokens or run["max_tokens"], temperature=0.0)
     policy = make_policy(game, loaded, sampling, prompt)
     return Player(f"{run_dir} at iteration {step}", maps, game, policy, {"params": loaded.params, "lora": lora})
 
 
 def main(argv: list[str]) -> None:
     del argv
-    given, who = flags.FLAGS, player()
-    num = 1 if given.watch else given.episodes
-    evaluate = evaluator(who.policy, who.game, num, given.max_turns, given.max_turns, given.seed)
+    options, who = flags.FLAGS, player()
+    num = 1 if options.watch else options.episodes
+    evaluate = evaluator(who.policy, who.game, num, options.max_turns, options.max_turns, options.seed)
     episodes = jax.device_get(evaluate(who.variables))
-    if given.watch:
+    if options.watch:
         print_transcript(transcripts(who.policy, who.game, episodes, [0])[0])
         return
     summary = summarize(episodes, who.game)
-    if given.json:
+    if options.json:
         print(json.dumps({"game": who.game.name, **summary}))
         return
-    print(f"{who.name} on {who.game.name}{who.maps}, greedy, seed {given.seed}:")
+    print(f"{who.name} on {who.game.name}{who.maps}, greedy, seed {options.seed}:")
     for name, value in summary.items():
         print(f"  {name:16} {value:.4g}")
 

@@ -23,23 +23,23 @@ from nlrl_jax.weights import huggingface, peft
 
 def main(argv: list[str]) -> None:
     del argv
-    given = flags.FLAGS
-    out = pathlib.Path(given.out).expanduser()
-    if not given.out:
+    options = flags.FLAGS
+    out = pathlib.Path(options.out).expanduser()
+    if not options.out:
         raise ValueError("say where the model goes: --out models/NAME")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"--out {out} is not an empty folder; choose another one")
-    if bool(given.run_dir) == bool(given.model) or (given.run_dir and given.adapter):
+    if bool(options.run_dir) == bool(options.model) or (options.run_dir and options.adapter):
         raise ValueError("give either --run_dir, or --model and perhaps --adapter")
-    if given.run_dir:
-        (config, params, tokenizer), lora, step, _ = load_trained(given.run_dir, given.part)
-        name = f"{given.run_dir} at iteration {step}"
+    if options.run_dir:
+        (config, params, tokenizer), lora, step, _ = load_trained(options.run_dir, options.part)
+        name = f"{options.run_dir} at iteration {step}"
     else:
-        config, params, tokenizer = load(given.model, given.dtype, revision=given.revision)
-        lora, name = None, given.model
-        if given.adapter:
-            config, lora = peft.load(given.adapter, config)
-            name += f" with {given.adapter}"
+        config, params, tokenizer = load(options.model, options.dtype, revision=options.revision)
+        lora, name = None, options.model
+        if options.adapter:
+            config, lora = peft.load(options.adapter, config)
+            name += f" with {options.adapter}"
     huggingface.save(out, config, params, tokenizer, lora)
     print(f"{name}: exported to {out}")
 

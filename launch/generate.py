@@ -31,17 +31,17 @@ from nlrl_jax.weights.load import load_eos_ids, load_tokenizer, load_weights
 
 def read_prompts(config: ModelConfig, tokenizer: Any, max_tokens: int) -> list[list[int]]:
     """Token ids of every prompt, checked against the vocabulary and the context."""
-    given = flags.FLAGS
-    if bool(given.prompt) == bool(given.prompt_ids):
+    options = flags.FLAGS
+    if bool(options.prompt) == bool(options.prompt_ids):
         raise ValueError("give either --prompt TEXT or --prompt_ids 5,17,...")
-    if given.prompt_ids:
+    if options.prompt_ids:
         try:
-            prompts = [[int(i) for i in ids.split(",")] for ids in given.prompt_ids]
+            prompts = [[int(i) for i in ids.split(",")] for ids in options.prompt_ids]
         except ValueError:
-            raise ValueError(f"--prompt_ids {given.prompt_ids} is not a list of numbers such as 5,17,3") from None
+            raise ValueError(f"--prompt_ids {options.prompt_ids} is not a list of numbers such as 5,17,3") from None
     else:
-        chat = lambda text: text if given.raw else tokenizer.render_chat([{"role": "user", "content": text}])
-        prompts = [tokenizer.encode(chat(text)) for text in given.prompt]
+        chat = lambda text: text if options.raw else tokenizer.render_chat([{"role": "user", "content": text}])
+        prompts = [tokenizer.encode(chat(text)) for text in options.prompt]
     for prompt in prompts:
         if not prompt:
             raise ValueError("a prompt is empty; it needs at least one token")
@@ -58,20 +58,21 @@ def read_prompts(config: ModelConfig, tokenizer: Any, max_tokens: int) -> list[l
 
 def main(argv: list[str]) -> None:
     del argv
-    given = flags.FLAGS
+    options = flags.FLAGS
     sampling = app.parse(Sampling(max_tokens=100))
     try:
-        tokenizer = load_tokenizer(given.model, given.revision)
+        tokenizer = load_tokenizer(options.model, options.revision)
     except FileNotFoundError:
-        if given.prompt and not given.prompt_ids:
+        if options.prompt and not options.prompt_ids:
             raise
         tokenizer = None
-    config, params = load_weights(given.model, given.dtype or None, given.dtype or None, revision=given.revision)
+    dtype = options.dtype or None
+    config, params = load_weights(options.model, dtype, dtype, revision=options.revision)
     variables = {"params": params}
-    if given.adapter:
-        config, variables["lora"] = peft.load(given.adapter, config)
-    prompts = [p for p in read_prompts(config, tokenizer, sampling.max_tokens) for _ in range(given.samples)]
-    eos_ids = load_eos_ids(given.model, given.revision)
+    if options.adapter:
+        config, variables["lora"] = peft.load(options.adapter, config)
+    prompts = [p for p in read_prompts(config, tokenizer, sampling.max_tokens) for _ in range(options.samples)]
+    eos_ids = load_eos_ids(options.model, options.revision)
 
     bucket = max(16, 1 << (max(map(len, prompts)) - 1).bit_length())  # few shapes, few compilations
     tokens = np.zeros((len(prompts), bucket), np.int32)
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> None:
     sample = jax.jit(generate, static_argnums=(0, 5, 6))
     out = jax.device_get(
         sample(Transformer(config), variables, left_pad(jnp.asarray(tokens), lengths), lengths,
-               jax.random.key(given.seed), sampling, eos_ids)
+               jax.random.key(options.seed), sampling, eos_ids)
     )  # fmt: skip
     completions = []
     for ids, length, log_probs, ended in zip(*out[:3], out.ended, strict=True):
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> None:
         text = None if tokenizer is None else tokenizer.decode(known)
         logprobs = [float(p) for p in log_probs[:length]]
         completions.append({"ids": ids, "logprobs": logprobs, "text": text, "ended": bool(ended)})
-    if given.json:
+    if options.json:
         print(json.dumps({"completions": completions}))
     else:
         for completion in completions:

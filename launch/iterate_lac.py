@@ -158,9 +158,9 @@ class Loop:
 
     def play(self, name, of, method, model, tasks, seed) -> dict[str, Any]:
         """Episodes, from disk if they are there; see `planning.run_method`."""
-        given = Metered(model, self.usage), self.usage, self.game, self.dialogue(of), self.config.lac, tasks
+        common = Metered(model, self.usage), self.usage, self.game, self.dialogue(of), self.config.lac, tasks
         run = lambda _: planning.run_method(
-            name, method, *given, self.config.parallel, seed, self.run_dir, jobs=self.jobs
+            name, method, *common, self.config.parallel, seed, self.run_dir, jobs=self.jobs
         )
         return planning.finished_methods(self.run_dir, [name], run)[name]
 
@@ -176,15 +176,15 @@ class Loop:
         if "lora" not in variables:
             fresh = placement.fresh_lora(self.base.model, jax.random.fold_in(jax.random.key(config.seed), 0))
             variables = {**variables, "lora": fresh}
-        told = {"examples": len(examples), "tokens": sum(len(one.tokens) for one in examples) * config.sft.epochs}
+        summary = {"examples": len(examples), "tokens": sum(len(one.tokens) for one in examples) * config.sft.epochs}
         if examples:
             fit = dataclasses.replace(config.sft, seed=config.seed + 1000 * k)
             variables, metrics = sft.fit(self.base.model, variables, examples, fit)
-            told |= {name: metrics[name] for name in ("first_loss", "loss", "steps", "too_long")}
+            summary |= {name: metrics[name] for name in ("first_loss", "loss", "steps", "too_long")}
         peft.save(folder / "adapter", self.base.model.config, variables["lora"], base_model=config.model)
-        told["seconds"] = time.monotonic() - clock
-        write_atomically(folder / "learned.json", json.dumps(told) + "\n")
-        return told
+        summary["seconds"] = time.monotonic() - clock
+        write_atomically(folder / "learned.json", json.dumps(summary) + "\n")
+        return summary
 
 
 def iterate(config: IterateConfig, run_dir: pathlib.Path) -> list[dict[str, float]]:
@@ -199,8 +199,8 @@ def iterate(config: IterateConfig, run_dir: pathlib.Path) -> list[dict[str, floa
         spent += rows[-1]["played_tokens"] + lesson.get("tokens", 0)
         with MetricsWriter(run_dir, resume_from=k) as metrics:
             metrics.write(k, rows[-1])
-        shown = ", ".join(f"{name} {rows[-1][f'{name}/success']:.3f}" for name in played)
-        print(f"after {k} rounds: {shown}; {rows[-1]['tokens_before']:,.0f} tokens spent before", flush=True)
+        scores = ", ".join(f"{name} {rows[-1][f'{name}/success']:.3f}" for name in played)
+        print(f"after {k} rounds: {scores}; {rows[-1]['tokens_before']:,.0f} tokens spent before", flush=True)
         numbers = lambda row: {name: value for name, value in row.items() if name.endswith("/success")}
         after = numbers(rows[-1]) if k == config.rounds else {}
         results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)

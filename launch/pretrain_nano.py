@@ -104,9 +104,9 @@ def reply_actions() -> list[tuple[int, ...]]:
 
 def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransformation):
     """One pretraining step: new games, their demonstrations as text, SFT on the replies."""
-    given = flags.FLAGS
-    habit = given.snake_habit if game.name == "snake" else given.habit
-    shown = lambda key: demonstrate(game, key, BATCH[game.name], given.skilled_share, habit)
+    options = flags.FLAGS
+    habit = options.snake_habit if game.name == "snake" else options.habit
+    shown = lambda key: demonstrate(game, key, BATCH[game.name], options.skilled_share, habit)
     show = demonstrations(policy, reply_template(game, "compact"), shown)
     step = make_sft_step(demonstration_loss(policy), optimizer, "params")
     update = lambda variables, opt_state, key: step(variables, opt_state, show(key))
@@ -115,19 +115,20 @@ def make_step(policy: LanguageAgentPolicy, game, optimizer: optax.GradientTransf
 
 def pretrain_grids(out: pathlib.Path) -> None:
     """Writes nano."""
-    given = flags.FLAGS
-    key = jax.random.key(given.seed)
+    options = flags.FLAGS
+    key = jax.random.key(options.seed)
     tokenizer = (
-        Tokenizer.from_pretrained(given.tokenizer)
-        if given.tokenizer
+        Tokenizer.from_pretrained(options.tokenizer)
+        if options.tokenizer
         else train_tokenizer(corpus(key), out, VOCAB_SIZE["grids"])
     )
     config = nano_config("grids")
     model = Transformer(config)
     params = init_params(model, jax.random.fold_in(key, 1))
-    if given.init_from:
-        _, params = huggingface.load(given.init_from)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, given.learning_rate, 50, given.steps, given.learning_rate / 10)
+    if options.init_from:
+        _, params = huggingface.load(options.init_from)
+    rate = options.learning_rate
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, 50, options.steps, rate / 10)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
     variables, opt_state = {"params": params}, optimizer.init(params)
     sampling = Sampling(max_tokens=MAX_REPLY + 2, temperature=0.0)
@@ -144,11 +145,11 @@ def pretrain_grids(out: pathlib.Path) -> None:
     }
     print(f"{config.num_params} weights, {tokenizer.vocab_size} tokens", flush=True)
     start = time.monotonic()
-    for i in range(given.steps):
-        name = "snake" if (i + 1) % given.snake_every == 0 else "frozen_lake"
+    for i in range(options.steps):
+        name = "snake" if (i + 1) % options.snake_every == 0 else "frozen_lake"
         variables, opt_state, metrics = steps[name](variables, opt_state, jax.random.fold_in(key, 2 + i))
-        if i % 200 in (198, 199) or i == 98 or i == given.steps - 1:
-            episodes = evaluate[name](variables, jax.random.key(given.seed + 1))
+        if i % 200 in (198, 199) or i == 98 or i == options.steps - 1:
+            episodes = evaluate[name](variables, jax.random.key(options.seed + 1))
             print(
                 f"{i + 1:5d} {name:12} loss {metrics['loss']:.4f} "
                 f"greedy return {jnp.mean(jnp.sum(episodes.turns.reward, axis=0)):.3f} "
@@ -220,15 +221,15 @@ def tokenizer_for(pairs: list[Pair], folder: pathlib.Path) -> Tokenizer:
 
 def pretrain_boards(out: pathlib.Path) -> None:
     """Writes nano_board."""
-    given, clock = flags.FLAGS, time.monotonic()
-    pairs = tic_tac_toe_pairs(given.positions, 0) + breakthrough_pairs(given.positions, 0)
+    options, clock = flags.FLAGS, time.monotonic()
+    pairs = tic_tac_toe_pairs(options.positions, 0) + breakthrough_pairs(options.positions, 0)
     tokenizer = tokenizer_for(pairs[:2000] + pairs[-2000:], out)
     config = nano_config("boards")
     model = Transformer(config)
     examples = tokenize(tokenizer, pairs)
     print(f"{config.num_params} weights, {tokenizer.vocab_size} tokens, {len(examples)} examples", flush=True)
     learning = SFTConfig(
-        learning_rate=given.learning_rate, schedule="cosine", warmup=0.03, epochs=1, batch_size=8, max_length=256,
+        learning_rate=options.learning_rate, schedule="cosine", warmup=0.03, epochs=1, batch_size=8, max_length=256,
         packed=True, train="params", b2=0.95, weight_decay=0.01,
     )  # fmt: skip
     variables = {"params": init_params(model, jax.random.key(0))}
@@ -246,15 +247,14 @@ def pretrain_boards(out: pathlib.Path) -> None:
 def main(argv: list[str]) -> None:
     del argv
     out = pathlib.Path(flags.FLAGS.out)
-    given = flags.FLAGS
-    if given.games in ("babyai", "alfworld"):
-        game = {"babyai": babyai, "alfworld": alfworld}[given.games]
-        pairs = list(game.corpus(given.episodes, 1 + given.seed))
-        nano.pretrain(
-            out, LANGUAGES[given.games](pairs), pairs, given.steps, given.learning_rate, given.seed, given.init_from
-        )
+    options = flags.FLAGS
+    if options.games in ("babyai", "alfworld"):
+        game = {"babyai": babyai, "alfworld": alfworld}[options.games]
+        pairs = list(game.corpus(options.episodes, 1 + options.seed))
+        training = options.steps, options.learning_rate, options.seed, options.init_from
+        nano.pretrain(out, LANGUAGES[options.games](pairs), pairs, *training)
     else:
-        pretrain_boards(out) if given.games == "boards" else pretrain_grids(out)
+        pretrain_boards(out) if options.games == "boards" else pretrain_grids(out)
 
 
 def define_flags() -> None:

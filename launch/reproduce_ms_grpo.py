@@ -169,12 +169,12 @@ def configs_of(
     scale = SCALES[config.scale]
     if config.scale == "paper" and not (config.model or dry_run):
         raise ValueError("the scale paper trains Qwen2.5-3B-Instruct: give its folder, --model PATH, or --dry_run")
-    given = {"model": config.model} if config.model else {}
-    given |= {"model": PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
-    given |= {"iterations": config.iterations} if config.iterations else {}
+    overrides = {"model": config.model} if config.model else {}
+    overrides |= {"model": PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
+    overrides |= {"iterations": config.iterations} if config.iterations else {}
     if config.iterations and "decay_steps" in scale.common:
-        given["decay_steps"] = config.iterations * 5 // 4
-    runs = {game: make(TrainConfig, game=game, **{**scale.common, **given}) for game in TRAINED_ON}
+        overrides["decay_steps"] = config.iterations * 5 // 4
+    runs = {game: make(TrainConfig, game=game, **{**scale.common, **overrides}) for game in TRAINED_ON}
     iterations = {"iterations": config.dqn_iterations} if config.dqn_iterations else {}
     return runs, make(train_dqn.DQNRunConfig, **{**scale.dqn, **iterations}), config.seeds or scale.seeds
 

@@ -150,17 +150,17 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
 def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajectories, Findings, dict[str, PPOState]]:
     """All stages with one base agent: (the agent, its episodes, the findings in them, {method: its seeds' agents})."""
     names = ultra_tables.headings(run.agent.continuous)
-    told = lambda scores: ", ".join(f"{names[kind]} {scores[kind].mean():.3f}" for kind in names)
+    text = lambda scores: ", ".join(f"{names[kind]} {scores[kind].mean():.3f}" for kind in names)
     base = run.base()
     start = run.start(base)
-    print(f"base agent {run.number}: {run.game.score}, {told(start)}", flush=True)
+    print(f"base agent {run.number}: {run.game.score}, {text(start)}", flush=True)
     trajectories = run.record(base, run.key(2), run.config.episodes)
     shared, findings = run.shared(base, trajectories, analyst)
-    print(f"guided before learning: {told(run.guided(base, shared, start))}", flush=True)
+    print(f"guided before learning: {text(run.guided(base, shared, start))}", flush=True)
     refined = {}
     for name in run.methods:
         refined[name] = run.refine(name, shared, base, start)
-        print(f"{name}: {told(run.scored(name))}", flush=True)
+        print(f"{name}: {text(run.scored(name))}", flush=True)
     return base, trajectories, findings, refined
 
 

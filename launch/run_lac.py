@@ -160,12 +160,12 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     """All methods, those that are finished from disk. Returns {method: result}; see `planning.run_method`."""
     game, tasks = make_game(config)
     names = methods.parse(config.methods)
-    given = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
+    address = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
     if config.model == "scripted":
         model = Metered(game.scripted(), usage)
     else:
-        model = models.large_model(config.model, {}, run_dir, usage, *given, **local)
+        model = models.large_model(config.model, {}, run_dir, usage, *address, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
     endpoint_tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
@@ -199,10 +199,10 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
         config.lats, jobs_of(config),
     )  # fmt: skip
     summary = tables.summarize(result)
-    shown = lambda field: f"{summary[field]:.3f}" + f" ± {summary[field + '_se']:.3f}" * (len(tasks) > 1)
-    score = f"{game.score} {shown('reward')}, " if game.score else ""
+    with_error = lambda field: f"{summary[field]:.3f}" + f" ± {summary[field + '_se']:.3f}" * (len(tasks) > 1)
+    score = f"{game.score} {with_error('reward')}, " if game.score else ""
     print(
-        f"{method.title}: success {shown('success')}, {score}"
+        f"{method.title}: success {with_error('success')}, {score}"
         f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
         f"({time.perf_counter() - clock:.0f} s)",
         flush=True,
@@ -261,8 +261,8 @@ def main(argv: list[str]) -> None:
         run_dir, config.model, flat(config), finished, describe_usage(usage), game.legend, config.model == "scripted"
     )
     last = "reward" if game.score else "success"
-    shown = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
-    print(f"report: {page}\n{game.score or 'success'}: {shown}")
+    text = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
+    print(f"report: {page}\n{game.score or 'success'}: {text}")
 
 
 define_flags = app.flags_of(LACRunConfig, dry_run="count calls and tokens, and do nothing")

@@ -146,8 +146,8 @@ def main(argv: list[str]) -> None:
     evaluate = players.evaluator(policy, evaluated, config.eval_episodes, turns, turns, seed=2**31 - 1)
     summarize = lambda episodes: players.summarize(episodes, evaluated, config.learning.invalid_action_reward)
     variables = lambda state: {"params": state.params, "lora": state.lora}
-    shown = range(min(SHOWN, config.eval_episodes))
-    read = lambda episodes: transcripts(policy.for_evaluation(), evaluated, episodes, shown)
+    selected = range(min(SHOWN, config.eval_episodes))
+    read = lambda episodes: transcripts(policy.for_evaluation(), evaluated, episodes, selected)
 
     if flags.FLAGS.resume and (run_dir / results.RESULTS).exists():  # a resumed run does not evaluate the start again
         before = results.read(run_dir)
@@ -287,8 +287,8 @@ def train_agents(
     if resume and (run_dir / results.RESULTS).exists():
         return results.read(run_dir)
     agents = Agents(config, seeds, names, eval_seed, vectorize, apart)
-    untrained, shown = agents.here({"params": agents.state.params}), range(min(3, config.eval_episodes))
-    before, episodes = agents.rewards(untrained), {"before": agents.show(untrained, config.game, shown)}
+    untrained, selected = agents.here({"params": agents.state.params}), range(min(3, config.eval_episodes))
+    before, episodes = agents.rewards(untrained), {"before": agents.show(untrained, config.game, selected)}
     state = loop.restore(run_dir, agents.state) if resume else agents.state
 
     def evaluate(iteration, state):
@@ -309,7 +309,7 @@ def train_agents(
     )
     seconds, after = time.monotonic() - clock, agents.evaluate(state)
     best = agents.variables(state, int(np.argmax(after[config.game])))
-    episodes["after"] = agents.show(best, config.game, shown)
+    episodes["after"] = agents.show(best, config.game, selected)
     results.write(
         run_dir, script=SCRIPT, before=before, after=after, seeds=agents.seeds, seconds=seconds, transcripts=episodes
     )

@@ -90,12 +90,12 @@ def weigh(
     worth, rng = rules.against_random(), np.random.default_rng(seed)
     codes = [int(rules.code(np.asarray(game.parse(view.board, view.player)))) for view in views]
     lost = lambda code, action: float(np.nanmax(worth[code]) - worth[code, int(action) - 1])
-    shown = {FULL: lambda text: text, NO_WORDS: prompts.only_number, NO_NUMBER: prompts.only_words}
+    edits = {FULL: lambda text: text, NO_WORDS: prompts.only_number, NO_NUMBER: prompts.only_words}
     regret: dict[str, list[float]] = {}
-    for row, keep in shown.items():
-        asked = [roles.improve(view, [(a, keep(texts[view, a])) for a in view.legal]) for view in views]
-        said = improver.complete(asked, config.sampling, "improver", seed)
-        moves = [roles.read_move(reply.text, view.legal).word for view, reply in zip(views, said, strict=True)]
+    for row, keep in edits.items():
+        chats = [roles.improve(view, [(a, keep(texts[view, a])) for a in view.legal]) for view in views]
+        replies = improver.complete(chats, config.sampling, "improver", seed)
+        moves = [roles.read_move(reply.text, view.legal).word for view, reply in zip(views, replies, strict=True)]
         counts[f"no move, {row}"] = sum(move is None for move in moves)
         chosen = [move or view.legal[rng.integers(len(view.legal))] for view, move in zip(views, moves, strict=True)]
         regret[row] = [lost(code, action) for code, action in zip(codes, chosen, strict=True)]

@@ -137,8 +137,8 @@ def analyse(
       verdicts: of each episode, where they do not come from the language model (MASK-R).
     """
     counts: Counter[str] = Counter()
-    given = verdicts is not None
-    if not given:
+    has_verdicts = verdicts is not None
+    if not has_verdicts:
         verdicts = identify(episodes, roles, model, config.verdicts, seed, counts)
     chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
     analyses = [without_thoughts(reply.text) for reply in model.complete(chats, config.analysis, "analyse", seed)]
@@ -146,7 +146,7 @@ def analyse(
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
     states = assign_rewards(episodes, verdicts, analyses, roles, model, config.reward, seed, counts)
     proposed = ""
-    if roles.strategies is not None and not given:
+    if roles.strategies is not None and not has_verdicts:
         reply = model.complete([roles.strategies(analyses)], config.strategies, "strategies", seed)[0]
         proposed = without_thoughts(reply.text).strip()
         counts["strategies/calls"] += 1
@@ -169,8 +169,8 @@ def save(findings: Findings, path: pathlib.Path) -> None:
         }
         for state in findings.states
     ]
-    told = {"counts": findings.counts, "analyses": findings.analyses, "strategies": findings.strategies}
-    write_atomically(path, json.dumps({**told, "states": states}))
+    summary = {"counts": findings.counts, "analyses": findings.analyses, "strategies": findings.strategies}
+    write_atomically(path, json.dumps({**summary, "states": states}))
 
 
 def load(path: pathlib.Path) -> Findings:

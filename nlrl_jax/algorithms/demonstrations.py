@@ -53,11 +53,11 @@ def demonstration_loss(policy: LanguageAgentPolicy, remat: bool = False):
     """SFT on demonstrations: a pure (variables, `Shown`) -> (loss, metrics); prompts masked, the end learned."""
     model = policy.model.clone(remat=remat)
 
-    def loss_of(variables, shown):
-        lengths = jnp.maximum(shown.lengths, 1)  # a row of zeros weighs nothing
+    def loss_of(variables, rows):
+        lengths = jnp.maximum(rows.lengths, 1)  # a row of zeros weighs nothing
         prefix = compute_prefix(model, variables, policy.template.prefix)
-        log_probs = score(model, variables, shown.prompts, lengths, shown.replies, prefix)
-        return losses.sft(log_probs, jnp.arange(shown.replies.shape[1]) < shown.reply_lengths[:, None])
+        log_probs = score(model, variables, rows.prompts, lengths, rows.replies, prefix)
+        return losses.sft(log_probs, jnp.arange(rows.replies.shape[1]) < rows.reply_lengths[:, None])
 
     return loss_of
 

@@ -254,17 +254,17 @@ def imagine(
     leaves: list[list[Future]] = [[] for _ in histories]
     open_ = [(i, Future(history), action) for i, (history, action) in enumerate(zip(histories, firsts, strict=True))]
     for depth in range(config.depth):
-        shown = [dialogue.trim(future.history, config.reserve(caller.room)).history for _, future, _ in open_]
+        trimmed = [dialogue.trim(future.history, config.reserve(caller.room)).history for _, future, _ in open_]
         chats = [
             dialogue.chat(history, f"Action: {action}\nObservation:")
-            for history, (_, _, action) in zip(shown, open_, strict=True)
+            for history, (_, _, action) in zip(trimmed, open_, strict=True)
         ]
         last = depth + 1 == config.depth
         observations = caller.lines(WORLD, chats) if outcome or not last else [""] * len(chats)
         caller.count(WORLD, "empty", observations.count("") if outcome or not last else 0)
         grown = [
             history.then(Step(action, text))
-            for history, (_, _, action), text in zip(shown, open_, observations, strict=True)
+            for history, (_, _, action), text in zip(trimmed, open_, observations, strict=True)
         ]
         grown = write_notes(caller, dialogue, grown) if outcome or not last else grown
         going = []

@@ -202,8 +202,8 @@ def judge(
     Args:
       clear: bool [N], the positions that it is asked about, all by default; of the others it says nothing.
     """
-    asked = np.arange(len(views)) if clear is None else np.flatnonzero(clear)
-    replies = value.complete([roles.value(views[n]) for n in asked], sampling, "judge", seed)
-    said = dict(zip(asked.tolist(), (reply.text for reply in replies), strict=True))
-    sides = [roles.read_advantage(said[n]) if n in said else None for n in range(len(views))]
-    return sides, [said.get(n, "") for n in range(len(views))]
+    selected = np.arange(len(views)) if clear is None else np.flatnonzero(clear)
+    replies = value.complete([roles.value(views[n]) for n in selected], sampling, "judge", seed)
+    texts = dict(zip(selected.tolist(), (reply.text for reply in replies), strict=True))
+    sides = [roles.read_advantage(texts[n]) if n in texts else None for n in range(len(views))]
+    return sides, [texts.get(n, "") for n in range(len(views))]

@@ -56,14 +56,14 @@ def micro_batches(
         and are left out: in groups of equal returns nothing is computed.
     """
     T, J = turns.active.shape
-    said = turns.turn
-    K = said.replies.shape[-1]
-    mask = (jnp.arange(K) < said.reply_lengths[..., None]) & turns.active[..., None]  # [T, J, K]
+    turn = turns.turn
+    K = turn.replies.shape[-1]
+    mask = (jnp.arange(K) < turn.reply_lengths[..., None]) & turns.active[..., None]  # [T, J, K]
     weights = jnp.swapaxes(episode_token_weights(jnp.swapaxes(mask, 0, 1)), 0, 1)
     advantages = jnp.broadcast_to(advantages, (T, J))
     counts = turns.active if reference else turns.active & (advantages != 0)
     weights = jnp.where(counts[..., None], weights, 0.0)
-    rows = Replies(said.prompts, said.prompt_lengths, said.replies, weights, advantages)
+    rows = Replies(turn.prompts, turn.prompt_lengths, turn.replies, weights, advantages)
 
     counted_first = jnp.argsort(~counts.reshape(-1), stable=True)
     size = whole_rows(min(size or T * J, T * J), mesh)

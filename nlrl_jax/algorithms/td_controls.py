@@ -45,9 +45,9 @@ def controls(
     actions, reached = in_chunks(play, key_look, repeated, axis=1)
     buffer = language_td.look_ahead(game, Viewer(game), data.positions, actions, reached, config.variations)
     targets = language_td.td_estimate(buffer, roles, value, aggregator, learning, seed, Counter())
-    said = {target.view: roles.read_advantage(target.text) for target in targets}
+    answers = {target.view: roles.read_advantage(target.text) for target in targets}
     search = jax.jit(lambda key, rows: policy(key, rows)[1])
     values = in_chunks(search, key_search, data.positions, axis=0)
     ahead = [language_td.side_of(value, game.players) for value in np.asarray(values)]
     by_rule = {name: [rule(view) for view in data.test] for name, rule in rules.items()}
-    return {"target alone": [said.get(view) for view in data.test], "one search": ahead, **by_rule}
+    return {"target alone": [answers.get(view) for view in data.test], "one search": ahead, **by_rule}

@@ -256,6 +256,6 @@ def _case(number: int, states: Sequence[CriticalState]) -> str:
     """A case analysis of one episode."""
     here = [state for state in states if state.episode == number]
     better = [state.verdict.timeslot for state in here if state.verdict.action is not None]
-    told = f"The simulator was asked about {len(here)} critical timeslots of episode {number}."
+    text = f"The simulator was asked about {len(here)} critical timeslots of episode {number}."
     found = f" In timeslots {', '.join(map(str, better))} another action was better." if better else ""
-    return told + (found or " No other action was clearly better.")
+    return text + (found or " No other action was clearly better.")

@@ -40,8 +40,8 @@ class CachedModel:
         """
         if sampling.temperature != 0:
             raise ValueError(f"temperature is {sampling.temperature}; only replies at temperature 0 can be cached")
-        asked = {"sampling": dataclasses.asdict(sampling)} | ({"stop": list(stop)} if stop else {})
-        keys = [_key(chat, asked) for chat in chats]
+        options = {"sampling": dataclasses.asdict(sampling)} | ({"stop": list(stop)} if stop else {})
+        keys = [_key(chat, options) for chat in chats]
         compute = lambda missing: self.model.complete(missing, sampling, role, seed, stop)
         replies = self._answers(dict(zip(keys, chats)), self.cache.get_reply, compute, self.cache.put_reply)
         return [replies[key] for key in keys]
@@ -70,8 +70,8 @@ class CachedModel:
             by_chat: dict[int, tuple[Chat, list[str]]] = {}  # continuations of one chat object stay together
             for chat, text in missing:
                 by_chat.setdefault(id(chat), (chat, []))[1].append(text)
-            asked, texts = zip(*by_chat.values())
-            scores = dict(zip(by_chat, map(iter, self.model.score(asked, texts, role))))
+            chats, texts = zip(*by_chat.values())
+            scores = dict(zip(by_chat, map(iter, self.model.score(chats, texts, role))))
             return [next(scores[id(chat)]) for chat, _ in missing]
 
         scores = self._answers(pairs, get, compute, put)
@@ -79,21 +79,21 @@ class CachedModel:
 
     def _answers(
         self,
-        asked: Mapping[str, Any],
+        requests: Mapping[str, Any],
         get: Callable[[str], A | None],
         compute: Callable[[Sequence[Any]], Sequence[A]],
         put: Callable[[str, A], None],
     ) -> dict[str, A]:
         """The answers by key: from the cache, or computed in pieces and put there."""
-        answers = {key: get(key) for key in asked}
-        missing = [key for key in asked if answers[key] is None]
+        answers = {key: get(key) for key in requests}
+        missing = [key for key in requests if answers[key] is None]
         for i in range(0, len(missing), PIECE):
             keys = missing[i : i + PIECE]
-            for key, answer in zip(keys, compute([asked[key] for key in keys]), strict=True):
+            for key, answer in zip(keys, compute([requests[key] for key in keys]), strict=True):
                 put(key, answer)
                 answers[key] = answer
         return answers
 
 
-def _key(chat: Chat, asked: Mapping[str, Any]) -> str:
-    return cache_key({"messages": [dict(message) for message in chat.messages], **asked})
+def _key(chat: Chat, options: Mapping[str, Any]) -> str:
+    return cache_key({"messages": [dict(message) for message in chat.messages], **options})

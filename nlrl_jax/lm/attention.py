@@ -126,8 +126,8 @@ def attend_contexts(
     for context in contexts:
         G, N = context.members.shape
         own = q[context.members].transpose(2, 0, 1, 3, 4).reshape(K, G, N * R, D)
-        seen = jnp.arange(context.k.shape[2]) < context.visible[..., None]
-        out, top, total = _partial(own, context.k, context.v, jnp.repeat(seen, R, axis=1))
+        visible = jnp.arange(context.k.shape[2]) < context.visible[..., None]
+        out, top, total = _partial(own, context.k, context.v, jnp.repeat(visible, R, axis=1))
         out, top, total = (
             t.reshape(K, G * N, R, *t.shape[3:])[:, context.place].swapaxes(0, 1) for t in (out, top, total)
         )

@@ -97,8 +97,8 @@ def play(
         active = ~terminated & (steps < max_steps)
         key_text, key_game = jax.random.split(key)
         fields = fields_of(states)
-        said = policy.act(variables, prefix, key_text, fields, active)
-        actions = jnp.where(active[:, None], said.parsed.actions, -1)
+        decision = policy.act(variables, prefix, key_text, fields, active)
+        actions = jnp.where(active[:, None], decision.parsed.actions, -1)
         carry = (states, terminated, steps, jnp.zeros((B,), jnp.float32), jnp.zeros((B,), jnp.int32))
         invalid = jnp.zeros((B,), jnp.int32)
         for i in range(actions.shape[1]):
@@ -106,8 +106,8 @@ def play(
             invalid += (actions[:, i] < 0) & ~terminated & (steps < max_steps)
             carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
         states, terminated, steps, reward, taken = carry
-        invalid = jnp.where(terminated | (steps >= max_steps), invalid, said.parsed.num_invalid)
-        return (states, terminated, steps), Turns(fields, said, reward, taken, invalid, active)
+        invalid = jnp.where(terminated | (steps >= max_steps), invalid, decision.parsed.num_invalid)
+        return (states, terminated, steps), Turns(fields, decision, reward, taken, invalid, active)
 
     start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
     shapes = jax.eval_shape(turn, start, key)[1]

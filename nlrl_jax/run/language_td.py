@@ -131,8 +131,8 @@ class NumberTrainer(Trainer):
         if i == 0 and self.first_value is not None:
             chats = [self.first_value.prompt(view) for view in reached]
             replies = self.first_value.model.complete(chats, self.first_value.sampling, "value", seed)
-            said = [self.roles.read_advantage(reply.text) for reply in replies]
-            numbers = np.array([0.0 if side is None else 1.0 - 2.0 * self.game.players.index(side) for side in said])
+            sides = [self.roles.read_advantage(reply.text) for reply in replies]
+            numbers = np.array([0.0 if side is None else 1.0 - 2.0 * self.game.players.index(side) for side in sides])
         else:
             numbers = self.critic.values(state.value, reached)
         wanted = targets(train, dict(zip(reached, numbers, strict=True)), self.game.players[0])

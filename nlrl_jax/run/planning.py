@@ -78,8 +78,8 @@ def dialogue_of(
     form, number = config.form(model)
     if method.shots is not None:
         number = max(number, 1) if method.shots else 0
-    shown = number and form == "paper" and game.examples
-    examples = tuple(game.examples(method.label, number)) if shown else ()
+    with_examples = number and form == "paper" and game.examples
+    examples = tuple(game.examples(method.label, number)) if with_examples else ()
     if tokenizer and room:  # the chat template takes its share
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
@@ -183,8 +183,8 @@ def run_method(
             if time.monotonic() - printed[0] > 15:
                 printed[0] = time.monotonic()
                 which = f", part {part + 1} of {len(chunks)}" if len(chunks) > 1 else ""
-                shown = f"step {t + 1}, {running} of {len(chunk)} episodes are still open"
-                print(f"  {method.title}{which}: {shown}", flush=True)
+                text = f"step {t + 1}, {running} of {len(chunk)} episodes are still open"
+                print(f"  {method.title}{which}: {text}", flush=True)
 
         earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
         return play(game, decide, chunk, earlier, report)

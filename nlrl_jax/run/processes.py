@@ -46,20 +46,20 @@ def start(coordinator_address: str = "", num_processes: int = 0, process_id: int
     Raises:
       ValueError: some of the arguments are missing, or out of bounds.
     """
-    given = (bool(coordinator_address), num_processes > 0, process_id >= 0)
+    options = (bool(coordinator_address), num_processes > 0, process_id >= 0)
     found = any(int(os.environ.get(name) or 1) > 1 for name in _CLUSTERS)
-    if not any(given) and not found:
+    if not any(options) and not found:
         return
-    if any(given) and not all(given):
+    if any(options) and not all(options):
         raise ValueError(
             "several processes need --coordinator_address HOST:PORT, --num_processes N and --process_id 0 to N - 1; "
             f"got {coordinator_address!r}, {num_processes}, {process_id}"
         )
-    if all(given) and process_id >= num_processes:
+    if all(options) and process_id >= num_processes:
         raise ValueError(f"process_id is {process_id}; with {num_processes} processes it must be below that")
     if jax.config.jax_platforms == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if all(given):
+    if all(options):
         jax.distributed.initialize(coordinator_address, num_processes, process_id)
     else:
         jax.distributed.initialize()

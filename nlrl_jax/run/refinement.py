@@ -148,8 +148,8 @@ class Run:
         if path.exists():
             return load(path)
         if analyst is None:
-            given = verdicts and [(n, verdict.timeslot) for n, rows in enumerate(verdicts) for verdict in rows]
-            search = (self.config.search, given)
+            slots = verdicts and [(n, verdict.timeslot) for n, rows in enumerate(verdicts) for verdict in rows]
+            search = (self.config.search, slots)
             findings = what_if.find(self.game, self.base_ppo, base, trajectories, self.key(6), *search)
         else:
             episodes = control.episodes_of(trajectories)

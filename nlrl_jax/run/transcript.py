@@ -71,17 +71,17 @@ def _at(tree: Any, *index: int) -> Any:
 
 
 def _turn(policy, game, turns, t: int, i: int) -> dict[str, Any]:
-    said = _at(turns.turn, t, i)
+    turn = _at(turns.turn, t, i)
     return {
         "board": game.board.render(_at(turns.fields, t, i)),
-        "prompt": policy.prompt_text(said.prompts, int(said.prompt_lengths)),
-        "reply": policy.reply_text(said.replies, int(said.reply_lengths)),
-        "actions": [game.actions[a] for a in said.parsed.actions if a >= 0],
+        "prompt": policy.prompt_text(turn.prompts, int(turn.prompt_lengths)),
+        "reply": policy.reply_text(turn.replies, int(turn.reply_lengths)),
+        "actions": [game.actions[a] for a in turn.parsed.actions if a >= 0],
         "steps": int(turns.steps[t, i]),
         "invalid": int(turns.invalid[t, i]),
-        "format_penalty": float(said.parsed.format_penalty),
+        "format_penalty": float(turn.parsed.format_penalty),
         "reward": float(turns.reward[t, i]),
-        "cut": not bool(said.ended),
+        "cut": not bool(turn.ended),
     }
 
 

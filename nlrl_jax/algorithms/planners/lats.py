@@ -108,8 +108,8 @@ class _Search:
         """A history whose goal carries the reflections."""
         if not self.reflections:
             return history
-        said = " ".join(self.reflections[-REFLECTIONS:])
-        return dataclasses.replace(history, goal=f"{history.goal} {EARLIER} {said}")
+        lessons = " ".join(self.reflections[-REFLECTIONS:])
+        return dataclasses.replace(history, goal=f"{history.goal} {EARLIER} {lessons}")
 
     def best(self) -> _Node:
         """The end with the highest reward; without an end the leaf with the highest value."""

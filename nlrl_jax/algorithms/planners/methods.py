@@ -121,8 +121,8 @@ def parse(names: str) -> list[str]:
     Raises:
       ValueError: an unknown name.
     """
-    given = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
-    unknown = [name for name in given if name not in METHODS]
-    if unknown or not given:
+    chosen = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+    unknown = [name for name in chosen if name not in METHODS]
+    if unknown or not chosen:
         raise ValueError(f"methods is {names!r}; choose some of {', '.join(METHODS)}, separated by commas")
-    return given
+    return chosen

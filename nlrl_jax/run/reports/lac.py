@@ -46,8 +46,8 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
         panels |= {kind: [bar(name, *by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
     drawn = [bars(panels, run_dir / "success.png", "success or score" if scores else "success")]
     if apart:
-        shown = [name for name in results if name in variants or name == "lac"]
-        drawn.append(bars({"variants of LAC, all tasks": whole(shown)}, run_dir / "ablations.png", "success"))
+        selected = [name for name in results if name in variants or name == "lac"]
+        drawn.append(bars({"variants of LAC, all tasks": whole(selected)}, run_dir / "ablations.png", "success"))
     costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
     panels = {
         label: [
@@ -66,8 +66,8 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
         if any(map(len, found.values()))
     }
     if panels:
-        shown = dict(list(panels.items())[:_CURVES])
-        drawn.append(compare(shown, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True))
+        selected = dict(list(panels.items())[:_CURVES])
+        drawn.append(compare(selected, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True))
     return drawn
 
 
@@ -77,16 +77,16 @@ def sentence(results: Results) -> str:
     first = "lac" if "lac" in results else max(success, key=lambda name: success[name].mean, default="")
     if not first:
         return ""
-    said = f"{title(first)} solves {success[first]} of {success[first].n} tasks"
+    sentence = f"{title(first)} solves {success[first]} of {success[first].n} tasks"
     planners = [name for name in success if name != first and name not in lac_tables.ablations(results)]
     others = planners or [name for name in success if name != first]
     if not others:
-        return said
+        return sentence
     best = max(others, key=lambda name: success[name].mean)
     compared = lac_tables.paired(results[first], results[best])
     which = "the next best method" if not planners else "the best planner"
     noise = ": within noise" if compared.verdict == "within noise" else ""
-    return f"{said}, {compared} against {which} ({title(best)}){noise}"
+    return f"{sentence}, {compared} against {which} ({title(best)}){noise}"
 
 
 def tables(results: Results) -> list[Table]:

@@ -49,13 +49,13 @@ def methods(rows: Sequence[Row]) -> list[str]:
 
 def table(rows: Sequence[Row], teacher: str) -> Rows:
     """A row per round."""
-    shown = {name: f"{teacher}, fresh tasks" if name == TEACHER else f"{name}, held out" for name in methods(rows)}
+    labels = {name: f"{teacher}, fresh tasks" if name == TEACHER else f"{name}, held out" for name in methods(rows)}
     keys = ("success", "success_se", "tasks")
     of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys)) if f"{name}/success" in row else ""
     return [
         {
             "rounds": k,
-            **{label: str(of(row, name)) for name, label in shown.items()},
+            **{label: str(of(row, name)) for name, label in labels.items()},
             "tokens per episode": f"{row[f'{TEACHER}/tokens']:,.0f}",
             "tokens spent before": f"{row['tokens_before']:,.0f}",
         }

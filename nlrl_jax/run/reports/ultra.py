@@ -66,8 +66,8 @@ def write(
         analysis = ("analysis", shortened(findings.analyses[case.episode.number]))
         exchanges.append({"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [analysis]})
     if findings.strategies:
-        told = [("strategies", shortened(findings.strategies))]
-        exchanges.append({"title": "Strategies of refinement that the analyst proposes", "board": "", "parts": told})
+        parts = [("strategies", shortened(findings.strategies))]
+        exchanges.append({"title": "Strategies of refinement that the analyst proposes", "board": "", "parts": parts})
     thin = {label: pictures.thinned(pictures.states_of(episode, 0)) for label, episode in films.items()}
     strides = {label: stride for label, (_, stride) in thin.items()}
     frames = {label: game.draw(states) for label, (states, _) in thin.items()}
@@ -112,8 +112,8 @@ def explained(score: str, config: Mapping[str, Any], bases: int, continuous: boo
 def guidance(number: int, base: Base, continuous: bool) -> str:
     """The base agent's score alone and with the table, before anything is learned."""
     names = headings(continuous)
-    told = [f"{names[kind]} {base.start[kind]:.4g} alone, {base.guided[kind]:.4g} guided" for kind in names]
-    return f"Base agent {number} before learning: {'; '.join(told)}."
+    scores = [f"{names[kind]} {base.start[kind]:.4g} alone, {base.guided[kind]:.4g} guided" for kind in names]
+    return f"Base agent {number} before learning: {'; '.join(scores)}."
 
 
 def shortened(text: str) -> str:

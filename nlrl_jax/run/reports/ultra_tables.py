@@ -80,10 +80,10 @@ def tables(
     names, main = headings(continuous), main_score(continuous)
 
     def row(name: str) -> dict[str, str]:
-        told = {"method": name, **{names[kind]: level(scores[name][kind]) for kind in names}}
+        row = {"method": name, **{names[kind]: level(scores[name][kind]) for kind in names}}
         if "PPO" in scores:
-            told["over PPO"] = "" if name == "PPO" else str(gain(scores[name][main], scores["PPO"][main]))
-        return told
+            row["over PPO"] = "" if name == "PPO" else str(gain(scores[name][main], scores["PPO"][main]))
+        return row
 
     empty = {"over PPO": ""} if "PPO" in scores else {}
     first = [{"method": "base agent", **{names[kind]: level(start[kind][:, None]) for kind in names}, **empty}]
@@ -93,8 +93,8 @@ def tables(
         mean = {kind: np.mean([scores[name][kind].mean() for name in baselines]) for kind in names}
         more = {kind: scores["ULTRA-RA"][kind].mean() / mean[kind] - 1 for kind in names if mean[kind] > 0}
         if more:
-            told = {names[kind]: f"{100 * more[kind]:+.1f} %" if kind in more else "" for kind in names}
-            first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", **told, **empty})
+            row = {names[kind]: f"{100 * more[kind]:+.1f} %" if kind in more else "" for kind in names}
+            first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", **row, **empty})
     return first, [row(name) for name in refiners.TABLE_2 if name in scores]
 
 
