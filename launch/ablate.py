@@ -17,12 +17,12 @@ each setting plays under the same seeds. Of NLRL, `--resume --seeds 5` adds two 
 `critic` trains language TD and a scalar critic on the same games; `bootstrap` does so from the models' own blind first
 values with a short look-ahead, so that whatever is known of far positions came through the values. `words` changes what
 the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`); `ppo` gives LLM-PPO the actor-critic's epochs,
-what its rules read off the board, and 13 times the iterations, which takes about as long as the actor-critic. `aaw`
-varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes drawn
-without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn, which
-the paper's discussion proposes. ULTRA's sweeps (its section 4.1) refine the same base agents by PPO and by ULTRA-RA
-with each weight of the rewards and each learning rate. Everything that is not varied or named below is as in the
-algorithm's own script: preset demo (with another model than the built-in ones: paper), nano scale, or scale quick.
+what its rules read off the board, and 13 times the iterations (the actor-critic's time is over after 30 of the 65).
+`aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes
+drawn without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn,
+which the paper's discussion proposes. ULTRA's sweeps (its section 4.1) refine the same base agents by PPO and by
+ULTRA-RA with each weight of the rewards and each learning rate. Everything that is not varied or named below is as in
+the algorithm's own script: preset demo (with another model than the built-in ones: paper), nano scale, or scale quick.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B, the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
