@@ -340,12 +340,12 @@ def test_a_gain_is_of_the_base_agents_means_and_paired():
     found = ultra_tables.gain(ppo + [[1.0, 3.0], [4.0, 4.0], [5.0, 7.0]], ppo)
     assert (found.mean, found.trials) == (4.0, 3) and not found.is_noise
     assert np.isclose(found.error, np.sqrt((2**2 + 0 + 2**2) / 2 / 3))  # of 2, 4 and 6
-    assert str(found) == "+4 ± 1.15 (3 trials)"
+    assert str(found) == "+4.000 ± 1.155 (3 trials)"
     noise = ultra_tables.gain(ppo + [[-9.0, -9.0], [9.0, 9.0], [3.0, 3.0]], ppo)
     assert noise.is_noise and str(noise).endswith("(within noise)")
     alone = ultra_tables.gain(ppo[:1] + [[1.0, 3.0]], ppo[:1])  # the seeds of one agent
     assert (alone.mean, alone.trials) == (2.0, 2) and np.isclose(alone.error, 1.0) and alone.is_noise
-    assert str(ultra_tables.gain(ppo[:1, :1] + 5, ppo[:1, :1])) == "+5 (single trial)"
+    assert str(ultra_tables.gain(ppo[:1, :1] + 5, ppo[:1, :1])) == "+5.000 (single trial)"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.pictures import Case
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import write_report
-from nlrl_jax.run.reports.ultra_tables import Scores, headings, headline, main_score
+from nlrl_jax.run.reports.ultra_tables import Scores, headings, headline, main_score, rounded
 from nlrl_jax.types import ControlGame
 
 QUESTION = "Does an analyst's guidance on critical states help to refine a sub-optimal agent, and by how much?"
@@ -112,7 +112,7 @@ def explained(score: str, config: Mapping[str, Any], bases: int, continuous: boo
 def guidance(number: int, base: Base, continuous: bool) -> str:
     """The base agent's score alone and with the table, before anything is learned."""
     names = headings(continuous)
-    scores = [f"{names[kind]} {base.start[kind]:.4g} alone, {base.guided[kind]:.4g} guided" for kind in names]
+    scores = [f"{names[kind]} {rounded(base.start[kind])} alone, {rounded(base.guided[kind])} guided" for kind in names]
     return f"Base agent {number} before learning: {'; '.join(scores)}."
 
 

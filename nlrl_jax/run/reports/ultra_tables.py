@@ -35,11 +35,13 @@ class Gain(NamedTuple):
         return not abs(self.mean) > 2 * self.error
 
     def __str__(self) -> str:
-        error = "" if math.isnan(self.error) else f" ± {self.error:.3g}"
+        alone = math.isnan(self.error)
+        mean = rounded(self.mean, self.mean if alone else self.error)
+        error = "" if alone else f" ± {rounded(self.error)}"
         known = "within noise" if self.is_noise else f"{self.trials} trials"
         if self.trials < 3:  # two numbers may lie close together by chance
             known = "single trial" if self.trials < 2 else "2 trials, too few to tell"
-        return f"{self.mean:+.4g}{error} ({known})"
+        return f"{'+' * (self.mean >= 0)}{mean}{error} ({known})"
 
 
 def trials(scores: np.ndarray) -> np.ndarray:
@@ -56,8 +58,13 @@ def gain(scores: np.ndarray, others: np.ndarray) -> Gain:
 def level(scores: np.ndarray) -> str:
     """Mean ± standard error over the independent trials."""
     each = trials(np.asarray(scores))
-    error = f" ± {standard_error(each):.4g}" if len(each) > 1 else ""
-    return f"{each.mean():.4g}{error}" if abs(each.mean()) >= 10 else f"{each.mean():.3f}{error}"
+    error = f" ± {rounded(standard_error(each), each.mean())}" if len(each) > 1 else ""
+    return f"{rounded(each.mean())}{error}"
+
+
+def rounded(number: float, size: float | None = None) -> str:
+    """A score as it is printed: in whole numbers where scores (`size`, by default this one) are of 10 and more."""
+    return f"{number:.{0 if abs(number if size is None else size) >= 10 else 3}f}"
 
 
 def headings(continuous: bool) -> dict[str, str]:
@@ -80,10 +87,10 @@ def tables(
     names, main = headings(continuous), main_score(continuous)
 
     def row(name: str) -> dict[str, str]:
-        row = {"method": name, **{names[kind]: level(scores[name][kind]) for kind in names}}
+        cells = {"method": name, **{names[kind]: level(scores[name][kind]) for kind in names}}
         if "PPO" in scores:
-            row["over PPO"] = "" if name == "PPO" else str(gain(scores[name][main], scores["PPO"][main]))
-        return row
+            cells["over PPO"] = "" if name == "PPO" else str(gain(scores[name][main], scores["PPO"][main]))
+        return cells
 
     empty = {"over PPO": ""} if "PPO" in scores else {}
     first = [{"method": "base agent", **{names[kind]: level(start[kind][:, None]) for kind in names}, **empty}]
@@ -93,8 +100,8 @@ def tables(
         mean = {kind: np.mean([scores[name][kind].mean() for name in baselines]) for kind in names}
         more = {kind: scores["ULTRA-RA"][kind].mean() / mean[kind] - 1 for kind in names if mean[kind] > 0}
         if more:
-            row = {names[kind]: f"{100 * more[kind]:+.1f} %" if kind in more else "" for kind in names}
-            first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", **row, **empty})
+            percent = {names[kind]: f"{100 * more[kind]:+.1f} %" if kind in more else "" for kind in names}
+            first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", **percent, **empty})
     return first, [row(name) for name in refiners.TABLE_2 if name in scores]
 
 
@@ -109,4 +116,4 @@ def headline(scores: Scores, continuous: bool) -> str:
     if not {"PPO", "ULTRA-RA"} <= scores.keys():
         return ""
     ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
-    return f"ULTRA-RA over PPO: {ppo.mean():.3f} -> {ours.mean():.3f}, {gain(ours, ppo)}"
+    return f"ULTRA-RA over PPO: {rounded(ppo.mean())} -> {rounded(ours.mean())}, {gain(ours, ppo)}"
