@@ -21,11 +21,23 @@ def test_the_code_of_a_page_runs(page, capsys):
     assert names["update"]._cache_size() == 1
 
 
-def links(page: pathlib.Path) -> list[str]:
-    return [link for link in re.findall(r"\]\(([^)#]+)", page.read_text()) if "://" not in link]
+def links(page: pathlib.Path) -> list[tuple[str, str]]:
+    """(file, or "" for this page; section, or "") of each link within the repository."""
+    found = re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text())
+    return [(file, section) for file, section in found if "://" not in file]
+
+
+def sections(page: pathlib.Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_links_of_the_pages_lead_somewhere():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    missing = [f"{page.name}: {link}" for page in pages for link in links(page) if not (page.parent / link).exists()]
-    assert not missing and sum(map(len, map(links, pages))) > 20
+    pages, broken, followed = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], [], 0
+    for page in pages:
+        for file, section in links(page):
+            target, followed = page.parent / file if file else page, followed + 1
+            if not target.exists() or section and section not in sections(target):
+                broken.append(f"{page.name}: {file}#{section}")
+    assert not broken and followed > 20
