@@ -11,8 +11,9 @@
     python -m launch.ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
 
 Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO draws the reward against
-wall time without compilation, the others draw against iterations; bands are standard errors, ± in the table too, and
-each setting plays under the same seeds. Of NLRL, `--resume --seeds 5` adds two seeds to three.
+wall time without compilation, the others draw against iterations; ± in the table is the standard error, bands are two
+of them (MS-GRPO's: one standard deviation, the best run dashed), and each setting plays under the same seeds. Of NLRL,
+`--resume --seeds 5` adds two seeds to three.
 
 `critic` trains language TD and a scalar critic on the same games; `bootstrap` does so from the models' own blind first
 values with a short look-ahead, so that whatever is known of far positions came through the values. `words` changes what
