@@ -12,7 +12,7 @@
 
 Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO draws the reward against
 wall time without compilation, the others draw against iterations; ± in the table is the standard error, bands are two
-of them (MS-GRPO's: one standard deviation, the best run dashed), and each setting plays under the same seeds. Of NLRL,
+of them (MS-GRPO, ULTRA: one standard deviation, best run dashed), and each setting plays under the same seeds. Of NLRL,
 `--resume --seeds 5` adds two seeds to three.
 
 `critic` trains language TD and a scalar critic on the same games; `bootstrap` does so from the models' own blind first
