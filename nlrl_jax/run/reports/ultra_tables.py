@@ -41,7 +41,7 @@ class Gain(NamedTuple):
         known = "within noise" if self.is_noise else f"{self.trials} trials"
         if self.trials < 3:  # two numbers may lie close together by chance
             known = "single trial" if self.trials < 2 else "2 trials, too few to tell"
-        return f"{'+' * (self.mean >= 0)}{mean}{error} ({known})"
+        return f"{'' if mean.startswith('-') else '+'}{mean}{error} ({known})"
 
 
 def trials(scores: np.ndarray) -> np.ndarray:
