@@ -70,8 +70,8 @@ class CachedModel:
             by_chat: dict[int, tuple[Chat, list[str]]] = {}  # continuations of one chat object stay together
             for chat, text in missing:
                 by_chat.setdefault(id(chat), (chat, []))[1].append(text)
-            chats, texts = zip(*by_chat.values())
-            scores = dict(zip(by_chat, map(iter, self.model.score(chats, texts, role))))
+            distinct, texts = zip(*by_chat.values())
+            scores = dict(zip(by_chat, map(iter, self.model.score(distinct, texts, role))))
             return [next(scores[id(chat)]) for chat, _ in missing]
 
         scores = self._answers(pairs, get, compute, put)
