@@ -1,13 +1,33 @@
-"""Eight devices on the CPU for the sharding tests; programs compiled fast, as most run once, and kept between runs."""
+"""Eight devices on the CPU for the sharding tests; programs compiled fast, as most run once, and kept between runs;
+processes that stay small."""
 
+import ctypes
+import gc
 import os
 import pathlib
 
 import jax
+import pytest
 
-# A quarter less time where compilation is most of it. Processes that a test starts inherit it.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
+# Half the time where compilation is most of it: LLVM does not optimise, and fusions are emitted the older, shorter way.
+# Processes that a test starts inherit it.
+QUICK = "--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # two processes compile the same small programs
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+MOST_MEMORY = 1.4e9  # bytes that a process may hold between two files
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_do_not_pile_up():
+    """A process keeps every program that it has compiled, thousands in all, unless told not to."""
+    yield
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) if os.path.exists("/proc/self/statm") else 0
+    if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 
@@ -28,6 +29,7 @@ def texts(states: EnvState) -> list[tuple[str, str]]:
     return [(GOAL, text.OBSERVATION.render(row)) for row in rows]
 
 
+@functools.lru_cache(maxsize=8)  # its step takes seconds to compile
 def host_game(max_steps: int = MAX_STEPS) -> HostGame:
     """Crafter with BALROG's horizon; the sum of an episode's rewards is its achievements / 22, success is all of them.
 
