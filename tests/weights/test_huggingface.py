@@ -233,5 +233,5 @@ def test_config_without_a_key(folder):
         with pytest.raises(ValueError, match=f"config.json lacks '{key}'"):
             huggingface.load(folder)
     file.write_text(json.dumps({**contents, "hidden_size": "wide", "head_dim": None}))
-    with pytest.raises(ValueError, match="config.json: unsupported operand"):
+    with pytest.raises(ValueError, match="config.json: hidden_size is 'wide'; it must be a whole number"):
         huggingface.load(folder)
