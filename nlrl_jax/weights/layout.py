@@ -31,7 +31,7 @@ _ROWS = 32  # transposed at a time: a block of columns of the result that stays 
 
 def shapes(config: ModelConfig, collection: str = "params") -> dict[Path, tuple[int, ...]]:
     """Path -> shape of every parameter, read off the decoder's own declarations."""
-    tree = nn.meta.unbox(abstract_variables(Transformer(config)))[collection]
+    tree = _declared(config)[collection]
     return {path: leaf.shape for path, leaf in flatten_dict(tree).items()}
 
 
@@ -155,11 +155,16 @@ def _copy(source: np.ndarray, out: np.ndarray) -> None:
 
 
 def _shardings(config: ModelConfig, collection: str, mesh: Mesh | None) -> dict[Path, Any]:
-    model = Transformer(config)
-    tree = nn.meta.unbox(abstract_variables(model))[collection]
+    tree = _declared(config)[collection]
     if mesh is None:
         return {path: SingleDeviceSharding(jax.local_devices()[0]) for path in flatten_dict(tree)}
-    return flatten_dict(sharding.shardings(tree, transformer.param_specs(model)[collection], mesh))
+    return flatten_dict(sharding.shardings(tree, transformer.param_specs(Transformer(config))[collection], mesh))
+
+
+@functools.lru_cache(maxsize=8)
+def _declared(config: ModelConfig) -> dict[str, Any]:
+    """The decoder's variables without their numbers; tracing it takes a good part of a small model's loading."""
+    return nn.meta.unbox(abstract_variables(Transformer(config)))
 
 
 def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
