@@ -82,28 +82,25 @@ class ModelConfig:
         Raises:
           ValueError: an architecture or option that this decoder does not implement, by name.
         """
-        architecture = (hf.get("architectures") or [_MODEL_TYPES.get(hf.get("model_type", ""), "?")])[0]
-        if architecture not in ARCHITECTURES:
-            raise ValueError(
-                f"architecture {architecture!r} (model_type {hf.get('model_type')!r}) is not implemented; "
-                f"this decoder implements {', '.join(ARCHITECTURES)}"
-            )
-        _refuse_unsupported(hf)
-        heads = hf["num_attention_heads"]
-        rope_theta, rope_scaling = _rope(hf)
+        architecture = _architecture(hf)
+        heads, qwen = _size(hf, "num_attention_heads"), architecture != "LlamaForCausalLM"
+        _refuse_unsupported(hf, architecture)
+        positions = _size(hf, "max_position_embeddings", 32768 if qwen else 2048)
+        rope_theta, rope_scaling = _rope(hf, positions)
+        own_head_dim = 128 if architecture == "Qwen3ForCausalLM" else _size(hf, "hidden_size") // heads
         fields = dict(
-            vocab_size=hf["vocab_size"],
-            hidden_size=hf["hidden_size"],
-            intermediate_size=hf["intermediate_size"],
-            num_layers=hf["num_hidden_layers"],
+            vocab_size=_size(hf, "vocab_size"),
+            hidden_size=_size(hf, "hidden_size"),
+            intermediate_size=_size(hf, "intermediate_size"),
+            num_layers=_size(hf, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=hf.get("num_key_value_heads") or heads,
-            head_dim=hf.get("head_dim") or (128 if "Qwen3" in architecture else hf["hidden_size"] // heads),
-            max_positions=hf.get("max_position_embeddings", 2048),
+            num_kv_heads=_size(hf, "num_key_value_heads", heads),
+            head_dim=_size(hf, "head_dim", own_head_dim),
+            max_positions=positions,
             architecture=architecture,
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
-            norm_eps=hf.get("rms_norm_eps", 1e-6),
+            norm_eps=_number(hf, "rms_norm_eps", 1e-6),
             tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
             qkv_bias=architecture == "Qwen2ForCausalLM",
             qk_norm=architecture == "Qwen3ForCausalLM",
@@ -145,31 +142,78 @@ class ModelConfig:
         }
 
 
-def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
-    for name, value in wanted.items():
-        if hf.get(name, value) not in (value, None):
-            raise ValueError(f"{name}={hf[name]!r} is not implemented; this decoder has {name}={value!r}")
+def _architecture(hf: Mapping[str, Any]) -> str:
+    """`transformers` goes by `model_type`; `architectures` says more, and must not contradict it."""
+    kind, listed = hf.get("model_type"), (hf.get("architectures") or [None])[0]
+    architecture = listed if kind is None else _MODEL_TYPES.get(kind)
+    if architecture not in ARCHITECTURES or listed not in (None, architecture):
+        raise ValueError(
+            f"architecture {listed!r} (model_type {kind!r}) is not implemented; "
+            f"this decoder implements {', '.join(ARCHITECTURES)} (model_type {', '.join(_MODEL_TYPES)})"
+        )
+    return architecture
+
+
+def _size(hf: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A positive whole number; without a default it must be there."""
+    value = hf[name] if default is None else hf.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    return value
+
+
+def _number(hf: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A positive number; without a default it must be there."""
+    value = hf[name] if default is None else hf.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} is {value!r}; it must be a number above 0")
+    return float(value)
+
+
+def _refuse_unsupported(hf: Mapping[str, Any], architecture: str) -> None:
+    """Refuses what would change the numbers. Qwen2 and Qwen3 can use a sliding window from some layer on."""
+    qwen = architecture != "LlamaForCausalLM"
+    layers, first = _size(hf, "num_hidden_layers"), hf.get("max_window_layers", 28 if qwen else 0)
+    no_layer_slides = hf.get("sliding_window", 4096) is None or (isinstance(first, int) and first >= layers)
+    wanted = {
+        "hidden_act": ("silu", "swish"),
+        "attention_bias": (False, True) if architecture == "Qwen2ForCausalLM" else (False,),  # Qwen2 has its own rule
+        "mlp_bias": (False, True) if qwen else (False,),  # it is Llama's alone
+        "use_sliding_window": (False, True) if qwen and no_layer_slides else (False,),
+        "per_layer_config": ({},),
+    }
+    for name, values in wanted.items():
+        if hf.get(name) not in (*values, None):
+            raise ValueError(f"{name}={hf[name]!r} is not implemented; this decoder has {name}={values[0]!r}")
     if any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
         raise ValueError(f"layer_types={sorted(set(hf['layer_types']))} is not implemented; only full_attention is")
-    if hf.get("quantization_config"):
+    if hf.get("quantization_config") is not None:
         raise ValueError("quantization_config is not implemented; give unquantised weights")
 
 
-def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """transformers 5 writes `rope_parameters`; older files have `rope_theta` and `rope_scaling` at the top."""
-    rope = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
-    theta = float(rope.get("rope_theta", hf.get("rope_theta", 10000.0)))
+def _rope(hf: Mapping[str, Any], max_positions: int) -> tuple[float, RopeScaling | None]:
+    """transformers 5 writes `rope_parameters`; `rope_scaling`, as older files have it, replaces that whole."""
+    name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    rope = hf.get(name) or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"{name} is {rope!r}; it must be an object")
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise ValueError(f"{name} for each type of layer ({', '.join(rope)}) is not implemented; one for all layers is")
+    theta = _number({"rope_theta": 10000.0, **hf, **rope}, "rope_theta")
+    partial = {**hf, **rope}.get("partial_rotary_factor")
+    if partial not in (1.0, None):
+        raise ValueError(f"partial_rotary_factor={partial!r} is not implemented; only full rotary embeddings are")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if hf.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) not in (1.0, None):
-        raise ValueError("partial_rotary_factor is not implemented; only full rotary embeddings are")
-    if kind == "default":
+    if kind == "default" or (kind == "linear" and rope.get("factor") == 1):
         return theta, None
     if kind != "llama3":
-        raise ValueError(f"rope_type {kind!r} is not implemented; this decoder implements 'default' and 'llama3'")
+        raise ValueError(
+            f"{name} has rope_type {kind!r}, which is not implemented; this decoder implements 'default' and 'llama3'"
+        )
     return theta, RopeScaling(
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(rope["original_max_position_embeddings"]),
+        _number(rope, "factor"),
+        _number(rope, "low_freq_factor"),
+        _number(rope, "high_freq_factor"),
+        _size({**rope, **hf}, "original_max_position_embeddings", max_positions),
     )

@@ -58,8 +58,8 @@ def load(
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: not a GGUF, or a damaged one; an architecture other than llama; an option that is not implemented; a
-        tensor that is missing, unexpected or of a wrong shape, by name.
+      ValueError: not a GGUF, or a damaged one, or a part of one; an architecture other than llama; an option that is
+        not implemented; a tensor that is missing, unexpected, of a wrong shape or of an unknown quantisation, by name.
     """
     from gguf import dequantize
 
@@ -97,19 +97,38 @@ def open_gguf(path: pathlib.Path) -> Any:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is no GGUF file, or a damaged one.
+      ValueError: it is no GGUF file that can be read, a damaged one, or one of several that make up a model.
     """
     from gguf import GGUFReader
 
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file; give the path of a .gguf file")
     with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
+        magic, version = file.read(4), file.read(4)
+    if magic != b"GGUF":
+        raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
+    if len(version) == 4 and version[:2] == b"\0\0":
+        raise ValueError(f"{path} is a big-endian GGUF file, which is not read; give the little-endian one")
+    if len(version) == 4 and version[0] not in (2, 3):
+        raise ValueError(f"{path} is of version {version[0]} of the GGUF format; versions 2 and 3 are read")
     try:
-        return GGUFReader(path)
+        reader = GGUFReader(path)
+        parts, part = (_content(reader, f"split.{name}") for name in ("count", "no"))
     except Exception as error:  # numpy's and others': the package checks no lengths
+        if "GGMLQuantizationType" in str(error):
+            raise ValueError(f"{path} has a tensor of a quantisation that the package gguf lacks: {error}") from None
         raise ValueError(f"{path} is damaged or cut off; download it again") from error
+    if (parts or 1) > 1:
+        raise ValueError(
+            f"{path} is file {(part or 0) + 1} of {parts} of one model; give the whole: llama.cpp's "
+            "`llama-gguf-split --merge` makes one file of them"
+        )
+    return reader
+
+
+def _content(reader: Any, key: str) -> Any:
+    field = reader.fields.get(key)
+    return None if field is None else field.contents()
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -141,37 +160,64 @@ def _metadata(reader: Any) -> dict[str, Any]:
     return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
 
 
+# Keys that change the computation -> the values that do not.
+_NEUTRAL = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.sliding_window": (0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.scale": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+    "rope.scaling.attn_factor": (1.0,),
+}
+
+
 def _config(path: pathlib.Path, meta: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
-    architecture = meta.get("general.architecture")
-    if architecture != "llama":
-        raise ValueError(f"{path} has architecture {architecture!r}; only 'llama' GGUF files are implemented")
+    architecture, kind = meta.get("general.architecture"), meta.get("general.type", "model")
+    if architecture != "llama" or kind != "model":
+        what = f"architecture {architecture!r}" if architecture != "llama" else f"general.type {kind!r}"
+        raise ValueError(f"{path} has {what}; only 'llama' GGUF files of whole models are implemented")
 
     def get(key, *default):
         if f"llama.{key}" not in meta and not default:
             raise ValueError(f"{path} lacks the metadata key llama.{key}")
         return meta.get(f"llama.{key}", *default)
 
+    def size(key, *default):
+        value = get(key, *default)
+        if np.ndim(value) and len(set(value)) == 1:  # for each layer
+            value = value[0]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{path} has llama.{key} = {value!r}; one whole number of at least 1 is implemented")
+        return value
+
     if get("expert_count", 0):
         raise ValueError(f"{path} is a mixture of {get('expert_count')} experts; only dense decoders are implemented")
+    for key, values in _NEUTRAL.items():
+        if get(key, values[0]) not in values:
+            raise ValueError(f"{path} has llama.{key} = {get(key)!r}, which is not implemented; {values[0]!r} is")
     if _NAMES[("embedding",)] not in tensors:
         raise ValueError(f"{path}: tensor {_NAMES[('embedding',)]} missing")
-    hidden, heads = get("embedding_length"), get("attention.head_count")
-    kv_heads = get("attention.head_count_kv", heads)
-    if np.ndim(heads) or np.ndim(kv_heads):
-        raise ValueError(f"{path} has a number of heads for each layer; one number for all is implemented")
-    head_dim = get("attention.key_length", get("rope.dimension_count", hidden // heads))
-    if get("rope.dimension_count", head_dim) != head_dim:
-        raise ValueError(f"{path} rotates {get('rope.dimension_count')} of {head_dim} dimensions; all is implemented")
+    hidden, heads = size("embedding_length"), size("attention.head_count")
+    head_dim = size("attention.key_length", hidden // heads)
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if size(key, head_dim) != head_dim:
+            raise ValueError(f"{path} has llama.{key} = {get(key)}; {head_dim}, all of a head, is implemented")
     theta = float(get("rope.freq_base", 10000.0))
     return ModelConfig(
         vocab_size=_shape(tensors[_NAMES[("embedding",)]])[0],
         hidden_size=hidden,
-        intermediate_size=get("feed_forward_length"),
-        num_layers=get("block_count"),
+        intermediate_size=size("feed_forward_length"),
+        num_layers=size("block_count"),
         num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=size("attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_positions=get("context_length"),
+        max_positions=size("context_length"),
         rope_theta=theta,
         rope_scaling=_rope_scaling(path, meta, tensors, theta, head_dim),
         norm_eps=round(float(get("attention.layer_norm_rms_epsilon")), 12),
@@ -180,10 +226,17 @@ def _config(path: pathlib.Path, meta: dict[str, Any], tensors: dict[str, Any]) -
 
 
 def _rope_scaling(path, meta, tensors, theta: float, head_dim: int) -> RopeScaling | None:
-    """Llama-3.1's scaling is kept as one divisor a frequency; its parameters are recovered from them."""
-    kind = meta.get("llama.rope.scaling.type", "none")
-    if kind != "none" and meta.get("llama.rope.scaling.factor", 1.0) != 1.0:
-        raise ValueError(f"{path} has rope scaling {kind!r}; only Llama-3.1's ({_ROPE_FACTORS}) is implemented")
+    """Llama-3.1's scaling is kept as one divisor a frequency; its parameters are recovered from them.
+
+    Of the other kinds of scaling, a factor counts unless the kind is "none"; without a kind it is linear, and its old
+    key is rope.scale_linear (llama.cpp, src/llama-model.cpp).
+    """
+    kind = meta.get("llama.rope.scaling.type", "linear")
+    factor = meta.get("llama.rope.scaling.factor", meta.get("llama.rope.scale_linear", 0))
+    if kind not in ("none", "linear", "yarn") or (kind != "none" and factor not in (0, 1)):
+        raise ValueError(
+            f"{path} has rope scaling {kind!r} of factor {factor!r}; only Llama-3.1's ({_ROPE_FACTORS}) is implemented"
+        )
     if _ROPE_FACTORS not in tensors:
         return None
     divisors = np.asarray(tensors[_ROPE_FACTORS].data, np.float64)
@@ -208,6 +261,8 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _check(path: pathlib.Path, config: ModelConfig, tensors: dict[str, Any]) -> None:
+    from gguf import dequantize
+
     known = {_ROPE_FACTORS}
     for where, shape in layout.shapes(config).items():
         one = shape[1:] if layout.stacked(where) else shape
@@ -221,3 +276,8 @@ def _check(path: pathlib.Path, config: ModelConfig, tensors: dict[str, Any]) -> 
     unexpected = sorted(tensors.keys() - known)
     if unexpected:
         raise ValueError(f"{path}: {len(unexpected)} unexpected tensors: {', '.join(unexpected[:5])}")
+    for quantisation, tensor in {tensor.tensor_type: tensor for tensor in tensors.values()}.items():
+        try:
+            dequantize(tensor.data[:1] if tensor.data.ndim > 1 else tensor.data, quantisation)
+        except NotImplementedError:
+            raise ValueError(f"{path}: {tensor.name} is stored as {quantisation.name}, which is not read") from None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -30,21 +34,46 @@ def _gpt2(digits: bool) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*first, byte_level])
 
 
+def _default() -> pre_tokenizers.PreTokenizer:
+    """What llama.cpp takes where a file names none: punctuation, GPT-2's rule, and numbers three digits at a time."""
+    gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+    patterns = (r"[\p{P}\$\+<=>\^~\|]+", gpt2, r"\p{N}+", "[0-9][0-9][0-9]")
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# Names that llama.cpp (src/llama-vocab.cpp) treats alike stand together. Llama-3's take a word that is a token as it
+# is, and put the bos before a prompt where a file does not say.
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 PRE_TOKENIZERS = {
-    "smollm": lambda: _gpt2(digits=True),
-    "gpt-2": lambda: _gpt2(digits=False),
-    "default": lambda: _gpt2(digits=False),
-    "qwen2": lambda: split_pattern(QWEN2),
-    "llama-bpe": lambda: split_pattern(LLAMA3),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), lambda: _gpt2(digits=True)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), lambda: _gpt2(digits=False)),
+    "default": _default,
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), lambda: split_pattern(QWEN2)),
+    **dict.fromkeys(_LLAMA3, lambda: split_pattern(LLAMA3)),
 }
 
-_CONTROL, _USER_DEFINED = 3, 4  # GGUF token types
+# Texts of tokens that end a reply wherever they are in a vocabulary, whatever their type (llama.cpp, the same file).
+_ENDS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
+    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[ "
+    "<｜end▁of▁sentence｜>".split()
+)
+# Tokens of code models that end one too: the key that names it, or else these texts.
+_CODE_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # GGUF token types
 
 
 def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     """The tokenizer that a GGUF file carries: byte-level BPE with the family's pre-tokenizer.
 
-    Special are the entries of `token_type` 3 (control); type 4 (user defined) is matched whole but is text.
+    Special are the entries of `token_type` 2 and 3 (unknown, control) and those that end a reply; type 4 (user
+    defined) is matched whole but is text. Replies end where llama.cpp ends them: at the tokens of the keys eos, eot
+    and eom, and at some that are known by their text. Where a prompt begins with the bos, the chat template writes it.
 
     Raises:
       FileNotFoundError: no such file.
@@ -57,35 +86,93 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
         field = fields.get(f"tokenizer.{name}")
         return default if field is None else field.contents()
 
-    model, pre = read("ggml.model"), read("ggml.pre", "default")
+    def needed(name):
+        if read(name) is None:
+            raise ValueError(f"{path} lacks the metadata key tokenizer.{name}")
+        return read(name)
+
+    model, pre = read("ggml.model"), read("ggml.pre")
     if model != "gpt2":
         raise ValueError(f"{path} has a tokenizer of kind {model!r}; only 'gpt2' (byte-level BPE) is read")
+    if not pre:
+        warnings.warn(
+            f"{path} does not name its pre-tokenizer (tokenizer.ggml.pre); llama.cpp's default is taken, which may "
+            "split text differently from what the model has seen: a newly converted file is better",
+            stacklevel=2,
+        )
+    pre = pre or "default"
     if pre not in PRE_TOKENIZERS:
         raise ValueError(f"{path} names the pre-tokenizer {pre!r}; known are {sorted(PRE_TOKENIZERS)}")
-    tokens, types = read("ggml.tokens"), read("ggml.token_type")
-    merges = [tuple(merge.split(" ", 1)) for merge in read("ggml.merges")]
-    backend = tokenizers.Tokenizer(
-        models.BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=pre == "llama-bpe")
-    )
+    tokens, merges = needed("ggml.tokens"), needed("ggml.merges")
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp calls it
+    types = read("ggml.token_type", [1] * len(tokens))
+    ids = {token: i for i, token in enumerate(tokens)}
+    if len(ids) < len(tokens) or len(types) < len(tokens):
+        what = "lists a token twice" if len(ids) < len(tokens) else f"gives a type to {len(types)} tokens only"
+        raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {what}")
+    backend = _backend(path, ids, merges, pre)
+    ends = _ends(path, tokens, ids, read)
+    special = [t for t, kind in zip(tokens, types) if kind in (_UNKNOWN, _CONTROL) or ids[t] in ends]
+    user = [t for t, kind in zip(tokens, types) if kind == _USER_DEFINED and ids[t] not in ends]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    backend.add_tokens([AddedToken(token, normalized=False) for token in user])
+    named = (_token_id(path, tokens, read, role) for role in ("bos", "eos", "padding"))
+    bos, eos, padding = (None if i is None else tokens[i] for i in named)
+    tokenizer = Tokenizer.create(backend, read("chat_template"), bos, eos, padding, sorted(ends))
+    add_bos = read("ggml.add_bos_token")
+    if add_bos and bos is None:
+        raise ValueError(f"{path}: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing")
+    begin = bos is not None and (pre in _LLAMA3 if add_bos is None else add_bos)
+    return _begin_with_bos(tokenizer) if begin else tokenizer
+
+
+def _backend(path: pathlib.Path, ids: dict[str, int], merges: list[str], pre: str) -> tokenizers.Tokenizer:
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    try:
+        backend = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=pre in _LLAMA3))
+    except Exception as error:  # the Rust library raises nothing more specific
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path}: tokenizer.ggml.merges does not fit its vocabulary: {reason}") from None
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    if pre == "qwen2":
+    if pre in ("qwen2", "deepseek-r1-qwen"):
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
-    user = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    backend.add_tokens([AddedToken(token, normalized=False) for token in user])
+    return backend
 
-    def token_at(name):
-        index = read(f"ggml.{name}_token_id")
-        return None if index is None else tokens[index]
 
-    eot = read("ggml.eot_token_id")
-    return Tokenizer.create(
-        backend,
-        chat_template=read("chat_template"),
-        bos_token=token_at("bos"),
-        eos_token=token_at("eos"),
-        pad_token=token_at("padding"),
-        eos_ids=() if eot is None else (eot,),
-    )
+def _token_id(path: pathlib.Path, tokens: list[str], read: Callable[..., Any], role: str) -> int | None:
+    index = read(f"ggml.{role}_token_id")
+    if index is not None and not 0 <= index < len(tokens):
+        raise ValueError(f"{path}: tokenizer.ggml.{role}_token_id is {index}; the vocabulary has {len(tokens)} tokens")
+    return index
+
+
+def _ends(path: pathlib.Path, tokens: list[str], ids: dict[str, int], read: Callable[..., Any]) -> set[int]:
+    """Ids that end a reply, by llama.cpp's rules."""
+    found = {ids[text] for text in _ENDS & ids.keys()}
+    for role in ("eos", "eot", "eom", *_CODE_ENDS):
+        index = _token_id(path, tokens, read, role)
+        if index is not None:
+            found.add(index)
+        else:
+            found |= {ids[text] for text in _CODE_ENDS.get(role, ()) if text in ids}
+    texts = {tokens[i] for i in found}
+    if texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
+        found.discard(ids.get("<|end|>"))  # in gpt-oss and Solar it ends a part of a reply
+    if "<|tool_response>" in texts:  # Gemma 4
+        found.discard(ids.get("</s>"))
+    if not found:
+        warnings.warn(f"{path} names no token that ends a reply; replies run to their limit", stacklevel=3)
+    return found
+
+
+def _begin_with_bos(tokenizer: Tokenizer) -> Tokenizer:
+    """With a chat template whose text begins with the bos, once, as llama.cpp's prompts do."""
+    if tokenizer.chat_template is None:
+        return tokenizer
+    try:
+        begins = tokenizer.render_chat([{"role": "user", "content": "."}]).startswith(tokenizer.bos_token)
+    except ValueError:  # a template that wants another chat
+        return tokenizer
+    template = ("" if begins else "{{ bos_token }}") + tokenizer.chat_template
+    return dataclasses.replace(tokenizer, chat_template=template)

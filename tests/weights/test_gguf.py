@@ -107,13 +107,116 @@ def test_refused_by_name(kwargs, message, tmp_path):
         gguf.load(path)
 
 
-def test_linear_rope_scaling_is_refused(tmp_path):
-    def extra(writer):
-        writer.add_rope_scaling_type(reference.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(4.0)
+def keys(**values):
+    """Metadata under llama., written by type; __ stands for a dot."""
 
-    with pytest.raises(ValueError, match="rope scaling 'linear'"):
-        gguf.load(write(tmp_path / "model.gguf", "llama", extra=extra))
+    def extra(writer):
+        for key, value in values.items():
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add.get(type(value), writer.add_array)(f"llama.{key.replace('__', '.')}", value)
+
+    return extra
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, "rope scaling 'linear' of factor 4.0"),
+        ({"rope__scaling__factor": 4.0}, "rope scaling 'linear' of factor 4.0"),  # llama.cpp's default type
+        ({"rope__scale_linear": 4.0}, "rope scaling 'linear' of factor 4.0"),
+        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, "rope scaling 'yarn' of factor 4.0"),
+        ({"rope__scaling__type": "longrope"}, "rope scaling 'longrope'"),
+        ({"rope__scaling__attn_factor": 1.5}, "llama.rope.scaling.attn_factor = 1.5"),
+        ({"attention__value_length": 4}, "llama.attention.value_length = 4; 8, all of a head"),
+        ({"attention__causal": False}, "llama.attention.causal = False"),
+        ({"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
+    ],
+)
+def test_what_changes_the_numbers_is_refused_by_name(values, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        gguf.read_config(write(tmp_path / "model.gguf", "llama", extra=keys(**values)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope__scaling__type": "none", "rope__scaling__factor": 4.0},
+        {"rope__scaling__type": "linear", "rope__scaling__factor": 1.0},
+        {"rope__scaling__type": "yarn"},
+        {"rope__scaling__factor": 1.0, "rope__scale_linear": 4.0},  # the old key counts where the new one is missing
+        {"attention__value_length": 8, "logit_scale": 1.0, "expert_count": 0},
+    ],
+)
+def test_what_changes_no_number_is_accepted(values, tmp_path):
+    path = write(tmp_path / "model.gguf", "llama", extra=keys(**values))
+    assert gguf.read_config(path) == huggingface.read_config(GOLDENS / "llama")
+
+
+def test_sizes_are_whole_numbers(tmp_path):
+    """A size for each layer is read where all are equal."""
+    path = write(tmp_path / "model.gguf", "llama")
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"llama.block_count", b"llama.blocks_num_"))
+    with pytest.raises(ValueError, match="lacks the metadata key llama.block_count"):
+        gguf.read_config(path)
+    for value, message in ((-2, "= -2; one whole number"), ([40, 48], r"= \[40, 48\]; one whole number")):
+        extra = lambda writer, value=value: (
+            writer.kv_data[0].pop("llama.feed_forward_length"),
+            writer.add_int32("llama.feed_forward_length", value)
+            if isinstance(value, int)
+            else writer.add_array("llama.feed_forward_length", value),
+        )
+        with pytest.raises(ValueError, match=f"llama.feed_forward_length {message}"):
+            gguf.read_config(write(path, "llama", extra=extra))
+    extra = lambda writer: (
+        writer.kv_data[0].pop("llama.feed_forward_length"),
+        writer.add_array("llama.feed_forward_length", [40, 40]),
+    )
+    assert gguf.read_config(write(path, "llama", extra=extra)).intermediate_size == 40
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    with pytest.raises(ValueError, match="general.type 'adapter'; only 'llama' GGUF files of whole models"):
+        gguf.read_config(write(tmp_path / "model.gguf", "llama", extra=lambda w: w.add_type("adapter")))
+
+
+@pytest.mark.parametrize(("count", "whole"), [(1, True), (2, False)])
+def test_one_file_of_a_split(count, whole, tmp_path):
+    def extra(writer):
+        writer.add_uint16("split.no", 0)
+        writer.add_uint16("split.count", count)
+
+    path = write(tmp_path / "model-00001-of-00002.gguf", "llama", extra=extra)
+    if whole:
+        assert gguf.read_config(path).num_layers == 2
+        return
+    for read in (gguf.read_config, tokenizer_from_gguf):
+        with pytest.raises(ValueError, match="is file 1 of 2 of one model; give the whole"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(200, "a quantisation that the package gguf lacks: .*200"), (28, "blk.0.attn_q.weight is stored as F64")],
+)
+def test_an_unknown_quantisation_is_named(number, message, tmp_path):
+    path = write(tmp_path / "model.gguf", "llama")
+    raw = bytearray(path.read_bytes())
+    kind = raw.index(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight") + 4 + 2 * 8  # after rank and two dimensions
+    raw[kind : kind + 4] = number.to_bytes(4, "little")
+    path.write_bytes(bytes(raw))
+    with pytest.raises(ValueError, match=message):
+        gguf.load(path)
+
+
+def test_other_bytes_and_versions(tmp_path):
+    path = write(tmp_path / "model.gguf", "llama")
+    raw = path.read_bytes()
+    for version, message in ((b"\0\0\0\3", "is a big-endian GGUF file"), (b"\1\0\0\0", "is of version 1 of the GGUF")):
+        path.write_bytes(raw[:4] + version + raw[8:])
+        for read in (gguf.read_config, tokenizer_from_gguf):
+            with pytest.raises(ValueError, match=message):
+                read(path)
 
 
 def test_not_a_gguf(tmp_path):

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.weights import huggingface, layout, peft
+from nlrl_jax.weights.tensors import Tensors, remove_weights
 from tests.lm.test_transformer import merge_lora
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
@@ -116,11 +117,68 @@ def test_eos_ids_and_tokenizer_are_written(folder, tmp_path):
     assert not (tmp_path / "none" / "generation_config.json").exists()
 
 
-def test_tied_is_what_the_config_says(folder):
-    edit_config(folder, tie_word_embeddings=True)  # the file still has lm_head
-    with pytest.warns(UserWarning, match="lm_head.weight, which differs from model.embed_tokens.weight"):
+def head_of(folder):
+    return load_file(folder / "model.safetensors")["lm_head.weight"]
+
+
+def test_a_head_of_its_own_is_used_whatever_the_config_says(folder, tmp_path):
+    head = head_of(folder)
+    edit_config(folder, tie_word_embeddings=True)  # what transformers 5 does: it warns and does not tie
+    with pytest.warns(UserWarning, match="lm_head.weight differs from model.embed_tokens.weight; it is used"):
         config, params = huggingface.load(folder)
+    assert not config.tie_embeddings
+    np.testing.assert_array_equal(params["lm_head"], head.T)
+    huggingface.save(tmp_path / "out", config, params)
+    equal(huggingface.load(tmp_path / "out")[1], params)
+
+
+def test_a_head_that_is_the_embedding_stays_tied(folder):
+    edit_config(folder, tie_word_embeddings=True)
+    edit_tensors(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
+    config, params = huggingface.load(folder)
     assert config.tie_embeddings and "lm_head" not in params
+
+
+def test_a_head_alone_is_the_embedding_too(folder):
+    head = head_of(folder)
+    edit_config(folder, tie_word_embeddings=True)
+    edit_tensors(folder, lambda t: t.pop("model.embed_tokens.weight"))
+    config, params = huggingface.load(folder)
+    assert config.tie_embeddings and "lm_head" not in params
+    np.testing.assert_array_equal(params["embedding"], head)
+
+
+def test_an_untied_head_may_equal_the_embedding(folder):
+    edit_tensors(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
+    assert "lm_head" in huggingface.load(folder)[1]
+
+
+@pytest.mark.parametrize("stated", ["float32", "bfloat16", "float16", None])
+def test_several_dtypes_in_one_checkpoint(folder, stated):
+    names = load_file(folder / "model.safetensors").keys()
+    half = {n: jnp.float16 if "embed" in n else jnp.bfloat16 for n in names}
+    edit_tensors(folder, lambda t: t.update({n: t[n].astype(half[n]) for n in t}))
+    edit_config(folder, dtype=stated)
+    reason = "as config.json says" if stated else "which holds them all"
+    with pytest.warns(
+        UserWarning, match=f"are bfloat16 and float16; they are loaded as {stated or 'float32'}, {reason}"
+    ):
+        config, params = huggingface.load(folder)
+    assert config.param_dtype == params["embedding"].dtype.name == (stated or "float32")
+
+
+def test_a_number_that_float16_cannot_hold_is_refused(folder):
+    edit_tensors(folder, lambda t: t["model.layers.1.mlp.up_proj.weight"].__setitem__((3, 4), -1e6))
+    assert huggingface.load(folder, param_dtype="bfloat16")[1]["blocks"]["up"]["kernel"].min() < -9e5
+    with pytest.raises(ValueError, match="blocks/up/kernel of layer 1 holds -1e.06, which float16 .at most 65504"):
+        huggingface.load(folder, param_dtype="float16")
+
+
+def test_what_float16_can_hold_is_not_refused(folder):
+    extremes = [65519.0, -65504.0, np.inf, np.nan]  # the first rounds to 65504; the last two are the checkpoint's own
+    edit_tensors(folder, lambda t: t["model.norm.weight"].__setitem__(slice(4), extremes))
+    scale = huggingface.load(folder, param_dtype="float16")[1]["final_norm"]["scale"]
+    np.testing.assert_array_equal(scale[:4], [65504.0, -65504.0, np.inf, np.nan])
 
 
 def test_untied_without_a_head_is_an_error(folder):
@@ -130,8 +188,9 @@ def test_untied_without_a_head_is_an_error(folder):
 
 
 def test_rotary_buffers_of_old_files_are_ignored(folder):
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    edit_tensors(folder, lambda t: t.update({name: np.ones(4, np.float32)}))
+    for name in ("inv_freq", "cos_cached"):
+        buffer = {f"model.layers.0.self_attn.rotary_emb.{name}": np.ones(4, np.float32)}
+        edit_tensors(folder, lambda t, buffer=buffer: t.update(buffer))
     huggingface.load(folder)
 
 
@@ -195,6 +254,53 @@ def test_index_that_does_not_fit_its_shards(folder, tmp_path):
         huggingface.load(tmp_path / "out")
 
 
+def index_naming(folder, file):
+    """A folder whose index places everything in `file`."""
+    folder.mkdir(exist_ok=True)
+    names = load_file(GOLDENS / "qwen2" / "model.safetensors").keys()
+    shutil.copy(GOLDENS / "qwen2" / "config.json", folder)
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, file)}))
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../o.safetensors", "/ABSOLUTE", "a/../../o.safetensors", "link/o.safetensors", "notes.txt", 7, None, "", ".."],
+)
+def test_an_index_names_safetensors_inside_its_folder_only(file, tmp_path):
+    outside = pathlib.Path(shutil.copy(GOLDENS / "qwen2" / "model.safetensors", tmp_path / "o.safetensors"))
+    folder = tmp_path / "model"
+    index_naming(folder, str(outside) if file == "/ABSOLUTE" else file)
+    (folder / "link").symlink_to(tmp_path)
+    (folder / "notes.txt").write_bytes(outside.read_bytes())
+    before = sorted(folder.iterdir())
+    with pytest.raises(ValueError, match="index.json places tensor .* only .safetensors files inside the folder"):
+        huggingface.load(folder)
+    with pytest.raises(ValueError, match="only .safetensors files inside the folder"):
+        huggingface.save(folder, None, {})
+    assert outside.exists() and sorted(folder.iterdir()) == before  # nothing deleted, nothing written
+
+
+def test_an_index_may_name_a_link_or_a_folder_below(tmp_path):
+    """As in the Hub's cache, whose files are links. A save removes the links, not what they lead to."""
+    outside = pathlib.Path(shutil.copy(GOLDENS / "qwen2" / "model.safetensors", tmp_path / "blob"))
+    folder = tmp_path / "model"
+    for file in ("a.safetensors", "below/b.safetensors"):
+        index_naming(folder, file)
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).symlink_to(outside)
+        assert Tensors(folder).shape("model.norm.weight") == (32,)
+        remove_weights(folder)
+        assert outside.exists() and not (folder / file).exists()
+
+
+def test_a_damaged_index_stops_a_save_before_it_begins(folder):
+    (folder / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ValueError, match="index.json is not valid JSON"):
+        huggingface.save(folder, None, {})
+    assert (folder / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("file", "contents", "message"),
     [
@@ -233,5 +339,5 @@ def test_config_without_a_key(folder):
         with pytest.raises(ValueError, match=f"config.json lacks '{key}'"):
             huggingface.load(folder)
     file.write_text(json.dumps({**contents, "hidden_size": "wide", "head_dim": None}))
-    with pytest.raises(ValueError, match="config.json: unsupported operand"):
+    with pytest.raises(ValueError, match="config.json: hidden_size is 'wide'; it must be a whole number"):
         huggingface.load(folder)

@@ -72,12 +72,91 @@ def test_rank_stabilised_scaling_becomes_alpha(config, folder):
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"target_modules": ["c_attn"]}, "c_attn.*q_proj"),
         ({"target_modules": ["q_proj"]}, "unexpected tensors"),
+        ({"target_modules": []}, "names no linear layer"),
+        ({"target_modules": 7}, "adapter_config.json: target_modules or another choice of modules is malformed"),
+        ({"target_modules": "("}, "is malformed"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "adapts lm_head"),
+        ({"target_modules": ".*proj", "layers_to_transform": [0]}, "needs a list as target_modules"),
+        ({"layers_pattern": "layers"}, "layers_pattern='layers' needs layers_to_transform"),
+        ({"layers_to_transform": 1}, "unexpected tensors"),
+        ({"exclude_modules": ["up_proj"]}, "unexpected tensors"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"use_bdlora": {}}, "use_bdlora={} is not implemented; use_bdlora=None is"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"lora_alpha": "16"}, "lora_alpha is '16'; it must be a number"),
+        ({"r": 3.0}, "r is 3.0; it must be a whole number"),
         ({"r": 5}, r"lora_.*has shape.*rank call for"),
     ],
 )
 def test_refused_by_name(config, folder, change, message):
     edit_config(folder, **change)
     with pytest.raises(ValueError, match=message):
+        peft.load(folder, config)
+
+
+EVERYTHING = dict.fromkeys(("modules_to_save", "target_parameters", "exclude_modules", "layer_replication"), [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        EVERYTHING,
+        {"trainable_token_indices": {}, "layers_to_transform": [], "layers_pattern": [], "exclude_modules": ""},
+        {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"up_proj": 7}},
+        {"rank_pattern": None, "bias": None, "use_dora": None, "fan_in_fan_out": True, "lora_dropout": 0.1},
+        {"target_modules": "All-Linear"},
+        {"target_modules": r"model\.layers\.\d+\.(self_attn|mlp)\..*_proj"},
+        {"target_modules": [f"{n}_proj" for n in ("self_attn.q", "self_attn.k", "v", "o", "gate", "up", "mlp.down")]},
+        {"layers_to_transform": [0, 1], "layers_pattern": "layers"},
+        {"exclude_modules": ["lm_head"], "target_modules": r".*proj|lm_head"},
+    ],
+)
+def test_other_ways_to_say_the_same(config, folder, change):
+    """As peft 0.21 reads them: the whole adapter, as before."""
+    _, want = peft.load(folder, config)
+    edit_config(folder, **change)
+    jax.tree.map(np.testing.assert_array_equal, peft.load(folder, config)[1], want)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target_modules": ["up_proj"], "layers_to_transform": 1},
+        {"target_modules": ["layers.1.mlp.up_proj"]},
+        {"target_modules": r".*\.1\..*(up|down)_proj", "exclude_modules": ["down_proj"]},
+    ],
+)
+def test_layers_that_are_not_adapted_are_zero(config, folder, change):
+    _, want = peft.load(folder, config)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file({k: v for k, v in tensors.items() if "layers.1.mlp.up_proj" in k}, folder / "adapter_model.safetensors")
+    edit_config(folder, **change)
+    _, lora = peft.load(folder, config)
+    assert lora["blocks"].keys() == {"up"}
+    for part, value in lora["blocks"]["up"].items():
+        np.testing.assert_array_equal(value[1], want["blocks"]["up"][part][1])
+        assert not np.any(value[0])
+
+
+def test_peft_targets_q_and_v_where_nothing_is_said(config, folder):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    kept = {k: v for k, v in tensors.items() if ".q_proj." in k or ".v_proj." in k}
+    save_file(kept, folder / "adapter_model.safetensors")
+    edit_config(folder, target_modules=None)
+    assert peft.load(folder, config)[1]["blocks"]["attention"].keys() == {"q", "v"}
+
+
+def test_an_option_nobody_knows_is_named(config, folder):
+    edit_config(folder, use_something=True, another=None)
+    with pytest.warns(UserWarning, match="unknown, and ignored: use_something$"):
+        peft.load(folder, config)
+
+
+def test_a_dtype_that_is_not_read_is_named(config, folder):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file({k: v.astype(np.float64) for k, v in tensors.items()}, folder / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match="lora_A.weight has dtype F64; one of F32, F16, BF16"):
         peft.load(folder, config)
 
 
@@ -111,5 +190,5 @@ def test_damaged_files_are_named(config, folder, file, contents, message):
 
 def test_config_without_a_key(config, folder):
     edit_config(folder, r=None)
-    with pytest.raises(ValueError, match="adapter_config.json: r is None; it must be a number"):
+    with pytest.raises(ValueError, match="adapter_config.json: r is None; it must be a whole number"):
         peft.load(folder, config)
