@@ -49,9 +49,7 @@ def difference(plays: list[tuple[pathlib.Path, str]], others: list[tuple[pathlib
     for one, other in zip(plays, others, strict=True):
         ours, theirs = tasks(*one), tasks(*other)
         if ours.keys() != theirs.keys():
-            raise ValueError(
-                f"{one[0]} and {other[0]} were played on different tasks; compare runs with the same --seed"
-            )
+            raise ValueError(f"{one[0]} and {other[0]} have different tasks; compare runs with the same --seed")
         gains.append(paired(ours.values(), (theirs[task] for task in ours)).mean)
     return estimate(gains)
 
@@ -107,11 +105,12 @@ def main() -> None:
     for one in given.runs:
         title, _, folders = one.rpartition("=")
         groups[title or folders] = [pathlib.Path(folder) for folder in folders.split(",")]
+        if len(set(groups[title or folders])) < len(folders.split(",")):
+            parser.error(f"{one} names a folder twice; a seed counts once")
     for title, runs in groups.items():
         held_out = len(tasks(runs[0], f"after_0_{PRIOR}"))
-        print(
-            f"{title}, {held_out} held-out tasks. {header('seeds of training', len(runs))}\n\n{markdown(table(runs))}"
-        )
+        explained = header(f"seeds of training, each the mean of its tasks ({held_out} held out)", len(runs))
+        print(f"{title}. {explained}\n\n{markdown(table(runs))}")
     (first, ours), *others = groups.items()
     for title, runs in others:
         print(f"{first} before {title}, at no more tokens: {behind(ours, runs)}")

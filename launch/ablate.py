@@ -314,12 +314,9 @@ def main(argv: list[str]) -> None:
                 line, row = in_iterations(label, seeds_of(folder, config.seed, seeds), metric, stored)
             panels[study].append(line)
             rows.append({"study": study, "setting": label, **row})
-    ultra = config.algorithm == "ultra"
-    explained = (
-        ultra_tables.trials_header(config.bases, config.seeds or 3)
-        if ultra
-        else header('the seeds of training (column "seeds")')
-    )
+    explained = header('the seeds of training (column "seeds")')
+    if config.algorithm == "ultra":
+        explained = ultra_tables.trials_header(config.bases, config.seeds or 3)
     table = f"{explained}\n\n{markdown(rows)}"
     if nlrl and (controls := beside({folder.name: stored for folder, stored in finished.items()})):
         table += f"\nWhat does not learn, on the same positions, a set of them for each seed:\n\n{markdown(controls)}"

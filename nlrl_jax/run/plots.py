@@ -102,14 +102,8 @@ def _panel(axes, runs, name, color, smoothing) -> None:
     mean, std = np.nanmean(table, axis=0), deviation(table)
     axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
     axes.plot(x, mean, color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
-    axes.annotate(
-        f"mean and standard deviation of {len(curves)} runs",
-        (1, 1),
-        xycoords="axes fraction",
-        ha="right",
-        va="bottom",
-        fontsize=8,
-    )
+    told = f"mean and standard deviation of {len(curves)} runs"
+    axes.annotate(told, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
 
 
 def _curve(run, name) -> tuple[np.ndarray, np.ndarray]:

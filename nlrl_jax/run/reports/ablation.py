@@ -23,12 +23,8 @@ def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, An
     start, final = result["before"][game], np.array(result["after"][game])
     ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
     row = {"start": f"{start:.3f}", "final": over_seeds(final), "best of a run": over_seeds(ys.max(axis=1))}
-    row |= {
-        "worst": f"{final.min():.3f}",
-        "best": f"{final.max():.3f}",
-        "s/iteration": f"{pace:.3f}",
-        "seeds": str(len(final)),
-    }
+    row |= {"worst": f"{final.min():.3f}", "best": f"{final.max():.3f}"}
+    row |= {"seeds": str(len(final)), "s/iteration": f"{pace:.3f}"}
     return Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys), row
 
 

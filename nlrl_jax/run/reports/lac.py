@@ -89,7 +89,7 @@ def sentence(results: Results) -> str:
 
 def explained() -> str:
     """What the first table's numbers are."""
-    return f"Share of tasks solved; the heads of the columns say of how many. {header('those tasks', shares=True)}"
+    return f"Share of tasks solved, of as many as the column's head says. {header('these tasks', shares=True)}"
 
 
 def tables(results: Results) -> list[Table]:
@@ -97,7 +97,8 @@ def tables(results: Results) -> list[Table]:
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name != "lac" and name not in variants]
     differences = (
-        f"{header('tasks')} Differences are paired task by task; within noise are those whose interval holds 0."
+        f"{header('the tasks of both', shares=True)} Differences are paired task by task; within noise are those whose "
+        "interval holds 0."
     )
     made = [
         Table("LAC against the planners", lac_tables.comparison_table(results, planners), differences),

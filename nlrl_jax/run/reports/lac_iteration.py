@@ -103,8 +103,9 @@ def write(
         curves=[picture],
         notes=[
             f"Share of tasks solved. {header('tasks', shares=True)} The prior is one, so it says nothing about another "
-            "training of it. Fresh tasks are those of the round, held-out tasks the same in every round. Tokens are those read and written in play, whole prompts counted each "
-            "time, and those read in fine-tuning, passes counted; held-out tasks cost none.",
+            "training of it. Fresh tasks are those of the round, held-out tasks the same in every round. Tokens are "
+            "those read and written in play, whole prompts counted each time, and those read in fine-tuning, passes "
+            "counted; held-out tasks cost none.",
             *usage_lines,
         ],
         headline=headline(rows, teacher),
