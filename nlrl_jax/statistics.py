@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
     def arms(self) -> tuple[float, float]:
         """Lengths of an error bar (below, above), nan where there is no interval."""
         low, high = self.interval
-        return self.mean - low, high - self.mean
+        return float(np.maximum(self.mean - low, 0)), float(np.maximum(high - self.mean, 0))  # but for rounding
 
     @property
     def verdict(self) -> str:
