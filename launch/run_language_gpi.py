@@ -262,7 +262,7 @@ def main(argv: list[str]) -> None:
     line = write_results(config, run_dir, finished)
     model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"
     report = gpi_report.write(run_dir, model, flat(config), finished, describe_usage(usage))
-    print(f"{markdown(gpi_report.table(finished))}report: {report}\n{line}")
+    print(f"{gpi_report.explained(finished)}\n\n{markdown(gpi_report.table(finished))}report: {report}\n{line}")
 
 
 define_flags = app.flags_of(GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")

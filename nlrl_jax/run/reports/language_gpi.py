@@ -94,6 +94,12 @@ def table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
+def explained(results: Results) -> str:
+    """What the table's numbers are."""
+    seeds = len(next(iter(next(iter(results.values())).values()))["returns"])
+    return f"Mean return over the starts. {header('seeds of play', seeds)}"
+
+
 def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
     """Return against K, a line per N; the rows without look-ahead as level lines. Bands: deviation over seeds."""
     panels = {}
@@ -127,9 +133,7 @@ def write(
 ) -> pathlib.Path:
     """table.md, the figure and the page."""
     rows = table(results)
-    seeds = len(next(iter(next(iter(results.values())).values()))["returns"])
-    explained = f"Mean return over the starts. {header('seeds of play', seeds)}"
-    write_atomically(run_dir / "table.md", f"{explained}\n\n{markdown(rows)}")
+    write_atomically(run_dir / "table.md", f"{explained(results)}\n\n{markdown(rows)}")
     ends = {maze: first_and_last(list(finished)) for maze, finished in results.items()}
     problems = Counter()
     for result in (result for finished in results.values() for result in finished.values()):
@@ -145,7 +149,7 @@ def write(
         before=[results[maze][first]["episode"] for maze, (first, _) in ends.items()],
         after=[results[maze][last]["episode"] for maze, (_, last) in ends.items()],
         notes=[
-            f"{explained} The paper's numbers are gpt-4o-mini's; its medium maze has another goal than ours.",
+            f"{explained(results)} The paper's numbers are gpt-4o-mini's; its medium maze has another goal than ours.",
             f"Problems with replies, by role: {counts}. Where no action could be read a random one was taken.",
             *notes,
             "Under each turn: the evaluation of each action and the improvement's reply to them; the look-ahead behind "
