@@ -5,7 +5,7 @@
 
 The same agent, hyperparameters and seeds on both physics (float32), 2,048 control steps an update; the seeds of one
 physics are one program. Then every agent plays on both: what was learned on the one must hold on the other. Writes
-DIR/locomotion_training.png and prints a Markdown table: mean and standard deviation over the seeds.
+DIR/locomotion_training.png and prints a Markdown table: means over the seeds and the difference, paired by seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import envs
 from launch.reproduce_ultra import PPO
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.rollouts.control import evaluate
-from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.statistics import estimate, header, paired
 from nlrl_jax.types import ControlGame
 
 PHYSICS = ("c", "mjx")
@@ -73,13 +74,18 @@ def main():
     print(
         f"{jax.devices()[0].device_kind}; jax {version('jax')}, mujoco {version('mujoco')}, {version('mujoco-mjx')}\n"
     )
+    print(f"{header('seeds of training', arguments.seeds)}\n")
     print("| trained on | return, last fifth of training | played on c | played on mjx | seconds an update |")
     print("|---|---|---|---|---|")
+    lasts = []
     for name, (state, returns, seconds) in trained.items():
         last = np.nanmean(returns[:, -max(arguments.updates // 5, 1) :], axis=1)
         found = [last, *(scores(games[physics], state, arguments.episodes) for physics in PHYSICS)]
-        cells = [f"{np.mean(x):.0f} ± {float(deviation(x)):.0f}" for x in found]
+        lasts.append(last)
+        cells = [estimate(x).text(".0f") for x in found]
         print(f"| {name} | {' | '.join(cells)} | {seconds:.2f} |", flush=True)
+    difference = paired(*lasts)
+    print(f"\nlast fifth, {' - '.join(PHYSICS)}, paired by seed: {difference.text('+.0f')}: {difference.verdict}")
     print(f"\n{picture}")
 
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.pong import env as pong
+from nlrl_jax.statistics import estimate, header
 
 # (columns, red, rows) of our racket, the opponent's and the ball; nothing else on the board has their red.
 THINGS = ((slice(70, 72), 92, 8), (slice(8, 10), 213, 8), (slice(0, 80), 236, 2))
@@ -153,9 +154,11 @@ def play(game, policy, steps, rng):
 
 @dataclasses.dataclass
 class Points:
-    """What happened, by point (outcomes, lengths) and by step of the ball ("serve", "ours", "theirs": who sent it)."""
+    """What happened, by point (outcomes, lengths, games: which game it is of) and by step of the ball ("serve", "ours",
+    "theirs": who sent it)."""
 
     outcomes: list = dataclasses.field(default_factory=list)
+    games: list = dataclasses.field(default_factory=list)
     lengths: list = dataclasses.field(default_factory=list)
     columns: dict = dataclasses.field(default_factory=lambda: {"serve": [], "ours": [], "theirs": []})
     rows: dict = dataclasses.field(default_factory=lambda: {"serve": [], "ours": [], "theirs": []})
@@ -167,7 +170,7 @@ class Points:
 def split(seen, rewards) -> Points:
     """Cuts a record into points. A serve is the first ball seen near the middle column after a point's end."""
     out = Points()
-    for track, reward in zip(seen.transpose(1, 0, 2), rewards.T):
+    for n, (track, reward) in enumerate(zip(seen.transpose(1, 0, 2), rewards.T)):
         began, sender, direction = None, "serve", 0.0
         for t in range(len(track)):
             column = track[t, 3]
@@ -185,6 +188,7 @@ def split(seen, rewards) -> Points:
                     out.opponent["comes" if step < 0 else "leaves"].append(abs(track[t, 1] - track[t - 2, 1]) / 2)
             if reward[t] and began is not None:
                 out.outcomes.append(float(reward[t]))
+                out.games.append(n)
                 out.lengths.append(t + 1 - began)
                 began = None
         out.unfinished += began is not None
@@ -229,8 +233,7 @@ def measure(make, size, steps, seed) -> dict:
     for name, game in games.items():
         lost, won = game.outcomes.count(-1.0), game.outcomes.count(1.0)
         first = firsts[name].outcomes
-        deviation = np.std(game.outcomes) / max(1, len(game.outcomes)) ** 0.5
-        table[f"{name}: mean outcome of a point"] = f"{np.mean(game.outcomes):+.2f} ± {deviation:.2f}"
+        table[f"{name}: mean outcome of a point"] = estimate(game.outcomes, game.games).text("+.2f")
         table[f"{name}: of the first point"] = f"{np.mean(first):+.2f}"
         table[f"{name}: share of our points"] = f"{won / max(1, won + lost):.2f}"
         table[f"{name}: the opponent returns"] = f"{game.returned / max(1, game.returned + won):.2f}"
@@ -260,6 +263,8 @@ def main() -> None:
         f"ale-py {version('ale-py')}, jax {jax.__version__}, Python {platform.python_version()}, "
         f"{os.cpu_count()} cores, {time.perf_counter() - clock:.0f} s"
     )
+    games = f"games side by side, {args.size} of ALE and {5 * args.size} of ours, each the mean of its points"
+    print(header(games) + "\n")
     print("| | " + " | ".join(tables) + " |\n" + "| --- " * (len(tables) + 1) + "|")
     for line in tables["ALE"]:
         print(f"| {line} | " + " | ".join(table[line] for table in tables.values()) + " |")

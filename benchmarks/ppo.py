@@ -40,6 +40,7 @@ import numpy as np
 from benchmarks import ppo_purejaxrl
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.rollouts.control import evaluate
+from nlrl_jax.statistics import estimate, header
 
 NUM_STEPS = 128
 # Its value loss is half the squared error; it clips values as it clips ratios.
@@ -185,7 +186,7 @@ def learning(game: str, arguments) -> None:
         best = max(r.steps / r.seconds for r in rows)
         cells = [game, name, f"{rows[0].steps:,} x {len(rows)}", f"{speed[name]:,.0f}", f"{best:,.0f}"]
         cells += [f"{speed['nlrl_jax'] / speed[name]:.2f}", f"{subjects[name][1]:.1f}"]
-        cells += [f"{of(field).mean():.1f} ± {of(field).std():.1f}" for field in ("last", "greedy", "sampled")]
+        cells += [estimate(of(field)).text(".1f") for field in ("last", "greedy", "sampled")]
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -243,6 +244,7 @@ def main():
     print(f"{packages}, Python {platform.python_version()}, {os.cpu_count()} cores, {device}, load {load:.1f}")
     if arguments.purejaxrl:
         print(f"PureJaxRL with {ppo_purejaxrl.distrax_of(arguments.purejaxrl)}")
+    print(f"\n{header('seeds of each row')}")
     print("\n| game | subject | steps x seeds | steps/s | best | nlrl_jax's ratio to it | compiling, s | ", end="")
     print("last 10 % | greedy | sampled |\n" + "|---" * 10 + "|", flush=True)
     for game in arguments.games:

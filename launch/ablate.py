@@ -11,8 +11,8 @@
     python -m launch.ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
 
 Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO draws the reward against
-wall time without compilation, the others draw against iterations; ± in the table is the standard error, bands are two
-of them (MS-GRPO, ULTRA: one standard deviation, best run dashed), and each setting plays under the same seeds. Of NLRL,
+wall time without compilation, the others draw against iterations; ± and bands are 95 % intervals over the seeds (bands
+of MS-GRPO and ULTRA: one standard deviation, best run dashed), and each setting plays under the same seeds. Of NLRL,
 `--resume --seeds 5` adds two seeds to three.
 
 `critic` trains language TD and a scalar critic on the same games; `bootstrap` does so from the models' own blind first
@@ -56,6 +56,7 @@ from nlrl_jax.run.refinement_config import RunConfig as RefinementConfig
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds
+from nlrl_jax.statistics import header
 from nlrl_jax.weights.load import BUILT_IN
 
 # the scalar critic at a learning rate of its own, the better of two on positions of another seed
@@ -267,7 +268,7 @@ def in_updates(label: str, folder: pathlib.Path, config: RefinementConfig) -> tu
             ys.append([start, *metrics[f"eval/{kind}"][there]])
     scores = {name: scores[kind] for name, scores in stored_scores(runs).items()}
     row = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
-    row["gain"] = str(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
+    row["gain"] = ultra_tables.gain_text(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
     return Series(label, x, np.array(ys)), {"score": ultra_tables.headings(runs[0].agent.continuous)[kind], **row}
 
 
@@ -313,9 +314,12 @@ def main(argv: list[str]) -> None:
                 line, row = in_iterations(label, seeds_of(folder, config.seed, seeds), metric, stored)
             panels[study].append(line)
             rows.append({"study": study, "setting": label, **row})
-    table = markdown(rows)
+    explained = header('the seeds of training (column "seeds")')
+    if config.algorithm == "ultra":
+        explained = ultra_tables.trials_header(config.bases, config.seeds or 3)
+    table = f"{explained}\n\n{markdown(rows)}"
     if nlrl and (controls := beside({folder.name: stored for folder, stored in finished.items()})):
-        table += f"\nWhat does not learn, on the same positions:\n\n{markdown(controls)}"
+        table += f"\nWhat does not learn, on the same positions, a set of them for each seed:\n\n{markdown(controls)}"
     write_atomically(run_dir / "table.md", table)
     picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel, nlrl)
     report = write_report(
@@ -325,6 +329,7 @@ def main(argv: list[str]) -> None:
         config=flat(config),
         summary=rows,
         curves=[picture],
+        notes=f"{explained} Bands: {'the same interval' if nlrl else 'one standard deviation'}.",
     )
     print(f"\n{table}\npicture: {picture}\nreport:  {report}")
 

@@ -20,9 +20,10 @@ from absl import flags
 from nlrl_jax.run import app
 from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.run.metrics import METRICS, read_metrics
-from nlrl_jax.run.plots import Series, compare, deviation
+from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import distinct, number, write_report
 from nlrl_jax.run.results import RESULTS, read
+from nlrl_jax.statistics import estimate, header
 
 SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
 LAST = 0.1  # share of the run that a final value is the mean of
@@ -98,7 +99,7 @@ def _shown(run: dict[str, Any]) -> list[str]:
 
 
 def _final(seeds: list[np.ndarray]) -> str:
-    """The mean of the end; with several seeds also the deviation between them."""
+    """The mean of the end, over seeds."""
     ends = []
     for values in seeds:
         there = values[np.isfinite(values)]
@@ -107,7 +108,7 @@ def _final(seeds: list[np.ndarray]) -> str:
 
 
 def _spread(values: np.ndarray) -> str:
-    return f"{np.mean(values):.4g} ± {deviation(values):.2g}" if len(values) > 1 else number(float(values[0]))
+    return estimate(values).text(".4g", ".2g") if len(values) > 1 else number(float(values[0]))
 
 
 def curves(runs: list[dict[str, Any]]) -> tuple[dict[str, list[Series]], list[str]]:
@@ -164,8 +165,8 @@ def main(argv: list[str]) -> None:
         before=episodes(left, old),
         after=episodes(right, new),
         notes=[
-            f"Metrics without an arrow are means over the last tenth of the run. The configuration below is that of "
-            f"{runs[0]['name']}.",
+            f"{header('the seeds of a run')} Metrics without an arrow are means over the last tenth of the run. The "
+            f"configuration below is that of {runs[0]['name']}.",
             *([f"Constant in all runs, so not drawn: {', '.join(flat)}."] if flat else []),
             *([f"Not in the table: {'; '.join(hidden)}."] if hidden else []),
             *([] if alone else [f"Episodes: left after {left['name']}, right after {right['name']}."]),

@@ -35,9 +35,10 @@ from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players, targets
 from nlrl_jax.run.cost import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
+from nlrl_jax.run.plots import Bar, Series, bars, compare
 from nlrl_jax.run.report import markdown, write_report
-from nlrl_jax.run.reports.ablation import with_error
+from nlrl_jax.run.reports.ablation import over_seeds
+from nlrl_jax.statistics import deviation, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 from nlrl_jax.weights.load import load_config, load_tokenizer
@@ -112,7 +113,7 @@ class MatrixConfig:
 
 
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """The paper's Table 1: mean ± standard error over seeds, their deviation (the paper's brackets), the best run."""
+    """The paper's Table 1: the mean over seeds, their deviation (the paper's brackets), the best run."""
     rows = []
     for trained, result in results.items():
         for name, title in VARIANTS.items():
@@ -122,9 +123,9 @@ def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
                     "trained on": VARIANTS[trained],
                     "evaluated on": title,
                     "start": f"{start:.3f}",
-                    "final": with_error(final),
+                    "final": over_seeds(final),
                     "change": f"{final.mean() - start:+.3f}",
-                    "deviation": f"{deviation(final):.3f}",
+                    "deviation": f"{deviation(final):.3f}" if len(final) > 1 else "–",
                     "best run": f"{final.max():.3f}",
                 }
             )
@@ -145,7 +146,8 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
 
 
 def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.Path:
-    """The final agents beside the untrained model and the DQN. Error bars: over seeds; for the DQN over episodes."""
+    """The final agents beside the untrained model and the DQN. Error bars: one standard deviation over seeds,
+    for the DQN over episodes."""
     panels = {}
     for name, title in VARIANTS.items():
         panel = [Bar("untrained", results["snake"]["before"][name], 0.0)]
@@ -203,13 +205,14 @@ def reproduce(
     _, dqn = train_dqn.train(train_dqn.Trainer(dqn_config), run_dir / "dqn", resume)
 
     rows = table_1(results)
-    text = markdown(rows)
+    explained = header("seeds of training from one model", seeds)
+    text = f"{explained}\n\n{markdown(rows)}"
     write_atomically(run_dir / "table_1.md", text)
     pictures = [figure_1(run_dir, results, seeds), figure_2(run_dir, results, dqn)]
     notes = [
         "Environment reward, invalid actions at -0.5 included, in "
-        f"{configs['snake'].eval_episodes} greedy episodes from the same initial states; mean over {seeds} seeds ± its "
-        "standard error, and the deviation of a seed.",
+        f"{configs['snake'].eval_episodes} greedy episodes from the same initial states. {explained} "
+        f"Bands and error bars are one standard deviation.",
         f"DQN on Snake-Standard after {dqn_config.iterations} iterations: {dqn['eval/env_return']:.2f} "
         f"({dqn['eval/env_return_std']:.2f} over episodes).",
         "Below: the first episodes on Snake, then on FrozenLake, before training and with the best run after it.",

@@ -12,7 +12,7 @@ a rule-based one that sees only the prompts, one with tools that searches in the
 an endpoint. Then every method refines the same agents with the same number of environment steps, all seeds of a base
 agent as one program; agents are evaluated without the lookup table, by their most likely actions and by sampled ones.
 `--resume` skips finished stages and may add methods; the tables and report cover every method run in this folder. The
-last line reads `ULTRA-RA over PPO: <PPO> -> <ULTRA-RA>, <gain> ± <standard error>`.
+last line reads `ULTRA-RA over PPO: <PPO> -> <ULTRA-RA>, <gain> ± <half-width of its 95 % interval>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/ultra.py`, `nlrl_jax/algorithms/what_if.py` and `envs/pong/env.py`.
 RICE and MASK-R also use environment steps to train the mask network (`--mask_iterations`), which do not count in their
@@ -130,7 +130,8 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
         refine(other, analyst)
     scores, continuous = stored_scores(runs), run.agent.continuous
     tables = ultra_tables.tables(scores, starts(runs), continuous)
-    text = "\n".join(markdown(rows) for rows in tables if rows)
+    parts = [ultra_tables.trials_header(config.bases, config.seeds) + "\n", *map(markdown, filter(None, tables))]
+    text = "\n".join(parts)
     if config.analyst == TOOLS:
         text += "\nThe analyst has tools: its advice and ratings come from searches in the simulator, not from words.\n"
     write_atomically(run_dir / "tables.md", text)

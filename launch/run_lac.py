@@ -199,10 +199,9 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
         config.lats, jobs_of(config),
     )  # fmt: skip
     summary = tables.summarize(result)
-    with_error = lambda field: f"{summary[field]:.3f}" + f" ± {summary[field + '_se']:.3f}" * (len(tasks) > 1)
-    score = f"{game.score} {with_error('reward')}, " if game.score else ""
+    score = f"{game.score} {tables.reward_of(summary).text('.3f')}, " if game.score else ""
     print(
-        f"{method.title}: success {with_error('success')}, {score}"
+        f"{method.title}: success {tables.success_of(summary).text('.3f')}, {score}"
         f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
         f"({time.perf_counter() - clock:.0f} s)",
         flush=True,

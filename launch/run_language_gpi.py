@@ -48,7 +48,7 @@ from nlrl_jax.run import app, cost, models, results
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_gpi as gpi_report
-from nlrl_jax.run.reports.language_gpi import PAPER, Results, Row, first_and_last, summarize
+from nlrl_jax.run.reports.language_gpi import PAPER, Results, Row, first_and_last, mean_return, summarize
 from nlrl_jax.types import LanguageModel, LanguageModelError, Sampling
 
 SCRIPT = "run_language_gpi"
@@ -203,7 +203,7 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
                 summary, seconds = summarize(result), time.perf_counter() - clock
                 writer.write(n, summary, seconds)
                 write_atomically(path(maze, row), json.dumps(result) + "\n")
-                line = f"{summary['return']:.2f} ± {summary['return_std']:.2f}, solved {summary['solved']:.0%}"
+                line = f"{mean_return(result)}, solved {summary['solved']:.0%}"
                 print(f"[{n + 1}/{len(jobs)}] {maze}, {row.title}: {line} ({seconds:.1f} s)", flush=True)
             finished[maze][row.name] = json.loads(path(maze, row).read_text())
     return finished
@@ -262,7 +262,7 @@ def main(argv: list[str]) -> None:
     line = write_results(config, run_dir, finished)
     model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"
     report = gpi_report.write(run_dir, model, flat(config), finished, describe_usage(usage))
-    print(f"{markdown(gpi_report.table(finished))}report: {report}\n{line}")
+    print(f"{gpi_report.explained(finished)}\n\n{markdown(gpi_report.table(finished))}report: {report}\n{line}")
 
 
 define_flags = app.flags_of(GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")

@@ -12,14 +12,15 @@ default `--words deciding` the evaluations name the positions on which the games
 say; the rules do not read them off the board.
 
 A row's regret is the exact worth of the best move, against a random opponent and with best play thereafter
-(`rules.against_random`), less that of the chosen one: 0 to 2. Differences between rows are paired, position by
-position. Replies without a legal move become random ones and are counted. The last line reads
-`regret (K = ...): <without words> -> <as they are>`.
+(`rules.against_random`), less that of the chosen one: 0 to 2. Intervals are over the different positions: one that
+several seeds have drawn counts once. Differences between rows are paired, position by position. Replies without a
+legal move become random ones and are counted. The last line reads `regret (K = ...): <without words> -> <as they are>`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
@@ -34,11 +35,11 @@ from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part
 from nlrl_jax.files import write_atomically
-from nlrl_jax.roles.board_games import Viewer
+from nlrl_jax.roles.board_games import View, Viewer
 from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_views
 from nlrl_jax.run import app, cost, models, results
-from nlrl_jax.run.plots import standard_error
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.statistics import estimate, header, paired
 from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "weigh_words"
@@ -73,13 +74,19 @@ class RunConfig:
         return [int(k) for k in self.k.split(",")]
 
 
+@functools.cache
+def positions_of(seed: int, positions: int) -> tuple[View, ...]:
+    """The different positions of a seed in which there is a choice."""
+    found = random_views(rules.board_game(), 3 * positions, seed)
+    return tuple(view for view in dict.fromkeys(found) if len(view.legal) > 1)[:positions]
+
+
 def weigh(
     config: RunConfig, k: int, seed: int, aggregator: LanguageModel, improver: LanguageModel, positions: int
 ) -> dict[str, Any]:
     """One set of positions. Returns {"regret": {row: [per position]}, "counts": {problem: how often}}, JSON-able."""
     game, roles = rules.board_game(), prompts.roles("paper_zero_shot")
-    viewer, found = Viewer(game), random_views(game, 3 * positions, seed)
-    views = [view for view in dict.fromkeys(found) if len(view.legal) > 1][:positions]
+    viewer, views = Viewer(game), positions_of(seed, positions)
     pairs = [(view, action) for view in views for action in view.legal]
     lines = estimates.lines_from(game, viewer, random_act, random_opponent(game), pairs, k, seed)
     chats = [roles.monte_carlo(*pair, games) for pair, games in lines]
@@ -104,19 +111,17 @@ def weigh(
 
 
 def table(config: RunConfig, found: dict[tuple[int, int], dict[str, Any]]) -> list[dict[str, str]]:
-    """A row per K and what the improver saw: mean regret over the seeds with its standard error, and the paired
-    difference to the evaluations as they are with the standard error over positions."""
-    rows = []
+    """A row per K and what the improver saw: mean regret, and the paired difference to the evaluations as they are."""
+    seeds, rows = range(config.seed, config.seed + config.seeds), []
+    views = [view for seed in seeds for view in positions_of(seed, config.positions)]
     for k in config.games:
-        parts = [found[k, seed]["regret"] for seed in range(config.seed, config.seed + config.seeds)]
+        regret = lambda row, k=k: [value for seed in seeds for value in found[k, seed]["regret"][row]]
         for row in (FULL, NO_WORDS, NO_NUMBER, CHANCE):
-            means = [float(np.mean(part[row])) for part in parts]
-            more = np.concatenate([np.subtract(part[row], part[FULL]) for part in parts])
-            paired = f"{more.mean():+.4f} ± {standard_error(more):.4f}" if row != FULL else ""
-            error = f" ± {standard_error(means):.4f}" if len(means) > 1 else ""
+            mean = estimate(regret(row), views)
+            more = paired(regret(row), regret(FULL), views).text("+.4f") if row != FULL else ""
             rows.append({
-                "K": str(k), "evaluations": row, "regret": f"{np.mean(means):.4f}{error}",
-                "more than as they are": paired, "positions": str(len(more)),
+                "K": str(k), "evaluations": row, "regret": mean.text(".4f"), "more than as they are": more,
+                "different positions": str(mean.units),
             })  # fmt: skip
     return rows
 
@@ -171,7 +176,8 @@ def finish(
     ends = [{f"regret at K = {k}": mean(row, k) for k in config.games} for row in (NO_WORDS, FULL)]
     results.write(run_dir, script=SCRIPT, before=ends[0], after=ends[1], seeds=list(seeds))
     rows = table(config, found)
-    write_atomically(run_dir / "table.md", markdown(rows))
+    explained = header(f"different positions of {config.seeds} seeds", int(rows[0]["different positions"]))
+    write_atomically(run_dir / "table.md", f"{explained}\n\n{markdown(rows)}")
     counts = [f"K = {k}, seed {seed}: {part['counts']}" for (k, seed), part in found.items()]
     report = write_report(
         run_dir,
@@ -180,11 +186,12 @@ def finish(
         config=flat(config),
         summary=rows,
         curves=[],
-        notes=[*counts, *describe_usage(usage)],
+        notes=[explained, *counts, *describe_usage(usage)],
     )
-    print(f"{markdown(rows)}report: {report}")
+    print(f"{explained}\n\n{markdown(rows)}report: {report}")
+    regret = {(row["K"], row["evaluations"]): row["regret"].split()[0] for row in rows}
     for k in config.games:
-        print(f"regret (K = {k}): {np.mean(mean(NO_WORDS, k)):.4f} -> {np.mean(mean(FULL, k)):.4f}")
+        print(f"regret (K = {k}): {regret[str(k), NO_WORDS]} -> {regret[str(k), FULL]}")
 
 
 define_flags = app.flags_of(RunConfig, dry_run="print the run's calls and tokens, and do nothing")

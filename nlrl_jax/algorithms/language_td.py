@@ -17,6 +17,7 @@ import numpy as np
 
 from nlrl_jax.config import part
 from nlrl_jax.roles.board_games import Evaluated, Line, Step, TDRoles, View, Viewer
+from nlrl_jax.statistics import share
 from nlrl_jax.types import BoardGame, Chat, LanguageModel, Learn, Pairs, Sampling
 
 
@@ -153,7 +154,7 @@ class Judged(NamedTuple):
     accuracy: share of correct answers among those that name a side, on positions that are not level.
     answered: share of these positions where it names a side.
     positions: how many are not level. level: how many are, and were left out.
-    standard_error: of the accuracy, as that of independent draws.
+    standard_error: of the accuracy over the answered positions, nan of fewer than two.
     """
 
     accuracy: float
@@ -174,13 +175,12 @@ def assess(sides: Sequence[str | None], win_rates: np.ndarray, players: tuple[st
     clear = np.flatnonzero(np.abs(win_rates) >= threshold)
     right = sum(sides[n] == players[0 if win_rates[n] > 0 else 1] for n in clear)
     answered = sum(sides[n] is not None for n in clear)
-    accuracy = right / max(answered, 1)
     return Judged(
-        accuracy=accuracy,
+        accuracy=right / max(answered, 1),
         answered=answered / max(len(clear), 1),
         positions=len(clear),
         level=len(win_rates) - len(clear),
-        standard_error=float(np.sqrt(accuracy * (1 - accuracy) / max(answered, 1))),
+        standard_error=share(right, answered).error,
     )
 
 

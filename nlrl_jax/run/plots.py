@@ -18,6 +18,7 @@ import numpy as np
 
 from nlrl_jax.run import processes
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.statistics import deviation, half_widths
 
 _COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569", "#0891b2", "#84cc16")
 _STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888"}
@@ -101,9 +102,8 @@ def _panel(axes, runs, name, color, smoothing) -> None:
     mean, std = np.nanmean(table, axis=0), deviation(table)
     axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
     axes.plot(x, mean, color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
-    axes.annotate(
-        f"mean ± std of {len(curves)} runs", (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8
-    )
+    told = f"mean and standard deviation of {len(curves)} runs"
+    axes.annotate(told, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
 
 
 def _curve(run, name) -> tuple[np.ndarray, np.ndarray]:
@@ -118,22 +118,6 @@ def _limit(axes, name: str, values: np.ndarray) -> None:
     values = values[np.isfinite(values)]
     if _SHARE.search(name) and ((values >= 0) & (values <= 1)).all():
         axes.set_ylim(-0.02, 1.02)
-
-
-def deviation(ys: Any) -> np.ndarray:
-    """Standard deviation over runs, which are a sample (n - 1): float [n, ...] -> [...], 0 where there is one run.
-
-    nan is a value that a run does not have.
-    """
-    ys = np.asarray(ys, float)
-    count = np.sum(~np.isnan(ys), axis=0)
-    squares = np.nansum((ys - np.nanmean(ys, axis=0)) ** 2, axis=0)
-    return np.sqrt(squares / np.maximum(count - 1, 1))
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of a sample [n]: its deviation over the root of n; nan of fewer than two."""
-    return float(deviation(values) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
 def running_mean(y: np.ndarray, width: int) -> np.ndarray:
@@ -164,7 +148,7 @@ def compare(
     Args:
       panels: title -> series. A label has the same colour in all panels.
       path: the PNG to write.
-      errors: the band is two standard errors of the mean to either side, and no run is dashed.
+      errors: the band is the 95 % interval of the mean (`statistics.half_widths`), and no run is dashed.
     """
     import matplotlib
 
@@ -176,7 +160,7 @@ def compare(
             for series in panel:
                 ys = np.asarray(series.ys, float)
                 color = _COLORS[labels.index(series.label) % len(_COLORS)]
-                mean, band = np.nanmean(ys, axis=0), deviation(ys) * (2 / len(ys) ** 0.5 if errors else 1)
+                mean, band = np.nanmean(ys, axis=0), (half_widths if errors else deviation)(ys)
                 axes.plot(series.x, mean, color=color, linewidth=2, label=series.label)
                 if len(ys) > 1:
                     axes.fill_between(series.x, mean - band, mean + band, color=color, alpha=0.18, linewidth=0)
@@ -192,11 +176,11 @@ def compare(
 
 
 class Bar(NamedTuple):
-    """A bar: its height and the length of its error bar to either side."""
+    """A bar: its height and the length of its error bar to either side, or (below, above); nan draws none."""
 
     label: str
     height: float
-    error: float
+    error: float | tuple[float, float]
 
 
 def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
@@ -215,7 +199,7 @@ def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: s
                 n = labels.index(bar.label)
                 look = dict(color=_COLORS[n % len(_COLORS)], hatch="///"[: 3 * (n // len(_COLORS))], edgecolor="#fff")
                 look |= dict(linewidth=0, width=0.7, capsize=3, ecolor="#555", label=bar.label)
-                axes.bar(i, bar.height, yerr=bar.error, **look)
+                axes.bar(i, bar.height, yerr=_arms(bar.error), **look)
                 up = bar.height >= 0
                 place = dict(ha="center", va="bottom" if up else "top", fontsize=8, textcoords="offset points")
                 axes.annotate(f"{bar.height:.2f}", (i + 0.2, bar.height), xytext=(0, 3 if up else -3), **place)
@@ -231,12 +215,12 @@ def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: s
 
 
 class Point(NamedTuple):
-    """A point with the length of its error bar to either side of y."""
+    """A point with the length of its error bar to either side of y, or (below, above); nan draws none."""
 
     label: str
     x: float
     y: float
-    error: float
+    error: float | tuple[float, float]
 
 
 def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
@@ -253,7 +237,7 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
             for label, x, y, error in panel:
                 i = labels.index(label)
                 style = dict(color=_COLORS[i % len(_COLORS)], marker="os^DvP"[i // len(_COLORS) % 6])
-                axes.errorbar(x, y, yerr=error, linestyle="", markersize=8, capsize=3, label=label, **style)
+                axes.errorbar(x, y, yerr=_arms(error), linestyle="", markersize=8, capsize=3, label=label, **style)
             known = [point.x for point in panel]
             if min(known) > 0 and max(known) > 10 * min(known):
                 axes.set_xscale("log")
@@ -263,6 +247,11 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
                 axes.set_ylim(-0.02, 1.02)
         _legend_below(figure, grid)
         return _save(figure, path)
+
+
+def _arms(error: float | tuple[float, float]) -> np.ndarray:
+    """Lengths of an error bar as matplotlib takes them: [2, 1]."""
+    return np.broadcast_to(np.asarray(error, float), 2)[:, None]
 
 
 def _legend_below(figure, grid) -> None:

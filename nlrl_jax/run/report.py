@@ -17,7 +17,7 @@ from nlrl_jax.run.transcript import flaws, outcome, printable
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 _TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9_]*>)")
-_ZERO = re.compile(r"[-0.→± ]*")
+_ZERO = re.compile(r"([-0.→± ]|\(all equal\))*")
 _NEUTRAL = "_.-#"  # floor and walls of the usual boards
 _COLORS = 10  # cell colours of the style sheet
 _TAG_COLORS = 6

@@ -133,7 +133,7 @@ def test_judging_counts_what_is_level_and_what_names_no_side():
     assert sides == ["black", "white", None, "white"] and words == [text(side) for side in said]
     rates = np.array([1.0, 0.3, -0.9, 0.1])
     judged = td.assess(sides, rates, GAME.players, 0.2)
-    error = np.sqrt(0.5 * 0.5 / 2)
+    error = np.std([0, 1], ddof=1) / np.sqrt(2)
     assert judged == td.Judged(accuracy=0.5, answered=2 / 3, positions=3, level=1, standard_error=error)
     assert td.assess(sides, rates, GAME.players, 0.4)[:4] == (1.0, 0.5, 2, 2)
 

@@ -37,15 +37,16 @@ def test_seeds_are_a_mean_and_a_band_and_parts_are_lines(matrix, tmp_path, capsy
     assert report.parts_of(matrix) == [matrix / "dqn", matrix / "snake"]
     runs = [report.read_run(part) for part in report.parts_of(matrix)]
     dqn, snake = report.table(runs)
-    assert dqn["return"] == "4" and snake["return"] == "2 ± 1.4" and snake["eval/snake"] == "0.6 ± 0.14"
+    assert dqn["return"] == "4" and snake["return"] == "2 ± 13" and snake["eval/snake"] == "0.6 ± 1.3"
     assert snake["iterations done"] == 2 and "eval/lr=1" not in snake  # as far as both seeds are
     panels, _ = report.curves(runs)
     assert [line.label for line in panels["return"]] == ["dqn", "snake"]
     np.testing.assert_array_equal(panels["return"][1].ys, [[0, 1], [2, 3]])
     run("compare", matrix)
-    assert "2 ± 1.4" in (matrix / "comparison.html").read_text()
+    page = (matrix / "comparison.html").read_text()
+    assert "2 ± 13" in page and "95 % interval of the mean (Student&#39;s t) over the seeds of a run" in page
     run("compare", matrix / "snake", f"--out={tmp_path / 'page.html'}")
-    assert "2 ± 1.4" in (tmp_path / "page.html").read_text()
+    assert "2 ± 13" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,11 @@ def test_results_of_any_script_are_read(tmp_path):
     np.testing.assert_array_equal(panels["eval/win"][0].x, [0, 1, 2])
     np.testing.assert_array_equal(panels["eval/win"][0].ys, [[0.25, 0.5, 0.5], [0.25, 0.75, 0.75]])
     a, b = report.summary(runs)[0]
-    assert a["win (before → after)"] == "0.25 → 0.625 ± 0.18" and b["win (before → after)"] == "1"
+    assert a["win (before → after)"] == "0.25 → 0.625 ± 1.6" and b["win (before → after)"] == "1"
     run("compare", folder)
     page = (folder / "comparison.html").read_text()
     for words in (
-        "0.625 ± 0.18",
+        "0.625 ± 1.6",
         "Constant in all runs, so not drawn: return.",
         "always 0: ties (before → after)",
         "success, return 1",

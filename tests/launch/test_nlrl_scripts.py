@@ -7,8 +7,9 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
-from launch import ablate, train_language_actor_critic
+from launch import ablate, train_language_actor_critic, weigh_words
 from nlrl_jax.config import replace
 from nlrl_jax.run import actor_critic as actor_critic_run
 from nlrl_jax.run import directory, models, records, results
@@ -21,6 +22,7 @@ ACTOR_CRITIC = [
     "--opponent=first_move", "--games=4", "--format_examples=8", "--eval_games=4", "--max_tokens=8", "--epochs=1",
     "--batch_size=4", "--num_samples=2", "--large_max_tokens=8",
 ]  # fmt: skip
+OTHERS = (weigh_words.NO_WORDS, weigh_words.NO_NUMBER, weigh_words.CHANCE)
 TD = [
     "--states=10", "--test_states=6", "--skills=2x1", "--simulations=2", "--rollouts=1", "--judge_games=2",
     "--look_ahead=2", "--variations=2", "--format_examples=6", "--max_tokens=8", "--epochs=1", "--batch_size=4",
@@ -296,16 +298,30 @@ def test_weighing_words_keeps_every_regret_and_repeats_none(tmp_path, capsys):
         assert {len(regret) for regret in part["regret"].values()} == {6}
         assert all(0 <= value <= 2 for regret in part["regret"].values() for value in regret)
         assert part["counts"]["no move, as they are"] == part["counts"]["evaluations without a number"] == 0
-    more = np.concatenate(
-        [np.subtract(*(part["regret"][row] for row in ("without words", "as they are"))) for part in parts]
-    )
-    assert f"{more.mean():+.4f} ± {more.std(ddof=1) / np.sqrt(12):.4f}" in said
+    each = np.ravel([part["regret"]["as they are"] for part in parts])
+    half = stats.t.ppf(0.975, 11) * stats.sem(each)
+    assert f"| as they are | {each.mean():.4f} ± {half:.4f} |  | 12 |" in said
+    assert "over 12 different positions of 2 seeds" in said
     stored = results.read(tmp_path / "run")
     assert stored["after"]["regret at K = 2"] == [np.mean(part["regret"]["as they are"]) for part in parts]
     path = tmp_path / "run" / "rows" / "k_2_seed_1.json"
     path.write_text(json.dumps(parts[0]))
     run("weigh_words", "--resume", f"--run_dir={tmp_path / 'run'}")  # what is there is not played again
     assert results.read(tmp_path / "run")["after"]["regret at K = 2"] == [stored["after"]["regret at K = 2"][0]] * 2
+
+
+def test_a_position_counts_once_however_many_seeds_have_drawn_it(monkeypatch):
+    drawn = {0: "abc", 1: "abd"}
+    monkeypatch.setattr(weigh_words, "positions_of", lambda seed, positions: drawn[seed])
+    config = weigh_words.RunConfig(k="2", positions=3, seeds=2)
+    regret = lambda *values: {"regret": {row: values for row in (weigh_words.FULL, *OTHERS)}}
+    found = {(2, 0): regret(0.1, 0.2, 0.4), (2, 1): regret(0.3, 0.2, 0.8)}
+    found[2, 1]["regret"] |= {weigh_words.NO_WORDS: (0.9, 0.4, 0.9)}
+    full, without, *_ = weigh_words.table(config, found)
+    each, more = [0.2, 0.2, 0.4, 0.8], [0.3, 0.1, 0.0, 0.1]  # of a, b, c and d
+    text = lambda x, sign="": f"{np.mean(x):{sign}.4f} ± {stats.t.ppf(0.975, 3) * stats.sem(x):.4f}"
+    assert full["regret"] == text(each) and full["different positions"] == "4"
+    assert without["more than as they are"] == text(more, "+")
 
 
 def test_ablations_count_what_their_endpoint_would_be_asked(capsys, monkeypatch):
@@ -317,7 +333,7 @@ def test_ablations_count_what_their_endpoint_would_be_asked(capsys, monkeypatch)
     assert "aaw prompts no other model" in refusal("ablate", "--study=aaw", "--dry_run")
 
 
-def test_several_seeds_give_a_mean_and_its_standard_error(tmp_path):
+def test_several_seeds_give_a_mean_and_its_interval(tmp_path):
     folders = [tmp_path / f"seed_{n}" for n in range(3)]
     for folder, values in zip(folders, ([0.5, 0.7], [0.6, 0.6], [0.7, 0.8])):
         folder.mkdir()
@@ -326,10 +342,10 @@ def test_several_seeds_give_a_mean_and_its_standard_error(tmp_path):
         (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     line, row = ablation.in_iterations("a", folders, "win", [{"before": {"win": 0.4}, "after": {"win": 0.7}}] * 3)
     np.testing.assert_allclose(line.ys, [[0.4, 0.5, 0.7], [0.4, 0.6, 0.6], [0.4, 0.7, 0.8]])
-    error = np.std([0.7, 0.6, 0.8], ddof=1) / np.sqrt(3)
-    assert row["final"] == f"0.700 ± {error:.3f}" and row["start"] == "0.400 ± 0.000" and row["seeds"] == "3"
-    assert row["final - first"] == f"0.100 ± {np.std([0.2, 0.0, 0.1], ddof=1) / np.sqrt(3):.3f}"
-    assert row["seconds a run"] == "4" and ablation.with_error([0.25]) == "0.250"
+    half = 4.3027 * np.std([0.7, 0.6, 0.8], ddof=1) / np.sqrt(3)
+    assert row["final"] == f"0.700 ± {half:.3f}" and row["start"] == "0.400 (all equal)" and row["seeds"] == "3"
+    assert row["final - first"] == f"0.100 ± {4.3027 * np.std([0.2, 0.0, 0.1], ddof=1) / np.sqrt(3):.3f}"
+    assert row["seconds a run"] == "4" and ablation.over_seeds([0.25]) == "0.250"
 
 
 @pytest.mark.slow
@@ -343,7 +359,8 @@ def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_
     assert sorted(path.name for path in parts.iterdir()) == ["base", "buffer_1", "buffer_2", "mask_False"]
     assert (tmp_path / "run" / "ablation.png").stat().st_size > 0
     table = (tmp_path / "run" / "table.md").read_text().splitlines()
-    assert len(table) == 2 + 2 + 3 and table[2].split("|")[3:] == table[6].split("|")[3:]  # the base, in both
+    assert "± is the half-width of the 95 % interval" in table[0] and table[1] == ""
+    assert len(table) == 4 + 2 + 3 and table[4].split("|")[3:] == table[8].split("|")[3:]  # the base, in both
 
 
 def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():

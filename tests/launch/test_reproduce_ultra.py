@@ -21,6 +21,7 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.refinement import SCORES
 from nlrl_jax.run.reports import ultra as report
 from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.statistics import estimate
 from tests.backends.server import Server, says
 from tests.launch import scripts
 
@@ -338,27 +339,31 @@ def test_every_method_runs_on_the_ant(tmp_path):
 def test_a_gain_is_of_the_base_agents_means_and_paired():
     ppo = np.array([[100.0, 110.0], [200.0, 190.0], [300.0, 330.0]])
     found = ultra_tables.gain(ppo + [[1.0, 3.0], [4.0, 4.0], [5.0, 7.0]], ppo)
-    assert (found.mean, found.trials) == (4.0, 3) and not found.is_noise
+    assert (found.mean, found.units) == (4.0, 3)
     assert np.isclose(found.error, np.sqrt((2**2 + 0 + 2**2) / 2 / 3))  # of 2, 4 and 6
-    assert str(found) == "+4.000 ± 1.155 (3 trials)"
-    noise = ultra_tables.gain(ppo + [[-9.0, -9.0], [9.0, 9.0], [3.0, 3.0]], ppo)
-    assert noise.is_noise and str(noise).endswith("(within noise)")
+    text = ultra_tables.gain_text
+    assert text(found) == "+4.000 ± 4.968 (within noise)"  # 3.5 standard errors, where t is 4.3
+    assert text(ultra_tables.gain(ppo + [[1.0, 3.0], [3.0, 3.0], [4.0, 4.0]], ppo)) == "+3.000 ± 2.484 (3 trials)"
+    assert text(ultra_tables.gain(ppo + [[90.0, 90.0], [110.0, 110.0], [100.0, 100.0]], ppo)) == "+100 ± 25 (3 trials)"
     alone = ultra_tables.gain(ppo[:1] + [[1.0, 3.0]], ppo[:1])  # the seeds of one agent
-    assert (alone.mean, alone.trials) == (2.0, 2) and np.isclose(alone.error, 1.0) and alone.is_noise
-    assert str(ultra_tables.gain(ppo[:1, :1] + 5, ppo[:1, :1])) == "+5.000 (single trial)"
+    assert (alone.mean, alone.units) == (2.0, 2) and np.isclose(alone.error, 1.0)
+    assert text(alone) == "+2 ± 13 (within noise)"
+    assert text(ultra_tables.gain(ppo[:1, :1] + 5, ppo[:1, :1])) == "+5.000 (single trial)"
+    assert ultra_tables.level(ppo[:1]) == "105 ± 64" and ultra_tables.level(ppo[:, :1]) == "200 ± 248"
+    assert ultra_tables.level(ppo[:1, :1]) == "100"
 
 
 @pytest.mark.slow
 def test_several_base_agents_are_refined_and_compared(tmp_path, done):
-    """The first is that of a run with one base agent; the standard error is over the agents."""
+    """The first is that of a run with one base agent; the interval is over the agents."""
     args = ("--bases=2", "--methods=PPO,ULTRA-RA", "--iterations=1")
     run(tmp_path / "run", *args)
     told = [outcomes(tmp_path / "run" / f"base_{n}") for n in range(2)]
     assert told[0]["PPO"]["before"] == outcomes(done)["PPO"]["before"] != told[1]["PPO"]["before"]
     ours, ppo = (np.array([one[name]["after"]["sampled"] for one in told]) for name in ("ULTRA-RA", "PPO"))
     each = (ours - ppo).mean(axis=1)
-    expected = ultra_tables.Gain(each.mean(), abs(each[0] - each[1]) / 2, 2)  # the standard error of two numbers
-    assert str(expected) in (tmp_path / "run" / "tables.md").read_text()
+    tables = (tmp_path / "run" / "tables.md").read_text()
+    assert ultra_tables.gain_text(estimate(each)) in tables and "over 2 base agents, each the mean" in tables
     assert sorted(path.name for path in (tmp_path / "run/base_1/PPO").glob("seed_*")) == ["seed_2", "seed_3"]
     run(tmp_path / "copied", *args, f"--base={tmp_path / 'run'}")
     assert [outcomes(tmp_path / "copied" / f"base_{n}") for n in range(2)] == told

@@ -57,11 +57,11 @@ def test_games_with_a_score_show_its_mean():
         [(True, 1.0), (False, 0.5), (False, 0.0)]
     )])  # fmt: skip
     (row,) = tables.main_table({"lac": {**made, "score": "score"}})
-    assert row["all (3)"] == "0.33 ± 0.33" and row["mean score"] == "0.50 ± 0.29"
+    assert row["all (3)"] == "0.33 [0.06, 0.79]" and row["mean score"] == "0.50 ± 1.24"
     assert tables.cost_table({"lac": made})[0]["invalid moves"] == "1.0"
     none = {**made, "episodes": [{**one, "reward": 0.0} for one in made["episodes"]]}
     (_, row) = tables.comparison_table({"lac": {**made, "score": "score"}, "rap": none}, ["rap"])
-    assert row["LAC − it"] == "+0.00 ± 0.00" and row["score: LAC − it"] == "+0.50 ± 0.29"
+    assert row["LAC − it"] == "+0.00 (all equal)" and row["score: LAC − it"] == "+0.50 ± 1.24"
     assert "mean score" not in tables.main_table({"lac": {**made, "score": ""}})[0]
 
 
@@ -84,31 +84,45 @@ def test_paired_difference():
     found = tables.paired(side(0), side(1))
     assert (found.only_first, found.only_second) == (6, 2)
     assert found.difference.mean == 0.25
-    assert found.difference.se == pytest.approx(np.std([1] * 6 + [-1] * 2 + [0] * 8, ddof=1) / 4)
-    assert found.verdict == "within noise" and str(found) == "+0.25 ± 0.17"
+    assert found.difference.error == pytest.approx(np.std([1] * 6 + [-1] * 2 + [0] * 8, ddof=1) / 4)
+    assert found.verdict == "within noise" and str(found) == "+0.25 ± 0.36"
     few = tables.paired(side(0, shift=12), side(1))  # the tasks 12 to 15 of both
-    assert few.difference.n == 4
+    assert few.difference.units == 4
     with pytest.raises(ValueError, match="no task in common"):
         tables.paired(side(0, shift=99), side(1))
     won, lost = (method([episode(s, ("", i)) for i in range(9)]) for s in (True, False))
     assert (tables.paired(won, lost).verdict, tables.paired(lost, won).verdict) == ("above", "below")
     assert tables.paired(won, won).verdict == "within noise"
     one = [method([episode(s)]) for s in (True, False)]
-    assert tables.paired(*one).verdict == "within noise"  # one task says nothing
+    assert tables.paired(*one).verdict == "not known"  # one task says nothing
+
+
+def test_a_task_counts_once_however_often_it_was_played():
+    side = lambda *won: method([episode(bool(w), ("", i)) for i, w in won])
+    often, other = side((0, 1), (0, 1), (0, 0), (1, 0)), side((0, 0), (1, 0), (1, 1))
+    found = tables.summarize(often)
+    assert (found["success"], found["tasks"]) == (pytest.approx(1 / 3), 2)
+    assert found["by_mission"][""] == pytest.approx([1 / 3, 1 / 3, 2])
+    compared = tables.paired(often, other)
+    assert compared.difference[:3] == pytest.approx(((2 / 3 - 1 / 2) / 2, (2 / 3 + 1 / 2) / 2, 2))
+    assert (compared.only_first, compared.only_second) == (1, 1)
 
 
 def test_q_with_time():
     episodes = [
         episode(True, q=(0, 1, 2)),
-        episode(True, q=(0, 5, 1, 3)),
+        episode(True, ("", 1), q=(0, 5, 1, 3)),
         episode(True, q=(2, 1)),  # too short
         episode(True, q=(1, 1, 1)),  # constant
         episode(False, q=(3, 2, 1, 0)),
     ]
     found = q_values.q_with_time(method(episodes))
     second = np.corrcoef(range(4), (0, 5, 1, 3))[0, 1]
-    assert found["successful"] == pytest.approx((np.mean([1, second]), np.std([1, second], ddof=1), 2, 7))
-    assert found["failed"].mean == pytest.approx(-1) and found["failed"].n == 1
+    assert found["successful"].mean[:3] == pytest.approx((np.mean([1, second]), (1 - second) / 2, 2))
+    assert found["successful"][1:] == pytest.approx((np.std([1, second], ddof=1), 2, 7))
+    half, std = 12.7062 * (1 - second) / 2, np.std([1, second], ddof=1)
+    assert str(found["successful"]) == f"{(1 + second) / 2:+.2f} ± {half:.2f}, deviation {std:.2f}"
+    assert found["failed"].mean.mean == pytest.approx(-1) and str(found["failed"]) == "-1.00"
     curves = q_values.q_curves(method(episodes), points=3)
     np.testing.assert_allclose(curves["successful"], [[0, 1, 2], [0, 3, 3], [1, 1, 1]])
     np.testing.assert_allclose(curves["failed"], [[3, 1.5, 0]])
@@ -144,19 +158,20 @@ def test_tables_of_a_run():
     found = results()
     main = tables.main_table(found)
     assert [list(row.values()) for row in main[:2]] == [
-        ["LAC", "0.50 ± 0.22", "1.00 ± 0.00", "0.00 ± 0.00"],
-        ["LAC without critic", "0.00 ± 0.00", "0.00 ± 0.00", "0.00 ± 0.00"],
+        ["LAC", "0.50 [0.19, 0.81]", "1.00 [0.44, 1.00]", "0.00 [0.00, 0.56]"],
+        ["LAC without critic", "0.00 [0.00, 0.39]", "0.00 [0.00, 0.56]", "0.00 [0.00, 0.56]"],
     ]
     assert list(main[0]) == ["", "all (6)", "open (3)", "muddy (3)"]
     assert tables.ablations(found) == ["lac_no_critic", "critic_only"]
     planners = tables.comparison_table(found, ["react_think", "rap"])
     assert [row[""] for row in planners] == ["LAC", "ReAct", "RAP"]
-    assert planners[1]["LAC − it"] == "+0.50 ± 0.22" and planners[1]["LAC is"] == "above"
+    assert planners[1]["LAC − it"] == "+0.50 ± 0.57" and planners[1]["LAC is"] == "within noise"  # p = .08
     assert tables.comparison_table(found, []) == tables.comparison_table(results("rap"), ["rap"]) == []
     costs = {row["per task"]: row for row in tables.cost_table(found)}
     assert costs["LAC"]["moves of successes"] == "2.0" and costs["RAP"]["moves of successes"] == "–"
-    assert page.sentence(found) == "LAC solves 0.50 ± 0.22 of 6 tasks, +0.50 ± 0.22 against the best planner (ReAct)"
-    assert page.sentence(results("rap")) == "RAP solves 0.00 ± 0.00 of 6 tasks"
+    compared = "+0.50 ± 0.57 against the best planner (ReAct): within noise"
+    assert page.sentence(found) == f"LAC solves 0.50 [0.19, 0.81] of 6 tasks, {compared}"
+    assert page.sentence(results("rap")) == "RAP solves 0.00 [0.00, 0.39] of 6 tasks"
 
 
 def test_sweeps_are_a_row_per_variant_and_a_column_per_model():
@@ -164,8 +179,8 @@ def test_sweeps_are_a_row_per_variant_and_a_column_per_model():
     names = [("nano", "1/2"), ("nano", "1"), ("smollm2", "1")]
     rows = tables.sweep_table({name: summary(i / 10) for i, name in enumerate(names)}, "alpha")
     assert rows == [
-        {"alpha": "1/2", "nano": "0.00 ± 0.05"},
-        {"alpha": "1", "nano": "0.10 ± 0.05", "smollm2": "0.20 ± 0.05"},
+        {"alpha": "1/2", "nano": "0.00 ± 0.10"},  # 2.01 standard errors
+        {"alpha": "1", "nano": "0.10 ± 0.10", "smollm2": "0.20 ± 0.10"},
     ]
 
 
@@ -200,7 +215,8 @@ def test_page(tmp_path):
     assert "LAC is right against its prior; LAC without critic fails" in text
     assert text.index("Whom the improved policy follows") < text.index("Curves") < text.index("decision by decision")
     markdown = (tmp_path / "table.md").read_text()
-    assert "| LAC | 0.50 ± 0.22 | 1.00 ± 0.00 |" in markdown and "# Ablations and variants" in markdown
+    assert "| LAC | 0.50 [0.19, 0.81] | 1.00 [0.44, 1.00] |" in markdown and "# Ablations and variants" in markdown
+    assert markdown.count("± is the half-width of the 95 % interval") == 3  # over the tables that have any
     assert all(
         (tmp_path / name).stat().st_size > 5000 for name in ("success.png", "ablations.png", "cost.png", "q.png")
     )

@@ -10,7 +10,8 @@ import numpy as np
 
 from nlrl_jax.run import loop
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
-from nlrl_jax.run.plots import Series, standard_error
+from nlrl_jax.run.plots import Series
+from nlrl_jax.statistics import estimate
 
 
 def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
@@ -21,8 +22,9 @@ def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, An
     pace = float(np.median(seconds[~there])) / len(folders)  # iterations without evaluation; all seeds share one
     start, final = result["before"][game], np.array(result["after"][game])
     ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
-    row = {"start": f"{start:.3f}", "final": with_error(final), "best of a run": with_error(ys.max(axis=1))}
-    row |= {"worst": f"{final.min():.3f}", "best": f"{final.max():.3f}", "s/iteration": f"{pace:.3f}"}
+    row = {"start": f"{start:.3f}", "final": over_seeds(final), "best of a run": over_seeds(ys.max(axis=1))}
+    row |= {"worst": f"{final.min():.3f}", "best": f"{final.max():.3f}"}
+    row |= {"seeds": str(len(final)), "s/iteration": f"{pace:.3f}"}
     return Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys), row
 
 
@@ -31,8 +33,7 @@ def in_iterations(
 ) -> tuple[Series, dict[str, str]]:
     """(the metric against iterations, a row of the table) of NLRL's runs under several seeds.
 
-    ± is the standard error over the seeds; with one seed there is none. "of": positions that the last accuracy is
-    measured on, and at the authors' threshold too, as the runs kept them.
+    The last accuracy is also that at the authors' threshold, as the runs kept it.
     """
     runs = [read_metrics(folder) for folder in folders]
     there = np.isfinite(runs[0][f"eval/{metric}"])
@@ -41,15 +42,14 @@ def in_iterations(
     numbers |= {"final - first": ys[:, -1] - ys[:, 1]}
     for name in ("accuracy_0.2", "answered", "answered_0.2"):
         numbers |= {name: [one["after"][name] for one in stored]} if name in stored[0]["after"] else {}
-    row = {name: with_error(values) for name, values in numbers.items()} | {"seeds": str(len(stored))}
+    row = {name: over_seeds(values) for name, values in numbers.items()} | {"seeds": str(len(stored))}
     row["seconds a run"] = f"{np.mean([read_metrics(folder, TIMINGS)['seconds'].sum() for folder in folders]):.0f}"
     return Series(label, [0, *(runs[0]["iteration"][there] + 1)], ys), row
 
 
-def with_error(values: Sequence[float]) -> str:
-    """ "mean ± standard error" over seeds; the mean alone of one."""
-    mean = f"{np.mean(values):.3f}"
-    return f"{mean} ± {standard_error(values):.3f}" if len(values) > 1 else mean
+def over_seeds(values: Sequence[float]) -> str:
+    """The mean over seeds, with its ±."""
+    return estimate(values).text(".3f")
 
 
 def beside(folders: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, str]]:
@@ -59,7 +59,7 @@ def beside(folders: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, st
         for name in stored[0].get("beside", {}):
             columns = ("accuracy", "answered", "accuracy_0.2", "answered_0.2")
             there = [column for column in columns if column in stored[0]["beside"][name]]
-            values = {column: with_error([one["beside"][name][column] for one in stored]) for column in there}
+            values = {column: over_seeds([one["beside"][name][column] for one in stored]) for column in there}
             row = {"who": name, **values, "seeds": str(len(stored))}
             if not any(row.items() <= other.items() for other in rows):  # of another setting with the same positions
                 rows.append({"positions of": label, **row})

@@ -11,7 +11,8 @@ from nlrl_jax.run.plots import Bar, Point, Series, bars, compare, points
 from nlrl_jax.run.report import Table, markdown, write_report
 from nlrl_jax.run.reports import lac_q, lac_tables
 from nlrl_jax.run.reports.lac_stories import choose, story
-from nlrl_jax.run.reports.lac_tables import Estimate, Results, title
+from nlrl_jax.run.reports.lac_tables import Results, title
+from nlrl_jax.statistics import header
 
 QUESTION = "Do Q-values from a model's words GOOD and BAD, behind futures that it imagines, improve its own policy?"
 BY_RULE = (
@@ -29,8 +30,9 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
     method has Q-values.
     """
     summaries = {name: lac_tables.summarize(result) for name, result in results.items()}
-    bar = lambda name, mean, se, n: Bar(title(name), mean, se if se == se else 0.0)
-    whole = lambda names: [bar(name, summaries[name]["success"], summaries[name]["success_se"], 0) for name in names]
+    success = {name: lac_tables.success_of(summary) for name, summary in summaries.items()}
+    bar = lambda name, estimate: Bar(title(name), estimate.mean, estimate.arms)
+    whole = lambda names: [bar(name, success[name]) for name in names]
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name not in variants]
     apart = bool(variants) and planners not in ([], ["lac"])
@@ -38,22 +40,18 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
     panels = {"all tasks": whole(first)}
     scores = {name: result["score"] for name, result in results.items() if result.get("score") and name in first}
     if scores:
-        mean = lambda name: bar(name, summaries[name]["reward"], summaries[name]["reward_se"], 0)
-        panels[f"mean {next(iter(scores.values()))}"] = [mean(name) for name in scores]
+        panels[f"mean {next(iter(scores.values()))}"] = [bar(n, lac_tables.reward_of(summaries[n])) for n in scores]
     kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
     if len(kinds) > 1:
-        by = {name: summaries[name]["by_mission"] for name in first}
-        panels |= {kind: [bar(name, *by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
+        by = {name: lac_tables.success_by_mission(summaries[name]) for name in first}
+        panels |= {kind: [bar(name, by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
     drawn = [bars(panels, run_dir / "success.png", "success or score" if scores else "success")]
     if apart:
         selected = [name for name in results if name in variants or name == "lac"]
         drawn.append(bars({"variants of LAC, all tasks": whole(selected)}, run_dir / "ablations.png", "success"))
     costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
     panels = {
-        label: [
-            Point(title(name), s[key], s["success"], bar(name, 0, s["success_se"], 0).error)
-            for name, s in summaries.items()
-        ]
+        label: [Point(title(name), s[key], success[name].mean, success[name].arms) for name, s in summaries.items()]
         for key, label in costs.items()
     }
     drawn.append(points(panels, run_dir / "cost.png", "success"))
@@ -73,11 +71,11 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
 
 def sentence(results: Results) -> str:
     """The result in a sentence: LAC's success, and by how much it is above the best of the others."""
-    success = {name: Estimate.of([e["success"] for e in result["episodes"]]) for name, result in results.items()}
+    success = {name: lac_tables.over_tasks(result["episodes"]) for name, result in results.items()}
     first = "lac" if "lac" in results else max(success, key=lambda name: success[name].mean, default="")
     if not first:
         return ""
-    sentence = f"{title(first)} solves {success[first]} of {success[first].n} tasks"
+    sentence = f"{title(first)} solves {success[first]} of {success[first].units} tasks"
     planners = [name for name in success if name != first and name not in lac_tables.ablations(results)]
     others = planners or [name for name in success if name != first]
     if not others:
@@ -85,8 +83,13 @@ def sentence(results: Results) -> str:
     best = max(others, key=lambda name: success[name].mean)
     compared = lac_tables.paired(results[first], results[best])
     which = "the next best method" if not planners else "the best planner"
-    noise = ": within noise" if compared.verdict == "within noise" else ""
+    noise = "" if compared.verdict in ("above", "below") else f": {compared.verdict}"
     return f"{sentence}, {compared} against {which} ({title(best)}){noise}"
+
+
+def explained() -> str:
+    """What the first table's numbers are."""
+    return f"Share of tasks solved, of as many as the column's head says. {header('these tasks', shares=True)}"
 
 
 def tables(results: Results) -> list[Table]:
@@ -94,8 +97,8 @@ def tables(results: Results) -> list[Table]:
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name != "lac" and name not in variants]
     differences = (
-        "Differences are over the same tasks, with the standard error of the paired difference; less than two standard "
-        "errors is called noise."
+        f"{header('the tasks of both', shares=True)} Differences are paired task by task; within noise are those whose "
+        "interval holds 0."
     )
     made = [
         Table("LAC against the planners", lac_tables.comparison_table(results, planners), differences),
@@ -110,7 +113,7 @@ def tables(results: Results) -> list[Table]:
             "Q along time",
             lac_q.correlation_table(results),
             "Pearson correlation of the Q of the action taken with the number of the move, within each episode of at "
-            "least three moves: mean ± deviation over episodes.",
+            "least three moves: mean, interval and standard deviation over tasks. The paper's ± is its deviation.",
         ),
         Table(
             "Whom the improved policy follows",
@@ -151,7 +154,7 @@ def write(
       The page's path.
     """
     main, more = lac_tables.main_table(results), tables(results)
-    parts = [f"# Success\n\n{markdown(main)}"]
+    parts = [f"# Success\n\n{explained()}\n\n{markdown(main)}"]
     parts += [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in more]
     write_atomically(run_dir / "table.md", "\n".join(parts))
     return write_report(
@@ -163,8 +166,7 @@ def write(
         curves=figures(results, run_dir),
         notes=[
             *([BY_RULE] if by_rule else []),
-            "Share of tasks solved, ± the standard error over the tasks, whose number is in brackets. A share of 0 or "
-            "1 has no spread, which does not mean that it is exact.",
+            explained(),
             *usage_lines,
         ],
         headline=sentence(results),

@@ -11,18 +11,11 @@ import numpy as np
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import write_report
 from nlrl_jax.run.reports.lac_stories import choose, story
-from nlrl_jax.run.reports.lac_tables import Estimate, Result, Rows, title
+from nlrl_jax.run.reports.lac_tables import Result, Rows, over_tasks, title
+from nlrl_jax.statistics import Estimate, header
 
 TEACHER = "teacher"
 Row = Mapping[str, float]
-
-
-def success(result: Result) -> Estimate:
-    """Share of a play's tasks that were solved, over tasks; several episodes of one task are one number."""
-    tasks: dict[tuple, list[bool]] = {}
-    for one in result["episodes"]:
-        tasks.setdefault(tuple(one["task"]), []).append(one["success"])
-    return Estimate.of([np.mean(row) for row in tasks.values()])
 
 
 def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: float) -> dict[str, float]:
@@ -35,7 +28,8 @@ def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: flo
     """
     row = {"tokens_before": spent}
     for name, result in played.items():
-        row[f"{name}/success"], row[f"{name}/success_se"], row[f"{name}/tasks"] = success(result)
+        solved = over_tasks(result["episodes"])
+        row |= {f"{name}/success": solved.mean, f"{name}/success_se": solved.error, f"{name}/tasks": solved.units}
         row[f"{name}/steps"] = float(np.mean([one["moves"] for one in result["episodes"]]))
         row[f"{name}/tokens"] = sum(result["tokens"].values()) / len(result["episodes"])
     row["played_tokens"] = float(sum(played[TEACHER]["tokens"].values()))
@@ -49,9 +43,10 @@ def methods(rows: Sequence[Row]) -> list[str]:
 
 def table(rows: Sequence[Row], teacher: str) -> Rows:
     """A row per round."""
-    labels = {name: f"{teacher}, fresh tasks" if name == TEACHER else f"{name}, held out" for name in methods(rows)}
+    kind = lambda name: f"{teacher}, fresh" if name == TEACHER else f"{name}, held out"
+    labels = {name: f"{kind(name)} ({rows[0][f'{name}/tasks']:.0f} tasks)" for name in methods(rows)}
     keys = ("success", "success_se", "tasks")
-    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys)) if f"{name}/success" in row else ""
+    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys), True) if f"{name}/success" in row else ""
     return [
         {
             "rounds": k,
@@ -107,9 +102,10 @@ def write(
         summary=table(rows, teacher),
         curves=[picture],
         notes=[
-            "Share of tasks solved, ± the standard error over tasks. Fresh tasks are those of the round, held-out "
-            "tasks the same in every round. Tokens are those read and written in play, whole prompts counted each "
-            "time, and those read in fine-tuning, passes counted; held-out tasks cost none.",
+            f"Share of tasks solved. {header('tasks', shares=True)} The prior is one, so it says nothing about another "
+            "training of it. Fresh tasks are those of the round, held-out tasks the same in every round. Tokens are "
+            "those read and written in play, whole prompts counted each time, and those read in fine-tuning, passes "
+            "counted; held-out tasks cost none.",
             *usage_lines,
         ],
         headline=headline(rows, teacher),

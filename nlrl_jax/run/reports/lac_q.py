@@ -9,6 +9,7 @@ import numpy as np
 
 from nlrl_jax.roles.dialogues import THINK, THINK_REPLY
 from nlrl_jax.run.reports.lac_tables import Result, Results, Rows, title
+from nlrl_jax.statistics import Estimate, by_unit, deviation, estimate
 
 SHORTEST = 3  # moves of the shortest trajectory that has a correlation
 # Tables 1 and 2: ALFWorld, 134 tasks. (Case, share, confidence of the prior, of Q, of the improved policy.)
@@ -78,15 +79,19 @@ def q_along(episode: Mapping[str, Any]) -> np.ndarray:
 
 
 class Correlation(NamedTuple):
-    """Pearson correlation of Q with time: mean and deviation over n trajectories, which have `moves` moves together."""
+    """Pearson correlation of Q with time, of n trajectories, which have `moves` moves together.
 
-    mean: float
+    Attributes:
+      mean: over tasks. std: the deviation over them.
+    """
+
+    mean: Estimate
     std: float
     n: int
     moves: int
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.std:.2f}" if self.n > 1 else f"{self.mean:+.2f}" if self.n else "–"
+        return self.mean.text("+.2f") + f", deviation {self.std:.2f}" * (self.mean.units > 1)
 
 
 def q_with_time(result: Result) -> dict[str, Correlation]:
@@ -96,12 +101,12 @@ def q_with_time(result: Result) -> dict[str, Correlation]:
     """
     found = {}
     for name, success in (("successful", True), ("failed", False)):
-        curves = [q_along(e) for e in result["episodes"] if e["success"] == success]
-        curves = [q for q in curves if len(q) >= SHORTEST and np.ptp(q) > 1e-9]
-        values = [float(np.corrcoef(np.arange(len(q)), q)[0, 1]) for q in curves]
-        mean = float(np.mean(values)) if values else np.nan
-        std = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
-        found[name] = Correlation(mean, std, len(values), sum(map(len, curves)))
+        curves = [(tuple(e["task"]), q_along(e)) for e in result["episodes"] if e["success"] == success]
+        curves = [(task, q) for task, q in curves if len(q) >= SHORTEST and np.ptp(q) > 1e-9]
+        values = [float(np.corrcoef(np.arange(len(q)), q)[0, 1]) for _, q in curves]
+        tasks = [task for task, _ in curves]
+        std = float(deviation(list(by_unit(values, tasks).values())))
+        found[name] = Correlation(estimate(values, tasks), std, len(values), sum(len(q) for _, q in curves))
     return found
 
 

@@ -5,8 +5,8 @@ Pure functions of finished methods, as they stand in RUN_DIR/episodes/METHOD.jso
     {"method": "lac", "seconds": 71.2, "problems": {"policy/no action": 3}, "calls": {"policy": 120},
      "tokens": {"read": 9000, "written": 800}, "episodes": [...]}
 
-See `run.planning.as_json` for an episode. Standard errors are over tasks: deviation of the sample / sqrt(tasks), nan
-for one task. Where all outcomes are equal they are 0, which says nothing about other tasks.
+See `run.planning.as_json` for an episode. Intervals are over tasks (`nlrl_jax.statistics`), each of which counts once
+however often it was played: the model is one, so they say nothing about another training of it.
 """
 
 from __future__ import annotations
@@ -16,35 +16,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nlrl_jax import statistics
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.run.plots import standard_error
+from nlrl_jax.statistics import Estimate, by_unit, estimate
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
 Rows = list[dict[str, Any]]
 
-NOISE = 2.0  # standard errors; a smaller difference is called noise
+
+def tasks_of(episodes: Sequence[Mapping[str, Any]]) -> list[tuple]:
+    """The task of each episode."""
+    return [tuple(e["task"]) for e in episodes]
 
 
-class Estimate(NamedTuple):
-    """A mean over n tasks and its standard error, nan where there are too few."""
-
-    mean: float
-    se: float
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """The mean of values, one per task."""
-        x = np.asarray(values, float)
-        mean = float(x.mean()) if x.size else np.nan
-        return cls(mean, standard_error(x), x.size)
-
-    def __str__(self) -> str:
-        if not self.n:
-            return "–"
-        return f"{self.mean:.2f} ± {self.se:.2f}" if np.isfinite(self.se) else f"{self.mean:.2f}"
+def over_tasks(episodes: Sequence[Mapping[str, Any]], field: str = "success") -> Estimate:
+    """The mean of a field of the episodes; several episodes of one task are one number."""
+    return estimate([e[field] for e in episodes], tasks_of(episodes), field == "success")
 
 
 def title(name: str) -> str:
@@ -62,34 +51,46 @@ def summarize(result: Result) -> dict[str, Any]:
     """
     episodes = result["episodes"]
     won = [e for e in episodes if e["success"]]
-    success, reward = (Estimate.of([e[name] for e in episodes]) for name in ("success", "reward"))
+    success, reward = over_tasks(episodes), over_tasks(episodes, "reward")
     kinds = dict.fromkeys(e["task"][0] for e in episodes)
     n = max(len(episodes), 1)
+    mean = lambda values: estimate(values).mean
     return {
         "success": success.mean,
-        "success_se": success.se,
+        "success_se": success.error,
         "reward": reward.mean,
-        "reward_se": reward.se,
-        "by_mission": {kind: list(Estimate.of(_successes(episodes, kind))) for kind in kinds},
-        "steps": Estimate.of([e["moves"] for e in episodes]).mean,
-        "steps_of_successes": Estimate.of([e["moves"] for e in won]).mean,
-        "above_optimal": Estimate.of([e["moves"] - e["optimal"] for e in won if e["optimal"] >= 0]).mean,
+        "reward_se": reward.error,
+        "by_mission": {kind: list(over_tasks([e for e in episodes if e["task"][0] == kind])[:3]) for kind in kinds},
+        "steps": mean([e["moves"] for e in episodes]),
+        "steps_of_successes": mean([e["moves"] for e in won]),
+        "above_optimal": mean([e["moves"] - e["optimal"] for e in won if e["optimal"] >= 0]),
         "tokens": (result["tokens"]["read"] + result["tokens"]["written"]) / n,
         "seconds": result["seconds"] / n,
-        "tasks": len(episodes),
+        "tasks": success.units,
     }
 
 
-def _successes(episodes: Sequence[Mapping[str, Any]], kind: str) -> list[bool]:
-    return [e["success"] for e in episodes if e["task"][0] == kind]
+def success_of(summary: Mapping[str, Any]) -> Estimate:
+    """Of what `summarize` returned."""
+    return Estimate(summary["success"], summary["success_se"], summary["tasks"], True)
+
+
+def success_by_mission(summary: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Of what `summarize` returned."""
+    return {kind: Estimate(*numbers, True) for kind, numbers in summary["by_mission"].items()}
+
+
+def reward_of(summary: Mapping[str, Any]) -> Estimate:
+    """Of what `summarize` returned."""
+    return Estimate(summary["reward"], summary["reward_se"], summary["tasks"])
 
 
 class Comparison(NamedTuple):
     """Success of one method minus another's (or its reward), on the same tasks.
 
     Attributes:
-      difference: with the standard error of the paired difference.
-      only_first, only_second: tasks that only one of them solved.
+      difference: paired task by task.
+      only_first, only_second: tasks that only one of them solved, or solved more often.
     """
 
     difference: Estimate
@@ -98,15 +99,11 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """ "above", "below", or "within noise" (two standard errors, or an error that is not known)."""
-        mean, se, _ = self.difference
-        if not mean or not abs(mean) > NOISE * se:
-            return "within noise"
-        return "above" if mean > 0 else "below"
+        """Of `Estimate.verdict`."""
+        return self.difference.verdict
 
     def __str__(self) -> str:
-        mean, se, _ = self.difference
-        return f"{mean:+.2f} ± {se:.2f}" if np.isfinite(se) else f"{mean:+.2f}"
+        return self.difference.text("+.2f")
 
 
 def paired(a: Result, b: Result, field: str = "success") -> Comparison:
@@ -115,13 +112,13 @@ def paired(a: Result, b: Result, field: str = "success") -> Comparison:
     Raises:
       ValueError: there is none.
     """
-    first, second = ({tuple(e["task"]): e for e in result["episodes"]} for result in (a, b))
-    both = [(first[task], second[task]) for task in first if task in second]
+    by_task = lambda result, name: by_unit([e[name] for e in result["episodes"]], tasks_of(result["episodes"]))
+    won, values = ([by_task(result, name) for result in (a, b)] for name in ("success", field))
+    both = [task for task in values[0] if task in values[1]]
     if not both:
         raise ValueError(f"{a['method']} and {b['method']} have no task in common; compare runs with the same --seed")
-    won = [(x["success"], y["success"]) for x, y in both]
-    difference = Estimate.of([float(x[field]) - float(y[field]) for x, y in both])
-    return Comparison(difference, sum(x and not y for x, y in won), sum(y and not x for x, y in won))
+    difference = statistics.paired(*([side[task] for task in both] for side in values))
+    return Comparison(difference, *(sum(x[task] > y[task] for task in both) for x, y in (won, won[::-1])))
 
 
 def main_table(results: Results) -> Rows:
@@ -129,11 +126,10 @@ def main_table(results: Results) -> Rows:
     rows = []
     for name, result in results.items():
         summary = summarize(result)
-        by = {f"{kind} ({n})": str(Estimate(mean, se, n)) for kind, (mean, se, n) in summary["by_mission"].items()}
-        whole = Estimate(summary["success"], summary["success_se"], summary["tasks"])
-        score = Estimate(summary["reward"], summary["reward_se"], summary["tasks"])
-        scored = {f"mean {result['score']}": str(score)} if result.get("score") else {}
-        rows.append({"": title(name), f"all ({whole.n})": str(whole), **scored, **(by if len(by) > 1 else {})})
+        by = {f"{kind} ({one.units})": str(one) for kind, one in success_by_mission(summary).items()}
+        whole = success_of(summary)
+        scored = {f"mean {result['score']}": str(reward_of(summary))} if result.get("score") else {}
+        rows.append({"": title(name), f"all ({whole.units})": str(whole), **scored, **(by if len(by) > 1 else {})})
     return rows
 
 
@@ -146,14 +142,14 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
     """LAC against other methods, task by task (Figures 2 and 4). [] where nothing is to be compared."""
     if first not in results or not names:
         return []
-    rows: Rows = [{"": title(first), "success": str(_success(results[first]))}]
+    rows: Rows = [{"": title(first), "success": str(over_tasks(results[first]["episodes"]))}]
     for name in names:
         compared, score = paired(results[first], results[name]), results[first].get("score")
         rewards = paired(results[first], results[name], "reward") if score else None
         rows.append(
             {
                 "": title(name),
-                "success": str(_success(results[name])),
+                "success": str(over_tasks(results[name]["episodes"])),
                 f"{title(first)} − it": str(compared),
                 f"only {title(first)} solved": compared.only_first,
                 "only it solved": compared.only_second,
@@ -162,10 +158,6 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
             }
         )
     return rows
-
-
-def _success(result: Result) -> Estimate:
-    return Estimate.of([e["success"] for e in result["episodes"]])
 
 
 def cost_table(results: Results) -> Rows:
@@ -212,5 +204,5 @@ def sweep_table(summaries: Mapping[tuple[str, str], Mapping[str, Any]], variant:
     rows: dict[str, dict[str, Any]] = {}
     for (model, name), one in summaries.items():
         row = rows.setdefault(name, {variant: name})
-        row[model] = str(Estimate(one["success"], one["success_se"], one["tasks"]))
+        row[model] = str(success_of(one))
     return list(rows.values())

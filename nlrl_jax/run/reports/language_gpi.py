@@ -14,6 +14,7 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.gpi import GPIRoles
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.statistics import Estimate, deviation, estimate, header
 from nlrl_jax.types import LanguageModel, Sampling
 
 # {maze: {row: what `run_language_gpi.play` returned}}
@@ -62,12 +63,17 @@ def summarize(result: dict[str, Any]) -> dict[str, float]:
     means = np.mean(result["returns"], axis=1)
     summary = {
         "return": float(means.mean()),
-        "return_std": float(means.std()),
+        "return_std": float(deviation(means)),
         "solved": float(np.mean(result["solved"])),
         "steps": float(np.mean(result["steps"])),
     }
     calls = {f"calls/{role}": float(count) for role, count in result["calls"].items()}
     return summary | calls | {f"problems/{name}": float(count) for name, count in result["problems"].items()}
+
+
+def mean_return(result: dict[str, Any]) -> Estimate:
+    """Over the seeds of play, which share their starts."""
+    return estimate(np.mean(result["returns"], axis=1))
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -77,7 +83,7 @@ def table(results: Results) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"": Row.of(name).title}
         for maze, finished in results.items():
             summary = summarize(finished[name])
-            line[f"return {maze}"] = f"{summary['return']:.2f} ± {summary['return_std']:.2f}"
+            line[f"return {maze}"] = str(mean_return(finished[name]))
             if name in PAPER:
                 line[f"paper {maze}"] = PAPER[name].get(maze, "")
             line[f"solved {maze}"] = f"{summary['solved']:.0%}"
@@ -86,6 +92,12 @@ def table(results: Results) -> list[dict[str, Any]]:
             )
         rows.append(line)
     return rows
+
+
+def explained(results: Results) -> str:
+    """What the table's numbers are."""
+    seeds = len(next(iter(next(iter(results.values())).values()))["returns"])
+    return f"Mean return over the starts. {header('seeds of play', seeds)}"
 
 
 def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
@@ -121,7 +133,7 @@ def write(
 ) -> pathlib.Path:
     """table.md, the figure and the page."""
     rows = table(results)
-    write_atomically(run_dir / "table.md", markdown(rows))
+    write_atomically(run_dir / "table.md", f"{explained(results)}\n\n{markdown(rows)}")
     ends = {maze: first_and_last(list(finished)) for maze, finished in results.items()}
     problems = Counter()
     for result in (result for finished in results.values() for result in finished.values()):
@@ -137,8 +149,7 @@ def write(
         before=[results[maze][first]["episode"] for maze, (first, _) in ends.items()],
         after=[results[maze][last]["episode"] for maze, (_, last) in ends.items()],
         notes=[
-            "Mean return over the starts, ± its deviation over the seeds. The paper's numbers are gpt-4o-mini's; its "
-            "medium maze has another goal than ours.",
+            f"{explained(results)} The paper's numbers are gpt-4o-mini's; its medium maze has another goal than ours.",
             f"Problems with replies, by role: {counts}. Where no action could be read a random one was taken.",
             *notes,
             "Under each turn: the evaluation of each action and the improvement's reply to them; the look-ahead behind "

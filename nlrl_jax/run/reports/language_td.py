@@ -14,6 +14,7 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.records import Exchange, exchange
 from nlrl_jax.run.report import write_report
+from nlrl_jax.statistics import header, share
 
 TARGETS, POSITIONS = 4, 8  # on the page: per iteration; judged
 
@@ -59,10 +60,9 @@ def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[s
         row = {"who": name}
         for n, threshold in enumerate(thresholds):
             suffix = f"_{threshold:g}" if n else ""
-            accuracy, error, answered, positions = (
-                judged[f"{what}{suffix}"] for what in ("accuracy", "standard_error", "answered", "positions")
-            )
-            row[f"right at {threshold:g}"] = f"{accuracy:.3f} ± {error:.3f}"
+            accuracy, answered, positions = (judged[f"{x}{suffix}"] for x in ("accuracy", "answered", "positions"))
+            named = round(answered * positions)
+            row[f"right at {threshold:g}"] = share(round(accuracy * named), named).text(".3f")
             row[f"answered of {positions:.0f}"] = f"{answered:.3f}"
         rows.append(row)
     return rows
@@ -100,6 +100,10 @@ def write(
         config=config,
         summary=table(stored, thresholds),
         curves=[picture],
-        notes=["± is the standard error of a share of independent positions.", *notes],
+        notes=[
+            f"{header('the positions where a side was named, all different', shares=True)} Some are of one game, which "
+            "it does not count, and the value model is one, so it says nothing about another training of it.",
+            *notes,
+        ],
         exchanges=exchanges,
     )

@@ -16,7 +16,7 @@ from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.pictures import Case
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import write_report
-from nlrl_jax.run.reports.ultra_tables import Scores, headings, headline, main_score, rounded
+from nlrl_jax.run.reports.ultra_tables import Scores, headings, headline, main_score, rounded, trials_header
 from nlrl_jax.types import ControlGame
 
 QUESTION = "Does an analyst's guidance on critical states help to refine a sub-optimal agent, and by how much?"
@@ -101,11 +101,10 @@ def explained(score: str, config: Mapping[str, Any], bases: int, continuous: boo
     each = "1 seed" if config["seeds"] == 1 else f"{config['seeds']} seeds"
     trials = f"{bases} base agents with {each} each" if bases > 1 else f"{each} of one base agent"
     by = headings(continuous)[main_score(continuous)]
-    over = "base agents" if bases > 1 else "seeds, so they speak of this base agent alone"
     return (
         f"Scores: {score}, mean over {config['eval_episodes']} episodes, {trials}. All agents play without the lookup "
-        f"table. ± is one standard error over the {over}. Gains over PPO are by {by}, "
-        "paired by base agent and seed; within noise are those of at most two standard errors."
+        f"table. {trials_header(bases, config['seeds'])} Gains over PPO are by {by}, paired by base agent and seed; "
+        "within noise are those whose interval holds 0."
     )
 
 

@@ -1,70 +1,62 @@
-"""ULTRA's tables: both scores of every method, and its gain over continued PPO with a standard error.
+"""ULTRA's tables: both scores of every method, and its gain over continued PPO with its interval.
 
 The seeds of one base agent share that agent, so they are no independent trials of a method. A method is compared with
 PPO on the same base agent and seed (the same new games and minibatches), these differences are averaged over the seeds,
-and the standard error is that of the base agents' means. Where a run has a single base agent, it is that of the seeds,
-and speaks of this agent alone; with a single trial there is none.
+and the interval is over the base agents' means. Where a run has a single base agent, it is over the seeds, and speaks
+of this agent alone; with a single trial there is none.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from nlrl_jax.algorithms.refiners import methods as refiners
-from nlrl_jax.run.plots import standard_error
+from nlrl_jax.statistics import Estimate, estimate, header, paired
 
 # method -> score -> [bases, seeds]
 Scores = Mapping[str, Mapping[str, np.ndarray]]
 _LEVEL = {"greedy": "most likely action", "sampled": "sampled action"}
 
 
-class Gain(NamedTuple):
-    """A mean difference, its standard error (nan of a single trial) and the number of trials it is of."""
-
-    mean: float
-    error: float
-    trials: int
-
-    @property
-    def is_noise(self) -> bool:
-        """Within two standard errors of 0, or not known."""
-        return not abs(self.mean) > 2 * self.error
-
-    def __str__(self) -> str:
-        alone = math.isnan(self.error)
-        mean = rounded(self.mean, self.mean if alone else self.error)
-        error = "" if alone else f" ± {rounded(self.error)}"
-        known = "within noise" if self.is_noise else f"{self.trials} trials"
-        if self.trials < 3:  # two numbers may lie close together by chance
-            known = "single trial" if self.trials < 2 else "2 trials, too few to tell"
-        return f"{'' if mean.startswith('-') else '+'}{mean}{error} ({known})"
+def _trials(scores: np.ndarray) -> np.ndarray:
+    """[bases, seeds], the independent number that each score is a part of: its base, or its seed of a single base."""
+    return np.indices(np.shape(scores))[0 if len(scores) > 1 else 1].ravel()
 
 
-def trials(scores: np.ndarray) -> np.ndarray:
-    """The independent numbers in scores [bases, seeds]: the bases' means, or the seeds of a single base."""
-    return scores.mean(axis=1) if len(scores) > 1 else scores[0]
-
-
-def gain(scores: np.ndarray, others: np.ndarray) -> Gain:
+def gain(scores: np.ndarray, others: np.ndarray) -> Estimate:
     """Of a method over another one, paired by base agent and seed: [bases, seeds] each."""
-    each = trials(np.asarray(scores) - np.asarray(others))
-    return Gain(float(each.mean()), standard_error(each), len(each))
+    return paired(scores, others, _trials(scores))
+
+
+def gain_text(found: Estimate) -> str:
+    """ "+77 ± 89 (within noise)", "+4.000 ± 4.968 (not known)"; of clear gains the number of trials instead."""
+    known = f"{found.units} trials" if found.verdict in ("above", "below") else found.verdict
+    spec = _format(found.half if found.half > 0 else found.mean)
+    return f"{found.text('+' + spec, _format(found.half))} ({'single trial' if found.units < 2 else known})"
 
 
 def level(scores: np.ndarray) -> str:
-    """Mean ± standard error over the independent trials."""
-    each = trials(np.asarray(scores))
-    error = f" ± {rounded(standard_error(each), each.mean())}" if len(each) > 1 else ""
-    return f"{rounded(each.mean())}{error}"
+    """The mean over the independent trials."""
+    found = estimate(scores, _trials(scores))
+    return found.text(_format(found.mean))
 
 
-def rounded(number: float, size: float | None = None) -> str:
-    """A score as it is printed: in whole numbers where scores (`size`, by default this one) are of 10 and more."""
-    return f"{number:.{0 if abs(number if size is None else size) >= 10 else 3}f}"
+def rounded(number: float) -> str:
+    """A score as it is printed: in whole numbers where scores are of 10 and more."""
+    return format(number, _format(number))
+
+
+def _format(size: float) -> str:
+    return ".0f" if abs(size) >= 10 else ".3f"
+
+
+def trials_header(bases: int, seeds: int) -> str:
+    """What ± is in these tables."""
+    if bases > 1:
+        return header("base agents, each the mean of its seeds", bases)
+    return header("seeds of one base agent, so it speaks of this agent alone", seeds)
 
 
 def headings(continuous: bool) -> dict[str, str]:
@@ -89,7 +81,7 @@ def tables(
     def row(name: str) -> dict[str, str]:
         cells = {"method": name, **{names[kind]: level(scores[name][kind]) for kind in names}}
         if "PPO" in scores:
-            cells["over PPO"] = "" if name == "PPO" else str(gain(scores[name][main], scores["PPO"][main]))
+            cells["over PPO"] = "" if name == "PPO" else gain_text(gain(scores[name][main], scores["PPO"][main]))
         return cells
 
     empty = {"over PPO": ""} if "PPO" in scores else {}
@@ -116,4 +108,4 @@ def headline(scores: Scores, continuous: bool) -> str:
     if not {"PPO", "ULTRA-RA"} <= scores.keys():
         return ""
     ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
-    return f"ULTRA-RA over PPO: {rounded(ppo.mean())} -> {rounded(ours.mean())}, {gain(ours, ppo)}"
+    return f"ULTRA-RA over PPO: {rounded(ppo.mean())} -> {rounded(ours.mean())}, {gain_text(gain(ours, ppo))}"
