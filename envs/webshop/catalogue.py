@@ -9,7 +9,7 @@ import pathlib
 import random
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NO_PRICE = 100.0  # of a product without one, as in WebShop

@@ -69,8 +69,8 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
 
 
 def _draw(seed: int, number: int, in_order: bool) -> int:
-    """The instruction of a task: the first `number` tasks of a run have one each. Runs shuffle them differently; that of
-    seed 0 has them as they are, if `in_order`."""
+    """The instruction of a task: the first `number` tasks of a run have one each, in an order that depends on the run's
+    seed; with the seed 0 as they stand, if `in_order`."""
     run, task = divmod(seed, SEEDS_PER_RUN)
     order = list(range(number))
     if run or not in_order:

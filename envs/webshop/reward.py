@@ -28,9 +28,9 @@ from rapidfuzz.utils import default_process
 from envs.webshop.catalogue import Goal, Product
 
 ALIKE = 85  # a higher ratio is a match
-# The first of these that occurs in an option stands for it, in this order. The table is WebShop's own, word for word:
-# COLOR_SET in web_agent_site/engine/normalize.py of https://github.com/princeton-nlp/WebShop, MIT licence, Copyright (c)
-# 2023 Princeton Natural Language Processing.
+# The first of these that occurs in an option stands for it, in this order. This is WebShop's own table, word for word:
+# COLOR_SET in web_agent_site/engine/normalize.py of https://github.com/princeton-nlp/WebShop, under the MIT licence,
+# Copyright (c) 2023 Princeton Natural Language Processing.
 COLOURS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel "
     "camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry "
@@ -91,8 +91,8 @@ def tagged_by(model: str) -> Callable[[str], list[str]]:
         ) from None
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{how} spaCy cannot load that model ({str(error)[:120]}); python -m spacy download en_core_web_sm gets the "
-            "original's"
+            f"{how} spaCy cannot load it ({str(error)[:120]}); python -m spacy download en_core_web_sm installs the "
+            "original's model"
         ) from None
     if not any(token.pos_ for token in tagger("red shoes")):
         raise ValueError(f"{how} that model does not tag parts of speech; the original's is en_core_web_sm")
