@@ -67,7 +67,7 @@ class LACRunConfig:
         "the game: babyai, alfworld, webshop, crafter, any text game by name, or my_module:host_game or text_game",
     )
     alfworld_data: str = option("", "alfworld: a folder with its own games (json_2.1.1); empty: games of ours")
-    webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: our own")
+    webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: ours")
     webshop_tagger: str = option(
         "",
         "webshop: spaCy model that finds the nouns for the reward, en_core_web_sm for the original's; empty: a list of "
@@ -90,7 +90,7 @@ class LACRunConfig:
         "with a score whose states can be gone back to",
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
-    tasks: int = option(20, "tasks of each mission", least=1, most=10_000)
+    tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=10_000)
     max_steps: int = option(
         0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
     )
@@ -184,13 +184,12 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]
 
 
 def check_prompts(config, game, tasks, tokenizer, room) -> None:
-    """Refuses a model whose context of `room` tokens cannot hold the first prompt of a kind of tasks.
+    """Refuses a model whose context of `room` tokens cannot hold the first prompts of the run's first part.
 
     Raises:
       ValueError: it cannot.
     """
-    first = list({task[0]: task for task in reversed(tasks)}.values())
-    starts = game.reset(first)
+    starts = game.reset(tasks[: config.parallel])
     for name in methods.parse(config.methods):
         dialogue = planning.dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
         for start in starts:
