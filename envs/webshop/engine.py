@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from envs.webshop import reward
-from envs.webshop.catalogue import Catalogue, Goal, Product
+from envs.webshop.catalogue import Catalogue, Goal, Product, line
 from envs.webshop.search import Index, document
 
 PAGE, SHOWN = 10, 3
@@ -54,12 +55,16 @@ class Moved(NamedTuple):
 
 
 class Shop:
-    """A catalogue with its search; `step` changes nothing in it."""
+    """A catalogue with its search; `step` changes nothing in it.
 
-    def __init__(self, catalogue: Catalogue):
-        self.products = catalogue.products
+    Args:
+      nouns: finds those of a title, for the reward.
+    """
+
+    def __init__(self, catalogue: Catalogue, nouns: Callable[[str], list[str]] = reward.nouns):
+        self.products, self._nouns = catalogue.products, nouns
         self._ids = list(catalogue.products)
-        self._index = Index([document(product) for product in catalogue.products.values()])
+        self._index = Index([document(product) for product in catalogue.products.values()], self._ids)
 
     def observe(self, state: State) -> str:
         """A page as one line."""
@@ -71,7 +76,7 @@ class Shop:
             parts += [f"[{button}]" for button in self._turns(state)]
             for asin in self._on_page(state)[:SHOWN]:
                 product = self.products[asin]
-                parts += [f"[{asin}]", product.title, product.price_tag]
+                parts += [f"[{asin}]", line(product.title), product.price_tag]
             return " ".join(parts)
         parts.append(f"[{PREVIOUS}]")
         product = self.products[state.asin]
@@ -80,9 +85,13 @@ class Shop:
         chosen = dict(state.options)
         for name, values in product.options:
             shown = (f"[[{value}]]" if chosen.get(name) == value else f"[{value}]" for value in values)
-            parts.append(f"{name} {''.join(shown)}")
-        parts += [product.title, f"Price: {product.price_tag}", "Rating: N.A."]
+            parts += [f"{name} {''.join(shown)}"] if values else []
+        parts += [line(product.title), f"Price: {product.price_tag}", "Rating: N.A."]
         return " ".join([*parts, *(f"[{name}]" for name in SUBPAGES), f"[{BUY}]"])
+
+    def score(self, goal: Goal, product: Product, chosen: Sequence[str]) -> float:
+        """The reward of buying a product with these options."""
+        return reward.score(goal, product, chosen, self._nouns).reward
 
     def step(self, state: State, action: str) -> Moved:
         """The state after an action in words; an episode that is over stays so."""
@@ -115,7 +124,7 @@ class Shop:
                 return go(page=RESULTS, asin="", options=())
             if button == BUY.lower():
                 chosen = [value for _, value in state.options]
-                made = reward.score(state.goal, self.products[state.asin], chosen).reward
+                made = self.score(state.goal, self.products[state.asin], chosen)
                 return Moved(dataclasses.replace(state, page=DONE), f"{SCORE} {made:.3g}", made)
             for name in SUBPAGES:
                 if button == name.lower():
@@ -140,4 +149,4 @@ class Shop:
 
 def _subpage(product: Product, name: str) -> str:
     texts = {"Description": (product.description,), "Features": product.bullets, "Reviews": product.reviews}[name]
-    return " ".join(filter(None, texts)) or f"No {name.lower()}."
+    return line(" ".join(texts)) or f"No {name.lower()}."

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from envs.webshop import catalogue, demonstrations, engine
+from envs.webshop import catalogue, demonstrations, engine, reward
 from envs.webshop.shopper import Shopper
-from nlrl_jax.types import HostGame, Outcome, Start
+from nlrl_jax.roles.dialogues import History
+from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Outcome, Start
 
 RULES = (
     "You shop on a website for a product that fits an instruction, choose its options and buy it. A page is shown as "
@@ -21,18 +22,20 @@ MAX_STEPS = 15
 WON = 1 - 1e-9
 
 
-def host_game(max_steps: int = MAX_STEPS, data: str = "") -> HostGame:
+def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:
     """WebShop (LAC, appendix C.1.3): any text is an action, the reward is the shop's score, success is a score of 1.
 
     Args:
       max_steps: horizon; the paper's is 15. An episode without a purchase scores 0.
       data: a folder with WebShop's files; empty: our own catalogue. Errors: see `catalogue.load`.
+      tagger: spaCy model that finds the nouns for the reward; empty: a list of words. Errors: see `reward.tagged_by`.
     """
+    nouns = reward.tagged_by(tagger) if tagger else reward.nouns
     shop_data = catalogue.load(data)
-    shop, goals = engine.Shop(shop_data), shop_data.tasks
+    shop, goals = engine.Shop(shop_data, nouns), shop_data.tasks
 
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
-        states = [engine.State(goals[_draw(seed, len(goals))]) for _, seed in tasks]
+        states = [engine.State(goals[_draw(seed, len(goals), in_order=bool(data))]) for _, seed in tasks]
         return [Start(state, state.goal.instruction, shop.observe(state)) for state in states]
 
     def step(states: Sequence[engine.State], actions: Sequence[str]) -> list[Outcome]:
@@ -43,6 +46,12 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "") -> HostGame:
             outcomes.append(Outcome(moved.state, moved.observation, moved.reward, done, success, moved.valid))
         return outcomes
 
+    def examples(label: str, number: int) -> list[History]:
+        if shop_data.demonstrations:
+            return demonstrations.examples(shop, shop_data.demonstrations, label, number)
+        own = catalogue.load("")  # a folder that has tests alone
+        return demonstrations.examples(engine.Shop(own), own.demonstrations, label, number)
+
     return HostGame(
         name="webshop",
         rules=RULES,
@@ -51,15 +60,19 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "") -> HostGame:
         kinds=("",),
         reset=reset,
         step=step,
-        examples=lambda label, number: demonstrations.examples(shop, shop_data.demonstrations, label, number),
+        examples=examples,
         score="score",
         reversible=True,
         scripted=Shopper,
+        limits={"": len(goals)},
     )
 
 
-def _draw(seed: int, number: int) -> int:
-    """The instruction of a task: any `number` seeds in a row from a multiple of it give all of them."""
+def _draw(seed: int, number: int, in_order: bool) -> int:
+    """The instruction of a task: the first `number` tasks of a run have one each, in an order that depends on the run's
+    seed; with the seed 0 as they stand, if `in_order`."""
+    run, task = divmod(seed, SEEDS_PER_RUN)
     order = list(range(number))
-    random.Random(f"order {seed // number}").shuffle(order)
-    return order[seed % number]
+    if run or not in_order:
+        random.Random(f"order {run}").shuffle(order)
+    return order[task % number]

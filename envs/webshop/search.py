@@ -54,9 +54,13 @@ def rounded_length(length: int) -> int:
 
 
 class Index:
-    """Documents by BM25."""
+    """Documents by BM25.
 
-    def __init__(self, documents: Sequence[str]):
+    Args:
+      ids: of the documents, which equals are ordered by; by default their positions.
+    """
+
+    def __init__(self, documents: Sequence[str], ids: Sequence[str] = ()):
         counts = [Counter(terms(text)) for text in documents]
         lengths = np.array([sum(count.values()) for count in counts], float)
         mean = lengths.mean() if len(lengths) else 1.0
@@ -67,6 +71,7 @@ class Index:
             for term, number in count.items():
                 postings.setdefault(term, []).append((i, number))
         self.size, self.postings = len(counts), {}
+        self.rank = np.argsort(np.argsort(np.array(ids))) if len(ids) else np.arange(self.size)
         for term, rows in postings.items():
             at, tf = np.array(rows).T
             idf = np.log(1 + (self.size - len(rows) + 0.5) / (len(rows) + 0.5))
@@ -82,7 +87,10 @@ class Index:
         return total
 
     def search(self, query: str, most: int = RESULTS) -> list[int]:
-        """The documents with any of the query's words, best first, equals in their order; at most so many."""
-        scores = self.scores(query)
-        order = np.argsort(-scores, kind="stable")[:most]
+        """The documents with any of the query's words, best first, at most so many.
+
+        Scores are compared in single precision and equals ordered by id, as Anserini does on Lucene's index.
+        """
+        scores = self.scores(query).astype(np.float32)
+        order = np.lexsort((self.rank, -scores))[:most]
         return [int(i) for i in order if scores[i] > 0]

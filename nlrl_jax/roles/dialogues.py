@@ -196,10 +196,10 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
     line = text.strip().splitlines()[0].strip() if text.strip() else ""
     if not actions:
         return line, "" if line else "empty"
-    plain = line.lower().strip(" .\"'`*")
-    if plain in actions:
-        return plain, ""
-    begun = [action for action in actions if re.match(rf"{re.escape(action)}\b", plain)]
+    plain, known = line.lower().strip(" .\"'`*"), {action.lower(): action for action in actions}
+    if plain in known:
+        return known[plain], ""
+    begun = [action for word, action in known.items() if re.match(rf"{re.escape(word)}\b", plain)]
     return (max(begun, key=len), "") if begun else ("", "no action" if plain else "empty")
 
 

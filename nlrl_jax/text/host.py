@@ -11,6 +11,7 @@ import numpy as np
 from nlrl_jax.types import HostGame, Outcome, Start, TextGame
 
 NOTHING = "Nothing happens."  # stands before the observation after an action that the game does not know
+_ONE_ACTION = "Here every line of actions holds one of them."
 
 
 def of_text_game(
@@ -26,7 +27,8 @@ def of_text_game(
     Args:
       kinds, reset: kinds of tasks, and (key, index of the kind) -> the state an episode begins in; by default one kind
         and the game's own beginning. Works under `vmap`.
-      texts: states with a leading axis -> (goal, observation) of each; by default the rules and the game's observation.
+      texts: states with a leading axis -> (goal, observation) of each; by default the first line of the rules and the
+        game's observation.
       optimal: one state -> minimum number of actions.
       max_steps: horizon; 0 is the game's own.
     """
@@ -45,7 +47,8 @@ def of_text_game(
         values = jax.device_get(fields(states))
         return [template.render(row) for row in rows(values, len(jax.tree.leaves(states)[0]))]
 
-    texts = texts or (lambda states: [(game.rules, text) for text in render(game.observation, states)])
+    goal = game.rules.strip().partition("\n")[0]
+    texts = texts or (lambda states: [(goal, text) for text in render(game.observation, states)])
 
     def padded(trees: Sequence[Any]):
         """Stacked to a power of two rows, so that few programs are compiled."""
@@ -79,7 +82,7 @@ def of_text_game(
 
     return HostGame(
         name=game.name,
-        rules=game.rules,
+        rules=f"{game.rules}\n{_ONE_ACTION}",
         actions=game.actions,
         max_steps=max_steps or int(params.max_steps_in_episode),
         kinds=tuple(kinds),

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import types
 
 import pytest
 
@@ -12,11 +13,11 @@ if any(importlib.util.find_spec(name) is None for name in ("alfworld", "textworl
     pytest.skip("needs ALFWorld's engine (`make install` puts it there)", allow_module_level=True)
 
 import envs
-from envs.alfworld import data, games, workers
+from envs.alfworld import data, games, installed, workers
 from envs.alfworld.belief import Belief
 from envs.alfworld.engine import Engine, names_of
 from envs.alfworld.transcripts import EXPERT, Walker, choose
-from envs.alfworld.workers import Request, Workers
+from envs.alfworld.workers import Answer, Request, Workers
 from envs.alfworld.world import World, plan
 from nlrl_jax.rollouts.host_games import Move, play
 from nlrl_jax.run.planning import as_json, tasks_of
@@ -172,6 +173,7 @@ def own_folder(root, problem, goal="put a pen in drawer"):
             folder = split / name / f"trial_T{trial}"
             folder.mkdir(parents=True)
             grammar = f'"task": [{{"rhs": "Your task is to: {goal}."}}] {{__import__("os").abort()}}'
+            grammar += 'action PutObject { template :: "move {o} to {r}"; }'  # as games of 0.4 have it
             content = {"pddl_domain": "", "grammar": grammar, "pddl_problem": problem, "solvable": True}
             (folder / "game.tw-pddl").write_text(json.dumps(content))
     return split
@@ -198,6 +200,31 @@ def test_a_persons_own_folder(tmp_path):
         assert outcome.observation == world.step(command)
         state = outcome.state
     assert outcome.success and outcome.done and outcome.reward == 1
+
+
+def test_another_version_is_refused_with_the_one_that_works(tmp_path, monkeypatch):
+    again = installed.check.__wrapped__  # without the memory of its first call
+    tells = lambda answer: monkeypatch.setattr(
+        installed, "Workers", lambda data, number: types.SimpleNamespace(ask=lambda asked: [answer])
+    )
+    tells(Answer("You put the pencil 1 in/on the desk 1.", True))
+    assert again() is None
+    for answer, says in (
+        (Answer("Nothing happens."), "'put pencil 1 in/on desk 1' gives 'Nothing happens.' in place of 'You put"),
+        (Answer(error="ModuleNotFoundError: No module named 'tatsu'"), r"\(alfworld 0.*'tatsu'.*textworld==1.7.0"),
+    ):
+        tells(answer)
+        with pytest.raises(ValueError, match=says):
+            again()
+    (tmp_path / "data").mkdir()
+    grammar = (DATA / "alfred.twl2").read_text().replace("put {o} in/on {r}", "move {o} to {r}")  # 0.4.2's
+    (tmp_path / "data" / "alfred.twl2").write_text(grammar)
+    monkeypatch.setattr(games, "package", lambda: tmp_path)
+    with pytest.raises(ValueError, match="says 'move X to Y'.*alfworld==0.3.5"):
+        again()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fast_downward" else name)
+    with pytest.raises(ValueError, match=r"not installed \(fast_downward\); pip install"):
+        again()
 
 
 def test_folders_and_files_that_are_not_what_they_say(tmp_path):

@@ -4,7 +4,9 @@ import dataclasses
 import itertools
 import json
 import math
+import random
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -75,7 +77,7 @@ def small(tmp_path):
 def test_a_folder_with_webshops_files(small):
     boots, leather, hose = small.products.values()
     assert boots.options == (("color", ("navy blue", "red | white")), ("size", ("9",)))
-    assert boots.description == "Boots for rain. They last." and boots.query == "rain boots"
+    assert boots.description == "Boots for rain.\nThey last." and boots.query == "rain boots"
     assert (boots.price, boots.price_tag) == (19.99, "$19.99")
     assert 20 <= leather.price <= 40 and leather.price_tag == "$20.0 to $40.0"
     assert (hose.price, hose.price_tag) == (100.0, "$100.0")  # WebShop's rule for a product without a price
@@ -114,6 +116,87 @@ def test_attributes_and_instructions_that_do_not_load_are_named(tmp_path):
         catalogue.load(write(tmp_path, instructions={asin: [{"instruction_attributes": ["soft"]}]}))
 
 
+GOOD_ROW = {"instruction": "buy it", "instruction_attributes": ["soft"], "instruction_options": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"name": None}, "product B000000009 has no title"),
+        ({"name": math.nan}, "product B000000009 has no title"),
+        ({"name": ["Boots"]}, "the name of product B000000009 is"),
+        ({"pricing": 9.99}, "the pricing of product B000000009 is 9.99"),
+        ({"customization_options": {"size": [None]}}, "an option None without a value"),
+        ({"customization_options": {"size": "XL"}}, "an option 'XL' without a value"),
+        ({"small_description": [["soft"]]}, "the small_description of product B000000009"),
+        ({"product_category": {"a": 1}}, "the product_category of product B000000009"),
+        ({"asin": "B000000001"}, "has the asin B000000001 of another one"),
+        ({"asin": "B0000000011"}, "has the asin 'B0000000011'"),
+        ({"asin": None}, "product 3 has no asin"),
+    ],
+)
+def test_products_that_cannot_be_read_are_skipped_and_counted(tmp_path, change, reason):
+    folder = write(tmp_path, [*ITEMS[:3], {**ITEMS[0], "asin": "B000000009", **change}])
+    with pytest.warns(UserWarning, match="1 of the products are skipped"):
+        found = catalogue.load(folder)
+    assert len(found.products) == 3 and len(found.tasks) == 1
+    assert [reason in one for one in found.skipped["products"]] == [True]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pricing": None}, {"pricing": math.nan}, {"query": None}, {"product_category": None},
+        {"full_description": None}, {"small_description": None}, {"small_description": [None, "soft"]},
+        {"customization_options": None}, {"customization_options": {"color": None, "size": []}}, {"name": 501},
+    ],
+)  # fmt: skip
+def test_products_may_lack_all_but_id_and_name(change):
+    (product, *_), _, skipped = catalogue.read(
+        [{**ITEMS[0], **json.loads(json.dumps(change), parse_constant=lambda _: None)}], {}, INSTRUCTIONS, "here"
+    )
+    assert product == "B000000001" and not skipped["products"]
+
+
+def test_instructions_that_cannot_be_played_are_skipped_and_counted():
+    rows = [GOOD_ROW, None, "buy", {}, GOOD_ROW | {"instruction": None}, GOOD_ROW | {"instruction_options": "red"}]
+    rows += [GOOD_ROW | {"instruction_attributes": [None]}, GOOD_ROW | {"instruction_attributes": "soft"}]
+    gone = {"B000000077": [GOOD_ROW] * 2, "B000000078": None}
+    _, ((goal,),), skipped = catalogue.read(ITEMS[:1], {}, {"B000000001": rows, **gone}, "here")
+    assert goal.attributes == ("soft",) and goal.options == () and len(skipped["instructions"]) == 7 + 2
+
+
+def test_tasks_of_a_folder_are_the_originals_in_its_order(tmp_path):
+    rows = [GOOD_ROW | {"instruction": f"number {i}"} for i in range(1600)]
+    folder = write(tmp_path, ITEMS[:1], instructions={"B000000001": rows})
+    order = list(range(1600))
+    state = random.getstate()
+    random.seed(233)  # web_agent_text_env.SimServer
+    random.shuffle(order)
+    random.setstate(state)
+    text = lambda goal: goal.instruction.partition(",")[0]
+    found = catalogue.load(folder)
+    assert [text(goal) for goal in found.tasks] == [f"number {i}" for i in order[:500]]
+    assert [text(goal) for goal in found.demonstrations] == [f"number {i}" for i in order[1500:]]
+    game = envs.make_host("webshop", data=folder)
+    assert game.limits == {"": 500}
+    run = lambda seed: [start.goal for start in game.reset([("", seed * 10_000 + i) for i in range(500)])]
+    goals = [goal.instruction for goal in found.tasks]
+    assert run(0) == goals and run(1) != goals and sorted(run(1)) == sorted(goals)  # each once
+
+
+def test_our_own_instructions_come_once_in_a_run_of_any_seed():
+    game = envs.make_host("webshop")
+    for seed in (0, 1, 7):
+        starts = game.reset([("", seed * 10_000 + i) for i in range(game.limits[""])])
+        assert len({id(start.state.goal) for start in starts}) == game.limits[""]
+
+
+def test_examples_come_from_our_shop_where_a_folder_has_tests_alone(tmp_path):
+    game = envs.make_host("webshop", data=write(tmp_path))
+    assert game.examples("", 1) == envs.make_host("webshop").examples("", 1)
+
+
 def test_folders_that_are_not_webshops_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no folder"):
         catalogue.load(str(tmp_path / "none"))
@@ -123,9 +206,15 @@ def test_folders_that_are_not_webshops_are_refused(tmp_path):
     (tmp_path / catalogue.ITEMS[0]).write_text("{}")
     with pytest.raises(ValueError, match="must be a list of products"):
         catalogue.load(str(tmp_path))
-    (tmp_path / catalogue.ITEMS[0]).write_text("[1, 2")
-    with pytest.raises(ValueError, match="is not JSON"):
+    for damaged in (b"[1, 2", b"\xff\xfe", b""):
+        (tmp_path / catalogue.ITEMS[0]).write_bytes(damaged)
+        with pytest.raises(ValueError, match="is not JSON"):
+            catalogue.load(str(tmp_path))
+    (tmp_path / catalogue.ITEMS[0]).write_text("[]")
+    with pytest.raises(ValueError, match="it is list with 0 entries"):
         catalogue.load(str(tmp_path))
+    (tmp_path / catalogue.ITEMS[0]).write_text("\ufeff" + json.dumps(ITEMS), encoding="utf-8")  # Windows' mark
+    assert len(catalogue.load(str(tmp_path)).tasks) == 1
 
 
 def test_search_is_lucenes_bm25():
@@ -141,13 +230,24 @@ def test_search_is_lucenes_bm25():
     assert index.search("zebra") == [] == index.search("the")
 
 
+def test_equals_are_ordered_by_id_as_anserini_does():
+    texts, ids = ["red boots", "red boots", "red boots", "red red boots", "blue"], ["B3", "B10", "B2", "B4", "B0"]
+    assert search.Index(texts, ids).search("red") == [3, 1, 2, 0]  # ids as texts
+    assert search.Index(texts, ids).search("red", most=2) == [3, 1]
+    items = [{**ITEMS[0], "asin": asin} for asin in ("B000000009", "B000000001", "B00000000A")]
+    products, goals, _ = catalogue.read(items, {}, INSTRUCTIONS, "here")
+    shop = Shop(catalogue.Catalogue(products, tuple(goals[0]), ()))
+    found = shop.step(State(goals[0][0]), "search[boots]").state.hits
+    assert found == ("B000000001", "B000000009", "B00000000A")
+
+
 def test_long_documents_have_four_significant_bits():
     # 24 + (n - 24 rounded down to four bits), as one byte holds it
     known = {0: 0, 39: 39, 40: 40, 41: 40, 42: 42, 57: 56, 100: 96, 104: 104, 1000: 984}
     assert {length: search.rounded_length(length) for length in known} == known
 
 
-# (a, b, what thefuzz 0.22 gives)
+# (a, b, what thefuzz 0.22.1 gives: it deletes code points 128 to 255, and keeps those above)
 RATIOS = [
     ("essential oil", "essential oils", 96),
     ("pack of 1", "pack of 12", 95),
@@ -163,6 +263,14 @@ RATIOS = [
     ("long lasting", "lasting long long", 100),
     ("12 oz", "12oz", 89),
     ("water resistant", "waterproof", 40),
+    ("men’s shoes", "mens shoes", 95),
+    ("easy’clean", "easyclean", 53),
+    ("non‑slip sole", "non slip sole", 100),
+    ("3–4 years", "34 years", 94),
+    ("½ inch", "1/2 inch", 100),
+    ("naïve", "nave", 100),
+    ("中文", "中文", 100),
+    ("–", "‑", 0),
 ]
 
 
@@ -194,9 +302,49 @@ def test_kinds_of_products():
     assert kind("alpha bravo", path="c › c › z") == 0.5
     assert kind("alpha", query="q") == 0.1  # 1 of 11, less than a tenth
     assert kind("zulu", query="q") == 0.0
-    assert reward.kind_reward(by("alpha bravo", "", "x"), dataclasses.replace(goal, query="")) == 0.5
+    assert reward.kind_reward(by("alpha bravo", "", "x"), dataclasses.replace(goal, query="")) == 1.0  # equal, as there
     assert reward.kind_reward(goal, by("the 42", "q", "")) == 1.0  # no nouns: 0.2, and the same query
     assert reward.kind_reward(goal, by("the 42", "other", "")) == 0.5
+
+
+# What spaCy 3.8's en_core_web_sm tags as nouns and names.
+TAGGED = {
+    "Mens D.O.N. Issue 2 Gca Basketball Sneakers Shoes Casual - Off White": (
+        "Mens D.O.N. Issue Gca Basketball Sneakers Shoes Casual Off White"
+    ),
+    "Black Basketball": "Black Basketball",
+    "Casual running": "Casual",
+}
+
+
+def test_nouns_by_a_tagger(monkeypatch, small):
+    def load(name):
+        if name != "en_core_web_sm":
+            raise OSError(f"[E050] Can't find model '{name}'.")
+        noun = types.SimpleNamespace(text="Shoes", pos_="NOUN")
+        tokens = lambda title: [
+            types.SimpleNamespace(text=word, pos_="PROPN" if word in TAGGED[title].split() else "VERB")
+            for word in title.split()
+        ]
+        return lambda title: tokens(title) if title in TAGGED else [noun]
+
+    monkeypatch.setitem(sys.modules, "spacy", types.SimpleNamespace(load=load))
+    goal, black, casual = TAGGED
+    tagged = reward.tagged_by("en_core_web_sm")
+    assert tagged(goal) == TAGGED[goal].lower().split()
+    by = lambda title: catalogue.Product("", title, "", (), (), (), 1.0, "$1", title, "x")
+    kind = lambda title, nouns: reward.kind_reward(by(title), by(goal), nouns)
+    assert kind(black, tagged) == 0.5 and kind(casual, tagged) == 0.5  # one of ten nouns each
+    assert kind(casual, reward.nouns) == 0.0  # "casual" is none of the word list's
+    shop = Shop(small, tagged)
+    (task,) = small.tasks
+    assert shop.score(task, small.products["B000000001"], ["navy blue", "9"]) == 1.0
+    assert envs.make_host("webshop", tagger="en_core_web_sm").score == "score"
+    with pytest.raises(ValueError, match="--webshop_tagger is 'en_core_web_xx', but spaCy cannot load it.*download"):
+        reward.tagged_by("en_core_web_xx")
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(ValueError, match="spaCy is not installed: pip install spacy"):
+        reward.tagged_by("en_core_web_sm")
 
 
 def test_a_visit(small):
@@ -208,6 +356,7 @@ def test_a_visit(small):
     assert results.observation.startswith(
         "[Back to Search] Page 1 (Total results: 2) [B000000001] Acme Rubber Boots $19.99 [B000000002] "
     )
+    assert " ".join(results.observation.split()) == results.observation
     item = shop.step(results.state, " click[b000000001]")
     assert item.observation == (
         "[Back to Search] [< Prev] color [navy blue][red | white] size [9] Acme Rubber Boots Price: $19.99 "
@@ -272,7 +421,8 @@ def test_our_catalogue(tmp_path):
     assert 0.3 < np.mean(first) < 0.6
     # what is written is what is read
     products.main([str(tmp_path)])
-    assert catalogue.load(str(tmp_path)).tasks == own.tasks
+    written, by = catalogue.load(str(tmp_path)), lambda goal: goal.instruction
+    assert sorted(written.tasks, key=by) == sorted(own.tasks + own.demonstrations, key=by)
 
 
 def test_options_of_our_catalogue_are_told_apart():

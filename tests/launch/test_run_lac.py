@@ -40,11 +40,14 @@ def test_a_run_leaves_scores_episodes_and_a_page(here, capsys):
     for one in scores.values():
         assert set(one["by_mission"]) == {"go to", "open door"}
         assert one["tokens"] > 0 and one["seconds"] > 0 and 0 <= one["success"] <= 1 and one["steps"] <= 2
-    assert "LAC" in (here / "report.html").read_text() and (here / "table.md").is_file()
+    assert "LAC" in (here / "report.html").read_text()
+    assert (here / "table.md").read_text().startswith("Model: nano_babyai\n")
+    assert results.read(here)["model"] == "nano_babyai"
     before = (here / "usage.json").read_text()
     plan(here, "--resume")  # everything is on disk
     assert (here / "usage.json").read_text() == before
-    assert "success: lac" in capsys.readouterr().out
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("success: lac") and last.endswith(" (nano_babyai)")
 
 
 @pytest.mark.slow
@@ -80,6 +83,16 @@ def test_a_folder_of_webshops_own(tmp_path):
     assert list(results.read(tmp_path / "run")["scores"]) == ["react"]
 
 
+def test_a_game_with_fewer_tasks_plays_each_once_and_says_so(tmp_path, capsys):
+    products.main([str(tmp_path)])
+    plan(
+        tmp_path / "dry", "--game=webshop", f"--webshop_data={tmp_path}", "--tasks=400", "--methods=react", "--dry_run"
+    )
+    lines = capsys.readouterr().out.splitlines()
+    said = "--tasks is 400, but there are only 300 different ones; each is played once"
+    assert said in lines and any(line.split()[:2] == ["react", "4,500"] for line in lines)  # 15 steps of 300
+
+
 def test_bad_input(tmp_path):
     wrong = lambda *args: refusal(SCRIPT, f"--run_dir={tmp_path / 'no'}", *args)
     assert "babyai has no tasks 'swim'" in wrong("--missions=swim")
@@ -91,4 +104,8 @@ def test_bad_input(tmp_path):
     assert "--webshop_data is for --game webshop" in wrong(f"--webshop_data={tmp_path}")
     assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
     assert "--lats_iterations is 0" in wrong("--game=webshop", "--lats_iterations=0")
+    assert "no built-in model has learned; give a language model with --model" in wrong("--game=frozen_lake")
+    cannot = wrong("--game=maze_double_t", "--model=nano_babyai", "--methods=react", "--prompt=paper")
+    assert "--model nano_babyai cannot hold a prompt of maze_double_t" in cannot
+    assert "--webshop_tagger is for --game webshop" in wrong("--webshop_tagger=en_core_web_sm")
     assert not (tmp_path / "no").exists()

@@ -13,7 +13,7 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.run import parts, planning
 from nlrl_jax.run.models import local_model
-from nlrl_jax.types import Outcome
+from nlrl_jax.types import Outcome, Start
 from nlrl_jax.weights.load import load_tokenizer
 from tests.algorithms.test_lac import GAME, Corridor
 
@@ -122,9 +122,24 @@ def test_tasks_and_names():
     assert planning.tasks_of(GAME, [""], 2, 3) == [("", 30_000), ("", 30_001)]
     with pytest.raises(ValueError, match="no tasks 'swim'"):
         planning.tasks_of(GAME, ["swim"], 1, 0)
+    few = dataclasses.replace(GAME, kinds=("a", "b"), limits={"a": 2})
+    tasks = planning.tasks_of(few, ["a", "b"], 3, 0)
+    assert tasks == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2)]
+    assert planning.shortage(3, ["a", "b"], tasks) == (
+        "--tasks is 3, but there are only 2 of 'a' different ones; each is played once"
+    )
+    assert planning.shortage(2, ["a", "b"], tasks) == ""
     assert methods.parse("lac, rap,lac") == ["lac", "rap"]
     with pytest.raises(ValueError, match="methods is 'magic'"):
         methods.parse("magic")
+
+
+def test_a_task_that_comes_again_is_played_once():
+    start = lambda state: lambda tasks: [Start(state(seed), "the same", "text") for _, seed in tasks]
+    distinct = lambda state: planning.distinct(dataclasses.replace(GAME, reset=start(state)), TASKS)
+    assert distinct(lambda seed: {"word": seed % 3}) == TASKS[:3]
+    assert distinct(lambda seed: ("secret", seed)) == TASKS  # they begin alike, but differ in what is hidden
+    assert distinct(lambda seed: lambda: seed) == TASKS  # a state that cannot be compared
 
 
 def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import envs
+from nlrl_jax.roles.dialogues import read_action
 from nlrl_jax.text.host import of_text_game
 
 TASKS = [("", 3), ("", 4), ("", 5)]
@@ -31,6 +32,14 @@ def test_episodes_equal_the_environments(game):
             assert (outcome.reward, outcome.done) == (float(reward), bool(terminated))
             assert outcome.success == bool(game.success(expected[i]))
     assert host.board(states[0]) == game.board.render(jax.device_get(game.fields(expected[0])))
+
+
+def test_a_text_game_of_ones_own_reads_as_a_game_of_the_host(game):
+    (start,) = of_text_game(game).reset(TASKS[:1])
+    assert start.goal == game.rules.splitlines()[0] and "\n" not in start.goal  # the rules are among the instructions
+    assert of_text_game(game).rules.endswith("every line of actions holds one of them.")
+    assert read_action(" right.", game.actions) == ("Right", "") == read_action("Right, then down", game.actions)
+    assert read_action("go right", ("turn left", "go right")) == ("go right", "")
 
 
 def test_slippery_ice_does_not_depend_on_the_other_episodes():

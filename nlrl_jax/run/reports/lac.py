@@ -12,6 +12,7 @@ from nlrl_jax.run.report import Table, markdown, write_report
 from nlrl_jax.run.reports import lac_q, lac_tables
 from nlrl_jax.run.reports.lac_stories import choose, story
 from nlrl_jax.run.reports.lac_tables import Results, title
+from nlrl_jax.run.transcript import printable
 from nlrl_jax.statistics import header
 
 QUESTION = "Do Q-values from a model's words GOOD and BAD, behind futures that it imagines, improve its own policy?"
@@ -143,7 +144,7 @@ def write(
     """Writes table.md, the figures and report.html.
 
     Args:
-      model_name: for the title.
+      model_name: for the title and table.md.
       config: flat, shown as a table.
       results: {method: result}, at least one; see `lac_tables`.
       usage_lines: paragraphs about calls and tokens.
@@ -154,7 +155,7 @@ def write(
       The page's path.
     """
     main, more = lac_tables.main_table(results), tables(results)
-    parts = [f"# Success\n\n{explained()}\n\n{markdown(main)}"]
+    parts = [f"Model: {printable(model_name)}\n\n# Success\n\n{explained()}\n\n{markdown(main)}"]
     parts += [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in more]
     write_atomically(run_dir / "table.md", "\n".join(parts))
     return write_report(
