@@ -289,7 +289,7 @@ def main(argv: list[str]) -> None:
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
         script.validate(base_of(config, config.study))
     nlrl = config.algorithm not in ("ms_grpo", "ultra")
-    may_change = ("study", "apart", *models.MAY_CHANGE, *(("seeds",) if nlrl else ()))
+    may_change = ("study", "apart", *(("seeds",) if nlrl else ()))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
     usage = models.ledger(run_dir)
     panels, rows, finished = {}, [], {}

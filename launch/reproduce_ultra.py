@@ -35,7 +35,7 @@ from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
 from nlrl_jax.config import flat
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
-from nlrl_jax.run import app, models
+from nlrl_jax.run import app
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.bases import base_of
 from nlrl_jax.run.directory import read_config
@@ -76,7 +76,7 @@ ROBOT_PRESETS = {  # by scale: also for every game but Pong
     },
     "paper": {"alpha": 0.1, "curve_episodes": 20, "floor": -math.inf},
 }  # fmt: skip
-MAY_CHANGE = ("methods", "checkpoint_every", "base_url", *models.MAY_CHANGE)
+MAY_CHANGE = ("methods", "checkpoint_every")
 
 
 def parse_config() -> RunConfig:

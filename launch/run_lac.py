@@ -244,7 +244,7 @@ def main(argv: list[str]) -> None:
         print(dry_run(config))
         return
     check_model(config, game)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=(*models.MAY_CHANGE, "methods", "jobs"))
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=("methods", "jobs"))
     usage = Usage(run_dir)
     finished = run(config, run_dir, usage)
     scores = {name: tables.summarize(result) for name, result in finished.items()}

@@ -256,7 +256,7 @@ def main(argv: list[str]) -> None:
         print(dry_run(config))
         return
     models.check_large_model(config.model_name, config.endpoint, config.model, config.sampling.max_tokens)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=models.MAY_CHANGE)
+    run_dir = app.take_run_dir(SCRIPT, config)
     usage = Usage(run_dir)
     finished = run(config, run_dir, flags.FLAGS.resume, usage)
     line = write_results(config, run_dir, finished)

@@ -301,18 +301,9 @@ def main(argv: list[str]) -> None:
         print(dry_run(config, opponents))
         return
     validate(config)
-    may_change = (
-        "iterations",
-        "ppo_iterations",
-        "prompted",
-        "checkpoint_every",
-        "micro_batch",
-        "remat",
-        "mesh",
-        *models.MAY_CHANGE,
-    )
+    may_change = ("iterations", "ppo_iterations", "prompted", "checkpoint_every", "micro_batch", "remat", "mesh")
     if config.aggregator != "endpoint":  # then only a prompted player needs one
-        may_change += ("base_url", "endpoint_model")
+        may_change += ("endpoint_model",)
     run_dir = app.take_run_dir(SCRIPT, config, may_change)
     usage, methods = (
         models.ledger(run_dir),

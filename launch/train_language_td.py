@@ -46,7 +46,7 @@ from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
 AUTHORS = 0.2  # their threshold
-MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", *models.MAY_CHANGE)
+MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,7 +142,7 @@ def main(argv: list[str]) -> None:
         return
     for name in (config.aggregator, config.improver):
         models.check_large_model(name, config.endpoint, config.endpoint_model, config.sampling.max_tokens)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds", *models.MAY_CHANGE))
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds"))
     usage, rules_of = models.ledger(run_dir), scripts.scripts(config.words)
     loaded = {
         name: models.large_model(name, rules_of, run_dir, usage, config.endpoint, config.endpoint_model)
