@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from nlrl_jax.roles.json_reply import without_thoughts
 
 _MARKS = "*_`#>\"'\u201c\u201d\u2018\u2019 \t"  # that a reply may put around a label
-_SEPARATOR = re.compile(r"[*_`\"'\u201c\u201d\s]*[:\uff1a=\u2013\u2014-][*_`]*")
+_SEPARATOR = re.compile(r"[*_`\"'\u201c\u201d\s]*[:\uff1a=\u2013\u2014-]")
 _FENCE = re.compile(r"\s*```[\w-]*[ \t]*(?:\n|$)(.*?)(?:```.*|\Z)", re.DOTALL)
 _WRAPS = [("***", "***"), ("**", "**"), ("*", "*"), ("```", "```"), ("`", "`"), ('"', '"'), ("'", "'")]
 _WRAPS += [("\u201c", "\u201d"), ("\u2018", "\u2019")]
@@ -42,11 +42,9 @@ def continuation(text: str, reply: str) -> str:
     end = _repeated(text, inner)
     if end:
         begun = inner[: len(inner) - len(inner.lstrip(_MARKS + "\n"))].strip()
-        rest = inner[end:].lstrip("*_`").lstrip()
-        return _glued(_unwrapped_end(rest, begun))
+        return _glued(_unmarked(inner[end:], begun))
     if text.rstrip().endswith(":"):
-        unwrapped = _unwrapped(inner)
-        if unwrapped != inner:
+        if (unwrapped := _unwrapped(inner)) != inner:
             return _glued(unwrapped)
     return inner if inner is reply else _glued(inner)
 
@@ -100,22 +98,28 @@ def _begins(text: str, start: int) -> bool:
     return not before or before[-1] in "\n.!?:;"
 
 
-def _unwrapped(reply: str) -> str:
-    """A reply without quotes around all of it."""
+def _unwrapped(line: str) -> str:
+    """A line without quotes around all of it."""
+    inner = line.rstrip()
     for left, right in _WRAPS:
-        inner = reply.strip()
-        if reply.startswith(left) and inner.endswith(right) and len(inner) > len(left + right):
+        if line.startswith(left) and inner.endswith(right) and len(inner) > len(left + right):
             return inner.removeprefix(left).removesuffix(right)
-    return reply
+    return line
 
 
-def _unwrapped_end(rest: str, begun: str) -> str:
-    """The rest of a reply whose first line began with `begun`, such as a quotation mark, without its counterpart."""
-    line, newline, more = rest.partition("\n")
-    for left, right in _WRAPS:
-        if begun.endswith(left) and line.rstrip().endswith(right) and (left != right or line.count(right) % 2):
-            return line.rstrip().removesuffix(right) + newline + more
-    return rest
+def _unmarked(rest: str, begun: str) -> str:
+    """What follows a label that `begun`, such as "**", stands before, without the counterpart and without quotes."""
+    for left, right in _WRAPS if begun else ():
+        if begun.endswith(left):
+            line, newline, more = rest.partition("\n")
+            inner = line.rstrip()
+            if rest.startswith(right):
+                rest = rest.removeprefix(right)
+            elif inner.endswith(right) and (left != right or inner.count(right) % 2):
+                rest = inner.removesuffix(right) + newline + more
+            break
+    line, newline, more = rest.lstrip().partition("\n")
+    return _unwrapped(line) + newline + more
 
 
 class Continuations:
