@@ -287,7 +287,7 @@ def main(argv: list[str]) -> None:
         return
     if config.algorithm in ("language_td", "actor_critic"):
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
-        script.validate(base_of(config, config.study))
+        script.validate(base_of(config, config.study), ask=not flags.FLAGS.resume)
     nlrl = config.algorithm not in ("ms_grpo", "ultra")
     may_change = ("study", "apart", *(("seeds",) if nlrl else ()))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume

@@ -35,7 +35,7 @@ from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
 from nlrl_jax.config import flat
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
-from nlrl_jax.run import app
+from nlrl_jax.run import app, models
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.bases import base_of
 from nlrl_jax.run.directory import read_config
@@ -175,6 +175,8 @@ def main(argv: list[str]) -> None:
     if config.base and not resume:  # a resumed run has its copies
         for one in (run, *others):
             base_of(config.base, config.game, one.number, config.contact_forces)
+    if config.analyst == "endpoint" and not resume:
+        models.check_large_model(config.analyst, config.endpoint, config.endpoint_model, 0)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     print(reproduce(config, run_dir, resume))
 

@@ -128,12 +128,16 @@ def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
     return replace(config, model=model, methods=config.methods or ",".join(methods.default(game)))
 
 
-def check_model(config: LACRunConfig, game: HostGame) -> None:
+def check_model(config: LACRunConfig, game: HostGame, ask: bool) -> None:
     """Refuses a model that cannot be used, and methods that the game does not allow, before anything is loaded or paid
     for.
 
+    Args:
+      ask: see `models.check_large_model`.
+
     Raises:
       FileNotFoundError, ValueError: there is no such model, its words or its context do not fit.
+      LanguageModelError: an endpoint does not answer.
     """
     if "lats" in methods.parse(config.methods):
         lats.check_game(game)
@@ -143,7 +147,9 @@ def check_model(config: LACRunConfig, game: HostGame) -> None:
         return
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
-        models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0))
+        models.check_large_model(
+            "endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0), ask=ask
+        )
         tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
     else:
         tokenizer, room = load_tokenizer(config.model), load_config(config.model).max_positions
@@ -243,7 +249,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    check_model(config, game)
+    check_model(config, game, ask=not flags.FLAGS.resume)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("methods", "jobs"))
     usage = Usage(run_dir)
     finished = run(config, run_dir, usage)

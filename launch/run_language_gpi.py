@@ -255,7 +255,8 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    models.check_large_model(config.model_name, config.endpoint, config.model, config.sampling.max_tokens)
+    tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
+    models.check_large_model(config.model_name, config.endpoint, config.model, tokens, ask=ask)
     run_dir = app.take_run_dir(SCRIPT, config)
     usage = Usage(run_dir)
     finished = run(config, run_dir, flags.FLAGS.resume, usage)

@@ -255,7 +255,7 @@ def run_method(
     return results.read(folder)
 
 
-def validate(config: RunConfig) -> None:
+def validate(config: RunConfig, ask: bool) -> None:
     """Refuses models that cannot do what the config asks, before anything is made; see `models.check_rows`."""
     game, rng, large = board_game(), random.Random(0), config.learning.aggregation.max_tokens
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
@@ -264,10 +264,10 @@ def validate(config: RunConfig) -> None:
     value = roles.value(view, "5"), scripts.random_value(context, rng)
     rows = config.sft.max_length, config.learning.rollout.max_tokens
     models.check_rows(config.model, [policy, value], *rows, large * (config.aggregator != "scripted"))
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large)
+    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, ask=ask)
     for name in config.prompted_models.values():
         prompt = prompts.roles(players.prompt_for(name, config.style)).policy(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt])
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], ask=ask)
 
 
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
@@ -300,7 +300,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config, opponents))
         return
-    validate(config)
+    validate(config, ask=not flags.FLAGS.resume)
     may_change = ("iterations", "ppo_iterations", "prompted", "checkpoint_every", "micro_batch", "remat", "mesh")
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("endpoint_model",)

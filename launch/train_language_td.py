@@ -231,17 +231,17 @@ def train(
     return stored
 
 
-def validate(config: RunConfig) -> None:
+def validate(config: RunConfig, ask: bool) -> None:
     """Refuses models that cannot do what the config asks, before anything is made; see `models.check_rows`."""
     game, large = board_game(), config.learning.aggregation.max_tokens
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]  # has all pawns: the longest
     example = config.roles.value(view), scripts.blind({"view": view}, random.Random(0))
     rows = config.sft.max_length, config.learning.values.max_tokens
     models.check_rows(config.model, [example], *rows, large * (config.aggregator != "scripted"))
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large)
+    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, ask=ask)
     for name in config.prompted_models.values():
         prompt = prompts.roles(players.prompt_for(name, config.style)).value(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt])
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], ask=ask)
 
 
 def dry_run(config: RunConfig) -> str:
@@ -287,7 +287,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    validate(config)
+    validate(config, ask=not flags.FLAGS.resume)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     stored = train(config, run_dir, flags.FLAGS.resume)
     before, after = stored["before"], stored["after"]

@@ -140,8 +140,9 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    for name in (config.aggregator, config.improver):
-        models.check_large_model(name, config.endpoint, config.endpoint_model, config.sampling.max_tokens)
+    for name in dict.fromkeys((config.aggregator, config.improver)):
+        tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
+        models.check_large_model(name, config.endpoint, config.endpoint_model, tokens, ask=ask)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds"))
     usage, rules_of = models.ledger(run_dir), scripts.scripts(config.words)
     loaded = {

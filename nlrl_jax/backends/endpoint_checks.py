@@ -12,6 +12,7 @@ from nlrl_jax.backends.answers import read_score
 from nlrl_jax.backends.endpoint import NO_SCORES, EndpointModel
 from nlrl_jax.backends.fields import KnownFields, Request
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
+from nlrl_jax.backends.usage import CHECK
 from nlrl_jax.types import Chat
 
 TOKENS = 16  # of the reply to `check_answers`, at most
@@ -20,13 +21,15 @@ _NO_ECHO = (200, 400, 404, 405, 415, 422, 500, 501)
 
 
 def check_answers(model: EndpointModel) -> None:
-    """Makes sure that there is a server which takes the key and the model, by one request of a few tokens.
+    """Makes sure that there is a server which takes the key and the model, by one request of a few tokens, which are
+    counted.
 
     Raises:
       EndpointError: there is none, in a sentence that says what to change. A server that is busy is asked again.
     """
     extra = {name: value for name, value in model.options.extra_fields().items() if value is not None}
-    whole = {"model": model.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": TOKENS} | extra
+    whole = {"model": model.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": TOKENS}
+    whole |= {"temperature": 1.0, "top_p": 1.0, **extra}  # which a server may refuse
     if model.options.extra_fields().get("model", "") is None:
         whole.pop("model")
     request = Request(model.known, whole, extra, model.options.url)
@@ -42,7 +45,7 @@ def check_answers(model: EndpointModel) -> None:
             raise InvalidResponse("it has no list of choices")
 
     try:
-        _post(model, "/chat/completions", request.body, read, "check", revise)
+        _post(model, "/chat/completions", request.body, read, CHECK, revise)
     except EndpointError as error:
         if error.status == 404 and not model.options.url.endswith("/v1") and _answers_at(model, "/v1"):
             url = f"{model.options.url}/v1"
@@ -53,7 +56,7 @@ def check_answers(model: EndpointModel) -> None:
     request.answered()
 
 
-def check_scores(model: EndpointModel, role: str = "check") -> None:
+def check_scores(model: EndpointModel, role: str = CHECK) -> None:
     """Makes sure that `score` works, by one request of a few tokens, which are counted.
 
     Raises:

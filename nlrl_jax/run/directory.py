@@ -193,11 +193,18 @@ def _found(run_dir: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in run_dir.iterdir() if path.name not in (LOCK, f".{CONFIG}.tmp")]
 
 
+def _holds_work(path: pathlib.Path) -> bool:
+    """Whether something in a run's folder was computed or paid for."""
+    if path.is_dir():
+        return any(map(_holds_work, path.iterdir()))
+    return path.name != CONFIG and not path.name.startswith(".")
+
+
 def _check_free(run_dir: pathlib.Path) -> None:
     """Refuses to start a run where something lies that it could damage."""
     found = _found(run_dir)
     if holds_run(run_dir):
-        if len(found) > 1:  # a config alone is of a command that was refused or stopped before it did anything
+        if any(map(_holds_work, found)):  # or it is of a command that was refused or stopped before it did anything
             raise ValueError(f"{run_dir} already holds a run; pass --resume to continue it, or another --run_dir")
     elif found:
         there = found[0].name

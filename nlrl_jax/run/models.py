@@ -30,6 +30,8 @@ from nlrl_jax.run import processes
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply, Score
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
+_checks = Usage()  # of `check_large_model`, until there is a ledger
+
 
 def local_model(
     name: str,
@@ -123,6 +125,7 @@ def large_model(
     elif name == "endpoint":
         render = _prompt_text(load_tokenizer(endpoint_tokenizer), options) if endpoint_tokenizer else None
         model = EndpointModel(options, endpoint_model, usage, render=render)
+        usage.take(_checks)
         if processes.first():  # a folder only for a valid endpoint
             cache = DiskCache(run_dir / "cache")
             model = dataclasses.replace(model, cache=cache, cached_as=_first_address(cache, options.url))
@@ -134,8 +137,8 @@ def large_model(
 
 def _first_address(cache: DiskCache, url: str) -> str:
     """The address that a run began with: its replies stay in the cache when the server moves."""
-    path = cache.folder / "address"
-    if not path.is_file():
+    path = cache.folder / ".address"
+    if not path.is_file() or not any(cache.folder.glob("*/*.json")):
         write_atomically(path, url + "\n")
     return path.read_text().strip()
 
@@ -192,7 +195,7 @@ def check_large_model(
       LanguageModelError: the endpoint does not answer, or does not take the key or the model.
     """
     if name == "endpoint":
-        model = EndpointModel(options, endpoint_model)
+        model = EndpointModel(options, endpoint_model, _checks)
         if endpoint_tokenizer:
             load_tokenizer(endpoint_tokenizer)
         if ask:

@@ -144,7 +144,9 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
     assert tokens() == (100 * len(Nonsense.requests) + 10 * replies(),) * 2  # before and after the budget ended
     texts = [json.dumps([body["messages"], body.get("seed")]) for body in Nonsense.requests]
     assert len(set(texts)) == len(texts) > paid > 4  # nothing was paid for twice
-    assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in Nonsense.requests)
+    check, *asked = Nonsense.requests
+    assert check["messages"] == [{"role": "user", "content": "Hi"}] and check["max_tokens"] == 16
+    assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in asked)
     problems = json.loads((tmp_path / "rows" / "double_t_2x1.json").read_text())["problems"]
     assert problems["value/nothing"] == 2 * 2 * 8 and problems["aggregator/cut"] == 2 * 2 * 4
     assert not any(name.startswith("improver") for name in problems)
