@@ -242,7 +242,7 @@ def dry_run(config: AblationConfig) -> str:
     for study, labels in config.studies.items():
         base = base_of(config, study)
         for label, options in labels.items():
-            run, folder = replace(base, **options), folder_of(replace(base, **options), base)
+            run, folder = replace(base, **options, token_budget=0), folder_of(replace(base, **options), base)
             if folder in seen:
                 parts.append(f"{study}, {label}: shared with an earlier setting")
                 continue

@@ -179,7 +179,10 @@ def run(config: LACRunConfig, run_dir: pathlib.Path, usage: Usage) -> dict[str, 
     room = planning.context_of(model, config.prompts.context_tokens)
 
     def one(name: str) -> dict[str, Any]:
-        return play(config, name, model, usage, game, tasks, tokenizer, room, run_dir)
+        clock = time.perf_counter()
+        result = play(config, name, model, usage, game, tasks, tokenizer, room, run_dir)
+        print(f"{METHODS[name].title}: {line_of(result)} ({time.perf_counter() - clock:.0f} s)", flush=True)
+        return result
 
     try:
         return planning.finished_methods(run_dir, names, one)
@@ -199,21 +202,22 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
     """All tasks with one method; see `planning.run_method`."""
     method = METHODS[name]
     dialogue = planning.dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
-    clock = time.perf_counter()
-    result = planning.run_method(
+    return planning.run_method(
         name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir,
         config.lats, jobs_of(config),
     )  # fmt: skip
-    summary = tables.summarize(result)
-    with_error = lambda field: f"{summary[field]:.3f}" + f" ± {summary[field + '_se']:.3f}" * (len(tasks) > 1)
-    score = f"{game.score} {with_error('reward')}, " if game.score else ""
-    print(
-        f"{method.title}: success {with_error('success')}, {score}"
-        f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
-        f"({time.perf_counter() - clock:.0f} s)",
-        flush=True,
+
+
+def line_of(result: dict[str, Any]) -> str:
+    """A method's scores in a line."""
+    summary, score = tables.summarize(result), result["score"]
+    several = len(result["episodes"]) > 1
+    with_error = lambda field: f"{summary[field]:.3f}" + f" ± {summary[field + '_se']:.3f}" * several
+    reward = f"{score} {with_error('reward')}, " if score else ""
+    return (
+        f"success {with_error('success')}, {reward}{summary['steps']:.1f} steps and "
+        f"{summary['tokens']:.0f} tokens per task"
     )
-    return result
 
 
 def dry_run(config: LACRunConfig) -> str:
@@ -234,10 +238,12 @@ def dry_run(config: LACRunConfig) -> str:
         for amounts in usage.rows():
             total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})
         rows.append({"role": name, **total})
+    budget = config.endpoint.token_budget if config.model == "endpoint" else 0
     return (
         f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
         f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
         f"{cost.calls_table(rows, config.tasks)}"
+        f"{cost.within_budget(budget, 'tasks', config.tasks, 0, cost.tokens_of(rows))}"
     )
 
 

@@ -273,10 +273,10 @@ def validate(config: RunConfig, ask: bool) -> None:
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
     own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
-    rules, usages = CountingModel(scripts.scripts(config.words) | own), (Usage(), Usage())
-    model, prompted = (Metered(rules, usage) for usage in usages)
+    rules, usages = CountingModel(scripts.scripts(config.words) | own), (Usage(), Usage(), Usage())
+    model, large, prompted = (Metered(rules, usage) for usage in usages)
     learn = lambda model, pairs: (model, {})
-    fixed, tokens = setup(config, "random", model, learn, learn), config.learning.rollout.max_tokens
+    fixed, tokens = setup(config, "random", large, learn, learn), config.learning.rollout.max_tokens
     viewer, second = Viewer(fixed.game), State(model, model, (), 1)  # the first iteration plays at random
     nlac.iterate(second, fixed, viewer, config.seed)
     nlac.evaluate(second, fixed, viewer, config.eval_games, Sampling(tokens, 0.0), config.seed)
@@ -286,11 +286,18 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
         f"{config.model}; aggregator and improver: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules "
         f"replied in one iteration against the random opponent; here are {config.iterations} iterations against "
         f"{len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum length.",
-        cost.calls_table(usages[0].rows(), config.iterations * len(opponents)),
+        cost.calls_table(usages[0].rows() + usages[1].rows(), config.iterations * len(opponents)),
     ]
     if config.prompted_models:
-        lines += [f"As prompted, {config.prompted}:", cost.calls_table(usages[1].rows(), len(opponents))]
-    return "\n".join(lines)
+        lines += [f"As prompted, {config.prompted}:", cost.calls_table(usages[2].rows(), len(opponents))]
+    if config.aggregator != "endpoint":
+        return "\n".join(lines)
+    is_prompted = "endpoint" in config.prompted_models.values()
+    paid = (cost.tokens_of(usages[2].rows()) * is_prompted, cost.tokens_of(usages[1].rows()))
+    fixed, each = (tokens * len(opponents) for tokens in paid)
+    return "\n".join(lines) + cost.within_budget(
+        config.endpoint.token_budget, "iterations", config.iterations, fixed, each
+    )
 
 
 def main(argv: list[str]) -> None:

@@ -260,21 +260,28 @@ def dry_run(config: RunConfig) -> str:
     first = config.first_value(large)
     if config.critic == "number" and first and config.iterations:
         first.model.complete([first.prompt(view) for view in ends(sample[:train])], first.sampling, "value", seed)
+    spent = [cost.tokens_of(counts["large"].rows())]
     for i in range(config.iterations if config.critic == "words" else 0):
         first_value = config.first_value(large) if i == 0 else None
         learn = lambda model, pairs: (model, {})
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
+        spent.append(cost.tokens_of(counts["large"].rows()))
         judge()
     judge()
     for name in config.prompted_models.values():
         roles = prompts.roles(players.prompt_for(name, config.style))
         language_td.judge(views, roles, prompted, config.learning.aggregation, seed)
+    is_prompted = "endpoint" in config.prompted_models.values()
     rows = [{**row, "role": f"{row['role']} ({who})"} for who, usage in counts.items() for row in usage.rows()]
+    budget, each = config.endpoint.token_budget, times * (spent[-1] - spent[-2]) if len(spent) > 1 else 0
+    fixed = times * (spent[-1] + cost.tokens_of(counts["as prompted"].rows()) * is_prompted) - each * (len(spent) - 1)
+    is_paid = config.aggregator == "endpoint" and each > 0
+    within = cost.within_budget(budget * is_paid, "iterations", config.iterations, fixed, each)
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
     return (
         f"own: {config.model}; large: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules replied in "
         f"{config.iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
-        f"at their maximum length.\n{cost.calls_table(rows, times)}\n"
+        f"at their maximum length.\n{cost.calls_table(rows, times)}{within}\n"
         f"SFT: {config.iterations} times {data.states:,} examples x {config.sft.epochs} epochs.\n"
         f"MCTS before it: {searches:,} moves of {data.simulations} simulations x {data.rollouts} rollouts = "
         f"{searches * data.simulations * data.rollouts / 1e9:.2f}e9 playouts (20 moves per judged game assumed)."

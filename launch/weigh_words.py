@@ -123,14 +123,18 @@ def table(config: RunConfig, found: dict[tuple[int, int], dict[str, Any]]) -> li
 
 def dry_run(config: RunConfig) -> str:
     """Calls and tokens, counted on a few positions with rules in the models' place."""
-    usage, small = Usage(), min(config.positions, 20)
-    model = Metered(CountingModel(scripts.scripts(config.words)), usage)
+    small, rules_of = min(config.positions, 20), CountingModel(scripts.scripts(config.words))
+    usages = {"aggregator": Usage(), "improver": Usage()}
     for k in config.games:
-        weigh(config, k, config.seed, model, model, small)
+        weigh(config, k, config.seed, *(Metered(rules_of, usage) for usage in usages.values()), small)
+    rows = [row for usage in usages.values() for row in usage.rows()]
+    paid = [row for name, usage in usages.items() if getattr(config, name) == "endpoint" for row in usage.rows()]
+    each = cost.tokens_of(paid) * config.seeds / small
     return (
         f"aggregator: {config.aggregator}; improver: {config.improver}. Nothing is sent. Rules replied on {small} of "
         f"{config.positions * config.seeds} positions. Replies, also those quoted in prompts, are counted at their "
-        f"maximum length.\n{cost.calls_table(usage.rows(), config.positions * config.seeds / small)}"
+        f"maximum length.\n{cost.calls_table(rows, config.positions * config.seeds / small)}"
+        f"{cost.within_budget(config.endpoint.token_budget * bool(paid), 'positions', config.positions, 0, each)}"
     )
 
 

@@ -62,7 +62,7 @@ class Calls:
 
     def _show(self, more: str = "") -> None:
         file, now = self._file or sys.stderr, time.monotonic()
-        if file.isatty():
+        if file.isatty() and (self._file or file is sys.__stderr__):  # not where a bar of rich prints what comes by
             if self.finished >= self.total:
                 text = ""
             elif now - self._begun < QUIET or now - self._shown < 0.2:

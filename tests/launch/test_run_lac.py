@@ -1,6 +1,7 @@
 """LAC and planners through the script, with the built-in model: here, and behind an endpoint."""
 
 import json
+import re
 
 import pytest
 
@@ -58,9 +59,13 @@ def test_an_endpoint_decides_as_the_model_behind_it(here, tmp_path):
 
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
-    plan(tmp_path / "dry", "--dry_run", *SMALL)
+    endpoint = ("--model=endpoint", "--endpoint_model=m", "--token_budget=400000")
+    plan(tmp_path / "dry", "--dry_run", *SMALL, *endpoint, METHODS)
     assert not (tmp_path / "dry").exists()
-    assert "nothing is sent" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing is sent" in said and "success" not in said
+    most = re.search(r"the largest below it is --tasks (\d+) \(([\d,]+) tokens at most", said)
+    assert int(most[1]) > 1 and int(most[2].replace(",", "")) < 400000
 
 
 def test_webshop_plays_with_nothing_but_its_name(tmp_path, capsys):

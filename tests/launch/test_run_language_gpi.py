@@ -158,8 +158,10 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
 def test_a_dry_run_counts_the_calls_that_rules_make_and_sends_nothing(capsys):
     args = "--starts=3", "--seeds=4", "--rows=q,2x1", "--mazes=medium", "--max_steps=30"
     with mock.patch.object(models, "large_model", side_effect=AssertionError):
-        run("run_language_gpi", "--scale=paper", "--dry_run", *args)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("medium")]
+        run("run_language_gpi", "--scale=paper", "--dry_run", *args, "--token_budget=1000")
+    said = capsys.readouterr().out
+    assert "--token_budget 1,000: too little even for --starts 1" in said
+    lines = [line.split() for line in said.splitlines() if line.startswith("medium")]
     config = script.GPIRunConfig(starts=3, seeds=1, rows="q,2x1", mazes="medium", max_steps=30, history=100)
     for line, (maze, row) in zip(lines, config.jobs(), strict=True):
         result = script.play(config, maze, row, ScriptedModel(SCRIPTS))
