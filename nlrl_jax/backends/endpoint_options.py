@@ -31,7 +31,9 @@ class EndpointOptions:
     timeout: float = option(120.0, "endpoint: seconds for one attempt at a request", above=0, most=86400)
     max_retries: int = option(6, "endpoint: further attempts after a failed request", least=0, most=1000)
     extra: str = option(
-        "", "endpoint: fields for every request, such as reasoning_effort=low,seed=null; null leaves a field out"
+        "",
+        "endpoint: fields for every request, such as reasoning_effort=low,seed=null, or one JSON object; null leaves a "
+        "field out",
     )
     token_budget: int = option(0, "endpoint: maximum tokens, read and written, of the run; 0: no limit", least=0)
 
