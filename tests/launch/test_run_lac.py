@@ -8,7 +8,7 @@ import pytest
 from envs.webshop import products
 from nlrl_jax.run import directory, models, results
 from tests.backends.model_server import serves
-from tests.backends.server import Server
+from tests.backends.server import Server, status
 from tests.launch.scripts import refusal, run
 
 SCRIPT = "run_lac"
@@ -97,3 +97,17 @@ def test_bad_input(tmp_path):
     assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
     assert "--lats_iterations is 0" in wrong("--game=webshop", "--lats_iterations=0")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_wrong_key_is_one_message_before_there_is_a_folder(tmp_path):
+    with Server(behaviour=lambda request: status(401, "bad key")) as server:
+        given = (
+            "--model=endpoint",
+            "--endpoint_model=m",
+            f"--base_url={server.url}",
+            "--critic=direct",
+            "--methods=react",
+        )
+        line = refusal(SCRIPT, f"--run_dir={tmp_path / 'run'}", *given)
+        assert "does not accept the key" in line and "\n" not in line and len(server.requests) == 1
+    assert not (tmp_path / "run").exists()
