@@ -243,7 +243,7 @@ def dry_run(config: AblationConfig) -> str:
     for study, labels in config.studies.items():
         base = base_of(config, study)
         for label, options in labels.items():
-            run, folder = replace(base, **options), folder_of(replace(base, **options), base)
+            run, folder = replace(base, **options, token_budget=0), folder_of(replace(base, **options), base)
             if folder in seen:
                 parts.append(f"{study}, {label}: shared with an earlier setting")
                 continue
@@ -288,9 +288,9 @@ def main(argv: list[str]) -> None:
         return
     if config.algorithm in ("language_td", "actor_critic"):
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
-        script.validate(base_of(config, config.study))
+        script.validate(base_of(config, config.study), ask=not flags.FLAGS.resume)
     nlrl = config.algorithm not in ("ms_grpo", "ultra")
-    may_change = ("study", "apart", *models.MAY_CHANGE, *(("seeds",) if nlrl else ()))
+    may_change = ("study", "apart", *(("seeds",) if nlrl else ()))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
     usage = models.ledger(run_dir)
     panels, rows, finished = {}, [], {}

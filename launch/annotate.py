@@ -132,6 +132,8 @@ def untrained(game: str) -> Annotator:
     if options.model == "scripted" and not SCRIPTS[game]:
         raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
     endpoint = models.EndpointOptions(base_url=options.base_url, api_key_env=options.api_key_env)
+    if options.model == "endpoint":
+        models.check_large_model(options.model, endpoint, options.endpoint_model, options.max_tokens)
     folder = pathlib.Path("runs/annotate")  # an endpoint's replies
     model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), endpoint, options.endpoint_model)
     style = "paper" if options.model == "scripted" else players.prompt_for(options.model, "auto")

@@ -76,7 +76,7 @@ ROBOT_PRESETS = {  # by scale: also for every game but Pong
     },
     "paper": {"alpha": 0.1, "curve_episodes": 20, "floor": -math.inf},
 }  # fmt: skip
-MAY_CHANGE = ("methods", "checkpoint_every", "base_url", *models.MAY_CHANGE)
+MAY_CHANGE = ("methods", "checkpoint_every")
 
 
 def parse_config() -> RunConfig:
@@ -176,6 +176,8 @@ def main(argv: list[str]) -> None:
     if config.base and not resume:  # a resumed run has its copies
         for one in (run, *others):
             base_of(config.base, config.game, one.number, config.contact_forces)
+    if config.analyst == "endpoint" and not resume:
+        models.check_large_model(config.analyst, config.endpoint, config.endpoint_model, 0)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     print(reproduce(config, run_dir, resume))
 

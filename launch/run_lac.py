@@ -152,12 +152,16 @@ def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
     return replace(config, model=model, methods=config.methods or ",".join(methods.default(game)))
 
 
-def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) -> None:
+def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task], ask: bool) -> None:
     """Refuses a model that cannot be used, and methods that the game does not allow, before anything is loaded or paid
     for.
 
+    Args:
+      ask: see `models.check_large_model`.
+
     Raises:
       FileNotFoundError, ValueError: there is no such model, its words or its context do not fit.
+      LanguageModelError: an endpoint does not answer.
     """
     if "lats" in methods.parse(config.methods):
         lats.check_game(game)
@@ -167,7 +171,9 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]
         return
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
-        models.check_large_model("endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0))
+        models.check_large_model(
+            "endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0), ask=ask
+        )
         tokenizer, room = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None, 0
     else:
         tokenizer, room = load_tokenizer(config.model), load_config(config.model).max_positions
@@ -217,7 +223,10 @@ def run(
     room = planning.context_of(model, config.prompts.context_tokens)
 
     def one(name: str) -> dict[str, Any]:
-        return play(config, name, model, usage, game, tasks, tokenizer, room, run_dir)
+        clock = time.perf_counter()
+        result = play(config, name, model, usage, game, tasks, tokenizer, room, run_dir)
+        print(f"{METHODS[name].title}: {line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
+        return result
 
     try:
         return planning.finished_methods(run_dir, names, one)
@@ -237,20 +246,20 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
     """All tasks with one method; see `planning.run_method`."""
     method = METHODS[name]
     dialogue = planning.dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
-    clock = time.perf_counter()
-    result = planning.run_method(
+    return planning.run_method(
         name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir,
         config.lats, jobs_of(config),
     )  # fmt: skip
+
+
+def line_of(result: dict[str, Any], score: str) -> str:
+    """A method's scores in a line."""
     summary = tables.summarize(result)
-    score = f"{game.score} {tables.reward_of(summary).text('.3f')}, " if game.score else ""
-    print(
-        f"{method.title}: success {tables.success_of(summary).text('.3f')}, {score}"
-        f"{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task "
-        f"({time.perf_counter() - clock:.0f} s)",
-        flush=True,
+    reward = f"{score} {tables.reward_of(summary).text('.3f')}, " if score else ""
+    return (
+        f"success {tables.success_of(summary).text('.3f')}, {reward}{summary['steps']:.1f} steps and "
+        f"{summary['tokens']:.0f} tokens per task"
     )
-    return result
 
 
 def dry_run(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) -> str:
@@ -271,10 +280,12 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) ->
         for amounts in usage.rows():
             total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})
         rows.append({"role": name, **total})
+    budget = config.endpoint.token_budget if config.model == "endpoint" else 0
     return (
         f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
         f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
         f"{cost.calls_table(rows, len(tasks) / len(few))}"
+        f"{cost.within_budget(budget, 'tasks', -(-len(tasks) // len(few)), 0, cost.tokens_of(rows))}"
     )
 
 
@@ -289,8 +300,8 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config, game, tasks))
         return
-    check_model(config, game, tasks)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=(*models.MAY_CHANGE, "methods", "jobs"))
+    check_model(config, game, tasks, ask=not flags.FLAGS.resume)
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=("methods", "jobs"))
     usage = Usage(run_dir)
     finished = run(config, game, tasks, run_dir, usage)
     model = config.endpoint_model if config.model == "endpoint" else config.model

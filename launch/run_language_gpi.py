@@ -242,10 +242,13 @@ def dry_run(config: GPIRunConfig) -> str:
             total.update({name: amounts[name] for name in ("calls", "prompt_tokens", "tokens")})
         rows.append({"role": f"{maze} {row.name}", **total})
     episodes = config.starts * config.seeds
+    budget = config.endpoint.token_budget if config.backend == "endpoint" else 0
+    each = cost.tokens_of(rows) * config.seeds / small.starts
     return (
         f"{config.backend} {config.model}: nothing is sent. Rules played {small.starts} of {episodes} episodes per "
         f"row. Replies, also those quoted in prompts, are counted at their maximum length of "
         f"{config.sampling.max_tokens} tokens.\n{cost.calls_table(rows, episodes / small.starts)}"
+        f"{cost.within_budget(budget, 'starts', config.starts, 0, each)}"
     )
 
 
@@ -255,8 +258,9 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    models.check_large_model(config.model_name, config.endpoint, config.model, config.sampling.max_tokens)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=models.MAY_CHANGE)
+    tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
+    models.check_large_model(config.model_name, config.endpoint, config.model, tokens, ask=ask)
+    run_dir = app.take_run_dir(SCRIPT, config)
     usage = Usage(run_dir)
     finished = run(config, run_dir, flags.FLAGS.resume, usage)
     line = write_results(config, run_dir, finished)

@@ -255,7 +255,7 @@ def run_method(
     return results.read(folder)
 
 
-def validate(config: RunConfig) -> None:
+def validate(config: RunConfig, ask: bool) -> None:
     """Refuses models that cannot do what the config asks, before anything is made; see `models.check_rows`."""
     game, rng, large = board_game(), random.Random(0), config.learning.aggregation.max_tokens
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
@@ -264,19 +264,19 @@ def validate(config: RunConfig) -> None:
     value = roles.value(view, "5"), scripts.random_value(context, rng)
     rows = config.sft.max_length, config.learning.rollout.max_tokens
     models.check_rows(config.model, [policy, value], *rows, large * (config.aggregator != "scripted"))
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large)
+    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, ask=ask)
     for name in config.prompted_models.values():
         prompt = prompts.roles(players.prompt_for(name, config.style)).policy(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt])
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], ask=ask)
 
 
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
     own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
-    rules, usages = CountingModel(scripts.scripts(config.words) | own), (Usage(), Usage())
-    model, prompted = (Metered(rules, usage) for usage in usages)
+    rules, usages = CountingModel(scripts.scripts(config.words) | own), (Usage(), Usage(), Usage())
+    model, large, prompted = (Metered(rules, usage) for usage in usages)
     learn = lambda model, pairs: (model, {})
-    fixed, tokens = setup(config, "random", model, learn, learn), config.learning.rollout.max_tokens
+    fixed, tokens = setup(config, "random", large, learn, learn), config.learning.rollout.max_tokens
     viewer, second = Viewer(fixed.game), State(model, model, (), 1)  # the first iteration plays at random
     nlac.iterate(second, fixed, viewer, config.seed)
     nlac.evaluate(second, fixed, viewer, config.eval_games, Sampling(tokens, 0.0), config.seed)
@@ -286,11 +286,18 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
         f"{config.model}; aggregator and improver: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules "
         f"replied in one iteration against the random opponent; here are {config.iterations} iterations against "
         f"{len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum length.",
-        cost.calls_table(usages[0].rows(), config.iterations * len(opponents)),
+        cost.calls_table(usages[0].rows() + usages[1].rows(), config.iterations * len(opponents)),
     ]
     if config.prompted_models:
-        lines += [f"As prompted, {config.prompted}:", cost.calls_table(usages[1].rows(), len(opponents))]
-    return "\n".join(lines)
+        lines += [f"As prompted, {config.prompted}:", cost.calls_table(usages[2].rows(), len(opponents))]
+    if config.aggregator != "endpoint":
+        return "\n".join(lines)
+    is_prompted = "endpoint" in config.prompted_models.values()
+    paid = (cost.tokens_of(usages[2].rows()) * is_prompted, cost.tokens_of(usages[1].rows()))
+    fixed, each = (tokens * len(opponents) for tokens in paid)
+    return "\n".join(lines) + cost.within_budget(
+        config.endpoint.token_budget, "iterations", config.iterations, fixed, each
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -300,19 +307,10 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config, opponents))
         return
-    validate(config)
-    may_change = (
-        "iterations",
-        "ppo_iterations",
-        "prompted",
-        "checkpoint_every",
-        "micro_batch",
-        "remat",
-        "mesh",
-        *models.MAY_CHANGE,
-    )
+    validate(config, ask=not flags.FLAGS.resume)
+    may_change = ("iterations", "ppo_iterations", "prompted", "checkpoint_every", "micro_batch", "remat", "mesh")
     if config.aggregator != "endpoint":  # then only a prompted player needs one
-        may_change += ("base_url", "endpoint_model")
+        may_change += ("endpoint_model",)
     run_dir = app.take_run_dir(SCRIPT, config, may_change)
     usage, methods = (
         models.ledger(run_dir),

@@ -46,7 +46,7 @@ from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
 AUTHORS = 0.2  # their threshold
-MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", *models.MAY_CHANGE)
+MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,17 +231,17 @@ def train(
     return stored
 
 
-def validate(config: RunConfig) -> None:
+def validate(config: RunConfig, ask: bool) -> None:
     """Refuses models that cannot do what the config asks, before anything is made; see `models.check_rows`."""
     game, large = board_game(), config.learning.aggregation.max_tokens
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]  # has all pawns: the longest
     example = config.roles.value(view), scripts.blind({"view": view}, random.Random(0))
     rows = config.sft.max_length, config.learning.values.max_tokens
     models.check_rows(config.model, [example], *rows, large * (config.aggregator != "scripted"))
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large)
+    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, ask=ask)
     for name in config.prompted_models.values():
         prompt = prompts.roles(players.prompt_for(name, config.style)).value(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt])
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], ask=ask)
 
 
 def dry_run(config: RunConfig) -> str:
@@ -260,21 +260,28 @@ def dry_run(config: RunConfig) -> str:
     first = config.first_value(large)
     if config.critic == "number" and first and config.iterations:
         first.model.complete([first.prompt(view) for view in ends(sample[:train])], first.sampling, "value", seed)
+    spent = [cost.tokens_of(counts["large"].rows())]
     for i in range(config.iterations if config.critic == "words" else 0):
         first_value = config.first_value(large) if i == 0 else None
         learn = lambda model, pairs: (model, {})
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
+        spent.append(cost.tokens_of(counts["large"].rows()))
         judge()
     judge()
     for name in config.prompted_models.values():
         roles = prompts.roles(players.prompt_for(name, config.style))
         language_td.judge(views, roles, prompted, config.learning.aggregation, seed)
+    is_prompted = "endpoint" in config.prompted_models.values()
     rows = [{**row, "role": f"{row['role']} ({who})"} for who, usage in counts.items() for row in usage.rows()]
+    budget, each = config.endpoint.token_budget, times * (spent[-1] - spent[-2]) if len(spent) > 1 else 0
+    fixed = times * (spent[-1] + cost.tokens_of(counts["as prompted"].rows()) * is_prompted) - each * (len(spent) - 1)
+    is_paid = config.aggregator == "endpoint" and each > 0
+    within = cost.within_budget(budget * is_paid, "iterations", config.iterations, fixed, each)
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
     return (
         f"own: {config.model}; large: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules replied in "
         f"{config.iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
-        f"at their maximum length.\n{cost.calls_table(rows, times)}\n"
+        f"at their maximum length.\n{cost.calls_table(rows, times)}{within}\n"
         f"SFT: {config.iterations} times {data.states:,} examples x {config.sft.epochs} epochs.\n"
         f"MCTS before it: {searches:,} moves of {data.simulations} simulations x {data.rollouts} rollouts = "
         f"{searches * data.simulations * data.rollouts / 1e9:.2f}e9 playouts (20 moves per judged game assumed)."
@@ -287,7 +294,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    validate(config)
+    validate(config, ask=not flags.FLAGS.resume)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     stored = train(config, run_dir, flags.FLAGS.resume)
     before, after = stored["before"], stored["after"]

@@ -128,14 +128,18 @@ def table(config: RunConfig, found: dict[tuple[int, int], dict[str, Any]]) -> li
 
 def dry_run(config: RunConfig) -> str:
     """Calls and tokens, counted on a few positions with rules in the models' place."""
-    usage, small = Usage(), min(config.positions, 20)
-    model = Metered(CountingModel(scripts.scripts(config.words)), usage)
+    small, rules_of = min(config.positions, 20), CountingModel(scripts.scripts(config.words))
+    usages = {"aggregator": Usage(), "improver": Usage()}
     for k in config.games:
-        weigh(config, k, config.seed, model, model, small)
+        weigh(config, k, config.seed, *(Metered(rules_of, usage) for usage in usages.values()), small)
+    rows = [row for usage in usages.values() for row in usage.rows()]
+    paid = [row for name, usage in usages.items() if getattr(config, name) == "endpoint" for row in usage.rows()]
+    each = cost.tokens_of(paid) * config.seeds / small
     return (
         f"aggregator: {config.aggregator}; improver: {config.improver}. Nothing is sent. Rules replied on {small} of "
         f"{config.positions * config.seeds} positions. Replies, also those quoted in prompts, are counted at their "
-        f"maximum length.\n{cost.calls_table(usage.rows(), config.positions * config.seeds / small)}"
+        f"maximum length.\n{cost.calls_table(rows, config.positions * config.seeds / small)}"
+        f"{cost.within_budget(config.endpoint.token_budget * bool(paid), 'positions', config.positions, 0, each)}"
     )
 
 
@@ -145,9 +149,10 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
-    for name in (config.aggregator, config.improver):
-        models.check_large_model(name, config.endpoint, config.endpoint_model, config.sampling.max_tokens)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds", *models.MAY_CHANGE))
+    for name in dict.fromkeys((config.aggregator, config.improver)):
+        tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
+        models.check_large_model(name, config.endpoint, config.endpoint_model, tokens, ask=ask)
+    run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds"))
     usage, rules_of = models.ledger(run_dir), scripts.scripts(config.words)
     loaded = {
         name: models.large_model(name, rules_of, run_dir, usage, config.endpoint, config.endpoint_model)

@@ -6,8 +6,8 @@ import dataclasses
 import json
 import pathlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,11 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.analyst_replies import written_reward
 from nlrl_jax.roles.json_reply import without_thoughts
 from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
-from nlrl_jax.types import LanguageModel, Sampling
+from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling
+
+T = TypeVar("T")
+FIRST = 16  # replies that are read before all others are requested
+_EXCERPT = 300  # characters of a reply in an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +68,7 @@ def identify(
     sampling: Sampling,
     seed: int,
     counts: Counter[str],
+    must_read: bool = False,
 ) -> list[list[Verdict]]:
     """Section 3.3: the verdicts on every episode, in order of time. All chunks of all episodes in one call."""
     pieces = [
@@ -73,9 +78,9 @@ def identify(
     ]
     chats = [roles.identify(*piece) for piece in pieces]
     verdicts: dict[int, list[Verdict]] = {episode.number: [] for episode in episodes}
-    replies = model.complete(chats, sampling, "identify", seed)
-    for (episode, begin, end), reply in zip(pieces, replies, strict=True):
-        here, problems = roles.read_verdicts(reply.text, begin, end)
+    read = lambda piece, text: roles.read_verdicts(text, *piece[1:])
+    found = _complete(model, chats, sampling, "identify", seed, pieces, read, lambda found: bool(found[0]), must_read)
+    for (episode, begin, end), (reply, (here, problems)) in zip(pieces, found, strict=True):
         verdicts[episode.number] += here
         counts["identify/calls"] += 1
         counts["identify/never ended"] += not reply.ended
@@ -95,6 +100,7 @@ def assign_rewards(
     sampling: Sampling,
     seed: int,
     counts: Counter[str],
+    must_read: bool = False,
 ) -> list[CriticalState]:
     """r^LLM(s, a) of the action taken in each critical state, and of the one suggested for it, in one call."""
     ratings: list[tuple[Episode, Verdict, Action, str]] = []
@@ -106,14 +112,14 @@ def assign_rewards(
                 ratings += [(episode, verdict, action, analysis) for action in actions]
     chats = [roles.reward(episode, verdict.timeslot, *rest) for episode, verdict, *rest in ratings]
     states: dict[tuple[int, int], CriticalState] = {}
-    replies = model.complete(chats, sampling, "reward", seed)
-    for (episode, verdict, action, _), reply in zip(ratings, replies, strict=True):
+    read, is_read = lambda _, text: roles.read_reward(text), lambda reward: reward is not None
+    found = _complete(model, chats, sampling, "reward", seed, ratings, read, is_read, must_read)
+    for (episode, verdict, action, _), (reply, reward) in zip(ratings, found, strict=True):
         t = verdict.timeslot
         state = states.setdefault(
             (episode.number, t),
             CriticalState(episode.number, verdict, episode.observations[t], episode.action(t), {}, {}),
         )
-        reward = roles.read_reward(reply.text)
         counts["reward/calls"] += 1
         counts["reward/unreadable"] += reward is None
         counts["reward/clipped"] += reward is not None and written_reward(reply.text) != reward
@@ -130,27 +136,77 @@ def analyse(
     seed: int = 0,
     config: AnalysisConfig = AnalysisConfig(),
     verdicts: Sequence[Sequence[Verdict]] | None = None,
+    must_read: bool = False,
 ) -> Findings:
     """Identification, case analysis, rewards and strategies of N episodes: four calls to the model.
 
     Args:
       verdicts: of each episode, where they do not come from the language model (MASK-R).
+      must_read: most replies of each role must say something; `FIRST` of them are requested before the others.
+
+    Raises:
+      LanguageModelError: they do not.
     """
     counts: Counter[str] = Counter()
     has_verdicts = verdicts is not None
     if not has_verdicts:
-        verdicts = identify(episodes, roles, model, config.verdicts, seed, counts)
+        verdicts = identify(episodes, roles, model, config.verdicts, seed, counts, must_read)
     chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
-    analyses = [without_thoughts(reply.text) for reply in model.complete(chats, config.analysis, "analyse", seed)]
+    read, is_read = lambda _, text: without_thoughts(text), lambda text: bool(text.strip())
+    found = _complete(model, chats, config.analysis, "analyse", seed, episodes, read, is_read, must_read)
+    analyses = [text for _, text in found]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
-    states = assign_rewards(episodes, verdicts, analyses, roles, model, config.reward, seed, counts)
+    states = assign_rewards(episodes, verdicts, analyses, roles, model, config.reward, seed, counts, must_read)
     proposed = ""
     if roles.strategies is not None and not has_verdicts:
         reply = model.complete([roles.strategies(analyses)], config.strategies, "strategies", seed)[0]
         proposed = without_thoughts(reply.text).strip()
         counts["strategies/calls"] += 1
     return Findings(states, analyses, dict(counts), proposed)
+
+
+def _complete(
+    model: LanguageModel,
+    chats: Sequence[Chat],
+    sampling: Sampling,
+    role: str,
+    seed: int,
+    subjects: Sequence[Any],
+    read: Callable[[Any, str], T],
+    is_read: Callable[[T], bool],
+    must_read: bool,
+) -> list[tuple[Reply, T]]:
+    """The replies to all chats as they are and as read.
+
+    Args:
+      subjects: what each chat is about.
+      read: (subject, reply's text) -> what it says. is_read: whether that is anything.
+      must_read: see `analyse`.
+
+    Raises:
+      LanguageModelError: more than half of the first ones, or of all, cannot be read.
+    """
+    found: list[tuple[Reply, T]] = []
+    for part in (slice(0, FIRST), slice(FIRST, None)) if must_read else (slice(None),):
+        replies = model.complete(chats[part], sampling, role, seed) if chats[part] else []
+        found += [(reply, read(subject, reply.text)) for subject, reply in zip(subjects[part], replies, strict=True)]
+        bad = [reply for reply, said in found if not is_read(said)]
+        if must_read and 2 * len(bad) > len(found):
+            raise LanguageModelError(_unreadable(role, bad, len(found)))
+    return found
+
+
+def _unreadable(role: str, bad: Sequence[Reply], of: int) -> str:
+    first = bad[0]
+    text = " ".join(first.text.split())
+    said = repr(text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}...") if text else "empty"
+    why = " (refused)" if first.refused else "" if first.ended else " (cut at its maximum length)"
+    return (
+        f"the analyst cannot be used: {len(bad)} of its first {of} replies as {role!r} cannot be read, the first one "
+        f"is {said}{why}. Nothing is refined with that: give another --analyst or --endpoint_model in a new --run_dir; "
+        "--base with this one takes its base agents"
+    )
 
 
 def save(findings: Findings, path: pathlib.Path) -> None:

@@ -19,8 +19,8 @@ def read_replies(response: dict, prompt_tokens: int, tokens: int, count: int) ->
     """The valid choices of a response, maximum `count`, in the order of their indices.
 
     Raises:
-      InvalidResponse: it has no list of choices, or no valid one where one was requested. If a message is well-formed
-        but for its text, the fallback is an empty reply that has not ended.
+      InvalidResponse: it has no list of choices, or no valid one. If a message is well-formed but for its text, the
+        fallback is an empty reply that has not ended.
     """
     choices = response.get("choices")
     if not isinstance(choices, list):
@@ -29,7 +29,7 @@ def read_replies(response: dict, prompt_tokens: int, tokens: int, count: int) ->
     if all(type(choice.get("index")) is int for choice in choices):
         choices.sort(key=lambda choice: choice["index"])
     replies = [reply for reply in map(_read_choice, choices) if reply is not None]
-    if count == 1 and not replies:
+    if not replies:
         empty = [Reply("", prompt_tokens, tokens, ended=False)] if any(map(_lacks_text, choices)) else None
         raise InvalidResponse(f"it has {len(choices)} choices and none with a text", empty)
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))

@@ -23,7 +23,7 @@ T = TypeVar("T")
 BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before an attempt
 MAX_BYTES = 8_000_000  # of a response's body
 _EXCERPT = 300  # characters of a response in an error
-_RETRIED = (408, 409, 425, 429)
+_RETRIED, _UNKNOWN = (408, 409, 425, 429), (501, 505)
 _log = logging.getLogger(__name__)
 
 
@@ -56,12 +56,36 @@ class Stopped(Exception):
     """Another request has failed for good, so this one was not sent (again)."""
 
 
-class _Failure(Exception):
-    """An attempt that may succeed next time."""
+class Failure(Exception):
+    """An attempt that failed.
 
-    def __init__(self, message: str, status: int | None = None, wait: float = 0.0, fallback: Any = None):
+    Attributes:
+      status: of the response; None where there was none.
+      body: of a response that holds no completion, without the key; else "".
+      is_final: sending the same again does not help. advice: what does.
+      is_unreachable: there was no connection.
+      wait: seconds that the server asks for. fallback: see `InvalidResponse`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int | None = None,
+        body: str = "",
+        *,
+        is_final: bool = False,
+        advice: str = "",
+        is_unreachable: bool = False,
+        wait: float = 0.0,
+        fallback: Any = None,
+    ):
         super().__init__(message)
-        self.status, self.wait, self.fallback = status, wait, fallback
+        self.status, self.body, self.is_final, self.advice = status, body, is_final, advice
+        self.is_unreachable, self.wait, self.fallback = is_unreachable, wait, fallback
+
+
+# (failure, number of the attempt from 0, attempts left) -> another body to send at once; None if there is none.
+Revise = Callable[[Failure, int, int], dict[str, Any] | None]
 
 
 class ApiKey:
@@ -108,6 +132,7 @@ class Transport:
       connections: maximum number at once.
       usage, role: where responses are counted.
       token_budget: tokens in `usage` from which on nothing is sent; 0 is no limit.
+      waiting: told why a request waits for another attempt.
 
     Attributes:
       failure: what `stop` was given first.
@@ -123,7 +148,9 @@ class Transport:
         usage: Usage,
         role: str,
         token_budget: int = 0,
+        waiting: Callable[[str], None] = lambda why: None,
     ):
+        self.waiting = waiting
         self.base_url, self.key, self.timeout, self.max_retries = base_url, key, timeout, max_retries
         self.usage, self.role, self.token_budget = usage, role, token_budget
         self.failure: BaseException | None = None
@@ -148,10 +175,20 @@ class Transport:
             self.failure = self.failure or failure
         self._stop.set()
 
-    def post(self, path: str, body: dict[str, Any], read: Callable[[dict, int, int], T]) -> T:
+    def post(
+        self,
+        path: str,
+        body: dict[str, Any],
+        read: Callable[[dict, int, int], T],
+        revise: Revise = lambda failure, attempt, left: None,
+    ) -> T:
         """Sends a request until `read(response, prompt tokens, tokens)` accepts the response, and returns its result.
 
-        After `max_retries` + 1 attempts, the fallback of the last `InvalidResponse`, if it has one.
+        After `max_retries` + 1 attempts, the fallback of the last `InvalidResponse`, if it has one. An attempt with
+        another body after a final refusal is not counted.
+
+        Args:
+          revise: asked after each failure for another body.
 
         Raises:
           EndpointError: it was refused, or failed `max_retries` + 1 times.
@@ -164,18 +201,29 @@ class Transport:
             self.usage.check_budget(self.token_budget)
             try:
                 return self._attempt(path, body, read)
-            except _Failure as error:
+            except Failure as error:
                 failure = error
-            if attempt == self.max_retries:
+            was_final, left = failure.is_final, self.max_retries - attempt
+            other = revise(failure, attempt, left)
+            if other is None and (failure.is_final or left <= 0):
                 break
-            wait = retry_wait(attempt, failure.wait)
-            attempt += 1
+            if not was_final:
+                attempt += 1
+            if other is not None:
+                body = other
+                continue
+            wait = retry_wait(attempt - 1, failure.wait)
             _log.info("%s%s: %s; attempt %d in %.2g s", self.base_url, path, failure, attempt + 1, wait)
+            why = f"status {failure.status}" if failure.status else str(failure)
+            self.waiting(f"{why[:60]}, attempt {attempt + 1} of {self.max_retries + 1} in {wait:.0f} s")
             if self._stop.wait(wait):
                 raise Stopped
             self.usage.add(self.role, retries=1)
         if failure.fallback is not None:
             return failure.fallback
+        if failure.is_final:
+            message = f"{self.base_url}{path} answered with {failure}. {failure.advice}"
+            raise EndpointError(self.key.hide(message), failure.status, failure.body)
         raise EndpointError(
             f"{self.base_url}{path} failed {attempt + 1} times, the last time with: {failure}. Earlier replies are in "
             "the cache, if there is one: run again later, or with a longer --timeout, more --max_retries or less "
@@ -186,27 +234,29 @@ class Transport:
     def _attempt(self, path: str, body: dict[str, Any], read: Callable[[dict, int, int], T]) -> T:
         sent = json.dumps(body).encode()
         status, headers, content = self._exchange(path, sent)
-        excerpt = self._excerpt(content)
-        if status in _RETRIED or status >= 500:
-            raise _Failure(f"status {status}: {excerpt}", status, retry_after(headers.get("Retry-After"), time.time()))
+        excerpt, text = self._excerpt(content), content.decode("utf-8", errors="replace")
+        if status in _RETRIED or status >= 500 and status not in _UNKNOWN:
+            wait = retry_after(headers.get("Retry-After"), time.time())
+            raise Failure(f"status {status}: {excerpt}", status, text, wait=wait)
         if not 200 <= status < 300:
             place = f" (it redirects to {headers['Location']})" if "Location" in headers else ""
             advice = _advice(status, self.key)
-            message = f"{self.base_url}{path} answered with status {status}{place}: {excerpt}. {advice}"
-            raise EndpointError(self.key.hide(message), status, content.decode("utf-8", errors="replace"))
+            raise Failure(f"status {status}{place}: {excerpt}", status, text, is_final=True, advice=advice)
         try:
             response = json.loads(content) if len(content) <= MAX_BYTES else None
         except (ValueError, RecursionError):
             response = None
         tokens = self._count(response, len(sent), len(content))
         if len(content) > MAX_BYTES:
-            raise _Failure(f"a response above {MAX_BYTES} bytes: {excerpt}", status)
+            raise Failure(f"a response above {MAX_BYTES} bytes: {excerpt}", status)
         if not isinstance(response, dict):
-            raise _Failure(f"a response that is not a JSON object: {excerpt}", status)
+            raise Failure(f"a response that is not a JSON object: {excerpt}", status, text)
         try:
             return read(response, *tokens)
         except InvalidResponse as error:
-            raise _Failure(f"an invalid response ({error}): {excerpt}", status, fallback=error.fallback) from None
+            text = "" if "choices" in response else text
+            message = f"an invalid response ({error}): {excerpt}"
+            raise Failure(message, status, text, fallback=error.fallback) from None
 
     def _exchange(self, path: str, sent: bytes) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and body. The timeout is for all of it, where httpx's is for each piece; the body is cut off
@@ -223,9 +273,10 @@ class Transport:
                     if len(content) > MAX_BYTES:
                         break
         except httpx.TimeoutException:
-            raise _Failure(f"no whole response within {self.timeout:g} s") from None
+            raise Failure(f"no whole response within {self.timeout:g} s") from None
         except httpx.HTTPError as error:
-            raise _Failure(self.key.hide(f"{type(error).__name__}: {error}")) from None
+            away = isinstance(error, httpx.ConnectError)
+            raise Failure(self.key.hide(f"{type(error).__name__}: {error}"), is_unreachable=away) from None
         if not response.is_success:  # it may quote the key; Latin-1 keeps all other bytes
             content = self.key.hide(content.decode("latin-1")).encode("latin-1")
         return response.status_code, response.headers, bytes(content)
@@ -268,5 +319,5 @@ def _advice(status: int, key: ApiKey) -> str:
     if status == 404:
         return "Check --base_url (it usually ends in /v1) and the model's name"
     if 300 <= status < 400:
-        return "Give the address it redirects to as --base_url"
+        return "Give the address it redirects to as --base_url, without /chat/completions"
     return "--extra field=null leaves out a field that the server does not know"

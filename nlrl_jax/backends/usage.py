@@ -14,6 +14,8 @@ from typing import Any
 from nlrl_jax.files import write_atomically
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling, Score
 
+CHECK = "check"  # the role of what is asked before a run
+
 
 class BudgetExceeded(LanguageModelError):
     """The token budget is spent. Every reply that was paid for is in the cache, if there is one."""
@@ -50,7 +52,8 @@ class RoleUsage:
 class Usage:
     """The sums of a run by role. Any number of models and threads may share one.
 
-    With a folder it is on disk (`usage.json`) after every change, so neither a kill nor a resume loses a count.
+    With a folder it is on disk (`usage.json`) after every change, from the first answer behind the checks on, so
+    neither a kill nor a resume loses a count.
 
     Attributes:
       section: goes in front of each role's name, e.g. "medium_2x1/"; a script may change it between its parts.
@@ -69,8 +72,15 @@ class Usage:
             sums = self._roles.setdefault(self.section + role, RoleUsage())
             for name, amount in amounts.items():
                 setattr(sums, name, getattr(sums, name) + amount)
-            if self._path is not None:
+            rows = [row for name, row in self._roles.items() if name != CHECK]
+            if self._path is not None and any(row.calls or row.paid for row in rows):
                 write_atomically(self._path, json.dumps(self._rows(), indent=2) + "\n")
+
+    def take(self, other: Usage) -> None:
+        """Adds another ledger's sums to these and empties it."""
+        for row in other.rows():
+            self.add(row.pop("role"), **row)
+        other._roles.clear()
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per role, sorted by name: {"role": ..., "calls": ..., ...}."""

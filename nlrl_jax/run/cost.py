@@ -4,6 +4,7 @@ calls and tokens of language models that a small run over `backends.scripted.Cou
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -103,11 +104,33 @@ def calls_table(rows: Iterable[Mapping[str, Any]], times: float = 1.0) -> str:
       rows: `Usage.rows` of a small run over `CountingModel`.
       times: by how much the run in mind is larger.
     """
-    lines, total = [f"{'role':20}{'calls':>14}{'tokens read, about':>22}{'written, at most':>20}"], 0.0
+    lines, rows = [f"{'role':20}{'calls':>14}{'tokens read, about':>22}{'written, at most':>20}"], list(rows)
     for row in rows:
         calls, read, written = (row[name] * times for name in ("calls", "prompt_tokens", "tokens"))
         lines.append(f"{row['role']:20}{calls:>14,.0f}{read:>22,.0f}{written:>20,.0f}")
-        total += read + written
+    total = tokens_of(rows) * times
     return "\n".join(
         [*lines, f"{total / 1e6:,.1f} million tokens at most, a token taken to be {CHARACTERS} characters"]
     )
+
+
+def tokens_of(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Tokens read and written in `Usage.rows`."""
+    return sum(row["prompt_tokens"] + row["tokens"] for row in rows)
+
+
+def within_budget(budget: int, option: str, value: int, fixed: float, each: float) -> str:
+    """The largest value of an option with which a run stays below --token_budget, as a line for a dry run.
+
+    Args:
+      budget: tokens; 0 is no limit, and there is nothing to say.
+      fixed, each: tokens whatever the value is, and for each unit of it.
+    """
+    if not budget:
+        return ""
+    tokens, most = lambda value: f"{fixed + each * value:,.0f} tokens at most", math.floor((budget - fixed) / each)
+    most -= fixed + each * most >= budget
+    if most < 1:
+        return f"\n--token_budget {budget:,}: too little even for --{option} 1 ({tokens(1)})"
+    is_enough = f"--{option} {value} ({tokens(value)}) is {'within it' if value <= most else 'too much'}"
+    return f"\n--token_budget {budget:,}: {is_enough}; the largest below it is --{option} {most} ({tokens(most)})"

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Collection
 from typing import Any
 
+from nlrl_jax.backends.endpoint_options import MAY_CHANGE
 from nlrl_jax.files import write_atomically
 
 CONFIG = "config.json"
@@ -41,8 +42,9 @@ def open_run(
       config: JSON-able; written to config.json.
       resume: continue the run in the folder.
       overwrite: delete the run in the folder first. Not with `resume`.
-      may_change: fields of the config that may differ from the stored ones on resume. So may folders
-        (`*_dir`, `*_path`), and a path that leads to the same place or to where it was moved; what changed is printed.
+      may_change: fields of the config that may differ from the stored ones on resume. So may how an endpoint is
+        reached (`endpoint_options.MAY_CHANGE`), folders (`*_dir`, `*_path`), and a path that leads to the same place or
+        to where it was moved; what changed is printed.
 
     Returns:
       The folder as an absolute path.
@@ -61,7 +63,7 @@ def open_run(
         config = json.loads(json.dumps(config))
         number = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
         if resume:
-            _compare(run_dir, read_config(run_dir), config, may_change)
+            _compare(run_dir, read_config(run_dir), config, {*may_change, *MAY_CHANGE})
             number = _number(run_dir) or number
         else:
             _check_free(run_dir)
@@ -191,11 +193,18 @@ def _found(run_dir: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in run_dir.iterdir() if path.name not in (LOCK, f".{CONFIG}.tmp")]
 
 
+def _holds_work(path: pathlib.Path) -> bool:
+    """Whether something in a run's folder was computed or paid for."""
+    if path.is_dir():
+        return any(map(_holds_work, path.iterdir()))
+    return path.name != CONFIG and not path.name.startswith(".")
+
+
 def _check_free(run_dir: pathlib.Path) -> None:
     """Refuses to start a run where something lies that it could damage."""
     found = _found(run_dir)
     if holds_run(run_dir):
-        if len(found) > 1:  # a config alone is of a command that was refused or stopped before it did anything
+        if any(map(_holds_work, found)):  # or it is of a command that was refused or stopped before it did anything
             raise ValueError(f"{run_dir} already holds a run; pass --resume to continue it, or another --run_dir")
     elif found:
         there = found[0].name

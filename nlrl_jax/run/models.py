@@ -14,12 +14,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
+from nlrl_jax.backends import endpoint_checks
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -28,8 +30,7 @@ from nlrl_jax.run import processes
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply, Score
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
-# Options of an endpoint that do not change what is computed.
-MAY_CHANGE = ("api_key_env", "concurrency", "timeout", "max_retries", "token_budget")
+_checks = Usage()  # of `check_large_model`, until there is a ledger
 
 
 def local_model(
@@ -124,12 +125,22 @@ def large_model(
     elif name == "endpoint":
         render = _prompt_text(load_tokenizer(endpoint_tokenizer), options) if endpoint_tokenizer else None
         model = EndpointModel(options, endpoint_model, usage, render=render)
+        usage.take(_checks)
         if processes.first():  # a folder only for a valid endpoint
-            model = dataclasses.replace(model, cache=DiskCache(run_dir / "cache"))
+            cache = DiskCache(run_dir / "cache")
+            model = dataclasses.replace(model, cache=cache, cached_as=_first_address(cache, options.url))
         model = FromFirst(model) if processes.several() else model
     else:
         model = local_model(name, chat=chat, cache_mb=cache_mb, rows=rows, mesh=mesh)
     return Metered(model, usage)
+
+
+def _first_address(cache: DiskCache, url: str) -> str:
+    """The address that a run began with: its replies stay in the cache when the server moves."""
+    path = cache.folder / ".address"
+    if not path.is_file() or not any(cache.folder.glob("*/*.json")):
+        write_atomically(path, url + "\n")
+    return path.read_text().strip()
 
 
 def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> Callable[[Sequence[Mapping[str, str]]], str]:
@@ -153,7 +164,7 @@ def check_scores(model: LanguageModel, instead: str) -> None:
     inner = model.model if isinstance(model, Metered) else model
     try:
         if isinstance(inner, EndpointModel):
-            inner.check_scores()
+            endpoint_checks.check_scores(inner)
         elif not model.can_score:
             raise NotImplementedError("this model does not score")
     except NotImplementedError as error:
@@ -168,22 +179,27 @@ def check_large_model(
     chats: Sequence[Chat] = (),
     endpoint_tokenizer: str = "",
     chat: bool = True,
+    ask: bool = True,
 ) -> None:
-    """Refuses a `large_model` that cannot be used.
+    """Refuses a `large_model` that cannot be used, before there is a folder or a thread.
 
     Args:
       max_tokens: per reply.
       chats: some of its prompts, where they are known.
       endpoint_tokenizer, chat: as in `large_model`.
+      ask: an endpoint is asked for one short reply; a resumed run may have all its replies and need no server.
 
     Raises:
       FileNotFoundError, ValueError: no such model or tokenizer, an endpoint without an address, a local model without
         the room for a reply.
+      LanguageModelError: the endpoint does not answer, or does not take the key or the model.
     """
     if name == "endpoint":
-        EndpointModel(options, endpoint_model)
+        model = EndpointModel(options, endpoint_model, _checks)
         if endpoint_tokenizer:
             load_tokenizer(endpoint_tokenizer)
+        if ask:
+            processes.from_first(lambda: endpoint_checks.check_answers(model))
     elif name != "scripted":
         tokenizer = tokenizer_of(name) if chat else load_tokenizer(name)
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)

@@ -9,12 +9,13 @@ import pathlib
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from nlrl_jax.algorithms.imagine import POLICY
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
@@ -31,6 +32,7 @@ from nlrl_jax.types import SEEDS_PER_RUN, HostGame, LanguageModel, Start
 from nlrl_jax.weights.load import BUILT_IN
 
 Task = tuple[str, int]
+_ENOUGH = 20  # actions, to judge a model by
 FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
 
 
@@ -184,7 +186,7 @@ def run_method(
     chunks = [tasks[first : first + parallel] for first in range(0, len(tasks), parallel)]
     jobs = min(jobs, len(chunks))
     game = parts.one_at_a_time(game) if jobs > 1 else game
-    printed = [time.monotonic()]
+    printed, told = [time.monotonic()], []
 
     def play_part(part: int) -> list[Episode]:
         own, chunk, last = parts.alone(model, jobs), chunks[part], {}
@@ -206,6 +208,9 @@ def run_method(
             row = {"part": part, "seconds": now - clock, "problems": last["problems"], "calls": last["calls"]}
             clock = now
             journal.add([{**row, **move._asdict()}])
+            if not told and (note := unreadable(journal.rows)):
+                told.append(note)
+                print(f"  {method.title}: {note}", flush=True)
             if time.monotonic() - printed[0] > 15:
                 printed[0] = time.monotonic()
                 which = f", part {part + 1} of {len(chunks)}" if len(chunks) > 1 else ""
@@ -232,6 +237,19 @@ def run_method(
         },
         "episodes": [as_json(episode) for episode in episodes],
     }
+
+
+def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to do where most actions that a model writes are none of the game's; "" where they are, or are too few."""
+    asked = sum(row["calls"].get(POLICY, 0) for row in rows)
+    bad = sum(row["problems"].get(f"{POLICY}/{kind}", 0) for row in rows for kind in ("no action", "empty"))
+    if asked < _ENOUGH or 2 * bad <= asked:
+        return ""
+    return (
+        f"{bad} of the first {asked} actions that the model wrote cannot be read, and random ones take their place. An "
+        "endpoint may begin new messages: give its tokenizer (--endpoint_tokenizer MODEL); a local model may not know "
+        "the game: launch.finetune_lac teaches it"
+    )
 
 
 def finished_methods(

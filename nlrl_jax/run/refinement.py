@@ -153,7 +153,7 @@ class Run:
             findings = what_if.find(self.game, self.base_ppo, base, trajectories, self.key(6), *search)
         else:
             episodes = control.episodes_of(trajectories)
-            findings = analyse(episodes, self.game.roles, analyst, self.seed, verdicts=verdicts)
+            findings = analyse(episodes, self.game.roles, analyst, self.seed, verdicts=verdicts, must_read=True)
         save(findings, path)
         return findings
 

@@ -57,11 +57,13 @@ def _read(run: Run) -> list[str]:
     short = control.episodes_of(trajectories)
     mean = np.mean([len(episode) for episode in short])
     long = [lengthened(short, config.episode_steps, n) for n in range(LONG)]
+    text, fixed, each = _counted(run, long)
+    budget = config.endpoint.token_budget if config.analyst == "endpoint" else 0
     return [
         f"Episodes of {mean:.0f} steps, as an untrained agent's:",
-        _counted(run, short),
+        _counted(run, short)[0],
         f"Episodes of {config.episode_steps} steps, the longest that are recorded; a good robot's are:",
-        _counted(run, long),
+        text + cost.within_budget(budget, "episodes", config.episodes, fixed, each),
     ]
 
 
@@ -75,8 +77,8 @@ def lengthened(episodes: Sequence[Episode], steps: int, number: int) -> Episode:
     return Episode(number, np.concatenate([observations, last]), actions, rewards, False)
 
 
-def _counted(run: Run, episodes: Sequence[Episode]) -> str:
-    """Calls and tokens if all the run's episodes were like these."""
+def _counted(run: Run, episodes: Sequence[Episode]) -> tuple[str, float, float]:
+    """(calls and tokens if all the run's episodes were like these; tokens whatever their number, and for each)."""
     game, config = run.game, run.config
     longest = "x" * CHARACTERS * AnalysisConfig().analysis.max_tokens  # what the prompts for rewards quote
     model, usage = CountingModel({**game.scripts, "analyse": lambda context, rng: longest}), Usage()
@@ -88,9 +90,12 @@ def _counted(run: Run, episodes: Sequence[Episode]) -> str:
         verdicts, usage = run.mask_verdicts(jnp.zeros((length, len(episodes))), steps), Usage()
         analyse(episodes, game.roles, Metered(model, usage), verdicts=verdicts)
         rows += [{**row, "role": f"{row['role']} (MASK-R)"} for row in usage.rows()]
+    once = cost.tokens_of(row for row in rows if row["role"] in ONCE)
+    each = (cost.tokens_of(rows) - once) / len(episodes)
     times = config.episodes / len(episodes)
     numbers = ("calls", "prompt_tokens", "tokens")
     rows = [{**row, **{x: row[x] * (1 if row["role"] in ONCE else times) for x in numbers}} for row in rows]
     share = counts["identify/critical"] / counts["identify/timeslots"]
     table = cost.calls_table(rows, config.bases)
-    return f"{table}\n{share:.0%} of the timeslots critical for the rule-based analyst."
+    text = f"{table}\n{share:.0%} of the timeslots critical for the rule-based analyst."
+    return text, config.bases * once, config.bases * each

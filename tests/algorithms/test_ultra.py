@@ -12,14 +12,14 @@ from gymnax.environments import spaces
 from envs.pong import env as pong
 from envs.pong import prompts as prompts
 from envs.pong import rule_based as scripted
-from nlrl_jax.algorithms import ppo, ultra
+from nlrl_jax.algorithms import analyst, ppo, ultra
 from nlrl_jax.algorithms.analyst import CriticalState, analyse
 from nlrl_jax.algorithms.ppo import PPOConfig
 from nlrl_jax.algorithms.ultra import GuidanceConfig
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from nlrl_jax.rollouts import control
-from nlrl_jax.types import ControlGame
+from nlrl_jax.types import ControlGame, LanguageModelError
 
 GAME = pong.control_game(points=1)
 CONFIG = PPOConfig(num_envs=4, num_steps=16, epochs=1, num_minibatches=2, features=(8,))
@@ -310,6 +310,52 @@ def test_an_analyst_that_says_nothing_useful_leaves_plain_ppo(episodes, plain, g
     ours, metrics = guided(plain[0].replace(aux=ultra.make_table(found.states, GAME)), jax.random.key(1))
     assert metrics["finite"] and metrics["replaced"] == metrics["language_reward"] == 0
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, plain[1].params)
+
+
+def of_an_analyst(**replies):
+    """The rule-based analyst with other replies as some roles: text, or (context, rng) -> text."""
+    scripts = {role: text if callable(text) else lambda context, rng, text=text: text for role, text in replies.items()}
+    return ScriptedModel({**scripted.SCRIPTS, **scripts})
+
+
+@pytest.mark.parametrize(
+    "replies, says",
+    [
+        ({"identify": "I cannot see a game here."}, "'identify' cannot be read, the first one is 'I cannot see a game"),
+        ({"identify": ""}, "'identify' cannot be read, the first one is empty"),
+        ({"identify": "<think>" + "hm " * 500}, r"the first one is '<think>hm .{280,300}\.\.\.'\. Nothing is refined"),
+        ({"identify": "{timeslot 99999, <critical>, <none>, <x>}"}, "'identify' cannot be read"),
+        ({"analyse": "<think>hm"}, "'analyse' cannot be read, the first one is '<think>hm'"),
+        ({"reward": "a good move"}, "'reward' cannot be read, the first one is 'a good move'"),
+        ({"reward": "reward = nan"}, "'reward' cannot be read"),
+    ],
+)
+def test_an_analyst_whose_replies_cannot_be_read_is_refused_where_they_must_be(episodes, replies, says):
+    with pytest.raises(LanguageModelError, match=says):
+        analyse(episodes, prompts.roles(points=1), of_an_analyst(**replies), must_read=True)
+
+
+def test_an_analyst_is_stopped_after_the_first_replies_and_not_for_a_few(episodes, monkeypatch):
+    monkeypatch.setattr(analyst, "FIRST", 4)
+    asked = []
+
+    def often(context, rng):
+        asked.append(1)
+        return "no" if len(asked) % 3 == 1 else scripted.SCRIPTS["reward"](context, rng)
+
+    found = analyse(episodes, prompts.roles(points=1), of_an_analyst(reward=often), must_read=True)
+    assert found.counts["reward/unreadable"] == -(-len(asked) // 3)
+    asked.clear()
+    with pytest.raises(LanguageModelError, match="4 of its first 4 replies"):
+        silent = of_an_analyst(identify=lambda context, rng: asked.append(1) or "")
+        analyse(episodes, prompts.roles(points=1), silent, must_read=True)
+    assert len(asked) == 4
+
+
+def test_replies_are_the_same_where_they_must_be_readable(episodes, findings):
+    strict = analyse(episodes, prompts.roles(points=1), ScriptedModel(scripted.SCRIPTS), must_read=True)
+    assert strict.counts == findings.counts and strict.analyses == findings.analyses
+    assert [state.rewards for state in strict.states] == [state.rewards for state in findings.states]
 
 
 def test_replies_that_break_off_or_repeat_are_counted(episodes):

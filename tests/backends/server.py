@@ -102,6 +102,11 @@ def cut(handler, request) -> None:
     handler.close_connection = True
 
 
+def closed(handler, request) -> None:
+    """The connection ends without an answer."""
+    handler.close_connection = True
+
+
 def drip(handler, request) -> None:
     """One byte each 50 ms: no single read times out."""
     handler.send_response(200)

@@ -152,12 +152,12 @@ def test_without_a_render_the_server_is_asked_to_continue_the_last_message():
     assert not {"continue_final_message", "add_generation_prompt"} & set(plain)
 
 
-def test_a_server_that_refuses_to_continue_is_an_error_that_says_what_to_do():
+def test_a_server_that_refuses_to_continue_whatever_is_sent_is_an_error_that_says_what_to_do():
     refuse = s.status(400, '{"error": "Unrecognized request argument supplied: add_generation_prompt"}')
     with Server(behaviour=lambda request: refuse) as server:
         with pytest.raises(EndpointError, match="does not continue an assistant message.*--endpoint_tokenizer MODEL"):
             model(server).complete([OPEN], GREEDY, "r")
-        assert len(server.requests) == 1
+        assert len(server.requests) == 2  # with the fields and without
 
 
 # Whether it scores.

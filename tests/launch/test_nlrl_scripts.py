@@ -204,13 +204,14 @@ def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
         "--games=32",
         "--eval_games=8",
         "--prompted=endpoint",
+        "--token_budget=1000000",
         "--dry_run",
     )
     rows = counted(capsys)
     assert {"candidates", "improver", "monte_carlo", "policy", "value"} == set(rows)
     calls, written = rows["improver"]
     assert calls % (31 * 2) == 0 and written == 1024 * calls and rows["candidates"] == (10 * calls, 5120 * calls)
-    run("train_language_td", "--scale=paper", "--dry_run")
+    run("train_language_td", "--scale=paper", "--dry_run", "--token_budget=100000000")
     rows = counted(capsys)
     assert rows["aggregator (large)"] == (4 * 45_000, 4 * 45_000 * 512)
     assert rows["judge (own)"] == (6 * 3000, 6 * 3000 * 512)

@@ -171,7 +171,8 @@ def test_a_budget_that_ends_is_raised_and_nothing_is_asked_twice(done, tmp_path)
         assert "raise --token_budget" in line
         paid = len(server.requests)
         run(tmp_path, *args, f"--base_url={server.url}/", "--token_budget=100000", "--concurrency=2", "--resume")
-    asked = list(server.asked())
+    check, *asked = server.asked()
+    assert check == "Hi"
     assert len(set(asked)) == len(asked) > paid > 12  # it was at the rewards
     counts = load(tmp_path / "findings.json").counts
     assert len(asked) == sum(counts[f"{role}/calls"] for role in ("identify", "analyse", "reward", "strategies"))

@@ -1,13 +1,14 @@
 """LAC and planners through the script, with the built-in model: here, and behind an endpoint."""
 
 import json
+import re
 
 import pytest
 
 from envs.webshop import products
 from nlrl_jax.run import directory, models, results
 from tests.backends.model_server import serves
-from tests.backends.server import Server
+from tests.backends.server import Server, status
 from tests.launch.scripts import refusal, run
 
 SCRIPT = "run_lac"
@@ -61,9 +62,13 @@ def test_an_endpoint_decides_as_the_model_behind_it(here, tmp_path):
 
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
-    plan(tmp_path / "dry", "--dry_run", *SMALL)
+    endpoint = ("--model=endpoint", "--endpoint_model=m", "--token_budget=400000")
+    plan(tmp_path / "dry", "--dry_run", *SMALL, *endpoint, METHODS)
     assert not (tmp_path / "dry").exists()
-    assert "nothing is sent" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing is sent" in said and "success" not in said
+    most = re.search(r"the largest below it is --tasks (\d+) \(([\d,]+) tokens at most", said)
+    assert int(most[1]) > 1 and int(most[2].replace(",", "")) < 400000
 
 
 def test_webshop_plays_with_nothing_but_its_name(tmp_path, capsys):
@@ -109,3 +114,17 @@ def test_bad_input(tmp_path):
     assert "--model nano_babyai cannot hold a prompt of maze_double_t" in cannot
     assert "--webshop_tagger is for --game webshop" in wrong("--webshop_tagger=en_core_web_sm")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_wrong_key_is_one_message_before_there_is_a_folder(tmp_path):
+    with Server(behaviour=lambda request: status(401, "bad key")) as server:
+        given = (
+            "--model=endpoint",
+            "--endpoint_model=m",
+            f"--base_url={server.url}",
+            "--critic=direct",
+            "--methods=react",
+        )
+        line = refusal(SCRIPT, f"--run_dir={tmp_path / 'run'}", *given)
+        assert "does not accept the key" in line and "\n" not in line and len(server.requests) == 1
+    assert not (tmp_path / "run").exists()

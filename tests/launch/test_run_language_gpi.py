@@ -144,7 +144,9 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
     assert tokens() == (100 * len(Nonsense.requests) + 10 * replies(),) * 2  # before and after the budget ended
     texts = [json.dumps([body["messages"], body.get("seed")]) for body in Nonsense.requests]
     assert len(set(texts)) == len(texts) > paid > 4  # nothing was paid for twice
-    assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in Nonsense.requests)
+    check, *asked = Nonsense.requests
+    assert check["messages"] == [{"role": "user", "content": "Hi"}] and check["max_tokens"] == 16
+    assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in asked)
     problems = json.loads((tmp_path / "rows" / "double_t_2x1.json").read_text())["problems"]
     assert problems["value/nothing"] == 2 * 2 * 8 and problems["aggregator/cut"] == 2 * 2 * 4
     assert not any(name.startswith("improver") for name in problems)
@@ -156,8 +158,10 @@ def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys)
 def test_a_dry_run_counts_the_calls_that_rules_make_and_sends_nothing(capsys):
     args = "--starts=3", "--seeds=4", "--rows=q,2x1", "--mazes=medium", "--max_steps=30"
     with mock.patch.object(models, "large_model", side_effect=AssertionError):
-        run("run_language_gpi", "--scale=paper", "--dry_run", *args)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("medium")]
+        run("run_language_gpi", "--scale=paper", "--dry_run", *args, "--token_budget=1000")
+    said = capsys.readouterr().out
+    assert "--token_budget 1,000: too little even for --starts 1" in said
+    lines = [line.split() for line in said.splitlines() if line.startswith("medium")]
     config = script.GPIRunConfig(starts=3, seeds=1, rows="q,2x1", mazes="medium", max_steps=30, history=100)
     for line, (maze, row) in zip(lines, config.jobs(), strict=True):
         result = script.play(config, maze, row, ScriptedModel(SCRIPTS))

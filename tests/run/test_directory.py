@@ -104,10 +104,10 @@ def test_paths_may_change(run_dir, capsys):
 def test_a_path_that_is_still_there_may_be_written_differently_only(run_dir, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
-    config = {"model": str(tmp_path / "a" / "model"), "base_url": "http://here/v1"}
+    config = {"model": str(tmp_path / "a" / "model"), "source": "http://here/v1"}
     open_run(run_dir, config)
     close_run(run_dir)
-    for changed in ({"model": str(tmp_path / "b" / "model")}, {"base_url": "http://there/v1"}):
+    for changed in ({"model": str(tmp_path / "b" / "model")}, {"source": "http://there/v1"}):
         with pytest.raises(ValueError, match="another configuration"):
             open_run(run_dir, config | changed, resume=True)
     open_run(run_dir, config | {"model": f"{tmp_path}/b/../a/model"}, resume=True)

@@ -166,3 +166,14 @@ def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
     own = parts.alone(both, 2).model
     caches = [model.model.cache, own.model.cache, own.others["policy"].cache]
     assert len(set(map(id, caches))) == 3 and parts.inner_model(both) is model.model
+
+
+@pytest.mark.parametrize(
+    "calls, no_action, empty, says",
+    [(19, 19, 0, ""), (20, 10, 0, ""), (20, 6, 5, "11 of the first 20 actions"), (0, 0, 0, "")],
+)
+def test_a_model_that_writes_no_actions_is_reported(calls, no_action, empty, says):
+    half = {"policy/no action": no_action, "policy/empty": 0, "world model/empty": 99}, {"policy/empty": empty}
+    rows = [{"calls": {"policy": calls}, "problems": half[0]}, {"calls": {}, "problems": half[1]}]
+    note = planning.unreadable(rows)
+    assert note.startswith(says) and bool(note) == bool(says)

@@ -1,0 +1,158 @@
+"""A reply as the continuation of an open assistant message, also where the server has begun a new one.
+
+    continuation("Goal: shoes\nAction:", "**Action:** search[shoes]") == " search[shoes]"
+
+A server that does not know `continue_final_message` repeats the label, the line or the whole text, in its own case and
+spacing, in quotes or a code fence, or behind its thoughts. A reply that does none of this stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Sequence
+
+from nlrl_jax.roles.json_reply import without_thoughts
+
+_MARKS = "*_`#>\"'\u201c\u201d\u2018\u2019 \t"  # that a reply may put around a label
+_SEPARATOR = re.compile(r"[*_`\"'\u201c\u201d\s]*[:\uff1a=\u2013\u2014-]")
+_FENCE = re.compile(r"\s*```[\w-]*[ \t]*(?:\n|$)(.*?)(?:```.*|\Z)", re.DOTALL)
+_WRAPS = [("***", "***"), ("**", "**"), ("*", "*"), ("```", "```"), ("`", "`"), ('"', '"'), ("'", "'")]
+_WRAPS += [("\u201c", "\u201d"), ("\u2018", "\u2019")]
+_CHATTER = re.compile(
+    r"(?:sure|certainly|of course|okay|alright|great|hello|hi there|as an ai|i'm sorry|i am sorry|i cannot|i can't|"
+    r"here is|here's|here are|let me|the next|based on|thank you|understood)\b",
+    re.IGNORECASE,
+)
+_log = logging.getLogger(__name__)
+
+
+def continuation(text: str, reply: str) -> str:
+    """What a reply adds to the text of an open message.
+
+    Returns:
+      The reply without what it repeats of the text's end, with one blank in front; as it is if it repeats nothing.
+    """
+    inner = without_thoughts(reply) if "think>" in reply else reply
+    fence = _FENCE.match(inner)
+    inner = fence[1] if fence else inner
+    if _CHATTER.match(inner.lstrip(_MARKS + "\n")):
+        inner = _labelled(text, inner)
+    end = _repeated(text, inner)
+    if end:
+        begun = inner[: len(inner) - len(inner.lstrip(_MARKS + "\n"))].strip()
+        return _glued(_unmarked(inner[end:], begun))
+    if text.rstrip().endswith(":"):
+        if (unwrapped := _unwrapped(inner)) != inner:
+            return _glued(unwrapped)
+    return inner if inner is reply else _glued(inner)
+
+
+def _glued(rest: str) -> str:
+    rest = rest.strip("\n").lstrip()
+    return f" {rest}" if rest else ""
+
+
+def _repeated(text: str, reply: str) -> int:
+    """Where in a reply the repetition of the text's end, or of its last line's label, ends; 0 if there is none."""
+    words = list(re.finditer(r"\w+", reply))
+    if not words or reply[: words[0].start()].strip(_MARKS + "\n"):
+        return 0
+    own = list(re.finditer(r"\w+", text))[-len(words) :]
+    fold = lambda matches: [match[0].casefold() for match in matches]
+    said, given = fold(words), fold(own)
+    for k in range(len(own), 0, -1):
+        if given[-k] == said[0] and given[-k:] == said[:k] and _begins(text, own[-k].start()):
+            end = words[k - 1].end()
+            if not text[own[-1].end() :].strip():  # the text ends in a word
+                return end
+            separator = _SEPARATOR.match(reply, end)
+            if separator or k > 2:
+                return separator.end() if separator else end
+    label, colon, _ = text.rstrip("\n").rpartition("\n")[2].partition(":")
+    label = re.findall(r"\w+", label.casefold())
+    if colon and label and said[: len(label)] == label:
+        separator = _SEPARATOR.match(reply, words[len(label) - 1].end())
+        return separator.end() if separator else 0
+    return 0
+
+
+def _labelled(text: str, reply: str) -> str:
+    """A reply from the first line on that begins with the label of the text's last line; as it is if there is none."""
+    label, colon, _ = text.rstrip("\n").rpartition("\n")[2].partition(":")
+    place = re.search(rf"^[{re.escape(_MARKS)}]*{re.escape(label.strip())}[*_`]*:", reply, re.MULTILINE | re.IGNORECASE)
+    return reply[place.start() :] if colon and place else reply
+
+
+def is_another_message(text: str, reply: str) -> bool:
+    """Whether the continuation of a text is none: empty, another line of the transcript, or chatter."""
+    begun = re.match(r"\s*([A-Z][\w ]{1,40}):", reply)
+    other_line = begun is not None and re.search(rf"^{re.escape(begun[1])}:", text, re.MULTILINE)
+    return not reply.strip() or bool(other_line or _CHATTER.match(reply.lstrip(_MARKS + "\n")))
+
+
+def _begins(text: str, start: int) -> bool:
+    """Whether a line or a sentence of a text begins at `start`."""
+    before = text[:start].rstrip(_MARKS)
+    return not before or before[-1] in "\n.!?:;"
+
+
+def _unwrapped(line: str) -> str:
+    """A line without quotes around all of it."""
+    inner = line.rstrip()
+    for left, right in _WRAPS:
+        if line.startswith(left) and inner.endswith(right) and len(inner) > len(left + right):
+            return inner.removeprefix(left).removesuffix(right)
+    return line
+
+
+def _unmarked(rest: str, begun: str) -> str:
+    """What follows a label that `begun`, such as "**", stands before, without the counterpart and without quotes."""
+    for left, right in _WRAPS if begun else ():
+        if begun.endswith(left):
+            line, newline, more = rest.partition("\n")
+            inner = line.rstrip()
+            if rest.startswith(right):
+                rest = rest.removeprefix(right)
+            elif inner.endswith(right) and (left != right or inner.count(right) % 2):
+                rest = inner.removesuffix(right) + newline + more
+            break
+    line, newline, more = rest.lstrip().partition("\n")
+    return _unwrapped(line) + newline + more
+
+
+class Continuations:
+    """Watches whether a server continues open messages, and says so once if it does not.
+
+    Attributes:
+      good, bad: replies that do, and that do not (`is_another_message`).
+    """
+
+    def __init__(self):
+        self.good = self.bad = 0
+        self._said = self._asked = False
+        self._lock = threading.Lock()
+
+    def ask_without_stop(self, text: str, replies: Sequence[str]) -> bool:
+        """Whether the same should be requested once without stop strings: the first line of a new message may be the
+        label, a fence, a thought or a greeting, with the continuation behind it."""
+        with self._lock:
+            ask = not self.good and not self._asked and all(is_another_message(text, reply) for reply in replies)
+            self._asked |= ask
+        return ask
+
+    def count(self, text: str, reply: str, server: str) -> None:
+        """Counts the continuation of a text."""
+        bad = is_another_message(text, reply)
+        with self._lock:
+            self.good, self.bad = self.good + (not bad), self.bad + bad
+            say = not self._said and self.bad >= 2 and self.bad > self.good
+            self._said |= say
+        if say:
+            _log.warning(
+                "%s begins new messages where it should continue ours: %d of its first %d replies do not go on from "
+                "%r, the last one is %r. Give the model's tokenizer (--endpoint_tokenizer MODEL), so that prompts go "
+                "to /completions as text, or use a server that knows continue_final_message (vLLM, SGLang)",
+                server, self.bad, self.bad + self.good, text[-30:], reply[:80],
+            )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Many requests to one endpoint at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from nlrl_jax.backends.calls import Calls
+from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.transport import ApiKey, Stopped, Transport
+from nlrl_jax.backends.usage import Usage
+
+J = TypeVar("J")  # one request to make
+
+
+def do(
+    jobs: Sequence[J],
+    work: Callable[[Transport, J], Iterable[J]],
+    options: EndpointOptions,
+    usage: Usage,
+    role: str,
+    calls: Calls,
+    size: Callable[[J], int] = lambda job: 1,
+    first_alone: bool = False,
+) -> None:
+    """Does the jobs, then those they leave. The first failure ends it, once requests under way have arrived.
+
+    Args:
+      work: (transport, job) -> the jobs that are left of it.
+      size: calls of a job, for `calls`.
+      first_alone: the others wait for the first one, which finds out what the server does not take.
+    """
+    if not jobs:
+        return
+    key, limits = ApiKey(options.api_key_env), (options.timeout, options.max_retries, options.concurrency)
+    total, finished = sum(map(size, jobs)), []
+    calls.begin(total)
+    with Transport(options.url, key, *limits, usage, role, options.token_budget, calls.waiting) as transport:
+
+        def guarded(job: J) -> Iterable[J]:
+            try:
+                rest = list(work(transport, job))
+                finished.append(size(job) - sum(map(size, rest)))
+                calls.done(finished[-1])
+                return rest
+            except Stopped:
+                pass
+            except BaseException as error:
+                transport.stop(error)
+            return ()
+
+        try:
+            while jobs:
+                now, later = (jobs[:1], jobs[1:]) if first_alone else (jobs, [])
+                first_alone = False
+                with ThreadPoolExecutor(min(options.concurrency, len(now))) as pool:
+                    try:
+                        jobs = [*itertools.chain.from_iterable(pool.map(guarded, now)), *later]
+                    except BaseException:  # Ctrl-C; leaving the pool waits for requests under way
+                        transport.stop()
+                        raise
+                if transport.failure is not None:
+                    raise transport.failure
+        finally:
+            calls.done(total - sum(finished))
