@@ -6,8 +6,11 @@ Nothing heavy is imported until a game is made (gymnax alone takes seconds to im
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
+import pathlib
+import traceback
 from typing import Any
 
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
@@ -155,25 +158,74 @@ def demonstrations(name: str, successes: int, failures: int, seed: int, held_out
     return importlib.import_module(_DEMONSTRATED[name]).demonstrations(successes, failures, seed, held_out)
 
 
+_PLAYED_BY = {  # kind of game -> the scripts whose --game it may be
+    TextGame: "train_ms_grpo, warm_start and evaluate",
+    HostGame: "run_lac, iterate_lac and finetune_lac",
+    ControlGame: "reproduce_ultra",
+    BoardGame: "train_language_td (breakthrough) and train_language_actor_critic (tic_tac_toe)",
+}
+
+
 def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:
-    return ValueError(f"unknown game {name!r}; choose one of {', '.join(known)}, or your own as my_module:{function}")
+    kinds = ((TextGame, GAMES), (ControlGame, CONTROL_GAMES), (HostGame, HOST_GAMES))
+    other = next((kind for kind, names in kinds if name in names and names is not known), None)
+    if other:
+        return ValueError(f"game {name!r} is played by {_PLAYED_BY[other]}; here are {', '.join(known)}")
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    close = (
+        [f"{name.removesuffix('.py')}:{function}"]
+        if pathlib.Path(f"{name.removesuffix('.py')}.py").is_file()
+        else close
+    )
+    hint = f"did you mean {close[0]}? There are" if close and name else "choose one of"
+    return ValueError(f"unknown game {name!r}; {hint} {', '.join(known)}, or your own as my_module:{function}")
 
 
 def _own(name: str, kind: type, **options):
-    """The game that `module:attribute` names, a value or a function that makes it."""
+    """The game that `module:attribute` names, a value or a function that makes it.
+
+    Raises:
+      ValueError: there is none, it is of another kind, or its own code fails; says where.
+    """
     module_name, _, attribute = name.partition(":")
+    dotted = ".".join(pathlib.PurePath(module_name.removesuffix(".py")).parts)
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name != dotted or not attribute:
+        right = f"{dotted or 'my_module'}:{attribute or 'text_game'}"
+        raise ValueError(f"game {name!r}: write the module as Python imports it and a name in it, {right}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the game's own module imports
         raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
+    except Exception as error:
+        raise _broken(name, error) from error
     game = getattr(module, attribute, None)
-    if callable(game) and not isinstance(game, kind):
-        if "prompt" in options and "prompt" not in inspect.signature(game).parameters:
-            del options["prompt"]  # a game with one form of text
-        game = game(**options)
+    if callable(game) and not isinstance(game, (kind, *_PLAYED_BY)):
+        try:
+            if "prompt" in options and "prompt" not in inspect.signature(game).parameters:
+                del options["prompt"]  # a game with one form of text
+            game = game(**options)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            raise _broken(name, error) from error
     if not isinstance(game, kind):
-        names = ", ".join(key for key in vars(module) if not key.startswith("_"))
-        raise ValueError(f"game {name!r}: {module_name} has no {kind.__name__} named {attribute!r}; it has {names}")
+        other = next(
+            (f"; it is a {one.__name__}, which {by} play" for one, by in _PLAYED_BY.items() if isinstance(game, one)),
+            "",
+        )
+        offered = [key for key, value in vars(module).items() if isinstance(value, kind) or inspect.isfunction(value)]
+        has = other or f"; it has {', '.join(offered) or 'no function'}"
+        raise ValueError(f"game {name!r}: {module_name} has no {kind.__name__} named {attribute!r}{has}")
     return game
+
+
+def _broken(name: str, error: Exception) -> ValueError:
+    """What one's own game raised, and where."""
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}"
+    else:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+    return ValueError(f"game {name!r} failed with {type(error).__name__}: {error} ({where})")

@@ -34,6 +34,7 @@ from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players, targets
 from nlrl_jax.run.cost import GIB, bytes_of, compile_update, matmul_rate, work_of
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare, deviation
 from nlrl_jax.run.report import markdown, write_report
@@ -290,6 +291,8 @@ def main(argv: list[str]) -> None:
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
+    if not flags.FLAGS.dry_run:
+        leave_out("without --dry_run", "device_tflops", "target")
     if flags.FLAGS.dry_run:
         target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
         show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)

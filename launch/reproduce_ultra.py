@@ -32,7 +32,9 @@ from absl import flags
 import envs
 from nlrl_jax.algorithms.analyst import Findings
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
+from nlrl_jax.algorithms.what_if import SearchConfig
 from nlrl_jax.config import flat
+from nlrl_jax.config import options as options_of
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.run import app, models
@@ -93,6 +95,12 @@ def parse_config() -> RunConfig:
     for name in config_flags.given(RunConfig):
         if name in ONLY_FOR and kind in (*envs.CONTROL_GAMES, OWN) and kind not in ONLY_FOR[name]:
             raise ValueError(f"--{name} does nothing for {kind}, only for {', '.join(ONLY_FOR[name])}; leave it out")
+    models.check_endpoint_is_used(config.analyst)
+    if config.base:
+        config_flags.leave_out("with --base, whose agents are trained", "base_iterations")
+    if config.analyst != TOOLS:
+        searched = (option.name for option in options_of(SearchConfig))
+        config_flags.leave_out(f"with --analyst {config.analyst}, only with {TOOLS}", *searched)
     return config
 
 

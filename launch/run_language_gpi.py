@@ -45,6 +45,7 @@ from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, cost, models, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_gpi as gpi_report
@@ -252,6 +253,9 @@ def dry_run(config: GPIRunConfig) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(GPIRunConfig, PRESETS, "scale")
+    models.check_endpoint_is_used(config.backend)
+    if config.backend == "scripted":
+        leave_out("with --backend scripted", "model")
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return

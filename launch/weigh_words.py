@@ -37,6 +37,7 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_views
 from nlrl_jax.run import app, cost, models, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import standard_error
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.types import LanguageModel, Sampling
@@ -137,6 +138,9 @@ def dry_run(config: RunConfig) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(RunConfig)
+    models.check_endpoint_is_used(config.aggregator, config.improver)
+    if "scripted" not in (config.aggregator, config.improver):
+        leave_out("where no rules write or read evaluations", "words")
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return

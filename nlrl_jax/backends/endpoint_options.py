@@ -27,7 +27,9 @@ class EndpointOptions:
     extra: str = option(
         "", "endpoint: fields for every request, such as reasoning_effort=low,seed=null; null leaves a field out"
     )
-    token_budget: int = option(0, "endpoint: maximum tokens, read and written, of the run; 0: no limit", least=0)
+    token_budget: int = option(
+        0, "endpoint: maximum tokens, read and written, of the run; 0: no limit", least=0, most=10**15
+    )
 
     def __post_init__(self):
         check(self)

@@ -25,11 +25,14 @@ from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import processes
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply, Score
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 # Options of an endpoint that do not change what is computed.
 MAY_CHANGE = ("api_key_env", "concurrency", "timeout", "max_retries", "token_budget")
+# Options that do nothing without an endpoint.
+ENDPOINT = ("endpoint_model", "endpoint_tokenizer", *(field.name for field in dataclasses.fields(EndpointOptions)))
 
 
 def local_model(
@@ -59,6 +62,16 @@ def local_model(
         _check_chat(name, loaded.tokenizer)
     network = Transformer(loaded.config, mesh=mesh)
     return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb)
+
+
+def check_endpoint_is_used(*names: str) -> None:
+    """Refuses options of an endpoint on the command line where none of the models that take part is one.
+
+    Raises:
+      ValueError: names the first of these options.
+    """
+    if "endpoint" not in (one for name in names for one in name.split(",")):
+        leave_out("where no model is an endpoint", *ENDPOINT)
 
 
 def labels(names: str, endpoint_model: str) -> dict[str, str]:
@@ -189,9 +202,10 @@ def check_large_model(
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
         room, needed = load_config(name).max_positions, prompt + max_tokens
         if needed > room:
+            instead = "lower it" if prompt < room else "the prompt alone is too long; give a model with more positions"
             raise ValueError(
                 f"{name} has {room} positions, but a prompt and --large_max_tokens {max_tokens} take {needed} or "
-                "more; lower it"
+                f"more; {instead}"
             )
 
 
