@@ -103,13 +103,8 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
         position = where(legal & ~game.is_terminal(position), self.answer(key, position), position)
         reward = jnp.where(legal, game.returns(position) * (1 - 2 * state.side), 0.0)
         state = state.replace(position=position, time=state.time + 1)
-        return (
-            self.observe(key, state, action, params),
-            state,
-            reward,
-            game.is_terminal(position),
-            {"illegal_move": ~legal},
-        )
+        obs = self.observe(key, state, action, params)
+        return obs, state, reward, game.is_terminal(position), {"illegal_move": ~legal}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The game is over by its rules."""

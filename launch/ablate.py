@@ -46,7 +46,7 @@ from launch import reproduce_ultra, train_language_actor_critic, train_language_
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import check, flat, make, option, part, replace
+from nlrl_jax.config import check, flat, listed, make, option, part, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, directory, loop, models, players, results
 from nlrl_jax.run.flags import leave_out
@@ -154,18 +154,18 @@ class AblationConfig:
         check(self)
         if not self.study:
             return  # `replace` begins with the defaults; `main` asks for it
-        chosen = set(self.study.split(","))
+        chosen = set(listed("study", self.study))
         if not any(chosen <= set(studies) for studies in STUDIES.values()):
             raise ValueError(f"--study is {self.study!r}; choose one or more of one algorithm. {LISTED}")
 
     @property
     def algorithm(self) -> str:
-        return next(name for name, studies in STUDIES.items() if self.study.split(",")[0] in studies)
+        return next(name for name, studies in STUDIES.items() if listed("study", self.study)[0] in studies)
 
     @property
     def studies(self) -> dict[str, dict[str, dict[str, Any]]]:
         """study -> label -> options that differ."""
-        return {study: STUDIES[self.algorithm][study] for study in self.study.split(",")}
+        return {study: STUDIES[self.algorithm][study] for study in listed("study", self.study)}
 
 
 def base_of(config: AblationConfig, study: str) -> Any:
@@ -293,7 +293,7 @@ def in_updates(label: str, folder: pathlib.Path, config: RefinementConfig) -> tu
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(AblationConfig)
+    config = app.parse(AblationConfig, script="ablate")
     if not config.study:
         raise ValueError(f"say what is varied: --study, one or more of one algorithm. {LISTED}")
     for option_name, algorithms in ONLY_FOR.items():

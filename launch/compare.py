@@ -160,7 +160,7 @@ def page_of(name: str | pathlib.Path) -> pathlib.Path:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) < 2:
+    if len(argv) < 2 or not all(argv):
         raise ValueError("name the runs: python -m launch.compare runs/a runs/b")
     folders = dict.fromkeys(part for name in argv[1:] for part in parts_of(pathlib.Path(name).expanduser()))
     runs = [read_run(folder) for folder in folders]

@@ -292,7 +292,7 @@ def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(FinetuneConfig)
+    config = app.parse(FinetuneConfig, script=SCRIPT)
     if config.trajectories:
         leave_out("with --trajectories, a file of your own", "successes", "failures")
     if config.method != "dense_policy_gradient":

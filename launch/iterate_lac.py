@@ -234,7 +234,7 @@ def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(IterateConfig)
+    config = app.parse(IterateConfig, script=SCRIPT)
     planning.tasks_of(*game_of(config), 1, config.seed)  # refuses what the game does not have
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)

@@ -287,13 +287,13 @@ def _policy_of(config: TrainConfig, mesh: Mesh | None = None) -> tuple[LanguageA
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(MatrixConfig)
+    config = app.parse(MatrixConfig, script="reproduce_ms_grpo")
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
     if not flags.FLAGS.dry_run:
         leave_out("without --dry_run", "device_tflops", "target")
-    if flags.FLAGS.dry_run:
+    else:
         target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
         show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)
         return

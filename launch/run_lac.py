@@ -238,7 +238,7 @@ def dry_run(config: LACRunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(LACRunConfig)
+    config = app.parse(LACRunConfig, script=SCRIPT)
     game, _ = make_game(config)
     config = complete(config, game)
     models.check_endpoint_is_used(config.model)

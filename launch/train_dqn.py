@@ -153,7 +153,7 @@ def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> tuple[dict[s
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(DQNRunConfig, PRESETS)
+    config = app.parse(DQNRunConfig, PRESETS, script="train_dqn")
     if config.sweep:
         leave_out("with --sweep, which trains several values of it", *SWEEP)
     trainer = Trainer(config)

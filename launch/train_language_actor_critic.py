@@ -298,7 +298,7 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
     models.check_endpoint_is_used(config.aggregator, config.prompted)
     if config.aggregator != "scripted":
         leave_out(f"with --aggregator {config.aggregator}", "words")

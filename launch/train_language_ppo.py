@@ -128,7 +128,7 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
     mesh = players.parse_mesh(config.mesh)
     start = models.trainable_model(config.model, config.dtype, config.learning.train, config.seed, mesh)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)

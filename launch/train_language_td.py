@@ -288,7 +288,7 @@ def dry_run(config: RunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
     models.check_endpoint_is_used(config.aggregator, config.prompted)
     if config.critic == "words":
         leave_out("with --critic words", "number_batch")

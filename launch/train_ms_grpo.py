@@ -74,6 +74,11 @@ class TrainConfig:
         check(self)
         if not self.learning.learning_rate:
             raise ValueError("--learning_rate is 0.0, with which nothing is learned; it must be above 0")
+        if not self.sampling.temperature or self.sampling.top_k == 1:
+            raise ValueError(
+                f"--temperature {self.sampling.temperature} and --top_k {self.sampling.top_k} write the same reply in "
+                "all episodes of a group, from which nothing is learned; give a temperature above 0 and another top_k"
+            )
         if self.maps and self.game not in envs.WITH_MAPS:
             raise ValueError(f"--maps does nothing for {self.game}, only for {', '.join(envs.WITH_MAPS)}; leave it out")
 
@@ -133,7 +138,7 @@ def fresh_state(config: TrainConfig, policy: LanguageAgentPolicy, params: Any, s
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(TrainConfig, PRESETS)
+    config = app.parse(TrainConfig, PRESETS, script=SCRIPT)
     if not config.learning.beta:
         leave_out("with --beta 0", "kl_estimator")
     if not config.learning.sampling_temperature:

@@ -88,9 +88,9 @@ def build(config: WarmStartConfig) -> Setup:
     prompt = players.prompt_for(config.model, config.prompt)
     maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
     game = envs.make(config.game, prompt, **maps)
-    for option, have in (("skilled_share", WALKS), ("habit", HABITS)):
-        if getattr(config, option) and game.name not in have:
-            raise ValueError(f"--{option} does nothing for {game.name}, only for {', '.join(have)}; leave it out")
+    for name, have in (("skilled_share", WALKS), ("habit", HABITS)):
+        if getattr(config, name) and game.name not in have:
+            raise ValueError(f"--{name} does nothing for {game.name}, only for {', '.join(have)}; leave it out")
     if config.habit and config.skilled_share == 1:
         raise ValueError("--habit does nothing with --skilled_share 1, which leaves no other walkers; lower it")
     mesh = players.parse_mesh(config.mesh)
@@ -142,7 +142,7 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: S
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(WarmStartConfig)
+    config = app.parse(WarmStartConfig, script="warm_start")
     setup = build(config)
     run_dir = app.take_run_dir("warm_start", config, may_change=MAY_CHANGE)
     print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume, setup)}")

@@ -151,6 +151,18 @@ def _replace(config: Any, values: Mapping[tuple[str, ...], tuple[str, Any]]) -> 
     return dataclasses.replace(config, **own) if own else config
 
 
+def listed(option: str, text: str) -> list[str]:
+    """The names in an option that separates them by commas.
+
+    Raises:
+      OptionError: one is empty, or stands there twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise OptionError(f"{option} is {text!r}; it must be names separated by commas, each once")
+    return names
+
+
 def make(config_class: type[T], **values: Any) -> T:
     """A config of flat names; what is not named has its default. Errors: see `replace`."""
     return replace(config_class(), **values)

@@ -20,7 +20,7 @@ from absl import flags
 from nlrl_jax.backends import heap
 from nlrl_jax.config import flat
 from nlrl_jax.run import processes
-from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_config
+from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
 from nlrl_jax.types import LanguageModelError
@@ -142,18 +142,22 @@ def flags_of(
     return define_flags
 
 
-def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset") -> T:
+def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset", script: str = "") -> T:
     """The config that the command line describes; with --resume what it leaves out is the stored run's.
 
+    Args:
+      script: whose runs --resume continues.
+
     Raises:
-      ValueError: a value outside its bounds, --resume where there is no run, or --resume with --overwrite.
+      ValueError: a value outside its bounds, --resume where there is no run of the script, or --resume with
+        --overwrite.
     """
     resumed = "resume" in flags.FLAGS and flags.FLAGS.resume
     if resumed and flags.FLAGS.overwrite:
         raise ValueError("--resume continues the run in --run_dir and --overwrite deletes it; give one of them")
     if resumed and not flags.FLAGS.run_dir:
         raise ValueError("say which run continues: --resume --run_dir runs/NAME")
-    stored = read_config(flags.FLAGS.run_dir) if resumed else None
+    stored = read_run(flags.FLAGS.run_dir, script) if resumed else None
     return parse_flags(config, presets, flag, stored)
 
 

@@ -181,6 +181,21 @@ def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({error}); start again in another --run_dir") from None
 
 
+def read_run(run_dir: str | os.PathLike, script: str = "") -> dict[str, Any]:
+    """The config of a run of one of our scripts, by whose name it can be told from other programs' config.json.
+
+    Raises:
+      ValueError: there is none, or it is of another script than the one that is named.
+    """
+    config = read_config(run_dir)
+    own = config.get("script")
+    if not own:
+        raise ValueError(f"{run_dir} holds no run: its {CONFIG} is of another program")
+    if script and own != script:
+        raise ValueError(f"the run in {run_dir} is one of {own}, which continues it, not of {script}")
+    return config
+
+
 def differences(stored: dict[str, Any], config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Fields that differ: name -> (old, new)."""
     names = [*stored, *(name for name in config if name not in stored)]
@@ -189,9 +204,6 @@ def differences(stored: dict[str, Any], config: dict[str, Any]) -> dict[str, tup
 
 
 def _compare(run_dir, stored, config, may_change) -> None:
-    scripts = stored.get("script"), config.get("script")
-    if all(scripts) and scripts[0] != scripts[1]:
-        raise ValueError(f"the run in {run_dir} is one of {scripts[0]}, which continues it, not of {scripts[1]}")
     changed = differences(stored, config)
     lines = {name: f"{name}: {_show(old)} -> {_show(new)}" for name, (old, new) in changed.items()}
     wrong = [name for name, pair in changed.items() if name not in may_change and not _is_path(name, *pair)]
@@ -226,7 +238,8 @@ def _lock(run_dir: pathlib.Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise ValueError(f"--run_dir {run_dir} cannot be written: {error.strerror}") from None
+        why = "it is a file" if run_dir.is_file() else error.strerror
+        raise ValueError(f"--run_dir {run_dir} cannot be written: {why}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -20,6 +20,7 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import listed
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -80,7 +81,7 @@ def labels(names: str, endpoint_model: str) -> dict[str, str]:
     Raises:
       ValueError: two with one label, or rules, which cannot do what is asked of a model.
     """
-    every = [name for name in names.split(",") if name]
+    every = listed("prompted", names) if names else []
     if "scripted" in every:
         raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
     label = lambda name: pathlib.PurePath(endpoint_model if name == "endpoint" else name).name

@@ -120,6 +120,8 @@ def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
     if not path.exists():
         if hub.is_id(name):
             return hub.snapshot(name, revision, weights)
+        if name in ("endpoint", "scripted"):
+            raise FileNotFoundError(f"no model at {name!r}: here a model is loaded, and {name} has no weights")
         close = difflib.get_close_matches(name.lower(), (*BUILT_IN, "smollm2"), n=1)
         raise FileNotFoundError(
             f"no model at {name!r}; {f'did you mean {close[0]}? Or ' if close else ''}give {', '.join(BUILT_IN)}, "
