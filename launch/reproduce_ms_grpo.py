@@ -291,12 +291,11 @@ def main(argv: list[str]) -> None:
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
-    if not flags.FLAGS.dry_run:
-        leave_out("without --dry_run", "device_tflops", "target")
-    else:
+    if flags.FLAGS.dry_run:
         target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
         show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)
         return
+    leave_out("without --dry_run", "device_tflops", "target")
     run_dir, resume = app.take_run_dir("reproduce_ms_grpo", config, ("apart",)), flags.FLAGS.resume
     teach = SCALES[config.scale].warm_start
     lines = reproduce(configs, dqn_config, seeds, vectorize, teach, run_dir, resume, config.apart)

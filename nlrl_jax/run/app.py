@@ -86,15 +86,16 @@ def _parse_argv(argv: list[str]) -> list[str]:
 
 def missing(module: str) -> str:
     """What to install for a module that is not there, by our own extras, as a sentence."""
-    package = module.partition(".")[0].replace("_", "-")
+    name = module.partition(".")[0]
+    package = name.replace("_", "-")
     try:
         declared = importlib.metadata.requires("nlrl_jax") or ()
     except importlib.metadata.PackageNotFoundError:  # run from a checkout
         declared = ()
     of_package = [one for one in declared if "extra == " in one and re.match(rf"{package}\b(?!-)", one)]
     extras = [one.rpartition("extra == ")[2].strip("\"'") for one in of_package]
-    extra = next((f"'nlrl_jax[{name}]'" for name in extras if name != "dev"), package)
-    return f"the package {package} is needed and not installed: pip install {extra}"
+    extra = next((f"'nlrl_jax[{extra}]'" for extra in extras if extra != "dev"), package)
+    return f"the package {name} is needed and not installed: pip install {extra}"
 
 
 def join_processes() -> None:

@@ -189,9 +189,9 @@ def read_run(run_dir: str | os.PathLike, script: str = "") -> dict[str, Any]:
     """
     config = read_config(run_dir)
     own = config.get("script")
-    if not own:
+    if not own and not holds_run(run_dir):
         raise ValueError(f"{run_dir} holds no run: its {CONFIG} is of another program")
-    if script and own != script:
+    if script and own and own != script:
         raise ValueError(f"the run in {run_dir} is one of {own}, which continues it, not of {script}")
     return config
 
