@@ -298,7 +298,8 @@ def main(argv: list[str]) -> None:
     if config.method != "dense_policy_gradient":
         leave_out(f"with --method {config.method}", "step_reward")
     envs.make_host(config.game)
-    for file in filter(None, (config.trajectories, config.held_out)):
+    given = () if flags.FLAGS.resume else (config.trajectories, config.held_out)  # a resumed run has its copies
+    for file in filter(None, given):
         trajectories.read(pathlib.Path(file).expanduser())
     tokenizer = load_tokenizer(config.model)
     if config.method in ("lac", "actor_critic"):
