@@ -7,10 +7,12 @@ Nothing heavy is imported until a game is made (gymnax alone takes seconds to im
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
-import inspect
+import pathlib
 from typing import Any
 
+from envs import own
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
 _MAKERS = {
@@ -46,7 +48,7 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
       ValueError: an unknown name or prompt, an option outside its range, or a package that is not installed.
     """
     if ":" in name:
-        return _own(name, TextGame, prompt=prompt, **options)
+        return own.load(name, TextGame, prompt=prompt, **options)
     if name not in _MAKERS:
         raise _unknown(name, GAMES, "text_game")
     module, preset = _MAKERS[name]
@@ -61,7 +63,7 @@ BOARD_GAMES = tuple(_BOARD_MAKERS)
 def make_board(name: str, **options) -> BoardGame:
     """A game of two players by name: one of `BOARD_GAMES`, or `my_module:board_game`. Errors: see `make`."""
     if ":" in name:
-        return _own(name, BoardGame, **options)
+        return own.load(name, BoardGame, **options)
     if name not in _BOARD_MAKERS:
         raise _unknown(name, BOARD_GAMES, "board_game")
     return importlib.import_module(_BOARD_MAKERS[name]).board_game(**options)
@@ -88,7 +90,7 @@ def make_control(name: str, **options) -> ControlGame:
       ValueError: an unknown name, or an option outside its range.
     """
     if ":" in name:
-        return _own(name, ControlGame, **options)
+        return own.load(name, ControlGame, **options)
     if name not in _CONTROL_MAKERS:
         raise _unknown(name, CONTROL_GAMES, "control_game")
     module, arguments = _CONTROL_MAKERS[name]
@@ -121,7 +123,7 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     """
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
-        game = _own(name, (HostGame, TextGame), without=("max_steps",), **options)
+        game = own.load(name, HostGame, TextGame, without=("max_steps",), **options)
         if isinstance(game, TextGame):
             return _on_the_host(game, max_steps)
         return dataclasses.replace(game, max_steps=max_steps) if max_steps else game
@@ -168,27 +170,12 @@ def demonstrations(name: str, successes: int, failures: int, seed: int, held_out
 
 
 def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:
-    return ValueError(f"unknown game {name!r}; choose one of {', '.join(known)}, or your own as my_module:{function}")
-
-
-def _own(name: str, kinds: type | tuple[type, ...], without: tuple[str, ...] = ("prompt",), **options):
-    """The game of one of these kinds that `module:attribute` names: a value, or a function that makes it. The options
-    `without` are left out where the function does not take them."""
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # a module that the game's own module imports
-        raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
-    game = getattr(module, attribute, None)
-    if callable(game) and not isinstance(game, kinds):
-        takes = inspect.signature(game).parameters
-        anything = any(one.kind is one.VAR_KEYWORD for one in takes.values())
-        left = {key for key in without if key not in takes and not anything}
-        game = game(**{key: value for key, value in options.items() if key not in left})
-    if not isinstance(game, kinds):
-        names = ", ".join(key for key in vars(module) if not key.startswith("_"))
-        kind = " or ".join(one.__name__ for one in (kinds if isinstance(kinds, tuple) else (kinds,)))
-        raise ValueError(f"game {name!r}: {module_name} has no {kind} named {attribute!r}; it has {names}")
-    return game
+    kinds = ((TextGame, GAMES), (ControlGame, CONTROL_GAMES), (HostGame, HOST_GAMES))
+    other = next((kind for kind, names in kinds if name in names and names is not known), None)
+    if other:
+        return ValueError(f"game {name!r} is played by {own.PLAYED_BY[other]}; here are {', '.join(known)}")
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    stem = name.removesuffix(".py")
+    close = [f"{stem}:{function}"] if pathlib.Path(f"{stem}.py").is_file() else close
+    hint = f"did you mean {close[0]}? There are" if close and name else "choose one of"
+    return ValueError(f"unknown game {name!r}; {hint} {', '.join(known)}, or your own as my_module:{function}")

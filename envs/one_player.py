@@ -88,7 +88,7 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
         first = self.game.init()
         position = where(side == 0, first, self.answer(key_move, first))
         state = EnvState(time=jnp.int32(0), position=position, side=side)
-        return self.observe(state), state
+        return self.observe(key, state, None, params), state
 
     def answer(self, key: jax.Array, position: Any) -> Any:
         """The position after the opponent's move; where the game is over, it means nothing."""
@@ -103,7 +103,8 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
         position = where(legal & ~game.is_terminal(position), self.answer(key, position), position)
         reward = jnp.where(legal, game.returns(position) * (1 - 2 * state.side), 0.0)
         state = state.replace(position=position, time=state.time + 1)
-        return self.observe(state), state, reward, game.is_terminal(position), {"illegal_move": ~legal}
+        obs = self.observe(key, state, action, params)
+        return obs, state, reward, game.is_terminal(position), {"illegal_move": ~legal}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The game is over by its rules."""
@@ -113,7 +114,7 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
         """Whether the agent has won: bool []."""
         return self.game.returns(state.position) * (1 - 2 * state.side) == 1
 
-    def observe(self, state: EnvState) -> jax.Array:
+    def observe(self, key, state: EnvState, action, params) -> jax.Array:
         """float32 [rows, columns, 2]."""
         cells, own = self.game.fields(state.position)["cells"], state.side + 1
         return jnp.stack([cells == own, cells == 3 - own], axis=-1).reshape(*self.shape, 2).astype(jnp.float32)

@@ -139,6 +139,7 @@ WALKS = {
     "snake_poison": snake_walk,
     "babyai": babyai_walk,
 }
+HABITS = tuple(name for name, walk in WALKS.items() if walk is not babyai_walk)  # games with walkers of habit
 
 
 def demonstrate(

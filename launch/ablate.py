@@ -46,9 +46,10 @@ from launch import reproduce_ultra, train_language_actor_critic, train_language_
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import check, flat, make, option, part, replace
+from nlrl_jax.config import check, flat, listed, make, option, part, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, directory, loop, models, players, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.refinement import stored_scores
@@ -106,6 +107,18 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "learning_rate": {f"learning rate {x:g}": {"learning_rate": x} for x in (1e-3, 1e-4, 1e-5)},
     },
 }
+_NLRL = ("language_td", "actor_critic")
+ONLY_FOR = {  # options without effect in the studies of other algorithms
+    **dict.fromkeys(("game", "eval_episodes"), ("ms_grpo", "ultra")),
+    **dict.fromkeys(("bases", "base", "analyst"), ("ultra",)),
+    **dict.fromkeys(("states", "test_states"), ("language_td",)),
+    **dict.fromkeys(("games", "eval_games", "opponent"), ("actor_critic", "language_ppo")),
+    "average": ("actor_critic",),
+    "apart": ("ms_grpo",),
+    "model": ("ms_grpo", "language_ppo", *_NLRL),
+    "seed": ("ultra", "language_ppo", *_NLRL),
+    **dict.fromkeys(("aggregator", *models.ENDPOINT), _NLRL),
+}
 # what an MS-GRPO study changes in the preset demo
 DEMO = {"aaw": {"num_groups": 1, "sampling_temperature": 0.1}}
 LISTED = "; ".join(f"{algorithm}: {', '.join(studies)}" for algorithm, studies in STUDIES.items())
@@ -115,7 +128,7 @@ LISTED = "; ".join(f"{algorithm}: {', '.join(studies)}" for algorithm, studies i
 class AblationConfig:
     """What is run."""
 
-    study: str = option("aaw", f"one, or several of one algorithm by commas. {LISTED}")
+    study: str = option("", f"one, or several of one algorithm by commas. {LISTED}")
     model: str = option("", "the model that learns; empty: nano, or nano_board for NLRL")
     iterations: int = option(
         0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL, 50 for ULTRA", least=0
@@ -140,18 +153,20 @@ class AblationConfig:
 
     def __post_init__(self):
         check(self)
-        chosen = set(self.study.split(","))
+        if not self.study:
+            return  # `replace` begins with the defaults; `main` asks for it
+        chosen = set(listed("study", self.study))
         if not any(chosen <= set(studies) for studies in STUDIES.values()):
             raise ValueError(f"--study is {self.study!r}; choose one or more of one algorithm. {LISTED}")
 
     @property
     def algorithm(self) -> str:
-        return next(name for name, studies in STUDIES.items() if self.study.split(",")[0] in studies)
+        return next(name for name, studies in STUDIES.items() if listed("study", self.study)[0] in studies)
 
     @property
     def studies(self) -> dict[str, dict[str, dict[str, Any]]]:
         """study -> label -> options that differ."""
-        return {study: STUDIES[self.algorithm][study] for study in self.study.split(",")}
+        return {study: STUDIES[self.algorithm][study] for study in listed("study", self.study)}
 
 
 def base_of(config: AblationConfig, study: str) -> Any:
@@ -211,7 +226,7 @@ def train(
     for seed, part_dir in zip(range(run.seed, run.seed + seeds), seeds_of(folder, run.seed, seeds), strict=True):
         one = replace(run, seed=seed)
         part_dir.mkdir(parents=True, exist_ok=True)
-        if not (resume and (part_dir / results.RESULTS).exists()):
+        if not (resume and finished(part_dir, one.iterations)):
             if isinstance(run, train_language_td.RunConfig):
                 positions = "-".join(str(value) for value in [*flat(run.data).values(), seed]).replace(",", "_")
                 shared = folder.parent / "positions" / positions
@@ -224,6 +239,11 @@ def train(
                 train_language_actor_critic.train_actor_critic(one, run.opponent, part_dir, resume, usage, paid)
         stored.append(results.read(part_dir))
     return stored
+
+
+def finished(folder: pathlib.Path, iterations: int) -> bool:
+    """Whether a run of NLRL has ended; one that was interrupted has results too."""
+    return (folder / results.RESULTS).exists() and results.read(folder).get("iterations", iterations) >= iterations
 
 
 def seeds_of(folder: pathlib.Path, first: int, seeds: int) -> list[pathlib.Path]:
@@ -274,7 +294,12 @@ def in_updates(label: str, folder: pathlib.Path, config: RefinementConfig) -> tu
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(AblationConfig)
+    config = app.parse(AblationConfig, script="ablate")
+    if not config.study:
+        raise ValueError(f"say what is varied: --study, one or more of one algorithm. {LISTED}")
+    for option_name, algorithms in ONLY_FOR.items():
+        if config.algorithm not in algorithms:
+            leave_out(f"for the study {config.study}", option_name)
     read = {
         "ms_grpo": (config.game or "frozen_lake", "wall time of one run, s", "environment reward"),
         "language_td": ("accuracy", "iteration", "advantage accuracy"),
@@ -293,19 +318,19 @@ def main(argv: list[str]) -> None:
     may_change = ("study", "apart", *(("seeds",) if nlrl else ()))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
     usage = models.ledger(run_dir)
-    panels, rows, finished = {}, [], {}
+    panels, rows, trained = {}, [], {}
     for study, labels in config.studies.items():
         base, panels[study] = base_of(config, study), []
         seeds = config.seeds or {"aaw": 2, "credit": 5, "alpha": 3, "learning_rate": 3}.get(study, 1)
         for label, options in labels.items():
             run = replace(base, **options)
             folder = run_dir / config.algorithm / (study if study in DEMO else "") / folder_of(run, base)
-            if config.algorithm == "ultra" and finished and not config.base:
-                run = replace(run, base=str(next(iter(finished))))  # the first setting has trained them
-            if folder not in finished:
+            if config.algorithm == "ultra" and trained and not config.base:
+                run = replace(run, base=str(next(iter(trained))))  # the first setting has trained them
+            if folder not in trained:
                 print(f"{study}, {label}: {run.iterations} iterations", flush=True)
-                finished[folder] = train(run, folder, resume, seeds, config.apart, run_dir, usage)
-            stored = finished[folder]
+                trained[folder] = train(run, folder, resume, seeds, config.apart, run_dir, usage)
+            stored = trained[folder]
             if config.algorithm == "ms_grpo":
                 line, row = in_seconds(label, folder, metric, stored[0])
             elif config.algorithm == "ultra":
@@ -318,7 +343,7 @@ def main(argv: list[str]) -> None:
     if config.algorithm == "ultra":
         explained = ultra_tables.trials_header(config.bases, config.seeds or 3)
     table = f"{explained}\n\n{markdown(rows)}"
-    if nlrl and (controls := beside({folder.name: stored for folder, stored in finished.items()})):
+    if nlrl and (controls := beside({folder.name: stored for folder, stored in trained.items()})):
         table += f"\nWhat does not learn, on the same positions, a set of them for each seed:\n\n{markdown(controls)}"
     write_atomically(run_dir / "table.md", table)
     picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel, nlrl)

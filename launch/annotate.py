@@ -27,6 +27,7 @@ from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.run import app, models, players
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_config
 from nlrl_jax.run.transcript import printable
 from nlrl_jax.types import Chat, LanguageModel, Sampling
@@ -39,6 +40,7 @@ SCRIPTS = {
     "maze_double_t": maze_scripts.SCRIPTS,
     "maze_medium": maze_scripts.SCRIPTS,
 }
+ENDPOINT = ("base_url", "api_key_env", "endpoint_model")
 TRAINED = {"train_language_td": "breakthrough", "train_language_actor_critic": "tic_tac_toe"}  # by script
 
 
@@ -144,14 +146,18 @@ def main(argv: list[str]) -> None:
     del argv
     options = flags.FLAGS
     if options.run_dir:
+        config_flags.leave_out("with --run_dir, whose run has its own", "model", "max_tokens", *ENDPOINT)
         game, annotator = trained(pathlib.Path(options.run_dir))
         if options.game and options.game != game:
             raise ValueError(f"the run in {options.run_dir} is of {game}, not of {options.game}")
     else:
+        if options.model != "endpoint":
+            config_flags.leave_out("without --model endpoint", *ENDPOINT)
         game, annotator = options.game, untrained(options.game)
     if not options.position:
         raise ValueError("say which position: --position, rows from the top with / between them")
     if game.startswith("maze_"):
+        config_flags.leave_out("in a maze", "player")
         print(annotate_maze(annotator, game.removeprefix("maze_"), options.position))
     else:
         print(annotate_board(annotator, game, options.position, options.player))

@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 
 from nlrl_jax.run import app
-from nlrl_jax.run.directory import holds_run, read_config
+from nlrl_jax.run.directory import holds_run, output_file, read_config
 from nlrl_jax.run.metrics import METRICS, read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import distinct, number, write_report
@@ -27,6 +27,7 @@ from nlrl_jax.statistics import estimate, header
 
 SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
 LAST = 0.1  # share of the run that a final value is the mean of
+QUESTIONS = ("How did this run end?", "How do these runs differ, and how did they end?")  # of one run, of several
 WIDE = 6  # a table with more columns has a column per run instead of a row
 
 
@@ -142,12 +143,29 @@ def summary(runs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]
     return [{"": name} | {row["run"]: row.get(name, "") for row in rows} for name in visible if name != "run"], hidden
 
 
+def page_of(name: str | pathlib.Path) -> pathlib.Path:
+    """The page to write, with a picture beside it.
+
+    Raises:
+      ValueError: no .html file, it cannot be written, or it or the picture is there and not an earlier comparison.
+    """
+    out = pathlib.Path(name).expanduser()
+    output_file("out", out)
+    if out.suffix != ".html":
+        raise ValueError(f"--out is {out}; the page is an .html file, such as runs/comparison.html")
+    own = out.is_file() and any(question in out.read_text(errors="replace") for question in QUESTIONS)
+    there = [path for path in (out, out.with_suffix(".png")) if path.exists()]
+    if there and not own:
+        raise ValueError(f"{there[0]} is there and no earlier comparison; choose another --out")
+    return out
+
+
 def main(argv: list[str]) -> None:
-    if len(argv) < 2:
+    if len(argv) < 2 or not all(argv):
         raise ValueError("name the runs: python -m launch.compare runs/a runs/b")
-    folders = dict.fromkeys(part for name in argv[1:] for part in parts_of(pathlib.Path(name)))
+    folders = dict.fromkeys(part for name in argv[1:] for part in parts_of(pathlib.Path(name).expanduser()))
     runs = [read_run(folder) for folder in folders]
-    out = pathlib.Path(flags.FLAGS.out or pathlib.Path(argv[1]) / "comparison.html")
+    out = page_of(flags.FLAGS.out or pathlib.Path(argv[1]) / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
     panels, flat = curves(runs)
     pictures = [compare(panels, out.with_suffix(".png"), "iteration", "")] if panels else []
@@ -158,7 +176,7 @@ def main(argv: list[str]) -> None:
     page = write_report(
         out.parent,
         title=f"{runs[0]['name']}: before and after" if alone else f"{len(runs)} runs compared",
-        question="How did this run end?" if alone else "How do these runs differ, and how did they end?",
+        question=QUESTIONS[not alone],
         config=runs[0]["config"],
         summary=rows,
         curves=pictures,

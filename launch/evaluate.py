@@ -19,6 +19,7 @@ from absl import flags
 
 import envs
 from nlrl_jax.run import app
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
 from nlrl_jax.run.transcript import print_transcript, transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -45,6 +46,7 @@ def player() -> Player:
     """
     options = flags.FLAGS
     if options.run_dir:
+        config_flags.leave_out("with --run_dir, whose run has its own", "model", "revision", "adapter", "prompt")
         return _trained_player(pathlib.Path(options.run_dir))
     prompt = prompt_for(options.model, options.prompt)
     game, maps = _game(options.game or "frozen_lake", prompt, options.maps or "all")
@@ -80,7 +82,10 @@ def _trained_player(run_dir: pathlib.Path) -> Player:
 
 def main(argv: list[str]) -> None:
     del argv
-    options, who = flags.FLAGS, player()
+    options = flags.FLAGS
+    if options.watch:
+        config_flags.leave_out("with --watch, which shows one episode", "episodes", "json")
+    who = player()
     num = 1 if options.watch else options.episodes
     evaluate = evaluator(who.policy, who.game, num, options.max_turns, options.max_turns, options.seed)
     episodes = jax.device_get(evaluate(who.variables))
@@ -108,8 +113,12 @@ def define_flags() -> None:
         ["", "all", "train", "held_out"],
         "FrozenLake's maps; empty: those the run evaluates on, without a run all",
     )
-    flags.DEFINE_string("prompt", "auto", "paper, compact, or auto: compact for nano, else paper")
-    flags.DEFINE_integer("max_tokens", 0, f"maximum tokens per reply; 0: the run's own, {NANO_TOKENS} for nano, or 200")
+    flags.DEFINE_enum(
+        "prompt", "auto", ["auto", "paper", "compact"], "paper, compact, or auto: compact for nano, else paper"
+    )
+    flags.DEFINE_integer(
+        "max_tokens", 0, f"maximum tokens per reply; 0: the run's own, {NANO_TOKENS} for nano, or 200", 0
+    )
     flags.DEFINE_integer("max_turns", 20, "maximum replies, and environment steps, per episode", lower_bound=1)
     flags.DEFINE_integer("episodes", 50, "episodes; their initial states depend on --seed alone", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "which initial states")

@@ -11,12 +11,12 @@ tokenizer with its chat template, and generation_config.json.
 
 from __future__ import annotations
 
-import pathlib
-
 from absl import flags
 
 from nlrl_jax.config import DTYPES
 from nlrl_jax.run import app
+from nlrl_jax.run.directory import output_folder
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.players import MODELS, load, load_trained
 from nlrl_jax.weights import huggingface, peft
 
@@ -24,17 +24,15 @@ from nlrl_jax.weights import huggingface, peft
 def main(argv: list[str]) -> None:
     del argv
     options = flags.FLAGS
-    out = pathlib.Path(options.out).expanduser()
-    if not options.out:
-        raise ValueError("say where the model goes: --out models/NAME")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"--out {out} is not an empty folder; choose another one")
+    out = output_folder("out", options.out)
     if bool(options.run_dir) == bool(options.model) or (options.run_dir and options.adapter):
         raise ValueError("give either --run_dir, or --model and perhaps --adapter")
     if options.run_dir:
+        leave_out("with --run_dir, whose run has its own", "revision", "dtype")
         (config, params, tokenizer), lora, step, _ = load_trained(options.run_dir, options.part)
         name = f"{options.run_dir} at iteration {step}"
     else:
+        leave_out("without --run_dir", "part")
         config, params, tokenizer = load(options.model, options.dtype, revision=options.revision)
         lora, name = None, options.model
         if options.adapter:

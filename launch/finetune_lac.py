@@ -47,6 +47,7 @@ from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
 from nlrl_jax.roles.lines import Line
 from nlrl_jax.roles.lines import pairs as pairs_of
 from nlrl_jax.run import adapters, app, loop, models, planning, players, plots, processes, results, trajectories
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.types import LanguageModel
 from nlrl_jax.weights import huggingface
@@ -253,7 +254,18 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         due = done % config.eval_every == 0 or done == config.iterations
         return {f"eval/{name}": value for name, value in evaluate(state).items()} if due else {}
 
-    state = loop.train(
+    def finish(state: adapters.State) -> None:
+        write_model(config, run_dir / "model", base, state)
+        rows = [row for row in read_rows(run_dir) if any(name.startswith("eval/") for name in row)]
+        last = rows[-1] if rows else {}
+        after = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
+        learned, read = count(examples)
+        counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": read}
+        results.write(run_dir, script=SCRIPT, before=before, after=after, seeds=[config.seed], counts=counts)
+        start = {f"eval/{name}": value for name, value in before.items()}
+        plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", config.method, before=start)
+
+    loop.train(
         run_dir,
         lambda state, key: step(state, batch(int(state.iteration))),
         state,
@@ -263,15 +275,8 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         columns=("loss", "eval/accuracy"),
         resume=resume,
         evaluate=evaluated,
+        finish=finish,
     )
-    write_model(config, run_dir / "model", base, state)
-    last = read_rows(run_dir)[-1]
-    after = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
-    learned, read = count(examples)
-    counts = {"examples": len(examples), "tokens_learned": learned, "tokens_read": read}
-    results.write(run_dir, script=SCRIPT, before=before, after=after, seeds=[config.seed], counts=counts)
-    start = {f"eval/{name}": value for name, value in before.items()}
-    plots.learning_curve([run_dir], ["loss", *start], run_dir / "learning_curve.png", config.method, before=start)
     return results.read(run_dir)
 
 
@@ -287,7 +292,15 @@ def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(FinetuneConfig)
+    config = app.parse(FinetuneConfig, script=SCRIPT)
+    if config.trajectories:
+        leave_out("with --trajectories, a file of your own", "successes", "failures")
+    if config.method != "dense_policy_gradient":
+        leave_out(f"with --method {config.method}", "step_reward")
+    envs.make_host(config.game)
+    given = () if flags.FLAGS.resume else (config.trajectories, config.held_out)  # a resumed run has its copies
+    for file in filter(None, given):
+        trajectories.read(pathlib.Path(file).expanduser())
     tokenizer = load_tokenizer(config.model)
     if config.method in ("lac", "actor_critic"):
         planning.check_words(tokenizer, (GOOD, BAD))

@@ -60,6 +60,10 @@ def main(argv: list[str]) -> None:
     del argv
     options = flags.FLAGS
     sampling = app.parse(Sampling(max_tokens=100))
+    if options.prompt_ids:
+        config_flags.leave_out("with --prompt_ids, which are tokens already", "raw")
+    if not sampling.temperature:
+        config_flags.leave_out("with --temperature 0, which is greedy", "top_k", "top_p", "seed", "samples")
     try:
         tokenizer = load_tokenizer(options.model, options.revision)
     except FileNotFoundError:

@@ -29,6 +29,7 @@ import time
 from typing import Any
 
 import jax
+from absl import flags
 
 import envs
 from nlrl_jax.algorithms import lac_iteration, sft
@@ -108,13 +109,25 @@ class IterateConfig:
             )
 
 
+def game_of(config: IterateConfig) -> tuple[HostGame, list[str]]:
+    """The game and the kinds of its tasks that are played. Errors: see `envs.make_host`."""
+    game = envs.make_host(config.game, config.max_steps)
+    return game, [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
+
+
+def check_rounds(run_dir: pathlib.Path, rounds: int) -> None:
+    """Raises ValueError if a run has learned more often already."""
+    done = max((int(path.parent.name) for path in run_dir.glob("rounds/*/learned.json")), default=0)
+    if done > rounds:
+        raise ValueError(f"--rounds is {rounds}, but {run_dir} has done {done} already; give {done} or more")
+
+
 class Loop:
     """A run: its game, models and folder. `round(k)` plays and evaluates, `learn(k)` makes the next adapter."""
 
     def __init__(self, config: IterateConfig, run_dir: pathlib.Path):
         self.config, self.run_dir, self.usage = config, run_dir, Usage(run_dir)
-        self.game: HostGame = envs.make_host(config.game, config.max_steps)
-        self.kinds = [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(self.game.kinds)
+        self.game, self.kinds = game_of(config)
         rows = 32 if jax.default_backend() == "cpu" else 256
         self.base = models.local_model(config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows)
         self.room = planning.context_of(self.base, config.prompts.context_tokens)
@@ -221,7 +234,10 @@ def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(IterateConfig)
+    config = app.parse(IterateConfig, script=SCRIPT)
+    planning.tasks_of(*game_of(config), 1, config.seed)  # refuses what the game does not have
+    if flags.FLAGS.resume:
+        check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
     planning.check_words(load_tokenizer(config.model), config.lac.pair())
     iterate(config, app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE))
 

@@ -1,9 +1,9 @@
 """Makes the built-in models: their tokenizers, and decoders of about a million weights.
 
-    python -m launch.pretrain_nano --out nlrl_jax/assets/nano
-    python -m launch.pretrain_nano --games boards --out nlrl_jax/assets/nano_board
+    python -m launch.pretrain_nano --out models/nano
+    python -m launch.pretrain_nano --games boards --out models/nano_board
     python -m launch.pretrain_nano --games babyai --episodes 24000 --steps 12000 --learning_rate 3e-3 \\
-        --out nlrl_jax/assets/nano_babyai
+        --out models/nano_babyai
 
 Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`envs/walkers.py`), so the model has the
 reply format and plays far from optimally. Every batch is new: games are reset, walked and rendered inside the training
@@ -23,6 +23,7 @@ The result is an ordinary Hugging Face folder (Llama architecture).
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
 import random
 import time
@@ -43,12 +44,14 @@ from envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
 from envs.walkers import demonstrate, reply_template
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.algorithms.sft import SFTConfig, fit, make_sft_step, tokenize
+from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app, nano
+from nlrl_jax.run import app, directory, nano
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.text.template import Choice
@@ -65,6 +68,14 @@ LANGUAGES = {  # of transcripts, as their models read them
         alfworld.names(pairs), guessed=False, vocab_size=1024, window=512, batch=10, positions=704
     ),
 }
+TRANSCRIPTS = ("babyai", "alfworld")
+ONLY_FOR = {  # kinds of games -> options without effect for the others
+    ("grids",): ("snake_every", "skilled_share", "habit", "snake_habit", "tokenizer"),
+    ("boards",): ("positions",),
+    TRANSCRIPTS: ("episodes",),
+    ("grids", *TRANSCRIPTS): ("steps", "seed", "init_from"),
+}
+MARK = "pretrain_nano.json"  # in a folder that this script has written
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end
 
 
@@ -246,9 +257,19 @@ def pretrain_boards(out: pathlib.Path) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    out = pathlib.Path(flags.FLAGS.out)
     options = flags.FLAGS
-    if options.games in ("babyai", "alfworld"):
+    for kind, names in ONLY_FOR.items():
+        if options.games not in kind:
+            config_flags.leave_out(f"for --games {options.games}, only for {', '.join(kind)}", *names)
+    if options.learning_rate <= 0:
+        raise ValueError(f"--learning_rate is {options.learning_rate}; it must be above 0")
+    if options.init_from:
+        huggingface.read_config(options.init_from)
+    out = directory.output_folder("out", options.out, MARK)
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {name: flags.FLAGS[name].value for name in ("games", *itertools.chain(*ONLY_FOR.values()))}
+    write_atomically(out / MARK, json.dumps(settings, indent=2) + "\n")
+    if options.games in TRANSCRIPTS:
         game = {"babyai": babyai, "alfworld": alfworld}[options.games]
         pairs = list(game.corpus(options.episodes, 1 + options.seed))
         training = options.steps, options.learning_rate, options.seed, options.init_from
@@ -259,7 +280,7 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     flags.DEFINE_enum("games", "grids", ["grids", "boards", "babyai", "alfworld"], "what the model learns to read")
-    flags.DEFINE_string("out", "nlrl_jax/assets/nano", "folder to write the model to")
+    flags.DEFINE_string("out", "", "folder to write the model to: new, empty, or of an earlier pretrain_nano")
     flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay")
     flags.DEFINE_integer("steps", 700, "grids, babyai, alfworld: training steps", lower_bound=1)
     flags.DEFINE_integer("snake_every", 8, "grids: one step in so many is Snake, the rest FrozenLake", lower_bound=1)

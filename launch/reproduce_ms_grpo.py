@@ -34,6 +34,7 @@ from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players, targets
 from nlrl_jax.run.cost import GIB, bytes_of, compile_update, matmul_rate, work_of
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare
 from nlrl_jax.run.report import markdown, write_report
@@ -289,7 +290,7 @@ def _policy_of(config: TrainConfig, mesh: Mesh | None = None) -> tuple[LanguageA
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(MatrixConfig)
+    config = app.parse(MatrixConfig, script="reproduce_ms_grpo")
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
     together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
@@ -297,6 +298,7 @@ def main(argv: list[str]) -> None:
         target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
         show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)
         return
+    leave_out("without --dry_run", "device_tflops", "target")
     run_dir, resume = app.take_run_dir("reproduce_ms_grpo", config, ("apart",)), flags.FLAGS.resume
     teach = SCALES[config.scale].warm_start
     lines = reproduce(configs, dqn_config, seeds, vectorize, teach, run_dir, resume, config.apart)

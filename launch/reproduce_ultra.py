@@ -32,13 +32,16 @@ from absl import flags
 import envs
 from nlrl_jax.algorithms.analyst import Findings
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
+from nlrl_jax.algorithms.refiners import methods as refiners
+from nlrl_jax.algorithms.what_if import SearchConfig
 from nlrl_jax.config import flat
+from nlrl_jax.config import options as options_of
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.run import app, models
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.bases import base_of
-from nlrl_jax.run.directory import read_config
+from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.refinement import SCRIPT, Run, starts, stored_scores
 from nlrl_jax.run.refinement_config import TOOLS, RunConfig
 from nlrl_jax.run.refinement_plan import plan
@@ -56,6 +59,12 @@ ONLY_FOR = {
     "contact_forces": ("ant",),
     **dict.fromkeys(("radius", "advice", "step"), (*ROBOTS, OWN)),
     "hlc": ("pong", "ant", OWN),
+}
+OF_METHODS = {  # options without effect on other methods
+    "hlc": ("HLC",),
+    "rice_learning_rate": ("RICE",),
+    "mask_iterations": refiners.MASKED,
+    "mask_share": ("MASK-R",),
 }
 # Hyperparameters of the base agents; refinement has another learning rate.
 DEFAULT_PPO = PPOConfig(epochs=10, num_minibatches=32, learning_rate=3e-4)
@@ -86,13 +95,19 @@ def parse_config() -> RunConfig:
       ValueError: a value outside its bounds, or an option without effect in this game.
     """
     options = flags.FLAGS
-    stored = read_config(options.run_dir) if options.run_dir and options.resume else {}
+    stored = read_run(options.run_dir, SCRIPT) if options.run_dir and options.resume else {}
     is_pong = (options["game"].value or stored.get("game", "pong")) == "pong"
-    config = app.parse(RunConfig, presets(is_pong) | {None: presets(is_pong)["quick"]}, "scale")
+    config = app.parse(RunConfig, presets(is_pong) | {None: presets(is_pong)["quick"]}, "scale", SCRIPT)
     kind = OWN if ":" in config.game else config.game
     for name in config_flags.given(RunConfig):
         if name in ONLY_FOR and kind in (*envs.CONTROL_GAMES, OWN) and kind not in ONLY_FOR[name]:
             raise ValueError(f"--{name} does nothing for {kind}, only for {', '.join(ONLY_FOR[name])}; leave it out")
+    models.check_endpoint_is_used(config.analyst)
+    if config.base:
+        config_flags.leave_out("with --base, whose agents are trained", "base_iterations")
+    if config.analyst != TOOLS:
+        searched = (option.name for option in options_of(SearchConfig))
+        config_flags.leave_out(f"with --analyst {config.analyst}, only with {TOOLS}", *searched)
     return config
 
 
@@ -170,6 +185,9 @@ def main(argv: list[str]) -> None:
     config = parse_config()
     run_dir, resume = pathlib.Path(flags.FLAGS.run_dir).expanduser().absolute(), flags.FLAGS.resume
     run, *others = runs_of(config, run_dir, resume)
+    for name, methods in OF_METHODS.items():
+        if not set(run.methods) & set(methods):
+            config_flags.leave_out(f"without {' or '.join(methods)} among --methods", name)
     if flags.FLAGS.dry_run:
         print(plan(run))
         return

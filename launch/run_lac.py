@@ -50,6 +50,7 @@ from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, cost, models, planning, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.types import HostGame, LanguageModelError
@@ -291,9 +292,14 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) ->
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(LACRunConfig)
+    config = app.parse(LACRunConfig, script=SCRIPT)
     game, tasks = make_game(config)
     config = complete(config, game)
+    models.check_endpoint_is_used(config.model)
+    if "lats" not in methods.parse(config.methods):
+        leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
+    if config.model in ("scripted", "endpoint"):
+        leave_out(f"with --model {config.model}", "cache_mb")
     fewer = planning.shortage(config.tasks, kinds_of(config, game), tasks)
     if fewer:
         print(fewer, flush=True)

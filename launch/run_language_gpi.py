@@ -42,9 +42,10 @@ from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import check, flat, option, part, replace
+from nlrl_jax.config import check, flat, listed, option, part, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import app, cost, models, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_gpi as gpi_report
@@ -82,8 +83,8 @@ class GPIRunConfig:
 
     def jobs(self) -> list[tuple[str, Row]]:
         """Every maze with every row. Raises ValueError for an unknown one."""
-        names = [mazes.maze(name) and name for name in self.mazes.split(",")]
-        return list(itertools.product(names, map(Row.of, self.rows.split(","))))
+        names = [mazes.maze(name) and name for name in listed("mazes", self.mazes)]
+        return list(itertools.product(names, map(Row.of, listed("rows", self.rows))))
 
     @property
     def model_name(self) -> str:
@@ -254,7 +255,10 @@ def dry_run(config: GPIRunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(GPIRunConfig, PRESETS, "scale")
+    config = app.parse(GPIRunConfig, PRESETS, "scale", script=SCRIPT)
+    models.check_endpoint_is_used(config.backend)
+    if config.backend == "scripted":
+        leave_out("with --backend scripted", "model")
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return

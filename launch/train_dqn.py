@@ -20,10 +20,11 @@ import numpy as np
 from absl import flags
 
 import envs
-from nlrl_jax.algorithms.dqn import DQNConfig, evaluate, init_state, make_train
+from nlrl_jax.algorithms.dqn import DQNConfig, check_env, evaluate, init_state, make_train
 from nlrl_jax.config import check, option, part
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import app, loop, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.updates import keep_finite
 
@@ -38,7 +39,7 @@ SWEEP = {  # the appendix's search space
 class DQNRunConfig:
     """Everything that decides what a run computes."""
 
-    game: str = option("snake", "snake, snake_poison, frozen_lake or frozen_lake_slippery")
+    game: str = option("snake", "a game on a grid, such as snake or frozen_lake, or your own as my_module:text_game")
     seed: int = option(0, "everything random follows from it", least=0)
     iterations: int = option(40, "chunks of steps_per_iteration moves", least=1)
     steps_per_iteration: int = option(100, "moves in each game, and gradient steps, per iteration", least=1)
@@ -70,6 +71,7 @@ class Trainer:
         self.dqn = config.dqn
         self.config, self.game = config, envs.make(config.game, "compact")
         env, env_params = self.game.env, self.game.params
+        check_env(env, env_params)
         self.names = [_name(*values) for values in itertools.product(*SWEEP.values())] if config.sweep else []
         train = make_train(env, env_params, self.dqn)
         chunk = lambda state: train(state, config.steps_per_iteration)
@@ -126,7 +128,15 @@ def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> tuple[dict[s
     def now_and_then(done, state):
         return trainer.evaluate(state) if done % config.eval_every == 0 or done == config.iterations else {}
 
-    state = loop.train(
+    without = lambda found: {name.removeprefix("eval/"): value for name, value in found.items()}
+    after = {}
+
+    def finish(state):
+        after.update(trainer.evaluate(state))
+        results.write(run_dir, script="train_dqn", before=without(before), after=without(after))
+        learning_curve([run_dir], ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png")
+
+    loop.train(
         run_dir,
         trainer.update,
         state,
@@ -136,17 +146,16 @@ def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> tuple[dict[s
         columns=("env_return", "eval/env_return", "epsilon", "loss"),
         resume=resume,
         evaluate=now_and_then,
+        finish=finish,
     )
-    after = trainer.evaluate(state)
-    without = lambda found: {name.removeprefix("eval/"): value for name, value in found.items()}
-    results.write(run_dir, script="train_dqn", before=without(before), after=without(after))
-    learning_curve([run_dir], ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png")
     return before, after
 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(DQNRunConfig, PRESETS)
+    config = app.parse(DQNRunConfig, PRESETS, script="train_dqn")
+    if config.sweep:
+        leave_out("with --sweep, which trains several values of it", *SWEEP)
     trainer = Trainer(config)
     run_dir = app.take_run_dir("train_dqn", config, may_change=("iterations", "checkpoint_every"))
     before, after = train(trainer, run_dir, flags.FLAGS.resume)

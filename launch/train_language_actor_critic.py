@@ -17,6 +17,7 @@ judged policy is the mean of the last iterations' weights. docs/measurements_nlr
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import random
 from typing import Any
@@ -40,6 +41,8 @@ from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import actor_critic, app, cost, models, players, records, results
 from nlrl_jax.run.actor_critic import Trainer
+from nlrl_jax.run.directory import check_done
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
 from nlrl_jax.types import LanguageModel, Learn, Sampling
 
@@ -238,7 +241,7 @@ def run_method(
     wanted = (config.ppo_iterations if method == "LLM-PPO" else 0) or config.iterations
     if resume and (folder / results.RESULTS).exists():
         earlier = results.read(folder)
-        if not trained or earlier["iterations"] >= wanted:
+        if not trained or earlier["iterations"] >= wanted:  # more is refused before; see `main`
             return earlier
     what = f"{wanted} iterations of {config.learning.games}" if trained else f"{config.eval_games}"
     print(f"{method} against {opponent}: {what} games", flush=True)
@@ -302,7 +305,12 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
+    models.check_endpoint_is_used(config.aggregator, config.prompted)
+    if config.aggregator != "scripted":
+        leave_out(f"with --aggregator {config.aggregator}", "words")
+    if not config.ppo:
+        leave_out("with --noppo", *_PPO_OPTIONS.values(), "ppo_iterations", "ppo_threats")
     opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)
     if flags.FLAGS.dry_run:
         print(dry_run(config, opponents))
@@ -311,16 +319,28 @@ def main(argv: list[str]) -> None:
     may_change = ("iterations", "ppo_iterations", "prompted", "checkpoint_every", "micro_batch", "remat", "mesh")
     if config.aggregator != "endpoint":  # then only a prompted player needs one
         may_change += ("endpoint_model",)
+    methods = ["actor-critic", *(["LLM-PPO"] if config.ppo else []), *config.prompted_models]
+    if flags.FLAGS.resume:
+        for opponent, method in itertools.product(opponents, methods):
+            wanted = (config.ppo_iterations if method == "LLM-PPO" else 0) or config.iterations
+            check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, wanted)
     run_dir = app.take_run_dir(SCRIPT, config, may_change)
-    usage, methods = (
-        models.ledger(run_dir),
-        ["actor-critic", *(["LLM-PPO"] if config.ppo else []), *config.prompted_models],
-    )
-    finished = {
-        (opponent, method): run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
-        for opponent in opponents
-        for method in methods
-    }
+    usage = models.ledger(run_dir)
+    finished = {}
+    try:
+        for opponent, method in itertools.product(opponents, methods):
+            finished[opponent, method] = run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
+    except SystemExit:  # Ctrl-C leaves the report of what is done
+        if (run_dir / opponent / method / results.RESULTS).is_file():
+            finished[opponent, method] = results.read(run_dir / opponent / method)
+        if finished:
+            show(config, run_dir, tuple(dict.fromkeys(opponent for opponent, _ in finished)), finished, usage)
+        raise
+    show(config, run_dir, opponents, finished, usage)
+
+
+def show(config: RunConfig, run_dir: pathlib.Path, opponents, finished: dict, usage: Usage) -> None:
+    """Writes the page of what is finished, {(opponent, method): results.json's content}, and prints the last lines."""
     kept = [one for opponent in opponents for one in records.first_and_last(run_dir / opponent / "actor-critic")]
     report = actor_critic_report.write(run_dir, flat(config), finished, kept, describe_usage(usage))
     print(f"\nreport: {report}")

@@ -106,7 +106,12 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
     before = evaluate(state)
     if resume:
         state = loop.restore(run_dir, state)
-    state = loop.train(
+
+    def finish(state):
+        done = int(state.iteration)
+        results.write(run_dir, script=SCRIPT, before=before, after=evaluate(state), iterations=done)
+
+    loop.train(
         run_dir,
         jax.jit(language_ppo.make_update(policy, game, config.learning), donate_argnums=0),
         state,
@@ -116,14 +121,14 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
         columns=("eval/win", "win_rate"),
         resume=resume,
         evaluate=lambda done, state: {f"eval/{name}": share for name, share in evaluate(state).items()},
+        finish=finish,
     )
-    results.write(run_dir, script=SCRIPT, before=before, after=evaluate(state), iterations=config.iterations)
     return results.read(run_dir)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
     mesh = players.parse_mesh(config.mesh)
     start = models.trainable_model(config.model, config.dtype, config.learning.train, config.seed, mesh)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)

@@ -40,6 +40,7 @@ from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, cost, loop, models, players, records, results
 from nlrl_jax.run import language_td as language_td_run
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
@@ -206,7 +207,21 @@ def train(
     print(f"before: accuracy {before['accuracy']:.3f} on {before['positions']} positions", flush=True)
     if resume:
         state = loop.restore(run_dir, state)
-    state = loop.train(
+
+    def finish(state: language_td_run.Learned) -> None:
+        sides, words_after = trainer.judge(state)
+        after, others = trainer.assess(sides), beside(config, trainer, paid or run_dir)
+        results.write(
+            run_dir, script=SCRIPT, before=before, after=after, beside=others, iterations=int(state.iteration)
+        )
+        stored, positions = results.read(run_dir), trainer.data
+        words = zip(positions.test, positions.win_rates, words_before, words_after, strict=True)
+        judged = [one for one in words if abs(one[1]) >= config.threshold]
+        exchanges = language_td_report.judged(judged, trainer.game.players, _grid) + records.first_and_last(run_dir)
+        spent = describe_usage(usage)
+        language_td_report.write(run_dir, flat(config), stored, exchanges, spent, config.thresholds)
+
+    loop.train(
         run_dir,
         trainer.update,
         state,
@@ -216,19 +231,9 @@ def train(
         columns=("eval/accuracy", "eval/answered", "value/undecided", "sft/loss"),
         resume=resume,
         evaluate=lambda done, state: trainer.evaluate(state),
+        finish=finish,
     )
-    sides, words_after = trainer.judge(state)
-    after, others = trainer.assess(sides), beside(config, trainer, paid or run_dir)
-    results.write(run_dir, script=SCRIPT, before=before, after=after, beside=others)
-    stored, positions = results.read(run_dir), trainer.data
-    judged = [
-        (view, rate, old, new)
-        for view, rate, old, new in zip(positions.test, positions.win_rates, words_before, words_after, strict=True)
-        if abs(rate) >= config.threshold
-    ]
-    exchanges = language_td_report.judged(judged, trainer.game.players, _grid) + records.first_and_last(run_dir)
-    language_td_report.write(run_dir, flat(config), stored, exchanges, describe_usage(usage), config.thresholds)
-    return stored
+    return results.read(run_dir)
 
 
 def validate(config: RunConfig, ask: bool) -> None:
@@ -290,7 +295,10 @@ def dry_run(config: RunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale")
+    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
+    models.check_endpoint_is_used(config.aggregator, config.prompted)
+    if config.critic == "words":
+        leave_out("with --critic words", "number_batch")
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return

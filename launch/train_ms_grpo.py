@@ -32,6 +32,7 @@ from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole, whole_rows
 from nlrl_jax.run import app, loop, players, processes, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import write_report
 from nlrl_jax.run.reports import replies
@@ -71,6 +72,13 @@ class TrainConfig:
 
     def __post_init__(self):
         check(self)
+        if not self.learning.learning_rate:
+            raise ValueError("--learning_rate is 0.0, with which nothing is learned; it must be above 0")
+        if not self.sampling.temperature or self.sampling.top_k == 1:
+            raise ValueError(
+                f"--temperature {self.sampling.temperature} and --top_k {self.sampling.top_k} write the same reply in "
+                "all episodes of a group, from which nothing is learned; give a temperature above 0 and another top_k"
+            )
         if self.maps and self.game not in envs.WITH_MAPS:
             raise ValueError(f"--maps does nothing for {self.game}, only for {', '.join(envs.WITH_MAPS)}; leave it out")
 
@@ -130,7 +138,11 @@ def fresh_state(config: TrainConfig, policy: LanguageAgentPolicy, params: Any, s
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(TrainConfig, PRESETS)
+    config = app.parse(TrainConfig, PRESETS, script=SCRIPT)
+    if not config.learning.beta:
+        leave_out("with --beta 0", "kl_estimator")
+    if not config.learning.sampling_temperature:
+        leave_out("with --sampling_temperature 0, which learns from all episodes", "group_sample")
     game, evaluated, policy, params = build(config)
     size = config.learning.micro_batch
     if size != (rows := whole_rows(size, policy.model.mesh)):
@@ -163,7 +175,16 @@ def main(argv: list[str]) -> None:
             return {}
         return {f"eval/{name}": value for name, value in summarize(evaluate(variables(state))).items()}
 
-    state = loop.train(
+    def finish(state):
+        episodes = jax.device_get(evaluate(variables(state)))
+        episodes_shown = {"before": before["transcripts"]["before"], "after": read(episodes)}
+        after, lora = summarize(episodes), whole(state.lora)
+        results.write(run_dir, script=SCRIPT, before=before["before"], after=after, transcripts=episodes_shown)
+        if processes.first():
+            done = dataclasses.replace(config, iterations=int(state.iteration))
+            write_page(run_dir, done, game, policy, lora, before["before"], after, episodes_shown)
+
+    loop.train(
         run_dir,
         update,
         state,
@@ -173,17 +194,12 @@ def main(argv: list[str]) -> None:
         columns=("return", "success" if game.success else "env_return", "kl", "reply_tokens"),
         resume=flags.FLAGS.resume,
         evaluate=evaluate_now_and_then,
+        finish=finish,
     )
-    episodes = jax.device_get(evaluate(variables(state)))
-    episodes_shown = {"before": before["transcripts"]["before"], "after": read(episodes)}
-    after, lora = summarize(episodes), whole(state.lora)
-    results.write(run_dir, script=SCRIPT, before=before["before"], after=after, transcripts=episodes_shown)
-    if processes.first():
-        write_page(run_dir, config, game, policy, lora, before["before"], after, episodes_shown)
 
 
 def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, policy, lora, before, after, episodes):
-    """The adapter, the curve and the page of a finished run; prints where they are and what came out."""
+    """The adapter, the curve and the page of `config.iterations` done; prints where they are and what came out."""
     peft.save(run_dir / "adapter", policy.model.config, lora, base_model=config.model)
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from typing import NamedTuple
 
 import jax
 import optax
@@ -27,8 +28,10 @@ from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import adapters, app, loop, players, processes
-from nlrl_jax.types import Sampling
+from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import huggingface
+from nlrl_jax.weights.load import LoadedModel
 
 MAY_CHANGE = ("checkpoint_every", "micro_batch", "remat", "mesh")
 DONE = "warm_start.json"  # written last, beside the weights
@@ -45,7 +48,7 @@ class WarmStartConfig:
     iterations: int = option(60, "gradient steps", least=1)
     batch: int = option(8, "demonstrations per step", least=1)
     learning_rate: float = option(
-        1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero", least=0
+        1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero", above=0
     )
     skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies", least=0, most=1)
     habit: bool = option(False, "the other walkers have a habit: down first, then right (Snake: down, right, up, left)")
@@ -64,23 +67,50 @@ class WarmStartConfig:
         check(self)
 
 
-def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathlib.Path:
+class Setup(NamedTuple):
+    """The game whose replies are shown, the model, and its policy with the form of its prompts."""
+
+    game: TextGame
+    loaded: LoadedModel
+    policy: LanguageAgentPolicy
+    prompt: str
+
+
+def build(config: WarmStartConfig) -> Setup:
+    """What a warm start needs, before anything is written.
+
+    Raises:
+      ValueError: --skilled_share or --habit for a game that has no such walkers; see `envs.make`, `players.load`,
+        `players.make_policy`.
+    """
+    from envs.walkers import HABITS, WALKS  # Gymnax looks for devices as it is imported
+
+    prompt = players.prompt_for(config.model, config.prompt)
+    maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
+    game = envs.make(config.game, prompt, **maps)
+    for name, have in (("skilled_share", WALKS), ("habit", HABITS)):
+        if getattr(config, name) and game.name not in have:
+            raise ValueError(f"--{name} does nothing for {game.name}, only for {', '.join(have)}; leave it out")
+    if config.habit and config.skilled_share == 1:
+        raise ValueError("--habit does nothing with --skilled_share 1, which leaves no other walkers; lower it")
+    mesh = players.parse_mesh(config.mesh)
+    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision)
+    policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt, mesh)
+    return Setup(game, loaded, policy, prompt)
+
+
+def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: Setup | None = None) -> pathlib.Path:
     """Trains in a folder that is this run's. Returns the folder of the model; what is there already is not made again.
 
     Raises:
-      ValueError: see `envs.make`, `players.load`, `players.make_policy`.
+      ValueError: see `build`, which makes a `setup` where none is given.
     """
-    from envs.walkers import demonstrate, reply_template  # Gymnax looks for devices as it is imported
+    from envs.walkers import demonstrate, reply_template
 
     model = run_dir / "model"
     if resume and (model / DONE).exists():
         return model
-    prompt = players.prompt_for(config.model, config.prompt)
-    maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
-    game = envs.make(config.game, prompt, **maps)
-    mesh = players.parse_mesh(config.mesh)
-    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision)
-    policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt, mesh)
+    game, loaded, policy, prompt = setup or build(config)
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
@@ -92,7 +122,8 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     show = demonstrations(policy, reply_template(game, prompt), walk)
     loss = demonstration_loss(policy, config.remat)
     update = adapters.make_update(policy.model, loss, optimizer, config.micro_batch, show)
-    state = loop.train(
+    save = lambda state: huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
+    loop.train(
         run_dir,
         jax.jit(update, donate_argnums=0),
         state,
@@ -101,8 +132,8 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
         checkpoint_every=config.checkpoint_every,
         columns=("loss", "perplexity"),
         resume=resume,
+        finish=save,
     )
-    huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
     if processes.first():
         write_atomically(model / DONE, json.dumps(flat(config), indent=2) + "\n")
     processes.wait()
@@ -111,9 +142,10 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(WarmStartConfig)
+    config = app.parse(WarmStartConfig, script="warm_start")
+    setup = build(config)
     run_dir = app.take_run_dir("warm_start", config, may_change=MAY_CHANGE)
-    print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume)}")
+    print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume, setup)}")
 
 
 define_flags = app.flags_of(WarmStartConfig, several=True)

@@ -33,11 +33,12 @@ from envs.tic_tac_toe import rule_based as scripts
 from nlrl_jax.algorithms import language_estimates as estimates
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import check, flat, option, part
+from nlrl_jax.config import check, flat, listed, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.board_games import View, Viewer
 from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_views
 from nlrl_jax.run import app, cost, models, results
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.statistics import estimate, header, paired
 from nlrl_jax.types import LanguageModel, Sampling
@@ -66,8 +67,8 @@ class RunConfig:
 
     def __post_init__(self):
         check(self)
-        if not all(k.strip().isdecimal() and int(k) > 0 for k in self.k.split(",")):
-            raise ValueError(f"--k is {self.k!r}; write numbers of games such as 1,2,5, each at least 1")
+        if not all(k.isdecimal() and 0 < int(k) <= 1_000_000 for k in listed("k", self.k)):
+            raise ValueError(f"--k is {self.k!r}; write numbers of games such as 1,2,5, each from 1 to 1000000")
 
     @property
     def games(self) -> list[int]:
@@ -145,7 +146,10 @@ def dry_run(config: RunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig)
+    config = app.parse(RunConfig, script=SCRIPT)
+    models.check_endpoint_is_used(config.aggregator, config.improver)
+    if "scripted" not in (config.aggregator, config.improver):
+        leave_out("where no rules write or read evaluations", "words")
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return

@@ -25,6 +25,15 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 DTYPES = ("", "float32", "bfloat16")
+# Of numbers without bounds of their own: a compiled program computes in 32 bits.
+LIMITS = {"int": (-(2**31), 2**31 - 1), "float": (-3.4e38, 3.4e38)}
+# What JSON may hold by mistake in place of an option's kind.
+_WRONG = {
+    "int": ((str, bool, float, list, dict, type(None)), "a whole number"),
+    "float": ((str, bool, list, dict, type(None)), "a number"),
+    "bool": ((str, int, float, list, dict, type(None)), "true or false"),
+    "str": ((bool, int, float, list, dict, type(None)), "text"),
+}
 
 
 class OptionError(ValueError):
@@ -45,7 +54,7 @@ def option(
     """A dataclass field with a help text and bounds, which `check` enforces.
 
     Args:
-      least, most: inclusive bounds. above, below: exclusive ones.
+      least, most: inclusive bounds; without them a number must fit 32 bits. above, below: exclusive ones.
       choices: the values a string may have.
       infinite: inf and -inf are allowed; nan never is.
     """
@@ -142,6 +151,18 @@ def _replace(config: Any, values: Mapping[tuple[str, ...], tuple[str, Any]]) -> 
     return dataclasses.replace(config, **own) if own else config
 
 
+def listed(option: str, text: str) -> list[str]:
+    """The names in an option that separates them by commas.
+
+    Raises:
+      OptionError: one is empty, or stands there twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise OptionError(f"{option} is {text!r}; it must be names separated by commas, each once")
+    return names
+
+
 def make(config_class: type[T], **values: Any) -> T:
     """A config of flat names; what is not named has its default. Errors: see `replace`."""
     return replace(config_class(), **values)
@@ -151,15 +172,18 @@ def check(config: Any) -> None:
     """Checks every field of a config against its bounds. Call it from `__post_init__`.
 
     Raises:
-      OptionError: a number out of its bounds, infinite or nan, or a string that is none of the choices; the message
-        names the field, the value and what would be right.
+      OptionError: a value of another kind, a number out of its bounds, infinite or nan, or a string that is none of the
+        choices; the message names the field, the value and what would be right.
     """
     for field in dataclasses.fields(config):
         if "help" in field.metadata:
-            _check(field.name, getattr(config, field.name), field.metadata)
+            _check(field.name, getattr(field.type, "__name__", field.type), getattr(config, field.name), field.metadata)
 
 
-def _check(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
+def _check(name: str, kind: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    wrong, wanted = _WRONG.get(kind, ((), ""))
+    if isinstance(value, wrong) and not (kind == "bool" and isinstance(value, bool)):
+        raise OptionError(f"{name} is {value!r}; it must be {wanted}")
     if bounds["choices"]:
         if value not in bounds["choices"]:
             listed = ", ".join(repr(choice) if not choice else choice for choice in bounds["choices"])
@@ -167,7 +191,11 @@ def _check(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return
-    least, most, above, below = (bounds[kind] for kind in ("least", "most", "above", "below"))
+    least, most, above, below = (bounds[which] for which in ("least", "most", "above", "below"))
+    low, high = LIMITS["int" if kind == "int" else "float"]  # named only where they are broken
+    if math.isfinite(value):
+        most = high if most is None and below is None and value > high else most
+        least = low if least is None and above is None and value < low else least
     wanted = [
         text.format(bound)
         for text, bound in (("at least {}", least), ("above {}", above), ("at most {}", most), ("below {}", below))

@@ -56,6 +56,12 @@ def test_make_and_replace_take_flat_names():
         ({"shelf": 4}, "shelf is 4; it must be at least 1 and at most 3"),
         ({"door": "ajar"}, "door is 'ajar'; choose one of open, shut"),
         ({"floor": math.nan}, "floor is nan; it must be a number"),
+        ({"size": 2**31}, "size is 2147483648; it must be at least 1 and at most 2147483647"),
+        ({"floor": -1e39}, "floor is -1e\\+39; it must be at least -3.4e\\+38"),
+        ({"size": "3"}, "size is '3'; it must be a whole number"),
+        ({"size": 2.5}, "size is 2.5; it must be a whole number"),
+        ({"oven_heat": None}, "oven_heat is None; it must be a number"),
+        ({"door": 1}, "door is 1; it must be text"),
     ],
 )
 def test_a_value_out_of_its_bounds_is_named_as_the_option_is(values, says):
@@ -65,6 +71,7 @@ def test_a_value_out_of_its_bounds_is_named_as_the_option_is(values, says):
 
 def test_inclusive_bounds_are_allowed():
     assert make(Cake, size=1, oven_heat=0.0, shelf=3).oven.shelf == 3
+    assert make(Cake, size=2**31 - 1).size == 2**31 - 1
 
 
 def test_rules_between_fields_hold_in_parts_and_infinity_is_asked_for():

@@ -52,7 +52,7 @@ class BabyAI(environment.Environment[EnvState, EnvParams]):
     def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
         """A random solvable task."""
         state = levels.draw(key, self.mission)
-        return self.observe(state), state
+        return self.observe(key, state, None, params), state
 
     def step_env(self, key, state, action, params):
         """(obs, state, reward, terminated, info). The reward is paid in the step that fulfils the mission."""
@@ -60,13 +60,13 @@ class BabyAI(environment.Environment[EnvState, EnvParams]):
         terminated = rules.success(after)
         reward = 1 - 0.9 * after.time / params.max_steps_in_episode
         reward = jnp.where(terminated & ~rules.success(state), reward, 0.0).astype(jnp.float32)
-        return self.observe(after), after, reward, terminated, {}
+        return self.observe(key, after, action, params), after, reward, terminated, {}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The mission is fulfilled."""
         return rules.success(state)
 
-    def observe(self, state: EnvState) -> jax.Array:
+    def observe(self, key, state: EnvState, action, params) -> jax.Array:
         """float32 [174]; see the class."""
         view = rules.view(state).astype(jnp.float32) / np.array([7, 5, 2], np.float32)
         kinds = jax.nn.one_hot(state.target_kinds - rules.DOOR, len(text.KINDS))

@@ -49,7 +49,7 @@ class Crafter(environment.Environment[EnvState, EnvParams]):
     def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
         """A random world."""
         state = EnvState(time=jnp.int32(0), world=engine.reset(key))
-        return self.observe(state), state
+        return self.observe(key, state, None, params), state
 
     def step_env(self, key, state, action, params):
         """(obs, state, reward, terminated, info); info["achievements"] is bool [22], those unlocked so far."""
@@ -57,13 +57,13 @@ class Crafter(environment.Environment[EnvState, EnvParams]):
         reward = (engine.unlocked(after) - engine.unlocked(state.world)) / len(engine.ACHIEVEMENTS)
         state = EnvState(time=state.time + 1, world=after)
         info = {"achievements": after.achievements}
-        return self.observe(state), state, reward.astype(jnp.float32), engine.dead(after), info
+        return self.observe(key, state, action, params), state, reward.astype(jnp.float32), engine.dead(after), info
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The player is dead."""
         return engine.dead(state.world)
 
-    def observe(self, state: EnvState) -> jax.Array:
+    def observe(self, key, state: EnvState, action, params) -> jax.Array:
         """float32 [1345]; see the class."""
         world = state.world
         cells = jax.nn.one_hot(engine.view(world), len(engine.CELLS)).reshape(-1)

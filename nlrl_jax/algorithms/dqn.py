@@ -33,7 +33,7 @@ from nlrl_jax.updates import where
 class DQNConfig:
     """Deep Q-learning; the defaults are those of the paper's best agent, except `num_envs`."""
 
-    learning_rate: float = option(1e-5, "Adam's learning rate [alpha]", least=0)
+    learning_rate: float = option(1e-5, "Adam's learning rate [alpha]", above=0)
     discount: float = option(0.9, "discount factor [gamma]", least=0, below=1)
     epsilon_decay_steps: float = option(1e5, "environment steps over which epsilon falls to epsilon_end", above=0)
     epsilon_start: float = option(1.0, "first share of random moves", least=0, most=1)
@@ -127,16 +127,34 @@ class DQNState:
 _adam = optax.scale_by_adam()
 
 
+def check_env(env: Any, env_params: Any) -> tuple[int, int, int]:
+    """The shape of an environment's observations.
+
+    Raises:
+      ValueError: the environment does not name its number of actions or the space of its observations, or these are no
+        grid [H, W, C].
+    """
+    try:
+        shape = env.observation_space(env_params).shape
+        env.num_actions  # noqa: B018
+    except (AttributeError, NotImplementedError) as error:
+        missing = str(error) or "observation_space or num_actions is not implemented"
+        raise ValueError(
+            f"a DQN needs the environment's observation_space(params) and num_actions; "
+            f"{type(env).__name__} lacks one ({missing})"
+        ) from None
+    if len(shape) != 3:
+        raise ValueError(f"observations have shape {shape}; the network reads a grid [height, width, channels]")
+    return shape
+
+
 def init_state(env: Any, env_params: Any, config: DQNConfig, key: jax.Array) -> DQNState:
     """A fresh network, an empty buffer and `num_envs` new games.
 
-    Raises:
-      ValueError: observations that are not a grid [H, W, C] of numbers 0..255 that uint8 can hold.
+    Observations are numbers 0..255, which uint8 can hold. Errors: see `check_env`.
     """
     key_net, key_env, key_seed = jax.random.split(key, 3)
-    shape = env.observation_space(env_params).shape
-    if len(shape) != 3:
-        raise ValueError(f"observations have shape {shape}; the network reads a grid [height, width, channels]")
+    shape = check_env(env, env_params)
     obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_env, config.num_envs), env_params)
     params = QNetwork(env.num_actions).init(key_net, jnp.zeros((1, *shape)))["params"]
     N = config.buffer_size

@@ -54,8 +54,8 @@ class LanguagePPOConfig:
         5, "maximum moves of the agent per game; a game that is cut off bootstraps from its last position", least=1
     )
     temperature: float = option(0.7, "divides the scores when moves are sampled, and so in the ratio", above=0)
-    actor_learning_rate: float = option(1e-5, "AdamW's learning rate of the language model", least=0)
-    critic_learning_rate: float = option(1e-5, "AdamW's learning rate of the value head", least=0)
+    actor_learning_rate: float = option(1e-5, "AdamW's learning rate of the language model", above=0)
+    critic_learning_rate: float = option(1e-5, "AdamW's learning rate of the value head", above=0)
     weight_decay: float = option(0.01, "AdamW's weight decay", least=0)
     epochs: int = option(1, "passes over the moves of an iteration", least=1)
     batch_size: int = option(16, "moves differentiated at a time", least=1)

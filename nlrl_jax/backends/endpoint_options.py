@@ -35,7 +35,9 @@ class EndpointOptions:
         "endpoint: fields for every request, such as reasoning_effort=low,seed=null, or one JSON object; null leaves a "
         "field out",
     )
-    token_budget: int = option(0, "endpoint: maximum tokens, read and written, of the run; 0: no limit", least=0)
+    token_budget: int = option(
+        0, "endpoint: maximum tokens, read and written, of the run; 0: no limit", least=0, most=10**15
+    )
 
     def __post_init__(self):
         check(self)

@@ -27,7 +27,7 @@ class LoraConfig:
     """Low-rank adapters on every linear layer inside the blocks: the update is `alpha / rank * x A B`."""
 
     rank: int = option(16, "rank of the adapters on all linear layers", least=1)
-    alpha: float = option(32.0, "the adapter's update is scaled by alpha / rank")
+    alpha: float = option(32.0, "the adapter's update is scaled by alpha / rank", above=0)
 
     def __post_init__(self):
         check(self)

@@ -161,9 +161,12 @@ class Dialogue:
             if size <= self.room:
                 return Trimmed(history, dropped)
             if not history.steps:
+                lower = "--line_tokens or --examples" if self.examples else "--line_tokens"
+                helps = self.examples or size - reserve < self.room
                 raise ValueError(
                     f"instructions, goal and one observation take {size - reserve} tokens, and {reserve} more are "
-                    f"needed; the model's context holds {self.room}. Lower --line_tokens or --examples"
+                    f"needed; the model's context holds {self.room}. "
+                    + (f"Lower {lower}" if helps else "Give a model with a longer context, or raise --context_tokens")
                 )
             dropped += len(history.steps[:_DROP])
             history = _without(history, _DROP)

@@ -120,7 +120,12 @@ def train(trainer: Trainer, script: str, iterations: int, checkpoint_every: int,
     before = trainer.evaluate(state)
     if resume:
         state = loop.restore(trainer.run_dir, state)
-    state = loop.train(
+
+    def finish(state: Learned) -> None:
+        done = int(state.iteration)
+        results.write(trainer.run_dir, script=script, before=before, after=trainer.evaluate(state), iterations=done)
+
+    loop.train(
         trainer.run_dir,
         trainer.update,
         state,
@@ -130,6 +135,6 @@ def train(trainer: Trainer, script: str, iterations: int, checkpoint_every: int,
         columns=("eval/win", "rollout/win", "random_moves", "value/contradicts", "value_sft/loss", "policy_sft/loss"),
         resume=resume,
         evaluate=lambda done, state: {f"eval/{name}": share for name, share in trainer.evaluate(state).items()},
+        finish=finish,
     )
-    results.write(trainer.run_dir, script=script, before=before, after=trainer.evaluate(state), iterations=iterations)
     return results.read(trainer.run_dir)

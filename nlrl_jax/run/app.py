@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.metadata
 import logging
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
@@ -18,8 +20,8 @@ from absl import flags
 from nlrl_jax.backends import heap
 from nlrl_jax.config import flat
 from nlrl_jax.run import processes
-from nlrl_jax.run.directory import open_run, read_config
-from nlrl_jax.run.flags import Presets, define, help_text
+from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
+from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
 from nlrl_jax.types import LanguageModelError
 
@@ -48,6 +50,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
+            check_numbers()
             main(argv)
         except jax.errors.JaxRuntimeError as error:
             if not processes.several() or os.environ.get("NLRL_TRACEBACK"):
@@ -63,6 +66,10 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
                 raise
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
             sys.exit(f"error: {'disk full; free space and run again with --resume' if full else error}")
+        except ModuleNotFoundError as error:
+            if os.environ.get("NLRL_TRACEBACK") or (error.name or "").startswith(("nlrl_jax", "envs", "launch")):
+                raise
+            sys.exit(f"error: {missing(error.name) if error.name else error}")
         except KeyboardInterrupt:
             print("\ninterrupted; a run that has begun continues with --resume", file=sys.stderr)
             sys.exit(130)
@@ -75,6 +82,20 @@ def _parse_argv(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(f"error: {error}; --help lists the options")
+
+
+def missing(module: str) -> str:
+    """What to install for a module that is not there, by our own extras, as a sentence."""
+    name = module.partition(".")[0]
+    package = name.replace("_", "-")
+    try:
+        declared = importlib.metadata.requires("nlrl_jax") or ()
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        declared = ()
+    of_package = [one for one in declared if "extra == " in one and re.match(rf"{package}\b(?!-)", one)]
+    extras = [one.rpartition("extra == ")[2].strip("\"'") for one in of_package]
+    extra = next((f"'nlrl_jax[{extra}]'" for extra in extras if extra != "dev"), package)
+    return f"the package {name} is needed and not installed: pip install {extra}"
 
 
 def join_processes() -> None:
@@ -122,14 +143,22 @@ def flags_of(
     return define_flags
 
 
-def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset") -> T:
+def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset", script: str = "") -> T:
     """The config that the command line describes; with --resume what it leaves out is the stored run's.
 
+    Args:
+      script: whose runs --resume continues.
+
     Raises:
-      ValueError: a value outside its bounds, or --resume where there is no run.
+      ValueError: a value outside its bounds, --resume where there is no run of the script, or --resume with
+        --overwrite.
     """
-    resumed = "resume" in flags.FLAGS and flags.FLAGS.resume and flags.FLAGS.run_dir
-    stored = read_config(flags.FLAGS.run_dir) if resumed else None
+    resumed = "resume" in flags.FLAGS and flags.FLAGS.resume
+    if resumed and flags.FLAGS.overwrite:
+        raise ValueError("--resume continues the run in --run_dir and --overwrite deletes it; give one of them")
+    if resumed and not flags.FLAGS.run_dir:
+        raise ValueError("say which run continues: --resume --run_dir runs/NAME")
+    stored = read_run(flags.FLAGS.run_dir, script) if resumed else None
     return parse_flags(config, presets, flag, stored)
 
 
@@ -137,7 +166,8 @@ def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> 
     """The folder that --run_dir names, checked, locked and holding the config (a dataclass) and the script's name.
 
     Raises:
-      ValueError: no --run_dir, or one that cannot be used; see `open_run`.
+      ValueError: no --run_dir, or one that cannot be used, see `open_run`; --resume of a run that has done more
+        iterations than are wanted; --overwrite of one in which a folder or file lies that an option names.
     """
     options = flags.FLAGS
     if not options.run_dir:
@@ -146,6 +176,10 @@ def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> 
     run_dir, refused = pathlib.Path(options.run_dir).expanduser().absolute(), None
     if processes.first():
         try:
+            if options.resume and "iterations" in values:
+                check_done(run_dir, values["iterations"])
+            if options.overwrite:
+                check_inputs(run_dir, values)
             open_run(run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
         except ValueError as error:
             refused = error

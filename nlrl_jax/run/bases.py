@@ -20,7 +20,7 @@ def base_folders(base: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
         parts = [run, *sorted(run.glob("base_[0-9]*"), key=lambda path: int(path.name.removeprefix("base_")))]
         parts = [folder for folder in parts if (folder / "base").is_dir()]
         if not (run / "config.json").is_file() or not parts:
-            raise ValueError(f"--base {name} holds no base agent (no config.json or no folder base)")
+            raise ValueError(f"--base {name!r} holds no base agent (no config.json or no folder base)")
         found += [(run, folder) for folder in parts]
     return found
 

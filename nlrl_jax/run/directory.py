@@ -74,6 +74,67 @@ def open_run(
     return run_dir
 
 
+def check_done(folder: pathlib.Path, iterations: int) -> None:
+    """Refuses to continue what has done more already.
+
+    Args:
+      folder: with checkpoints, or without.
+
+    Raises:
+      ValueError: says how many iterations it has done.
+    """
+    done = max((int(path.name) for path in folder.glob("checkpoints/*") if path.name.isdecimal()), default=0)
+    if done > iterations:
+        raise ValueError(f"--iterations is {iterations}, but {folder} has done {done} already; give {done} or more")
+
+
+def check_inputs(run_dir: pathlib.Path, values: dict[str, Any]) -> None:
+    """Refuses to delete what the run is to read.
+
+    Args:
+      values: the options of the run that is to begin in the folder; some may be paths, several by commas.
+
+    Raises:
+      ValueError: names the option.
+    """
+    for name, value in values.items():
+        for text in value.split(",") if isinstance(value, str) else ():
+            path = pathlib.Path(text.strip()).expanduser().absolute()
+            named = os.sep in text or path != run_dir  # not a built-in model's name that is the folder's too
+            if named and path.exists() and path.resolve().is_relative_to(run_dir.resolve()):
+                raise ValueError(f"--overwrite would delete --{name} {text}; choose another --run_dir")
+
+
+def output_folder(flag: str, out: str, mark: str = "") -> pathlib.Path:
+    """The folder that an option names for a model, checked before work starts: new, empty, or an earlier output.
+
+    Args:
+      mark: a file that only our own output has in it; "" accepts new and empty folders alone.
+
+    Raises:
+      ValueError: none is named, something else lies there, or it cannot be written.
+    """
+    if not out:
+        raise ValueError(f"say where the model goes: --{flag} models/NAME")
+    folder = pathlib.Path(out).expanduser()
+    own = bool(mark) and (folder / mark).is_file()
+    if folder.exists() and not (folder.is_dir() and (own or not any(folder.iterdir()))):
+        raise ValueError(f"--{flag} {folder} is not an empty folder; choose another one")
+    _check_writable(folder, flag)
+    return folder
+
+
+def output_file(flag: str, path: pathlib.Path) -> None:
+    """Checks, before work starts, that a file can be written.
+
+    Raises:
+      ValueError: it is a folder, or cannot be written.
+    """
+    if path.is_dir():
+        raise ValueError(f"--{flag} {path} is a folder; give a file in it")
+    _check_writable(path.parent, flag)
+
+
 def close_run(run_dir: str | os.PathLike) -> None:
     """Gives the folder's lock back."""
     descriptor = _held.pop(pathlib.Path(run_dir).expanduser().absolute(), None)
@@ -115,10 +176,26 @@ def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
         if not isinstance(config, dict):
             raise ValueError("it is not a JSON object")
         return {name: value for name, value in config.items() if name != _MARK}
-    except FileNotFoundError:
-        raise ValueError(f"{run_dir} holds no run: there is no {CONFIG} in it") from None
+    except (FileNotFoundError, NotADirectoryError):
+        what = "is a file, not a run's folder" if pathlib.Path(run_dir).is_file() else "holds no run"
+        raise ValueError(f"{run_dir} {what}: there is no {CONFIG} in it") from None
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); start again in another --run_dir") from None
+
+
+def read_run(run_dir: str | os.PathLike, script: str = "") -> dict[str, Any]:
+    """The config of a run of one of our scripts, by whose name it can be told from other programs' config.json.
+
+    Raises:
+      ValueError: there is none, or it is of another script than the one that is named.
+    """
+    config = read_config(run_dir)
+    own = config.get("script")
+    if not own and not holds_run(run_dir):
+        raise ValueError(f"{run_dir} holds no run: its {CONFIG} is of another program")
+    if script and own and own != script:
+        raise ValueError(f"the run in {run_dir} is one of {own}, which continues it, not of {script}")
+    return config
 
 
 def differences(stored: dict[str, Any], config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -163,7 +240,8 @@ def _lock(run_dir: pathlib.Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise ValueError(f"--run_dir {run_dir} cannot be written: {error.strerror}") from None
+        why = "it is a file" if run_dir.is_file() else error.strerror
+        raise ValueError(f"--run_dir {run_dir} cannot be written: {why}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -178,14 +256,16 @@ def _lock(run_dir: pathlib.Path) -> None:
     _held[run_dir] = descriptor
 
 
-def _check_writable(run_dir: pathlib.Path) -> None:
+def _check_writable(folder: pathlib.Path, flag: str = "run_dir") -> None:
+    """folder: it, or the part of its path that is there."""
     try:
-        with tempfile.TemporaryFile(dir=run_dir) as probe:
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there) as probe:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        raise ValueError(f"--run_dir {run_dir} cannot be written: {error.strerror}") from None
+        raise ValueError(f"--{flag} {folder} cannot be written: {error.strerror}") from None
 
 
 def _found(run_dir: pathlib.Path) -> list[pathlib.Path]:

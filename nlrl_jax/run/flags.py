@@ -87,6 +87,35 @@ def given(config: type | Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def leave_out(why: str, *names: str) -> None:
+    """Refuses options that stand on the command line and do nothing beside the others.
+
+    Args:
+      why: the end of the sentence "--NAME does nothing ...".
+
+    Raises:
+      ValueError: names the first of them.
+    """
+    for name in names:
+        if name in flags.FLAGS and flags.FLAGS[name].present:
+            raise ValueError(f"--{name} does nothing {why}; leave it out")
+
+
+def check_numbers() -> None:
+    """Refuses numbers of flags that no config holds, as `configs.check` does for those of a config.
+
+    Raises:
+      ValueError: a whole number beyond 32 bits, or a number that is not finite.
+    """
+    for place, found in flags.FLAGS.flags_by_module_dict().items():
+        for flag in () if place.startswith(_NOT_OURS) else found:
+            low, high = configs.LIMITS["int" if isinstance(flag.value, int) else "float"]
+            own = type(flag.value) in (int, float) and flag.default is not None
+            if own and not low <= flag.value <= high:
+                wanted = f"at least {low} and at most {high}" if isinstance(flag.value, int) else "a finite number"
+                raise ValueError(f"--{flag.name} is {flag.value!r}; it must be {wanted}")
+
+
 def help_text(module: ModuleType) -> str:
     """What `--help` prints: the script's docstring, then its options in groups, absl's and libraries' left out."""
     lines = [inspect.cleandoc(module.__doc__ or ""), ""]

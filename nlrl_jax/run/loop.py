@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import shutil
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -16,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.run import processes
-from nlrl_jax.run.directory import part_of
+from nlrl_jax.run.directory import check_done, part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
 from nlrl_jax.weights.checkpoint import Checkpoints
@@ -64,11 +67,13 @@ def train(
     columns: Sequence[str],
     resume: bool,
     evaluate: Callable[[int, Any], dict[str, Any]] | None = None,
+    finish: Callable[[Any], None] | None = None,
 ) -> Any:
     """Calls `state, metrics = update(state, key)` until `iterations`, from `state.iteration` on.
 
     The key of iteration i is `fold_in(key(seed), i + 1)`, so a resumed run computes the same bits. SIGTERM and
-    Ctrl-C let the running iteration finish, save, and end the process with status 0; a second one ends it at once.
+    Ctrl-C let the running iteration finish, save, and end the process with status 0, Ctrl-C after `finish`, so that it
+    leaves the report of what is done; a second one ends it at once.
 
     Args:
       run_dir: the run's folder, taken by `open_run`.
@@ -79,55 +84,64 @@ def train(
       columns: the metrics that progress shows.
       resume: keep the metrics before `state.iteration`.
       evaluate: (iterations done, state) -> more metrics, possibly none.
+      finish: what a run leaves behind: gets the last state, once it is saved.
 
     Returns:
       The state after the last iteration, saved.
 
     Raises:
       ValueError: a non-finite loss; the last good state is saved, where the update kept it. Or before the
-        first iteration: no room for a checkpoint, or, with `resume`, lines of metrics that are missing.
+        first iteration: more done than `iterations`, no room for a checkpoint, or, with `resume`, lines of metrics that
+        are missing.
       SystemExit: a signal asked for the end, be it in the last iteration; everything is saved.
     """
     start = done = int(np.ravel(state.iteration)[0])
     folders = [run_dir] if isinstance(seed, int) else seed_dirs(run_dir, seed)
     key = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(jnp.asarray(seed))
     fold_in = jax.random.fold_in if isinstance(seed, int) else jax.vmap(jax.random.fold_in, in_axes=(0, None))
+    check_done(run_dir, iterations)
     _check_disk(run_dir, state)
     origin = {"run": part_of(run_dir)}
     for folder in folders if resume else ():
         _check_metrics(folder, run_dir, start)
-    with contextlib.ExitStack() as stack:
-        own = folders if processes.first() else ()
-        writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in own]
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
-        signals = stack.enter_context(stop_signals())
-        progress = stack.enter_context(Progress(iterations, start, columns))
-        for i in range(start, iterations):
-            clock = time.monotonic()
-            state, metrics = update(state, fold_in(key, i + 1))
-            metrics = {name: np.asarray(value, np.float64) for name, value in metrics.items()}
-            if not metrics.pop("finite", np.ones(())).all():
-                if (np.ravel(state.iteration) == i).all():  # else the update did not keep what was good
-                    checkpoints.save(i, state.learned(), origin | {"stopped": "non-finite"})
-                raise ValueError(_not_finite(i, metrics, checkpoints))
-            metrics |= evaluate(i + 1, state) if evaluate else {}
-            seconds = time.monotonic() - clock
-            for n, writer in enumerate(writers):
-                writer.write(
-                    i, {name: np.ravel(value)[min(n, np.size(value) - 1)] for name, value in metrics.items()}, seconds
-                )
-            progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
-            done = i + 1
-            if processes.any_of(bool(signals)) and not signals:  # all must ask
-                signals.append("a signal to another process")
-            if done % checkpoint_every == 0 or done == iterations or signals:
-                checkpoints.save(done, state.learned(), origin)
-            if signals:
-                break
+    with stop_signals() as signals:
+        with contextlib.ExitStack() as stack:
+            own = folders if processes.first() else ()
+            writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in own]
+            checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
+            progress = stack.enter_context(Progress(iterations, start, columns))
+            for i in range(start, iterations):
+                clock = time.monotonic()
+                state, metrics = update(state, fold_in(key, i + 1))
+                metrics = {name: np.asarray(value, np.float64) for name, value in metrics.items()}
+                if not metrics.pop("finite", np.ones(())).all():
+                    if (np.ravel(state.iteration) == i).all():  # else the update did not keep what was good
+                        checkpoints.save(i, state.learned(), origin | {"stopped": "non-finite"})
+                    raise ValueError(_not_finite(i, metrics, checkpoints))
+                metrics |= evaluate(i + 1, state) if evaluate else {}
+                _write(writers, i, metrics, time.monotonic() - clock)
+                progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
+                done = i + 1
+                if processes.any_of(bool(signals)) and not signals:  # all must ask
+                    signals.append("a signal to another process")
+                if done % checkpoint_every == 0 or done == iterations or signals:
+                    checkpoints.save(done, state.learned(), origin)
+                if signals:
+                    break
+        if signals:
+            print(f"{signals[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
+        if finish is not None and not processes.any_of("SIGTERM" in signals):
+            finish(state)
     if signals:
-        print(f"{signals[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
         sys.exit(0)
     return state
+
+
+def _write(writers: Sequence[MetricsWriter], i: int, metrics: dict[str, np.ndarray], seconds: float) -> None:
+    """Each seed's metrics of an iteration go to its own writer."""
+    for n, writer in enumerate(writers):
+        row = {name: np.ravel(value)[min(n, np.size(value) - 1)] for name, value in metrics.items()}
+        writer.write(i, row, seconds)
 
 
 def _writer(folder: pathlib.Path, resume_from: int | None) -> MetricsWriter:
@@ -165,23 +179,43 @@ def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Che
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """A list that names SIGTERM or SIGINT once it came. The second signal does what it always does."""
+    """A list that names SIGTERM or SIGINT once it came. The second signal ends the process, whatever it computes.
+
+    Python runs a handler between two lines of its own, and a program on the device may take minutes: two signals in
+    that time are one to it. So a thread counts them, as the operating system hands them over.
+    """
     signals: list[str] = []
-    old = {}
+    if threading.current_thread() is not threading.main_thread():  # signals are somebody else's
+        yield signals
+        return
 
     def note(number, frame):
-        signals.append(signal.Signals(number).name)
-        print("\nfinishing this iteration, then saving; again to stop now", file=sys.stderr, flush=True)
-        for other, handler in old.items():
-            signal.signal(other, handler)
+        if not signals:
+            signals.append(signal.Signals(number).name)
+            print("\nfinishing this iteration, then saving; again to stop now", file=sys.stderr, flush=True)
 
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            old[number] = signal.signal(number, note)
-    except ValueError:  # not the main thread: signals are somebody else's
-        pass
+    receive, send = socket.socketpair()
+    send.setblocking(False)
+    counter = threading.Thread(target=_end_at_second, args=(receive,), daemon=True)
+    old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
+    counter.start()
     try:
         yield signals
     finally:
+        signal.set_wakeup_fd(before)
         for number, handler in old.items():
             signal.signal(number, handler)
+        send.close()
+        counter.join()
+        receive.close()
+
+
+def _end_at_second(numbers: socket.socket) -> None:
+    """Ends the process at the second SIGTERM or SIGINT whose number arrives; returns when the other end is closed."""
+    count = 0
+    while number := numbers.recv(1):
+        count += number[0] in (signal.SIGTERM, signal.SIGINT)
+        if count == 2:
+            print("stopped; what was saved continues with --resume", file=sys.stderr, flush=True)
+            os._exit(128 + number[0])

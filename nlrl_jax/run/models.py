@@ -21,16 +21,20 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import listed
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import processes
+from nlrl_jax.run.flags import leave_out
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply, Score
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 _checks = Usage()  # of `check_large_model`, until there is a ledger
+# Options that do nothing without an endpoint.
+ENDPOINT = ("endpoint_model", "endpoint_tokenizer", *(field.name for field in dataclasses.fields(EndpointOptions)))
 
 
 def local_model(
@@ -62,13 +66,23 @@ def local_model(
     return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb)
 
 
+def check_endpoint_is_used(*names: str) -> None:
+    """Refuses options of an endpoint on the command line where none of the models that take part is one.
+
+    Raises:
+      ValueError: names the first of these options.
+    """
+    if "endpoint" not in (one for name in names for one in name.split(",")):
+        leave_out("where no model is an endpoint", *ENDPOINT)
+
+
 def labels(names: str, endpoint_model: str) -> dict[str, str]:
     """Label in tables and plots -> name of each of the models in `names`, which commas separate.
 
     Raises:
       ValueError: two with one label, or rules, which cannot do what is asked of a model.
     """
-    every = [name for name in names.split(",") if name]
+    every = listed("prompted", names) if names else []
     if "scripted" in every:
         raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
     label = lambda name: pathlib.PurePath(endpoint_model if name == "endpoint" else name).name
@@ -205,9 +219,10 @@ def check_large_model(
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
         room, needed = load_config(name).max_positions, prompt + max_tokens
         if needed > room:
+            instead = "lower it" if prompt < room else "the prompt alone is too long; give a model with more positions"
             raise ValueError(
                 f"{name} has {room} positions, but a prompt and --large_max_tokens {max_tokens} take {needed} or "
-                "more; lower it"
+                f"more; {instead}"
             )
 
 

@@ -18,7 +18,7 @@ from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import processes
-from nlrl_jax.run.directory import holds_run, read_config
+from nlrl_jax.run.directory import holds_run, read_run
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights.checkpoint import Checkpoints
@@ -79,7 +79,7 @@ def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
       ValueError: there is no run, it trains no language model, or its checkpoint has no such part.
     """
     folder = pathlib.Path(run_dir).expanduser().absolute()
-    run = read_config(next((path for path in (folder, *folder.parents) if holds_run(path)), folder))
+    run = read_run(next((path for path in (folder, *folder.parents) if holds_run(path)), folder))
     if "model" not in run:
         raise ValueError(f"the run in {run_dir} trains no language model")
     checkpoints = Checkpoints(folder / "checkpoints")

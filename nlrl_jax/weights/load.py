@@ -7,6 +7,7 @@ A path on this machine is preferred to a Hub id of the same form.
 
 from __future__ import annotations
 
+import difflib
 import pathlib
 from typing import Any, NamedTuple
 
@@ -119,10 +120,23 @@ def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
     if not path.exists():
         if hub.is_id(name):
             return hub.snapshot(name, revision, weights)
+        if name in ("endpoint", "scripted"):
+            raise FileNotFoundError(f"no model at {name!r}: here a model is loaded, and {name} has no weights")
+        close = difflib.get_close_matches(name.lower(), (*BUILT_IN, "smollm2"), n=1)
         raise FileNotFoundError(
-            f"no model at {name!r}; give {', '.join(BUILT_IN)}, smollm2, a Hugging Face folder or a .gguf file on this "
-            "machine, or the id of a model on the Hub such as Qwen/Qwen2.5-3B-Instruct"
+            f"no model at {name!r}; {f'did you mean {close[0]}? Or ' if close else ''}give {', '.join(BUILT_IN)}, "
+            "smollm2, a Hugging Face folder or a .gguf file on this machine, or the id of a model on the Hub such as "
+            "Qwen/Qwen2.5-3B-Instruct"
         )
+    if not name or not path.is_dir() and path.suffix != ".gguf":
+        raise FileNotFoundError(
+            f"no model at {name!r}: {'no name is given' if not name else 'it is a file'}; a model is a Hugging Face "
+            f"folder, a .gguf file, a Hub id, smollm2 or one of {', '.join(BUILT_IN)}"
+        )
+    if path.is_dir() and not (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir():
+        own = path / "model"
+        instead = f"give {own}" if own.is_dir() else f"`nlrl-jax export --run_dir {name} --out FOLDER` makes one of it"
+        raise FileNotFoundError(f"no model at {name!r}: it is the folder of a run; {instead}")
     if revision:
         raise ValueError(f"revision {revision!r} needs a Hub id such as Qwen/Qwen2.5-3B-Instruct; {name} is local")
     return path

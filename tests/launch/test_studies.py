@@ -96,7 +96,7 @@ def runs_of(**options):
 
 
 def test_the_settings_of_the_studies():
-    base, runs = runs_of()
+    base, runs = runs_of(study="aaw")
     assert {(c.learning.group_size, c.learning.group_sample) for c in runs.values()} == {
         (100, 25), (100, 50), (100, 100), (25, 25), (50, 25),
     }  # fmt: skip

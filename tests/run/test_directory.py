@@ -116,6 +116,40 @@ def test_a_path_that_is_still_there_may_be_written_differently_only(run_dir, tmp
     open_run(run_dir, config | {"model": str(tmp_path / "b" / "model")}, resume=True)
 
 
+def test_a_run_that_has_done_more_is_not_continued_with_less(tmp_path):
+    (tmp_path / "checkpoints" / "12").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "13.tmp").mkdir()
+    directory.check_done(tmp_path, 12)
+    directory.check_done(tmp_path / "new", 1)
+    with pytest.raises(ValueError, match="--iterations is 11, but .* has done 12 already; give 12 or more"):
+        directory.check_done(tmp_path, 11)
+
+
+def test_overwriting_what_the_run_is_to_read_is_refused(tmp_path, monkeypatch):
+    run_dir = tmp_path / "format"
+    (run_dir / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for values in ({"model": f"{run_dir}/model"}, {"base": "elsewhere/run,./format/model"}):
+        with pytest.raises(
+            ValueError, match=f"--overwrite would delete --{next(iter(values))} .*model; choose another"
+        ):
+            directory.check_inputs(run_dir, values)
+    directory.check_inputs(run_dir, {"model": f"{run_dir}/gone", "game": "format", "seed": 3})
+    directory.check_inputs(tmp_path / "other", {"model": f"{run_dir}/model"})
+
+
+def test_a_folder_for_output_is_new_empty_or_an_earlier_output(tmp_path):
+    new, full = tmp_path / "deep" / "new", tmp_path / "full"
+    assert directory.output_folder("out", str(new)) == new and not new.exists()
+    full.mkdir()
+    assert directory.output_folder("out", str(full)) == full
+    (full / "mark.json").write_text("{}")
+    assert directory.output_folder("out", str(full), "mark.json") == full
+    for mark, path in (("", full), ("other.json", full), ("mark.json", full / "mark.json")):
+        with pytest.raises(ValueError, match=f"--out {path} is not an empty folder"):
+            directory.output_folder("out", str(path), mark)
+
+
 def test_resume_without_a_run_is_refused(run_dir):
     with pytest.raises(ValueError, match=f"{run_dir} holds no run"):
         open_run(run_dir, CONFIG, resume=True)

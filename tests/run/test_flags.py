@@ -71,6 +71,24 @@ def test_what_holds_without_a_preset(args, want):
     assert config_flags.parse(Config, {**PRESETS, None: {"cake_size": 5}}) == want
 
 
+def test_an_option_that_does_nothing_is_refused_where_it_is_given():
+    flags.FLAGS(["prog", "--cake_size=3"])
+    config_flags.leave_out("without guests", "cake_name", "no_such_flag")
+    with pytest.raises(ValueError, match="^--cake_size does nothing without guests; leave it out$"):
+        config_flags.leave_out("without guests", "cake_name", "cake_size")
+
+
+@pytest.mark.parametrize("args", [["--cakes=2147483648"], ["--sugar=nan"], ["--sugar=1e400"]])
+def test_numbers_of_flags_without_a_config_have_bounds_too(args):
+    flags.DEFINE_integer("cakes", 1, "how many")
+    flags.DEFINE_float("sugar", 1.0, "how much")
+    flags.FLAGS(["prog", "--cakes=2147483647"])
+    config_flags.check_numbers()
+    flags.FLAGS(["prog", *args])
+    with pytest.raises(ValueError, match="it must be at least -2147483648 and at most 2147483647|a finite number"):
+        config_flags.check_numbers()
+
+
 @pytest.mark.parametrize("args", [["--preset=orgy"], ["--cake_size=big"], ["--cake_colour=red"]])
 def test_unknown_presets_values_and_flags_are_refused(args):
     with pytest.raises(flags.Error, match=args[0][2:].split("=")[0]):

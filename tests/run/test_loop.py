@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -122,6 +123,39 @@ def test_a_signal_in_the_last_iteration_ends_the_process_too(tmp_path, capsys):
     assert stop.value.code == 0 and Checkpoints(tmp_path / "checkpoints").latest_step() == 6
     assert "SIGTERM: saved after iteration 6 of 6" in capsys.readouterr().out
     assert train(tmp_path, iterations=6).iteration == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_what_a_finished_run_leaves(tmp_path, number):
+    """SIGTERM does not: the process may be killed at any moment."""
+    left = []
+    evaluate = lambda done, state: signal.raise_signal(number) or {} if done == 3 else {}
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path, iterations=6, evaluate=evaluate, finish=lambda state: left.append(int(state.iteration)))
+    assert stop.value.code == 0 and Checkpoints(tmp_path / "checkpoints").latest_step() == 3
+    assert left == ([3] if number == signal.SIGINT else [])
+    state = train(tmp_path, iterations=6, finish=lambda state: left.append(int(state.iteration)))
+    assert left[-1] == state.iteration == 6
+
+
+def test_a_second_signal_while_python_is_busy_ends_the_process(monkeypatch):
+    """Two that come before Python runs a handler are one to it, and two to the operating system."""
+    ended = threading.Event()
+    codes = []
+    monkeypatch.setattr(loop.os, "_exit", lambda code: codes.append(code) or ended.set())
+    with loop.stop_signals() as signals:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.01)
+        assert signals == ["SIGINT"] and not codes
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        assert ended.wait(5) and codes == [130] and signals == ["SIGINT"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_fewer_iterations_than_are_done_are_refused(tmp_path):
+    train(tmp_path, iterations=5)
+    with pytest.raises(ValueError, match="--iterations is 4, but .* has done 5 already"):
+        train(tmp_path, iterations=4)
 
 
 def test_a_truncated_checkpoint_is_refused_and_the_one_before_is_used(tmp_path, whole):

@@ -15,6 +15,7 @@ from nlrl_jax.algorithms import ppo, ultra
 from nlrl_jax.algorithms.ppo import Hooks, PPOConfig, PPOState
 from nlrl_jax.algorithms.refiners import human_designed, lir, rice, rnd, state_mask
 from nlrl_jax.algorithms.ultra import GuidanceConfig, LookupTable, MeanAction
+from nlrl_jax.config import listed
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.types import ControlGame
 
@@ -62,11 +63,11 @@ def known(names: str, game: ControlGame) -> list[str]:
     """The methods in a comma-separated list; "all" leaves out HLC where the game has no hand-designed reward.
 
     Raises:
-      ValueError: an unknown method, or HLC without a hand-designed reward.
+      ValueError: an unknown method, one that stands there twice, or HLC without a hand-designed reward.
     """
     if names == "all":
         return [name for name in METHODS if name != "HLC" or game.human_reward]
-    chosen = [name.strip() for name in names.split(",")]
+    chosen = listed("methods", names) if names else [""]
     wrong = [name for name in chosen if name not in METHODS]
     if wrong:
         raise ValueError(f"method {wrong[0]!r} is not known; choose among {', '.join(METHODS)}, or all")

@@ -1,0 +1,164 @@
+"""Command lines that cannot be meant: each ends in one sentence, before anything is written or compiled."""
+
+import json
+import sys
+
+import pytest
+
+import envs
+from launch import compare
+from tests.launch.scripts import refusal
+
+OWN = """
+import dataclasses, envs
+lake = envs.make("frozen_lake", "compact")
+number = 3
+def board_game(): return envs.make_board("tic_tac_toe")
+def fails(): raise KeyError("x")
+class Bare:
+    observation_space = lambda self, params: lake.env.observation_space(params)
+bare = dataclasses.replace(lake, env=Bare())
+"""
+BROKEN = {"broken": "import not_installed", "wrong_syntax": "def f(:"}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder with things that are no models, runs or places for output, and modules with games."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "file").write_text("x")
+    (folder / "full").mkdir()
+    (folder / "full" / "thesis.tex").write_text("precious")
+    for name, config in {"run": {"script": "train_ms_grpo", "model": "nano"}, "other": {"model_type": "llama"}}.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    (folder / "run" / "checkpoints" / "3").mkdir(parents=True)
+    (folder / "run" / "metrics.jsonl").write_text('{"iteration": 0, "loss": 1.0}\n')
+    for name, text in {"own_games": OWN, **BROKEN}.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def own(here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    yield
+    for name in ("own_games", *BROKEN):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        # options that do nothing
+        ("evaluate --run_dir=run --model=nano", "--model does nothing with --run_dir"),
+        ("evaluate --watch --episodes=3", "--episodes does nothing with --watch"),
+        ("export --run_dir=run --out=new --dtype=float32", "--dtype does nothing with --run_dir"),
+        ("export --model=nano --out=new --part=policy", "--part does nothing without --run_dir"),
+        ("generate --prompt_ids=1 --raw", "--raw does nothing with --prompt_ids"),
+        ("generate --prompt=x --temperature=0 --top_k=3", "--top_k does nothing with --temperature 0"),
+        ("annotate --run_dir=run --max_tokens=3", "--max_tokens does nothing with --run_dir"),
+        ("annotate --game=maze_medium --position=1,1 --player=X", "--player does nothing in a maze"),
+        ("pretrain_nano --out=new --games=boards --steps=3", "--steps does nothing for --games boards"),
+        ("warm_start --model=nano --game=tic_tac_toe --habit", "--habit does nothing for tic_tac_toe"),
+        ("warm_start --model=nano --game=maze_medium --skilled_share=1", "--skilled_share does nothing for maze"),
+        ("warm_start --model=nano --habit --skilled_share=1", "--habit does nothing with --skilled_share 1"),
+        ("train_ms_grpo --beta=0 --kl_estimator=k1", "--kl_estimator does nothing with --beta 0"),
+        ("train_ms_grpo --sampling_temperature=0 --group_sample=3", "--group_sample does nothing with"),
+        ("train_dqn --sweep --discount=0.5", "--discount does nothing with --sweep"),
+        ("finetune_lac --trajectories=file --successes=3", "--successes does nothing with --trajectories"),
+        ("run_lac --base_url=http://here/v1", "--base_url does nothing where no model is an endpoint"),
+        ("run_lac --methods=react --lats_depth=2", "--lats_depth does nothing without lats"),
+        ("run_language_gpi --model=nano", "--model does nothing with --backend scripted"),
+        ("train_language_td --number_batch=3", "--number_batch does nothing with --critic words"),
+        ("train_language_actor_critic --noppo --ppo_epochs=3", "--ppo_epochs does nothing with --noppo"),
+        ("weigh_words --endpoint_model=x", "--endpoint_model does nothing where no model is an endpoint"),
+        ("reproduce_ultra --methods=PPO --hlc=1", "--hlc does nothing without HLC"),
+        ("reproduce_ultra --what_ifs=3", "--what_ifs does nothing with --analyst scripted"),
+        ("reproduce_ms_grpo --device_tflops=3", "--device_tflops does nothing without --dry_run"),
+        ("ablate --study=aaw --opponent=random", "--opponent does nothing for the study aaw"),
+        ("ablate", "say what is varied: --study"),
+        # values with which nothing is learned
+        ("train_ms_grpo --lora_alpha=0", "--lora_alpha is 0.0; it must be above 0"),
+        ("train_ms_grpo --learning_rate=0", "--learning_rate is 0.0, with which nothing is learned"),
+        ("train_ms_grpo --temperature=0", "write the same reply in all episodes of a group"),
+        # numbers
+        ("train_ms_grpo --seed=99999999999999999999", "at most 2147483647"),
+        ("train_ms_grpo --max_steps=99999999999999", "at most 2147483647"),
+        ("evaluate --seed=4294967296", "--seed is 4294967296; it must be at least -2147483648 and at most 2147483647"),
+        ("pretrain_nano --out=new --learning_rate=nan", "--learning_rate is nan; it must be a finite number"),
+        ("weigh_words --k=1,1", "k is '1,1'; it must be names separated by commas, each once"),
+        # --resume and --overwrite
+        ("train_ms_grpo --run_dir=run --resume --overwrite", "give one of them"),
+        ("run_lac --resume", "say which run continues"),
+        ("train_dqn --run_dir=run --resume", "is one of train_ms_grpo, which continues it, not of train_dqn"),
+        ("train_ms_grpo --run_dir=other --resume", "its config.json is of another program"),
+        ("train_ms_grpo --run_dir=run --resume --iterations=2", "has done 3 already; give 3 or more"),
+        ("train_ms_grpo --run_dir=file", "cannot be written: it is a file"),
+        # games
+        ("train_ms_grpo --game=pong", "game 'pong' is played by reproduce_ultra"),
+        ("train_ms_grpo --game=webshop", "game 'webshop' is played by run_lac"),
+        ("run_lac --game=hopper", "game 'hopper' is played by reproduce_ultra"),
+        ("reproduce_ultra --game=snake", "game 'snake' is played by train_ms_grpo"),
+        ("train_ms_grpo --game=Snake", "did you mean snake?"),
+        ("train_ms_grpo --game=lights.py:text_game", "write the module as Python imports it and a name in it, lights:"),
+        ("train_ms_grpo --game=own_games:", "own_games:text_game"),
+        ("train_ms_grpo --game=own_games:number", "has no TextGame named 'number'; it has lake"),
+        ("train_ms_grpo --game=own_games:board_game", "it is a BoardGame, which train_language_td"),
+        ("train_ms_grpo --game=own_games:fails", "failed with KeyError: 'x' ("),
+        ("train_ms_grpo --game=wrong_syntax:game", "failed with SyntaxError"),
+        ("train_ms_grpo --game=broken:game", "the package not_installed is needed and not installed: pip install"),
+        ("train_dqn --game=own_games:bare", "needs the environment's observation_space(params) and num_actions"),
+        ("train_dqn --game=babyai", "observations have shape"),
+        # models
+        ("evaluate --model=", "no name is given"),
+        ("evaluate --model=file", "no model at 'file': it is a file"),
+        ("evaluate --model=run", "it is the folder of a run; `nlrl-jax export --run_dir run"),
+        ("evaluate --model=Nano", "did you mean nano?"),
+        ("warm_start --model=endpoint", "here a model is loaded, and endpoint has no weights"),
+        ("evaluate --run_dir=other", "its config.json is of another program"),
+        # outputs
+        ("pretrain_nano", "say where the model goes"),
+        ("pretrain_nano --out=full", "--out full is not an empty folder"),
+        ("pretrain_nano --out=file/new", "--out file/new cannot be written: Not a directory"),
+        ("export --model=nano --out=file/new", "--out file/new cannot be written: Not a directory"),
+        ("compare file", "file is a file, not a run's folder"),
+        ("compare run --out=full", "--out full is a folder"),
+    ],
+)  # fmt: skip
+def test_a_command_line_that_cannot_be_meant_is_one_sentence(here, own, monkeypatch, line, says):
+    monkeypatch.chdir(here)
+    before = sorted(here.rglob("*"))
+    name, *args = line.split()
+    has_run_dir = name in ("evaluate", "export", "generate", "annotate", "compare", "pretrain_nano")
+    args += [] if has_run_dir or "--run_dir" in line or "--resume" in line else ["--run_dir=new"]
+    refused = refusal(name, *args)
+    assert says in refused and "\n" not in refused
+    assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == before
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    line = refusal("reproduce_ultra", "--game=hopper", "--run_dir=new")
+    assert line == "error: the package mujoco is needed and not installed: pip install 'nlrl_jax[mujoco]'"
+
+
+def test_a_comparison_replaces_nothing_but_an_earlier_one(tmp_path):
+    assert compare.page_of(tmp_path / "new" / "page.html") == tmp_path / "new" / "page.html"
+    (tmp_path / "page.html").write_text(f"<p>{compare.QUESTIONS[1]}</p>")
+    (tmp_path / "page.png").write_bytes(b"")
+    assert compare.page_of(tmp_path / "page.html")
+    (tmp_path / "report.html").write_text("<p>of a run</p>")
+    (tmp_path / "curve.png").write_bytes(b"")
+    for name in ("report.html", "curve.html", "page.png"):
+        with pytest.raises(ValueError, match="no earlier comparison|is an .html file"):
+            compare.page_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "snake", "maze_medium", "tic_tac_toe", "breakthrough", "babyai"])
+def test_games_observe_as_gymnax_does(name):
+    """What `train_dqn --game tic_tac_toe` met after its first iteration."""
+    import inspect
+
+    observe = type(envs.make(name, "compact").env).observe
+    assert list(inspect.signature(observe).parameters) == ["self", "key", "state", "action", "params"]
