@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -41,6 +42,7 @@ def option(
     below: float | None = None,
     choices: Collection[str] = (),
     infinite: bool = False,
+    joined: bool = False,
 ) -> Any:
     """A dataclass field with a help text and bounds, which `check` enforces.
 
@@ -48,9 +50,10 @@ def option(
       least, most: inclusive bounds. above, below: exclusive ones.
       choices: the values a string may have.
       infinite: inf and -inf are allowed; nan never is.
+      joined: a string that may be given several times; commas join them.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, **bounds})
+    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, "joined": joined, **bounds})
 
 
 def part(default: Any, *, names: Mapping[str, str] | None = None, without: Collection[str] = ()) -> Any:
@@ -70,7 +73,7 @@ def part(default: Any, *, names: Mapping[str, str] | None = None, without: Colle
 class Option(NamedTuple):
     """One option of a config, parts included.
 
-    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it.
+    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it. joined: see `option`.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Option(NamedTuple):
     default: Any
     help: str
     group: type
+    joined: bool
 
 
 def options(config: Any) -> list[Option]:
@@ -104,7 +108,7 @@ def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] =
             yield from _options(value, (*path, field.name), meta["names"], meta["without"])
         elif "help" in meta:
             name = names.get(field.name, field.name)
-            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config))
+            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config), meta["joined"])
 
 
 def flat(config: Any) -> dict[str, Any]:
@@ -145,6 +149,35 @@ def _replace(config: Any, values: Mapping[tuple[str, ...], tuple[str, Any]]) -> 
 def make(config_class: type[T], **values: Any) -> T:
     """A config of flat names; what is not named has its default. Errors: see `replace`."""
     return replace(config_class(), **values)
+
+
+def assignments(name: str, text: str, left: str = "field") -> dict[str, Any]:
+    """`a=1,b=[2,3],c=some words` as a mapping. A value that is not JSON is a string.
+
+    Raises:
+      OptionError: it cannot be read; the message begins with the option's `name`, and calls `a`, `b` and `c` `left`.
+    """
+    values, rest, decoder = {}, text, json.JSONDecoder()
+    while rest.strip():
+        key, equals, rest = rest.partition("=")
+        rest = rest.lstrip()
+        try:
+            value, end = decoder.raw_decode(rest)
+            behind = rest[end:].lstrip()
+            is_json = behind[:1] in ("", ",")
+        except ValueError:
+            is_json = False
+        if is_json:
+            rest = behind[1:]
+        else:
+            value, _, rest = rest.partition(",")
+        key = key.strip()
+        if not equals or not key.isidentifier():
+            raise OptionError(f"{name} is {text!r}; it must be {left}=value, several separated by commas")
+        if key in values:
+            raise OptionError(f"{name} is {text!r}, which sets {key} twice")
+        values[key] = value
+    return values
 
 
 def check(config: Any) -> None:

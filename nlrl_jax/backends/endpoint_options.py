@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
-from nlrl_jax.config import OptionError, check, option
+from nlrl_jax.config import OptionError, assignments, check, option
 
 _RESERVED = ("model", "messages", "prompt", "n", "stream", "echo", "logprobs")
 
@@ -35,22 +34,8 @@ class EndpointOptions:
 
     def extra_fields(self) -> dict[str, Any]:
         """`extra` as a mapping. A value that is not JSON is a string."""
-        fields, rest, decoder = {}, self.extra, json.JSONDecoder()
-        while rest.strip():
-            name, equals, rest = rest.partition("=")
-            try:
-                value, end = decoder.raw_decode(rest)
-                is_json = rest[end : end + 1] in ("", ",")
-            except ValueError:
-                is_json = False
-            if is_json:
-                rest = rest[end + 1 :]
-            else:
-                value, _, rest = rest.partition(",")
-            name = name.strip()
-            if not equals or not name.isidentifier():
-                raise OptionError(f"extra is {self.extra!r}; it must be field=value, several separated by commas")
-            if name in _RESERVED:
-                raise OptionError(f"extra sets {name}, which depends on the request; leave it out")
-            fields[name] = value
+        fields = assignments("extra", self.extra)
+        reserved = [name for name in fields if name in _RESERVED]
+        if reserved:
+            raise OptionError(f"extra sets {reserved[0]}, which depends on the request; leave it out")
         return fields
