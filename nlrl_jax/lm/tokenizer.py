@@ -152,6 +152,11 @@ class Tokenizer:
             text = text.replace(blank, mark)
         return text
 
+    def spelled(self, text: str) -> bytes:
+        """The bytes of `text`'s tokens: the text as the normalizer leaves it, special tokens left out."""
+        flat, offsets = self.token_bytes
+        return b"".join(flat[offsets[i] : offsets[i + 1]].tobytes() for i in self.encode(text))
+
     def words(self, text: str) -> list[tuple[int, int, list[int]]]:
         """The pre-tokens of `text` as (first character, one past the last, token ids).
 

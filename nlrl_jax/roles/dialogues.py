@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from nlrl_jax.roles.json_reply import folded
 from nlrl_jax.types import Chat
 
 GOOD, BAD, UNKNOWN = "GOOD", "BAD", "UNKNOWN"
@@ -196,10 +197,8 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
     line = text.strip().splitlines()[0].strip() if text.strip() else ""
     if not actions:
         return line, "" if line else "empty"
-    plain = line.lower().strip(" .\"'`*")
-    if plain in actions:
-        return plain, ""
-    begun = [action for action in actions if re.match(rf"{re.escape(action)}\b", plain)]
+    plain = folded(line).strip(" .\"'`*")
+    begun = [action for action in actions if re.match(rf"{re.escape(folded(action))}(?!\w)", plain)]
     return (max(begun, key=len), "") if begun else ("", "no action" if plain else "empty")
 
 
