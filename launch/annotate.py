@@ -25,8 +25,10 @@ from envs.maze import prompts as maze_prompts
 from envs.maze import rule_based as maze_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.run import app, models, players
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_config
 from nlrl_jax.run.transcript import printable
 from nlrl_jax.types import Chat, LanguageModel, Sampling
@@ -114,7 +116,9 @@ def trained(run_dir: pathlib.Path) -> tuple[str, Annotator]:
     game, folder = TRAINED[run["script"]], run_dir
     if game == "tic_tac_toe":
         folder = run_dir / ("random" if run["opponent"] == "both" else run["opponent"]) / "actor-critic"
-    base = models.trainable_model(run["model"], run["dtype"], run["train"], run["seed"])
+    base = models.trainable_model(
+        run["model"], run["dtype"], run["train"], run["seed"], templates=players.templates_of(run)
+    )
     checkpoints = Checkpoints(folder / "checkpoints")
     if checkpoints.latest_step() is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet")
@@ -133,7 +137,10 @@ def untrained(game: str) -> Annotator:
         raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
     endpoint = models.EndpointOptions(base_url=options.base_url, api_key_env=options.api_key_env)
     folder = pathlib.Path("runs/annotate")  # an endpoint's replies
-    model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), endpoint, options.endpoint_model)
+    templates = config_flags.parse(TemplateOptions)
+    models.check_templates(templates, options.model)
+    address = endpoint, options.endpoint_model
+    model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), *address, templates=templates)
     style = "paper" if options.model == "scripted" else players.prompt_for(options.model, "auto")
     return Annotator(options.model, model, style, options.max_tokens)
 
@@ -142,6 +149,7 @@ def main(argv: list[str]) -> None:
     del argv
     options = flags.FLAGS
     if options.run_dir:
+        players.refuse_templates()
         game, annotator = trained(pathlib.Path(options.run_dir))
         if options.game and options.game != game:
             raise ValueError(f"the run in {options.run_dir} is of {game}, not of {options.game}")
@@ -159,6 +167,7 @@ def define_flags() -> None:
     flags.DEFINE_string("run_dir", "", "a finished or running training; its value model annotates")
     flags.DEFINE_string("game", "", f"without --run_dir: {', '.join(SCRIPTS)}")
     flags.DEFINE_string("model", "scripted", "without --run_dir: scripted, endpoint, or a local model's name")
+    config_flags.define(TemplateOptions())
     flags.DEFINE_string("position", "", "rows from the top with / between them; for a maze: row, column")
     flags.DEFINE_string("player", "", "whose turn it is; by default the first player's")
     flags.DEFINE_integer("max_tokens", 512, "maximum tokens per evaluation, without --run_dir", lower_bound=1)

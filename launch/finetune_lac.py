@@ -41,6 +41,7 @@ from nlrl_jax.algorithms.sft import Example
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
@@ -64,6 +65,7 @@ class FinetuneConfig:
     """Everything that decides what fine-tuning computes."""
 
     model: str = option("smollm2", players.MODELS)
+    templates: TemplateOptions = part(TemplateOptions())
     method: str = option(
         "lac", "what is learned: lac (observations, reflections) or a policy", choices=("lac", *offline.METHODS)
     )
@@ -225,7 +227,9 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
       ValueError: see `gather`, `examples_of`, `loop.train`.
     """
     mesh = players.parse_mesh(config.mesh)
-    base = models.local_model(config.model, config.dtype, config.lora, chat=False, mesh=mesh)
+    base = models.local_model(
+        config.model, config.dtype, config.lora, chat=False, mesh=mesh, templates=config.templates
+    )
     tokenizer, network = base.tokenizer, base.model
     data = gather(config, tokenizer, run_dir)
     examples = examples_of(config, data, tokenizer, dataclasses.replace(base, cache_mb=_CACHE_MB))
@@ -288,7 +292,7 @@ def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(FinetuneConfig)
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = load_tokenizer(config.model, templates=config.templates)
     if config.method in ("lac", "actor_critic"):
         planning.check_words(tokenizer, (GOOD, BAD))
     if flags.FLAGS.dry_run:

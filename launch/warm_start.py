@@ -25,6 +25,7 @@ import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import adapters, app, loop, players, processes
 from nlrl_jax.types import Sampling
@@ -39,6 +40,7 @@ class WarmStartConfig:
     """Everything that decides what a warm start computes."""
 
     model: str = option("smollm2", players.MODELS)
+    templates: TemplateOptions = part(TemplateOptions())
     revision: str = option("", "branch, tag or commit of a Hub id")
     game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game")
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
@@ -79,7 +81,7 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
     maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
     game = envs.make(config.game, prompt, **maps)
     mesh = players.parse_mesh(config.mesh)
-    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision)
+    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
     policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt, mesh)
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)

@@ -34,6 +34,7 @@ from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_views
 from nlrl_jax.run import app, cost, models, results
@@ -62,6 +63,7 @@ class RunConfig:
     seed: int = option(0, "the first seed", least=0)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
         check(self)
@@ -140,12 +142,14 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
+    models.check_templates(config.templates, config.aggregator, config.improver)
     for name in (config.aggregator, config.improver):
         models.check_large_model(name, config.endpoint, config.endpoint_model, config.sampling.max_tokens)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds", *models.MAY_CHANGE))
     usage, rules_of = models.ledger(run_dir), scripts.scripts(config.words)
+    address = config.endpoint, config.endpoint_model
     loaded = {
-        name: models.large_model(name, rules_of, run_dir, usage, config.endpoint, config.endpoint_model)
+        name: models.large_model(name, rules_of, run_dir, usage, *address, templates=config.templates)
         for name in dict.fromkeys((config.aggregator, config.improver))
     }
     (run_dir / "rows").mkdir(exist_ok=True)

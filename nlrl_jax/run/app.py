@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import logging
 import os
@@ -16,7 +17,7 @@ from absl import app as absl_app
 from absl import flags
 
 from nlrl_jax.backends import heap
-from nlrl_jax.config import flat
+from nlrl_jax.config import flat, replace
 from nlrl_jax.run import processes
 from nlrl_jax.run.directory import open_run, read_config
 from nlrl_jax.run.flags import Presets, define, help_text
@@ -130,7 +131,14 @@ def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "pres
     """
     resumed = "resume" in flags.FLAGS and flags.FLAGS.resume and flags.FLAGS.run_dir
     stored = read_config(flags.FLAGS.run_dir) if resumed else None
-    return parse_flags(config, presets, flag, stored)
+    return _dated(parse_flags(config, presets, flag, stored))
+
+
+def _dated(config: T) -> T:
+    """The config with today's date for chat templates (of the first process), where it has one and none is given."""
+    if flat(config).get("date") != "":
+        return config
+    return replace(config, date=processes.from_first(lambda: datetime.date.today().isoformat()))
 
 
 def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> pathlib.Path:

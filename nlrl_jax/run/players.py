@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.run import processes
+from nlrl_jax.run import flags, processes
 from nlrl_jax.run.directory import holds_run, read_config
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -48,10 +49,26 @@ def load(
     lora: LoraConfig | None = None,
     mesh: jax.sharding.Mesh | None = None,
     revision: str = "",
+    templates: TemplateOptions | None = None,
 ) -> LoadedModel:
     """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
     overrides = {} if lora is None else {"lora": lora}
-    return load_model(name, dtype or None, dtype or None, mesh, revision, **overrides)
+    return load_model(name, dtype or None, dtype or None, mesh, revision, templates, **overrides)
+
+
+def templates_of(run: Mapping[str, Any]) -> TemplateOptions:
+    """What the chat templates of a run's models are given, from its config."""
+    return TemplateOptions(run.get("template", ""), run.get("date", ""), shared=True)
+
+
+def refuse_templates() -> None:
+    """Refuses --template and --date beside --run_dir.
+
+    Raises:
+      ValueError: one of them is given.
+    """
+    for name in flags.given(TemplateOptions):
+        raise ValueError(f"--{name} is for --model; the model of a run keeps the run's own (config.json)")
 
 
 class TrainedModel(NamedTuple):
@@ -88,7 +105,8 @@ def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
     kind, dtype = run.get("train", "lora"), run.get("dtype") or None
     lora = LoraConfig(run["lora_rank"], run["lora_alpha"]) if "lora_rank" in run else LoraConfig()
     param_dtype = "float32" if kind == "params" else dtype
-    loaded = load_model(run["model"], dtype, param_dtype, revision=run.get("revision", ""), lora=lora)
+    given = {"revision": run.get("revision", ""), "templates": templates_of(run)}
+    loaded = load_model(run["model"], dtype, param_dtype, lora=lora, **given)
     fresh = loaded.params if kind == "params" else init_lora(Transformer(loaded.config), jax.random.key(0))
     step, learned = checkpoints.restore_part(part or kind, fresh)
     if kind == "params":
