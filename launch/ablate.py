@@ -48,6 +48,7 @@ from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, listed, make, option, part, replace
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, directory, loop, models, players, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
@@ -130,6 +131,7 @@ class AblationConfig:
 
     study: str = option("", f"one, or several of one algorithm by commas. {LISTED}")
     model: str = option("", "the model that learns; empty: nano, or nano_board for NLRL")
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
     iterations: int = option(
         0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL, 50 for ULTRA", least=0
     )
@@ -180,16 +182,18 @@ def base_of(config: AblationConfig, study: str) -> Any:
             common = {**train_ms_grpo.PRESETS["demo"], **DEMO.get(study, {}), "eval_every": 10}
             common |= {"iterations": length, "decay_steps": length * 5 // 4}
         own = {"model": model, "game": config.game or "frozen_lake", "eval_episodes": config.eval_episodes}
-        return make(TrainConfig, **{**common, **own})
+        return make(TrainConfig, **{**common, **own, **flat(config.templates)})
     if config.algorithm == "ultra":
         game = config.game or "hopper"
         own = {name: getattr(config, name) for name in ("seed", "eval_episodes", "bases", "base", "analyst")}
         chosen = {"game": game, "methods": "PPO,ULTRA-RA", "seeds": config.seeds or 3, **own, **iterations}
+        chosen |= flat(config.templates)
         return make(RefinementConfig, **{**reproduce_ultra.presets(game == "pong")["quick"], **chosen})
     common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
+    common |= flat(config.templates)
     common |= {"aggregator": config.aggregator, "endpoint_model": config.endpoint_model, **flat(config.endpoint)}
     if config.algorithm == "language_ppo":
-        common = {name: common[name] for name in ("model", "seed", "iterations")}
+        common = {name: common[name] for name in ("model", "seed", "iterations", "template", "date")}
         own = {"games": config.games, "eval_games": config.eval_games, "opponent": config.opponent}
         return make(train_language_ppo.RunConfig, **common, **own)
     if config.algorithm == "language_td":
@@ -233,7 +237,7 @@ def train(
                 train_language_td.train(one, part_dir, resume, shared, paid, usage)
             elif isinstance(run, train_language_ppo.RunConfig):
                 mesh = players.parse_mesh(run.mesh)
-                start = models.trainable_model(run.model, run.dtype, run.learning.train, seed, mesh)
+                start = models.trainable_model(run.model, run.dtype, run.learning.train, seed, mesh, run.templates)
                 train_language_ppo.train(one, start, part_dir, resume)
             else:
                 train_language_actor_critic.train_actor_critic(one, run.opponent, part_dir, resume, usage, paid)
@@ -314,6 +318,9 @@ def main(argv: list[str]) -> None:
     if config.algorithm in ("language_td", "actor_critic"):
         script = train_language_td if config.algorithm == "language_td" else train_language_actor_critic
         script.validate(base_of(config, config.study), ask=not flags.FLAGS.resume)
+    else:
+        run = base_of(config, config.study.split(",")[0])
+        models.check_templates(config.templates, run.analyst if config.algorithm == "ultra" else run.model)
     nlrl = config.algorithm not in ("ms_grpo", "ultra")
     may_change = ("study", "apart", *(("seeds",) if nlrl else ()))
     run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume

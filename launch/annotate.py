@@ -25,6 +25,7 @@ from envs.maze import prompts as maze_prompts
 from envs.maze import rule_based as maze_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.run import app, models, players
 from nlrl_jax.run import flags as config_flags
@@ -116,7 +117,9 @@ def trained(run_dir: pathlib.Path) -> tuple[str, Annotator]:
     game, folder = TRAINED[run["script"]], run_dir
     if game == "tic_tac_toe":
         folder = run_dir / ("random" if run["opponent"] == "both" else run["opponent"]) / "actor-critic"
-    base = models.trainable_model(run["model"], run["dtype"], run["train"], run["seed"])
+    base = models.trainable_model(
+        run["model"], run["dtype"], run["train"], run["seed"], templates=players.templates_of(run)
+    )
     checkpoints = Checkpoints(folder / "checkpoints")
     if checkpoints.latest_step() is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet")
@@ -137,7 +140,10 @@ def untrained(game: str) -> Annotator:
     if options.model == "endpoint":
         models.check_large_model(options.model, endpoint, options.endpoint_model, options.max_tokens)
     folder = pathlib.Path("runs/annotate")  # an endpoint's replies
-    model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), endpoint, options.endpoint_model)
+    templates = config_flags.parse(TemplateOptions)
+    models.check_templates(templates, options.model)
+    address = endpoint, options.endpoint_model
+    model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), *address, templates=templates)
     style = "paper" if options.model == "scripted" else players.prompt_for(options.model, "auto")
     return Annotator(options.model, model, style, options.max_tokens)
 
@@ -146,7 +152,8 @@ def main(argv: list[str]) -> None:
     del argv
     options = flags.FLAGS
     if options.run_dir:
-        config_flags.leave_out("with --run_dir, whose run has its own", "model", "max_tokens", *ENDPOINT)
+        why = "with --run_dir, whose run has its own"
+        config_flags.leave_out(why, "model", "max_tokens", "template", "date", *ENDPOINT)
         game, annotator = trained(pathlib.Path(options.run_dir))
         if options.game and options.game != game:
             raise ValueError(f"the run in {options.run_dir} is of {game}, not of {options.game}")
@@ -167,6 +174,7 @@ def define_flags() -> None:
     flags.DEFINE_string("run_dir", "", "a finished or running training; its value model annotates")
     flags.DEFINE_string("game", "", f"without --run_dir: {', '.join(SCRIPTS)}")
     flags.DEFINE_string("model", "scripted", "without --run_dir: scripted, endpoint, or a local model's name")
+    config_flags.define(TemplateOptions())
     flags.DEFINE_string("position", "", "rows from the top with / between them; for a maze: row, column")
     flags.DEFINE_string("player", "", "whose turn it is; by default the first player's")
     flags.DEFINE_integer("max_tokens", 512, "maximum tokens per evaluation, without --run_dir", lower_bound=1)

@@ -18,6 +18,7 @@ import jax
 from absl import flags
 
 import envs
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
@@ -45,12 +46,14 @@ def player() -> Player:
       FileNotFoundError, ValueError: there is no such run or model, or no such game.
     """
     options = flags.FLAGS
+    templates = config_flags.parse(TemplateOptions)
     if options.run_dir:
-        config_flags.leave_out("with --run_dir, whose run has its own", "model", "revision", "adapter", "prompt")
+        why = "with --run_dir, whose run has its own"
+        config_flags.leave_out(why, "model", "revision", "adapter", "prompt", "template", "date")
         return _trained_player(pathlib.Path(options.run_dir))
     prompt = prompt_for(options.model, options.prompt)
     game, maps = _game(options.game or "frozen_lake", prompt, options.maps or "all")
-    loaded = load(options.model, revision=options.revision)
+    loaded = load(options.model, revision=options.revision, templates=templates)
     config, variables = loaded.config, {"params": loaded.params}
     if options.adapter:
         config, variables["lora"] = peft.load(options.adapter, config)
@@ -105,6 +108,7 @@ def define_flags() -> None:
     flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint plays")
     flags.DEFINE_string("model", "nano", f"without --run_dir: {MODELS}")
     flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
+    config_flags.define(TemplateOptions())
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
     flags.DEFINE_string("game", "", "game to play, or my_module:text_game; by default the run's own, or frozen_lake")
     flags.DEFINE_enum(

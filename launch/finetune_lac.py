@@ -41,6 +41,7 @@ from nlrl_jax.algorithms.sft import Example
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
@@ -65,6 +66,7 @@ class FinetuneConfig:
     """Everything that decides what fine-tuning computes."""
 
     model: str = option("smollm2", players.MODELS)
+    templates: TemplateOptions = part(TemplateOptions())
     method: str = option(
         "lac", "what is learned: lac (observations, reflections) or a policy", choices=("lac", *offline.METHODS)
     )
@@ -226,7 +228,9 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
       ValueError: see `gather`, `examples_of`, `loop.train`.
     """
     mesh = players.parse_mesh(config.mesh)
-    base = models.local_model(config.model, config.dtype, config.lora, chat=False, mesh=mesh)
+    base = models.local_model(
+        config.model, config.dtype, config.lora, chat=False, mesh=mesh, templates=config.templates
+    )
     tokenizer, network = base.tokenizer, base.model
     data = gather(config, tokenizer, run_dir)
     examples = examples_of(config, data, tokenizer, dataclasses.replace(base, cache_mb=_CACHE_MB))
@@ -301,7 +305,7 @@ def main(argv: list[str]) -> None:
     given = () if flags.FLAGS.resume else (config.trajectories, config.held_out)  # a resumed run has its copies
     for file in filter(None, given):
         trajectories.read(pathlib.Path(file).expanduser())
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = load_tokenizer(config.model, templates=config.templates)
     if config.method in ("lac", "actor_critic"):
         planning.check_words(tokenizer, (GOOD, BAD))
     if flags.FLAGS.dry_run:

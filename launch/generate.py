@@ -19,6 +19,7 @@ import numpy as np
 from absl import flags
 
 from nlrl_jax.config import DTYPES
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import generate, left_pad
 from nlrl_jax.lm.transformer import Transformer
@@ -59,13 +60,15 @@ def read_prompts(config: ModelConfig, tokenizer: Any, max_tokens: int) -> list[l
 def main(argv: list[str]) -> None:
     del argv
     options = flags.FLAGS
-    sampling = app.parse(Sampling(max_tokens=100))
+    sampling, templates = app.parse(Sampling(max_tokens=100)), app.parse(TemplateOptions)
     if options.prompt_ids:
         config_flags.leave_out("with --prompt_ids, which are tokens already", "raw")
+    if options.raw or options.prompt_ids:
+        config_flags.leave_out("with --raw or --prompt_ids, which leave out the chat template", "template", "date")
     if not sampling.temperature:
         config_flags.leave_out("with --temperature 0, which is greedy", "top_k", "top_p", "seed", "samples")
     try:
-        tokenizer = load_tokenizer(options.model, options.revision)
+        tokenizer = load_tokenizer(options.model, options.revision, templates)
     except FileNotFoundError:
         if options.prompt and not options.prompt_ids:
             raise
@@ -110,6 +113,7 @@ def define_flags() -> None:
     flags.DEFINE_string("adapter", "", "folder of a LoRA adapter in PEFT's format to put on top")
     flags.DEFINE_boolean("raw", False, "do not put --prompt into the chat template")
     config_flags.define(Sampling(max_tokens=100))
+    config_flags.define(TemplateOptions())
     flags.DEFINE_integer("samples", 1, "completions per prompt", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "random seed")
     flags.DEFINE_enum("dtype", "", DTYPES, "float32 or bfloat16; empty keeps the checkpoint's")

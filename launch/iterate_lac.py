@@ -43,6 +43,7 @@ from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, models, planning, players, results
 from nlrl_jax.run.metrics import MetricsWriter
@@ -62,6 +63,7 @@ class IterateConfig:
 
     game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
     model: str = option("nano_babyai", players.MODELS)
+    templates: TemplateOptions = part(TemplateOptions())
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     rounds: int = option(3, "times that the prior learns", least=1, most=1000)
     tasks: int = option(20, "fresh tasks of each mission in a round", least=1)
@@ -129,7 +131,9 @@ class Loop:
         self.config, self.run_dir, self.usage = config, run_dir, Usage(run_dir)
         self.game, self.kinds = game_of(config)
         rows = 32 if jax.default_backend() == "cpu" else 256
-        self.base = models.local_model(config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows)
+        self.base = models.local_model(
+            config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows, templates=config.templates
+        )
         self.room = planning.context_of(self.base, config.prompts.context_tokens)
         self.jobs = config.jobs
         if not self.jobs:
@@ -238,7 +242,7 @@ def main(argv: list[str]) -> None:
     planning.tasks_of(*game_of(config), 1, config.seed)  # refuses what the game does not have
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
-    planning.check_words(load_tokenizer(config.model), config.lac.pair())
+    planning.check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
     iterate(config, app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE))
 
 

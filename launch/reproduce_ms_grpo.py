@@ -27,8 +27,9 @@ from jax.sharding import Mesh
 import envs
 from launch import train_dqn, train_ms_grpo, warm_start
 from launch.train_ms_grpo import TrainConfig, train_agents
-from nlrl_jax.config import check, flat, make, option
+from nlrl_jax.config import check, flat, make, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
@@ -99,6 +100,7 @@ class MatrixConfig:
 
     scale: str = option("nano", f"how large: {', '.join(SCALES)}", choices=tuple(SCALES))
     model: str = option("", "a local model in place of the scale's own; the scale `paper` needs one")
+    templates: TemplateOptions = part(TemplateOptions())
     seeds: int = option(0, "runs of each agent, under the seeds 0, 1, ...; 0: the scale's own number", least=0)
     iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number", least=0)
     dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number", least=0)
@@ -172,7 +174,7 @@ def configs_of(
     scale = SCALES[config.scale]
     if config.scale == "paper" and not (config.model or dry_run):
         raise ValueError("the scale paper trains Qwen2.5-3B-Instruct: give its folder, --model PATH, or --dry_run")
-    overrides = {"model": config.model} if config.model else {}
+    overrides = {**flat(config.templates), **({"model": config.model} if config.model else {})}
     overrides |= {"model": PLANNED_MODEL} if config.scale == "paper" and not config.model else {}
     overrides |= {"iterations": config.iterations} if config.iterations else {}
     if config.iterations and "decay_steps" in scale.common:
@@ -197,7 +199,7 @@ def reproduce(
     for game, train_config in configs.items():
         if teach_format:
             print(f"the reply format, from demonstrations on {VARIANTS[game]}", flush=True)
-            start = warm_start.WarmStartConfig(model=train_config.model, game=game)
+            start = warm_start.WarmStartConfig(model=train_config.model, game=game, templates=train_config.templates)
             model = warm_start.train(start, run_dir / game / "format", resume)
             train_config = dataclasses.replace(train_config, model=str(model))
         print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seed{'s' * (seeds > 1)}", flush=True)
@@ -284,7 +286,7 @@ def _policy_of(config: TrainConfig, mesh: Mesh | None = None) -> tuple[LanguageA
     known = config.model != PLANNED_MODEL
     shape = load_config(config.model) if known else QWEN25_3B
     model = Transformer(dataclasses.replace(shape, lora=config.lora, **overrides), mesh=mesh)
-    tokenizer = load_tokenizer(config.model if known else "nano")
+    tokenizer = load_tokenizer(config.model if known else "nano", templates=config.templates)
     return LanguageAgentPolicy.for_game(game, model, tokenizer, config.sampling, prompt), game
 
 

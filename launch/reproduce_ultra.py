@@ -191,6 +191,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(plan(run))
         return
+    models.check_templates(config.templates, config.analyst if config.analyst != TOOLS else "")
     if config.base and not resume:  # a resumed run has its copies
         for one in (run, *others):
             base_of(config.base, config.game, one.number, config.contact_forces)

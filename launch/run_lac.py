@@ -48,6 +48,7 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, option, part, replace
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, cost, models, planning, results
 from nlrl_jax.run.flags import leave_out
@@ -82,6 +83,7 @@ class LACRunConfig:
     )
     endpoint: EndpointOptions = part(EndpointOptions(base_url="http://localhost:8000/v1"))
     endpoint_model: str = option("", "endpoint: the server's name for the model")
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
     endpoint_tokenizer: str = option(
         "", "endpoint: its tokenizer as a folder or Hub id, for log-probabilities by /completions; empty: none"
     )
@@ -166,6 +168,7 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]
     """
     if "lats" in methods.parse(config.methods):
         lats.check_game(game)
+    models.check_templates(config.templates, config.model, config.endpoint_tokenizer)
     if config.model == "scripted":
         if not game.scripted:
             raise ValueError(f"--model is scripted, but {config.game} has no rules that read transcripts; give a model")
@@ -213,13 +216,15 @@ def run(
     names = methods.parse(config.methods)
     address = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
+    local["templates"] = config.templates
     if config.model == "scripted":
         model = Metered(game.scripted(), usage)
     else:
         model = models.large_model(config.model, {}, run_dir, usage, *address, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
-    endpoint_tokenizer = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None
+    name, templates = config.endpoint_tokenizer, config.templates
+    endpoint_tokenizer = load_tokenizer(name, templates=templates) if name else None
     tokenizer = planning.tokenizer_of(model, endpoint_tokenizer)
     room = planning.context_of(model, config.prompts.context_tokens)
 

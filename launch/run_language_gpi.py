@@ -44,6 +44,7 @@ from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, listed, option, part, replace
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, cost, models, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
@@ -65,6 +66,7 @@ class GPIRunConfig:
     backend: str = option("scripted", f"who plays all roles: {', '.join(BACKENDS)}", choices=BACKENDS)
     model: str = option("nano", "local: nano, a Hugging Face folder or .gguf; endpoint: the server's name for it")
     endpoint: models.EndpointOptions = part(models.EndpointOptions(base_url="https://api.openai.com/v1"))
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
     mazes: str = option("double_t,medium", "mazes, separated by commas")
     rows: str = option(
         ",".join(PAPER), "rows, separated by commas: policy, q, or KxN: K variations, N look-ahead steps"
@@ -187,7 +189,9 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
     Raises:
       ValueError: the endpoint failed or the budget is spent; finished rows are kept.
     """
-    model = models.large_model(config.model_name, SCRIPTS, run_dir, usage, config.endpoint, config.model)
+    model = models.large_model(
+        config.model_name, SCRIPTS, run_dir, usage, config.endpoint, config.model, templates=config.templates
+    )
     jobs = config.jobs()
     path = lambda maze, row: run_dir / "rows" / f"{maze}_{row.name}.json"
     (run_dir / "rows").mkdir(exist_ok=True)
@@ -262,6 +266,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
+    models.check_templates(config.templates, config.model_name)
     tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
     models.check_large_model(config.model_name, config.endpoint, config.model, tokens, ask=ask)
     run_dir = app.take_run_dir(SCRIPT, config)

@@ -36,6 +36,7 @@ from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
@@ -107,6 +108,7 @@ class RunConfig:
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
         check(self)
@@ -138,7 +140,7 @@ class RunConfig:
         learning = dataclasses.replace(
             self.ppo_learning, num_games=self.learning.games, train=self.sft.train, remat=self.sft.remat
         )
-        names = ("model", "style", "dtype", "mesh", "eval_games", "seed", "checkpoint_every")
+        names = ("model", "templates", "style", "dtype", "mesh", "eval_games", "seed", "checkpoint_every")
         same = {name: getattr(self, name) for name in names}
         iterations = self.ppo_iterations or self.iterations
         return train_language_ppo.RunConfig(
@@ -174,7 +176,7 @@ def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: U
         for view, move in zip(views, moves, strict=True)
     ]
     mesh = players.parse_mesh(config.mesh)
-    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
+    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh, config.templates)
     return Trainer(
         fixed, opponent, base, config.sft.train, learn, policy, value, config.average, config.eval_games, config.seed,
         run_dir, usage, _grid,
@@ -222,7 +224,8 @@ def train_actor_critic(
 def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
     """The aggregator and improver, or a model that plays as prompted."""
     mesh, rules = players.parse_mesh(config.mesh), scripts.scripts(config.words)
-    return models.large_model(name, rules, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
+    address, given = (config.endpoint, config.endpoint_model), {"mesh": mesh, "templates": config.templates}
+    return models.large_model(name, rules, run_dir, usage, *address, **given)
 
 
 def play_prompted(config: RunConfig, name: str, opponent: str, model: LanguageModel) -> dict[str, float]:
@@ -266,11 +269,13 @@ def validate(config: RunConfig, ask: bool) -> None:
     policy = roles.policy(view), scripts.random_policy(context, rng)
     value = roles.value(view, "5"), scripts.random_value(context, rng)
     rows = config.sft.max_length, config.learning.rollout.max_tokens
-    models.check_rows(config.model, [policy, value], *rows, large * (config.aggregator != "scripted"))
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, ask=ask)
+    models.check_rows(config.model, [policy, value], *rows, large * (config.aggregator != "scripted"), config.templates)
+    given = {"ask": ask, "templates": config.templates}
+    models.check_templates(config.templates, config.model, config.aggregator, *config.prompted_models.values())
+    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, **given)
     for name in config.prompted_models.values():
         prompt = prompts.roles(players.prompt_for(name, config.style)).policy(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], ask=ask)
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], **given)
 
 
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:

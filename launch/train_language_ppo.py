@@ -22,6 +22,7 @@ from nlrl_jax.algorithms import language_ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, loop, models, players, results
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import TextGame
@@ -36,6 +37,7 @@ class RunConfig:
     """Everything that decides what a run computes. Defaults: nano scale."""
 
     model: str = option("nano_board", "nano_board, smollm2, a Hugging Face folder or a .gguf file")
+    templates: TemplateOptions = part(TemplateOptions())
     opponent: str = option("random", "first_move or random", choices=tuple(GAMES))
     style: str = option(
         "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
@@ -130,7 +132,9 @@ def main(argv: list[str]) -> None:
     del argv
     config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
     mesh = players.parse_mesh(config.mesh)
-    start = models.trainable_model(config.model, config.dtype, config.learning.train, config.seed, mesh)
+    start = models.trainable_model(
+        config.model, config.dtype, config.learning.train, config.seed, mesh, config.templates
+    )
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     stored = train(config, start, run_dir, flags.FLAGS.resume)
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")

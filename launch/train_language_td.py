@@ -37,6 +37,7 @@ from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, cost, loop, models, players, records, results
 from nlrl_jax.run import language_td as language_td_run
@@ -88,6 +89,7 @@ class RunConfig:
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
         check(self)
@@ -140,7 +142,7 @@ def trainer_of(
     game, sft = board_game(), dataclasses.replace(config.sft, seed=config.seed)
     large = large_model(config, config.aggregator, paid or run_dir, usage)
     mesh = players.parse_mesh(config.mesh)
-    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh)
+    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh, config.templates)
     found = language_td_data.load_or_make(game, config.data, config.seed, data or run_dir / "data")
     chats = [config.roles.value(s.view) for s in found.train[: config.format_examples]]
     replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
@@ -181,7 +183,8 @@ def _grid(board: str) -> str:
 def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
     """The aggregator, or a model that is judged as prompted."""
     mesh = players.parse_mesh(config.mesh)
-    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, config.endpoint, config.endpoint_model, mesh=mesh)
+    address, given = (config.endpoint, config.endpoint_model), {"mesh": mesh, "templates": config.templates}
+    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, *address, **given)
 
 
 def train(
@@ -242,11 +245,13 @@ def validate(config: RunConfig, ask: bool) -> None:
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]  # has all pawns: the longest
     example = config.roles.value(view), scripts.blind({"view": view}, random.Random(0))
     rows = config.sft.max_length, config.learning.values.max_tokens
-    models.check_rows(config.model, [example], *rows, large * (config.aggregator != "scripted"))
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, ask=ask)
+    models.check_rows(config.model, [example], *rows, large * (config.aggregator != "scripted"), config.templates)
+    given = {"ask": ask, "templates": config.templates}
+    models.check_templates(config.templates, config.model, config.aggregator, *config.prompted_models.values())
+    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, **given)
     for name in config.prompted_models.values():
         prompt = prompts.roles(players.prompt_for(name, config.style)).value(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], ask=ask)
+        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], **given)
 
 
 def dry_run(config: RunConfig) -> str:

@@ -29,6 +29,7 @@ from absl import flags
 import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole, whole_rows
 from nlrl_jax.run import app, loop, players, processes, results
@@ -57,6 +58,7 @@ class TrainConfig:
     )  # fmt: skip
     model: str = option("nano", players.MODELS)
     revision: str = option("", "branch, tag or commit of a Hub id")
+    templates: TemplateOptions = part(TemplateOptions())
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
     iterations: int = option(700, "iterations of Algorithm 1", least=1)
     learning: MSGRPOConfig = part(MSGRPOConfig())
@@ -125,7 +127,7 @@ def build(config: TrainConfig) -> tuple[TextGame, TextGame, LanguageAgentPolicy,
     """Game, evaluation game, policy and base weights of a config. Bad settings raise ValueError here."""
     mesh = players.parse_mesh(config.mesh)
     game, evaluated = games_of(config)
-    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision)
+    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
     prompt = players.prompt_for(config.model, config.prompt)
     policy = players.make_policy(game, loaded, config.sampling, prompt, mesh)
     return game, evaluated, policy, loaded.params

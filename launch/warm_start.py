@@ -26,6 +26,7 @@ import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.config import DTYPES, check, flat, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import adapters, app, loop, players, processes
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -42,6 +43,7 @@ class WarmStartConfig:
     """Everything that decides what a warm start computes."""
 
     model: str = option("smollm2", players.MODELS)
+    templates: TemplateOptions = part(TemplateOptions())
     revision: str = option("", "branch, tag or commit of a Hub id")
     game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game")
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
@@ -94,7 +96,7 @@ def build(config: WarmStartConfig) -> Setup:
     if config.habit and config.skilled_share == 1:
         raise ValueError("--habit does nothing with --skilled_share 1, which leaves no other walkers; lower it")
     mesh = players.parse_mesh(config.mesh)
-    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision)
+    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
     policy = players.make_policy(game, loaded, Sampling(config.max_tokens, temperature=1.0), prompt, mesh)
     return Setup(game, loaded, policy, prompt)
 

@@ -35,6 +35,7 @@ from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, listed, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import View, Viewer
 from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_views
 from nlrl_jax.run import app, cost, models, results
@@ -64,6 +65,7 @@ class RunConfig:
     seed: int = option(0, "the first seed", least=0)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
         check(self)
@@ -153,13 +155,15 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
+    models.check_templates(config.templates, config.aggregator, config.improver)
     for name in dict.fromkeys((config.aggregator, config.improver)):
         tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
         models.check_large_model(name, config.endpoint, config.endpoint_model, tokens, ask=ask)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds"))
     usage, rules_of = models.ledger(run_dir), scripts.scripts(config.words)
+    address = config.endpoint, config.endpoint_model
     loaded = {
-        name: models.large_model(name, rules_of, run_dir, usage, config.endpoint, config.endpoint_model)
+        name: models.large_model(name, rules_of, run_dir, usage, *address, templates=config.templates)
         for name in dict.fromkeys((config.aggregator, config.improver))
     }
     (run_dir / "rows").mkdir(exist_ok=True)

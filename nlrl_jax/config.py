@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +51,7 @@ def option(
     below: float | None = None,
     choices: Collection[str] = (),
     infinite: bool = False,
+    joined: bool = False,
 ) -> Any:
     """A dataclass field with a help text and bounds, which `check` enforces.
 
@@ -57,9 +59,10 @@ def option(
       least, most: inclusive bounds; without them a number must fit 32 bits. above, below: exclusive ones.
       choices: the values a string may have.
       infinite: inf and -inf are allowed; nan never is.
+      joined: a string that may be given several times; commas join them.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, **bounds})
+    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, "joined": joined, **bounds})
 
 
 def part(default: Any, *, names: Mapping[str, str] | None = None, without: Collection[str] = ()) -> Any:
@@ -79,7 +82,7 @@ def part(default: Any, *, names: Mapping[str, str] | None = None, without: Colle
 class Option(NamedTuple):
     """One option of a config, parts included.
 
-    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it.
+    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it. joined: see `option`.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Option(NamedTuple):
     default: Any
     help: str
     group: type
+    joined: bool
 
 
 def options(config: Any) -> list[Option]:
@@ -113,7 +117,7 @@ def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] =
             yield from _options(value, (*path, field.name), meta["names"], meta["without"])
         elif "help" in meta:
             name = names.get(field.name, field.name)
-            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config))
+            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config), meta["joined"])
 
 
 def flat(config: Any) -> dict[str, Any]:
@@ -166,6 +170,63 @@ def listed(option: str, text: str) -> list[str]:
 def make(config_class: type[T], **values: Any) -> T:
     """A config of flat names; what is not named has its default. Errors: see `replace`."""
     return replace(config_class(), **values)
+
+
+_NOT_JSON = {"None": "null", "True": "true", "False": "false", "NaN": "null"}
+
+
+def assignments(name: str, text: str, left: str = "field") -> dict[str, Any]:
+    """`a=1,b=[2,3],c=some words`, or one JSON object, as a mapping. A value that is not JSON is a string.
+
+    Raises:
+      OptionError: it cannot be read; the message begins with the option's `name`, and calls `a`, `b` and `c` `left`.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            pairs = _DECODER.decode(text.strip()).items()
+        except ValueError as error:
+            raise OptionError(f"{name} is {text!r}, which is no JSON object ({error})") from None
+    else:
+        pairs = _pairs(name, text.strip(), left)
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if not key.isidentifier():
+            raise OptionError(f"{name} is {text!r}; it must be {left}=value, several separated by commas")
+        if key in values:
+            raise OptionError(f"{name} is {text!r}, which sets {key} twice; give it once")
+        values[key] = value
+    return values
+
+
+def _pairs(name: str, text: str, left: str) -> list[tuple[str, Any]]:
+    found, rest = [], text
+    while rest:
+        key, equals, rest = (part.strip() for part in rest.partition("="))
+        if not equals:
+            raise OptionError(f"{name} is {text!r}; it must be {left}=value, several separated by commas")
+        try:
+            value, end = _DECODER.raw_decode(rest)
+            after = rest[end:].lstrip()
+            is_json = after[:1] in ("", ",")
+        except ValueError:
+            is_json = False
+        if is_json:
+            rest = after[1:].lstrip()
+        else:
+            value, _, rest = (part.strip() for part in rest.partition(","))
+            if value in _NOT_JSON:
+                raise OptionError(f"{name} sets {key}={value}; write {key}={_NOT_JSON[value]}")
+            if value[:1] in ("{", "[", '"'):
+                raise OptionError(f"{name} is {text!r}; the value of {key} is no whole JSON: {value}")
+        found.append((key, value))
+    return found
+
+
+def _finite(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_finite)
 
 
 def check(config: Any) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import urllib.parse
 from typing import Any
 
-from nlrl_jax.config import OptionError, check, option
+from nlrl_jax.config import OptionError, assignments, check, option
 
 # Options of an endpoint that do not change what is computed: a resumed run may have others.
 MAY_CHANGE = ("base_url", "api_key_env", "concurrency", "timeout", "max_retries", "token_budget")
 _RESERVED = ("model", "messages", "prompt", "n", "stream", "echo", "logprobs")
 _MAY_BE_NULL = ("model", "n", "stream")  # of these
-_NOT_JSON = {"None": "null", "True": "true", "False": "false", "NaN": "null"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,50 +66,8 @@ class EndpointOptions:
 
     def extra_fields(self) -> dict[str, Any]:
         """`extra` as a mapping: field=value,... or one JSON object. A value that is not JSON is a string."""
-        if self.extra.lstrip().startswith("{"):
-            try:
-                pairs = [*_DECODER.decode(self.extra.strip()).items()]
-            except ValueError as error:
-                raise OptionError(f"extra is {self.extra!r}, which is no JSON object ({error})") from None
-        else:
-            pairs = self._pairs()
-        fields: dict[str, Any] = {}
-        for name, value in pairs:
-            if not name.isidentifier():
-                raise OptionError(f"extra is {self.extra!r}; it must be field=value, several separated by commas")
+        fields = assignments("extra", self.extra)
+        for name, value in fields.items():
             if name in _RESERVED and not (value is None and name in _MAY_BE_NULL):
                 raise OptionError(f"extra sets {name}, which depends on the request; leave it out")
-            if name in fields:
-                raise OptionError(f"extra is {self.extra!r}, which sets {name} twice; give it once")
-            fields[name] = value
         return fields
-
-    def _pairs(self) -> list[tuple[str, Any]]:
-        pairs, rest = [], self.extra.strip()
-        while rest:
-            name, equals, rest = (part.lstrip() for part in rest.partition("="))
-            if not equals:
-                raise OptionError(f"extra is {self.extra!r}; it must be field=value, several separated by commas")
-            try:
-                value, end = _DECODER.raw_decode(rest)
-                after = rest[end:].lstrip()
-                is_json = after[:1] in ("", ",")
-            except ValueError:
-                is_json = False
-            if is_json:
-                rest = after[1:].lstrip()
-            else:
-                value, _, rest = (part.strip() for part in rest.partition(","))
-                if value in _NOT_JSON:
-                    raise OptionError(f"extra is {self.extra!r}; write {_NOT_JSON[value]} for {value}")
-                if value[:1] in ("{", "[", '"'):
-                    raise OptionError(f"extra is {self.extra!r}; the value of {name.strip()} is no whole JSON: {value}")
-            pairs.append((name.strip(), value))
-        return pairs
-
-
-def _finite(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_finite)

@@ -1,7 +1,7 @@
 """A tokenizer, its chat template and its vocabulary as bytes.
 
-Wraps a `tokenizers.Tokenizer` (the Rust library that also runs inside `transformers`) and renders
-chat templates with jinja2. `transformers` is imported only to convert a folder without `tokenizer.json`, torch never.
+Wraps a `tokenizers.Tokenizer` (the Rust library that also runs inside `transformers`) and renders chat templates with
+jinja2. `transformers` is imported only to convert folders that `tokenizer_files.py` cannot read, torch never.
 
     tokenizer = Tokenizer.from_pretrained("models/Qwen2.5-3B-Instruct")
     ids = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "Hello"}]))
@@ -13,24 +13,23 @@ text after a chat template is therefore the whole truth about the ids.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import itertools
 import json
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-import jinja2.sandbox
 import numpy as np
 import tokenizers
 
-from nlrl_jax.files import read_json
+from nlrl_jax.lm.chat_template import TemplateOptions, render
+from nlrl_jax.lm.tokenizer_files import TokenizerFiles, build_backend, read_token_ids, read_tokenizer
 
-# Vocabularies of other kinds of tokenizers, by file name.
-_OTHER_KINDS = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_ROLES = ("bos", "eos", "pad")
+# What decoding with `clean_up` replaces, in this order.
+_BLANKS = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'")]
+_BLANKS += [(f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,9 +40,13 @@ class Tokenizer:
       backend: the Rust tokenizer, without post-processor, truncation and padding (`create` sees to that).
       chat_template: jinja2 source, or None for a base model.
       bos_token, eos_token, pad_token: as the chat template sees them; None where the model has none.
-      eos_ids: every id that ends a reply.
+      other_tokens: name -> text of further special tokens that the chat template sees, such as "unk_token".
+      eos_ids: every id that ends a reply; the first is the one that is learned.
       pad_id: id to pad with. Never infer a mask from it: for several models it is also an eos id.
+      bos_id: id of the beginning of a text; None where the model has none.
       post_processor: the post-processor's JSON, only kept so that `save_pretrained` can write it back.
+      clean_up: decoding deletes the blanks before punctuation, for vocabularies of words.
+      options: what the chat template is given besides the chat.
     """
 
     backend: tokenizers.Tokenizer = dataclasses.field(repr=False)
@@ -51,9 +54,13 @@ class Tokenizer:
     bos_token: str | None = None
     eos_token: str | None = None
     pad_token: str | None = None
+    other_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
     pad_id: int = 0
+    bos_id: int | None = None
     post_processor: Mapping[str, Any] | None = None
+    clean_up: bool = False
+    options: TemplateOptions = TemplateOptions()
 
     @staticmethod
     def create(
@@ -72,55 +79,67 @@ class Tokenizer:
           ValueError: a named special token is not in the vocabulary.
         """
         spec = json.loads(backend.to_str())
-        return _create(spec, chat_template, bos_token, eos_token, pad_token, eos_ids)
+        named = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
+        special = {name: token for name, token in named.items() if token is not None}
+        files = TokenizerFiles(build_backend(spec), spec.get("post_processor"), special, chat_template, clean_up=False)
+        return _of_files(files, {"bos": (), "eos": tuple(map(int, eos_ids)), "pad": ()})
 
     @staticmethod
     def from_pretrained(folder: str | pathlib.Path) -> Tokenizer:
-        """Reads a Hugging Face model folder.
+        """Reads a Hugging Face model folder as `transformers` 5 does; `lm/tokenizer_files.py` says what counts where.
 
-        Reads `tokenizer.json`, and `tokenizer_config.json`, `chat_template.jinja` and `generation_config.json` where
-        they exist. A folder with another kind of vocabulary is converted by `transformers` (extra `hub`).
+        A reply ends at the tokenizer's eos token and at the ids that `generation_config.json` names, or `config.json`
+        where that names none. Some folders are converted by `transformers` (extra `hub`).
 
         Raises:
           FileNotFoundError: there is no tokenizer in `folder`.
-          ValueError: a file is damaged, cannot be converted, or names a special token that is not in the vocabulary.
+          ValueError: a file is damaged or cannot be converted.
         """
         folder = pathlib.Path(folder)
-        path = folder / "tokenizer.json"
-        if path.is_file():
-            spec, config = read_json(path), _read_json(folder / "tokenizer_config.json")
-        elif any((folder / name).is_file() for name in _OTHER_KINDS):
-            spec, config = _convert(folder)
-        else:
-            content = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else "no such folder"
-            raise FileNotFoundError(
-                f"no tokenizer.json in {folder} (found: {content}); give a Hugging Face model folder"
-            )
-        eos_ids = _read_json(folder / "generation_config.json").get("eos_token_id") or ()
-        template_file = folder / "chat_template.jinja"
-        if template_file.is_file():
-            template = template_file.read_text(encoding="utf-8")
-        else:
-            template = _default_template(config.get("chat_template"))
-        bos, eos, pad = (_token_text(config.get(f"{role}_token")) for role in ("bos", "eos", "pad"))
-        try:
-            return _create(spec, template, bos, eos, pad, (eos_ids,) if isinstance(eos_ids, int) else eos_ids)
-        except ValueError as error:
-            raise ValueError(f"{path if path.is_file() else folder}: {error}") from None
+        return _of_files(read_tokenizer(folder), read_token_ids(folder))
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """name, such as "bos_token" -> text, of all special tokens that have a name."""
+        named = {f"{role}_token": getattr(self, f"{role}_token") for role in _ROLES}
+        return {**{name: text for name, text in named.items() if text is not None}, **self.other_tokens}
+
+    def with_template(self, options: TemplateOptions) -> Tokenizer:
+        """The same tokenizer, its chat template given other variables or another date.
+
+        Raises:
+          ValueError: there is no chat template, or it does not read a variable.
+        """
+        if options.variables() and not options.shared:
+            if self.chat_template is None:
+                raise ValueError("--template sets variables, but the model has no chat template; leave it out")
+            options.check_read([self.chat_template], "the model's chat template")
+        return dataclasses.replace(self, options=options)
+
+    @property
+    def token_ids(self) -> dict[str, Any]:
+        """The ids as config.json and generation_config.json hold them."""
+        pad = None if self.pad_token is None else self.pad_id
+        eos = list(self.eos_ids) if len(self.eos_ids) > 1 else self.eos_ids[0] if self.eos_ids else None
+        return {"bos_token_id": self.bos_id, "eos_token_id": eos, "pad_token_id": pad}
 
     def save_pretrained(self, folder: str | pathlib.Path) -> None:
-        """Writes what `from_pretrained` reads."""
+        """Writes what `from_pretrained` and `transformers` read."""
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         spec = json.loads(self.backend.to_str()) | {"post_processor": self.post_processor}
-        config = {"bos_token": self.bos_token, "eos_token": self.eos_token, "pad_token": self.pad_token}
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        unnamed = dict.fromkeys(f"{role}_token" for role in (*_ROLES, "unk"))  # or a class brings its own
+        config: dict[str, Any] = {**unnamed, **self.special_tokens, "tokenizer_class": "PreTrainedTokenizerFast"}
+        if self.clean_up:
+            config["clean_up_tokenization_spaces"] = True
+            config["clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"] = True
+        if self.backend.encode_special_tokens:
+            config["split_special_tokens"] = True
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
         _write_json(folder / "tokenizer.json", spec)
         _write_json(folder / "tokenizer_config.json", config)
-        generation = {"eos_token_id": list(self.eos_ids), "pad_token_id": self.pad_id}
-        _write_json(folder / "generation_config.json", generation)
+        _write_json(folder / "generation_config.json", {**self.token_ids, "eos_token_id": list(self.eos_ids)})
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; nothing is added."""
@@ -128,7 +147,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        text = self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        for blank, mark in _BLANKS if self.clean_up else ():
+            text = text.replace(blank, mark)
+        return text
+
+    def spelled(self, text: str) -> bytes:
+        """The bytes of `text`'s tokens: the text as the normalizer leaves it, special tokens left out."""
+        flat, offsets = self.token_bytes
+        return b"".join(flat[offsets[i] : offsets[i + 1]].tobytes() for i in self.encode(text))
 
     def words(self, text: str) -> list[tuple[int, int, list[int]]]:
         """The pre-tokens of `text` as (first character, one past the last, token ids).
@@ -174,16 +201,15 @@ class Tokenizer:
             return self.render_chat(chat[:-1]) + chat[-1]["content"]
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
-        try:
-            return _jinja(self.chat_template).render(
-                messages=[dict(message) for message in chat],
-                add_generation_prompt=add_generation_prompt,
-                bos_token=self.bos_token or "",
-                eos_token=self.eos_token or "",
-                pad_token=self.pad_token or "",
-            )
-        except jinja2.TemplateError as error:
-            raise ValueError(f"the chat template refused the chat: {error}") from error
+        return render(
+            self.chat_template,
+            self.options.date,
+            messages=[{name: value for name, value in message.items() if value is not None} for message in chat],
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **{**self.special_tokens, **self.options.variables()},
+        )
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -216,73 +242,26 @@ class Tokenizer:
         return np.frombuffer(b"".join(table), np.uint8), offsets
 
 
-def _create(spec, chat_template, bos_token, eos_token, pad_token, eos_ids) -> Tokenizer:
-    post_processor = spec.get("post_processor")
-    plain = spec | {"post_processor": None, "truncation": None, "padding": None}
-    try:
-        backend = tokenizers.Tokenizer.from_str(json.dumps(plain))
-    except Exception as error:  # the Rust library raises nothing more specific
-        raise ValueError(f"it does not describe a tokenizer: {error}") from None
-    for role, token in (("bos", bos_token), ("eos", eos_token), ("pad", pad_token)):
-        if token is not None and backend.token_to_id(token) is None:
+def _of_files(files: TokenizerFiles, named_ids: Mapping[str, tuple[int, ...]]) -> Tokenizer:
+    """`named_ids`: those of "bos", "eos" and "pad" that are named by number."""
+    ids, special = {}, dict(files.special_tokens)
+    tokens = {f"{role}_token": special.pop(f"{role}_token", None) for role in _ROLES}
+    for role, token in zip(_ROLES, tokens.values(), strict=True):
+        found = [] if token is None else [files.backend.token_to_id(token)]
+        if None in found:
             raise ValueError(f"the {role} token {token!r} is not in the vocabulary")
-    eos = [] if eos_token is None else [backend.token_to_id(eos_token)]
-    eos_ids = tuple(dict.fromkeys([*eos, *(int(i) for i in eos_ids)]))
-    pad_id = (eos_ids or (0,))[0] if pad_token is None else backend.token_to_id(pad_token)
-    return Tokenizer(backend, chat_template, bos_token, eos_token, pad_token, eos_ids, pad_id, post_processor)
-
-
-def _convert(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `tokenizer.json` and `tokenizer_config.json` would hold if the folder had them, by `transformers`."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ValueError(
-            f"{folder} has no tokenizer.json, and its other kind of tokenizer is converted by transformers; "
-            "run pip install 'nlrl_jax[hub]'"
-        ) from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        spec = json.loads(tokenizer.backend_tokenizer.to_str())
-    except Exception as error:  # anything: each kind of tokenizer has a converter of its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"transformers cannot convert the tokenizer in {folder}: {reason} (pip install 'nlrl_jax[hub]' brings the "
-            "packages it may need)"
-        ) from None
-    named = ("bos_token", "eos_token", "pad_token", "chat_template")
-    return spec, {name: getattr(tokenizer, name) for name in named}
-
-
-@functools.lru_cache(maxsize=64)
-def _jinja(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        ids[role] = tuple(dict.fromkeys([*found, *named_ids[role]]))
+    return Tokenizer(
+        files.backend,
+        files.chat_template,
+        **tokens,
+        other_tokens=special,
+        eos_ids=ids["eos"],
+        pad_id=(ids["pad"] or ids["eos"] or (0,))[0],
+        bos_id=ids["bos"][0] if ids["bos"] else None,
+        post_processor=files.post_processor,
+        clean_up=files.clean_up,
     )
-
-    def raise_exception(message):
-        raise jinja2.TemplateError(message)
-
-    def tojson(value, indent=None):
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    environment.filters["tojson"] = tojson
-    return environment.from_string(source)
-
-
-def _default_template(value) -> str | None:
-    """`chat_template` is a string, or a list (or dict) of named templates of which "default" counts."""
-    if isinstance(value, list):
-        value = {entry["name"]: entry["template"] for entry in value}
-    return value.get("default") if isinstance(value, dict) else value
-
-
-def _token_text(value) -> str | None:
-    """A special token is written as a string or as a dict with the key "content"."""
-    return value["content"] if isinstance(value, dict) else value
 
 
 @functools.lru_cache(maxsize=1)
@@ -311,10 +290,6 @@ def _sentencepiece_bytes(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _write_json(path: pathlib.Path, value) -> None:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from nlrl_jax.roles.json_reply import folded
 from nlrl_jax.types import Chat
 
 GOOD, BAD, UNKNOWN = "GOOD", "BAD", "UNKNOWN"
@@ -199,10 +200,10 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
     line = text.strip().splitlines()[0].strip() if text.strip() else ""
     if not actions:
         return line, "" if line else "empty"
-    plain, known = line.lower().strip(" .\"'`*"), {action.lower(): action for action in actions}
+    plain, known = folded(line).strip(" .\"'`*"), {folded(action): action for action in actions}
     if plain in known:
         return known[plain], ""
-    begun = [action for word, action in known.items() if re.match(rf"{re.escape(word)}\b", plain)]
+    begun = [action for word, action in known.items() if re.match(rf"{re.escape(word)}(?!\w)", plain)]
     return (max(begun, key=len), "") if begun else ("", "no action" if plain else "empty")
 
 

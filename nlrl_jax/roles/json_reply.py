@@ -6,6 +6,7 @@ import collections
 import itertools
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -75,8 +76,13 @@ def read_choice(value: Any, words: Sequence[str]) -> int | None:
     return names.index(name) if names.count(name) == 1 else None
 
 
+def folded(word: str) -> str:
+    """The form in which words are compared: without case, characters composed as most tokenizers write them."""
+    return unicodedata.normalize("NFKC", word).lower()
+
+
 def _bare(word: str) -> str:
-    words = " ".join(word.lower().replace("_", " ").split()).removesuffix(".")
+    words = " ".join(folded(word).replace("_", " ").split()).removesuffix(".")
     return re.sub(r"^(?:move|go|step) (?=.)", "", words)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import importlib.metadata
 import logging
@@ -18,7 +19,7 @@ from absl import app as absl_app
 from absl import flags
 
 from nlrl_jax.backends import heap
-from nlrl_jax.config import flat
+from nlrl_jax.config import flat, replace
 from nlrl_jax.run import processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
@@ -159,7 +160,14 @@ def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "pres
     if resumed and not flags.FLAGS.run_dir:
         raise ValueError("say which run continues: --resume --run_dir runs/NAME")
     stored = read_run(flags.FLAGS.run_dir, script) if resumed else None
-    return parse_flags(config, presets, flag, stored)
+    return _dated(parse_flags(config, presets, flag, stored))
+
+
+def _dated(config: T) -> T:
+    """The config with today's date for chat templates (of the first process), where it has one and none is given."""
+    if flat(config).get("date") != "":
+        return config
+    return replace(config, date=processes.from_first(lambda: datetime.date.today().isoformat()))
 
 
 def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> pathlib.Path:

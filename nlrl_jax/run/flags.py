@@ -36,13 +36,20 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
         if one.kind == "bool":
             new = flags.BooleanFlag(one.name, None, text)
         else:
-            new = flags.Flag(_PARSERS[one.kind], None, one.name, None, text)
+            new = (_JoinedFlag if one.joined else flags.Flag)(_PARSERS[one.kind], None, one.name, None, text)
         title = "Options" if one.group is whole else _title(one.group)
         flags.DEFINE_flag(new, module_name=title)
     if presets:
         text = f"other defaults for many flags at once. {listed(presets)}{note}"
         names = sorted(name for name in presets if name)
         flags.DEFINE_flag(flags.EnumFlag(flag, None, text, names), module_name="Options")
+
+
+class _JoinedFlag(flags.Flag):
+    """A string that may be given several times; commas join them."""
+
+    def parse(self, argument):
+        super().parse(f"{self.value},{argument}" if self.present else argument)
 
 
 def listed(presets: Presets) -> str:

@@ -24,6 +24,7 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import listed
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
@@ -46,8 +47,9 @@ def local_model(
     cache_mb: float = 0.0,
     rows: int = 64,
     mesh: Mesh | None = None,
+    templates: TemplateOptions | None = None,
 ) -> LocalModel:
-    """A model in this process; see `weights.load.load_model` for names.
+    """A model in this process; see `weights.load.load_model` for names and `templates`.
 
     Args:
       chat: whether it needs a chat template; without one it can only continue open messages.
@@ -58,8 +60,8 @@ def local_model(
     Raises:
       FileNotFoundError, ValueError: there is no such model, or it has no chat template.
     """
-    overrides = {} if lora is None else {"lora": lora}
-    loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, mesh=mesh, **overrides)
+    given = {"mesh": mesh, "templates": templates, **({} if lora is None else {"lora": lora})}
+    loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **given)
     if chat:
         _check_chat(name, loaded.tokenizer)
     network = Transformer(loaded.config, mesh=mesh)
@@ -92,11 +94,29 @@ def labels(names: str, endpoint_model: str) -> dict[str, str]:
     return found
 
 
-def tokenizer_of(name: str) -> Tokenizer:
+def tokenizer_of(name: str, templates: TemplateOptions | None = None) -> Tokenizer:
     """The tokenizer of a model with a chat template. Errors: see `local_model`."""
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, templates=templates)
     _check_chat(name, tokenizer)
     return tokenizer
+
+
+def check_templates(templates: TemplateOptions, *names: str) -> None:
+    """Refuses variables of chat templates that no local model among `names` reads.
+
+    Raises:
+      FileNotFoundError, ValueError: no such model, or a variable that none of them reads.
+    """
+    if not templates.variables():
+        return
+    local = [name for name in dict.fromkeys(names) if name not in ("", "scripted", "endpoint")]
+    if not local:
+        raise ValueError(
+            "--template is for the chat template of a local model, and there is none here; an endpoint takes "
+            "--extra 'chat_template_kwargs={\"enable_thinking\": false}', say"
+        )
+    sources = [load_tokenizer(name).chat_template for name in local]
+    templates.check_read([source for source in sources if source], f"the chat template of {' or '.join(local)}")
 
 
 def _check_chat(name: str, tokenizer: Tokenizer) -> None:
@@ -121,6 +141,7 @@ def large_model(
     cache_mb: float = 0.0,
     rows: int = 64,
     mesh: Mesh | None = None,
+    templates: TemplateOptions | None = None,
 ) -> Metered:
     """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
@@ -129,7 +150,7 @@ def large_model(
       options, endpoint_model: the endpoint, and its name for the model.
       endpoint_tokenizer: the endpoint's model as `weights.load.load_tokenizer` takes it, so that it scores and
         continues open messages by /completions (`EndpointModel.render`); empty: it does not score.
-      chat, cache_mb, rows, mesh: of a local model; see `local_model`.
+      chat, cache_mb, rows, mesh, templates: of a local model; see `local_model`.
 
     Raises:
       FileNotFoundError, ValueError: no such model or tokenizer; an endpoint without an address or a model's name.
@@ -137,7 +158,8 @@ def large_model(
     if name == "scripted":
         model = ScriptedModel(scripts)
     elif name == "endpoint":
-        render = _prompt_text(load_tokenizer(endpoint_tokenizer), options) if endpoint_tokenizer else None
+        text_of = lambda name: _prompt_text(load_tokenizer(name, templates=templates), options)
+        render = text_of(endpoint_tokenizer) if endpoint_tokenizer else None
         model = EndpointModel(options, endpoint_model, usage, render=render)
         usage.take(_checks)
         if processes.first():  # a folder only for a valid endpoint
@@ -145,7 +167,7 @@ def large_model(
             model = dataclasses.replace(model, cache=cache, cached_as=_first_address(cache, options.url))
         model = FromFirst(model) if processes.several() else model
     else:
-        model = local_model(name, chat=chat, cache_mb=cache_mb, rows=rows, mesh=mesh)
+        model = local_model(name, chat=chat, cache_mb=cache_mb, rows=rows, mesh=mesh, templates=templates)
     return Metered(model, usage)
 
 
@@ -194,13 +216,14 @@ def check_large_model(
     endpoint_tokenizer: str = "",
     chat: bool = True,
     ask: bool = True,
+    templates: TemplateOptions | None = None,
 ) -> None:
     """Refuses a `large_model` that cannot be used, before there is a folder or a thread.
 
     Args:
       max_tokens: per reply.
       chats: some of its prompts, where they are known.
-      endpoint_tokenizer, chat: as in `large_model`.
+      endpoint_tokenizer, chat, templates: as in `large_model`.
       ask: an endpoint is asked for one short reply; a resumed run may have all its replies and need no server.
 
     Raises:
@@ -215,7 +238,7 @@ def check_large_model(
         if ask:
             processes.from_first(lambda: endpoint_checks.check_answers(model))
     elif name != "scripted":
-        tokenizer = tokenizer_of(name) if chat else load_tokenizer(name)
+        tokenizer = tokenizer_of(name, templates) if chat else load_tokenizer(name, templates=templates)
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
         room, needed = load_config(name).max_positions, prompt + max_tokens
         if needed > room:
@@ -227,7 +250,12 @@ def check_large_model(
 
 
 def check_rows(
-    model: str, examples: Sequence[tuple[Chat, str]], row_tokens: int, max_tokens: int, large_max_tokens: int = 0
+    model: str,
+    examples: Sequence[tuple[Chat, str]],
+    row_tokens: int,
+    max_tokens: int,
+    large_max_tokens: int = 0,
+    templates: TemplateOptions | None = None,
 ) -> None:
     """Refuses rows too short for SFT's examples, before anything is made, loaded or paid for.
 
@@ -240,7 +268,7 @@ def check_rows(
     Raises:
       FileNotFoundError, ValueError: no such model, or rows too short.
     """
-    tokenized = sft.tokenize(tokenizer_of(model), examples)
+    tokenized = sft.tokenize(tokenizer_of(model, templates), examples)
     prompt = max(example.start for example in tokenized)
     needed = max(*(len(example.tokens) for example in tokenized), prompt + max_tokens + 1)
     if needed > row_tokens:
@@ -258,12 +286,15 @@ def check_rows(
         )
 
 
-def trainable_model(name: str, dtype: str, train: str, seed: int, mesh: Mesh | None = None) -> LocalModel:
+def trainable_model(
+    name: str, dtype: str, train: str, seed: int, mesh: Mesh | None = None, templates: TemplateOptions | None = None
+) -> LocalModel:
     """A local model by name, on the mesh or the first device, with a fresh adapter if `train` is "lora".
 
     Trained weights are float32 whatever `dtype` is computed in: small steps would round to nothing in bfloat16.
     """
-    base = local_model(name, dtype, LoraConfig(), param_dtype="" if train == "lora" else "float32", mesh=mesh)
+    param_dtype = "" if train == "lora" else "float32"
+    base = local_model(name, dtype, LoraConfig(), param_dtype, mesh=mesh, templates=templates)
     if train != "lora":
         return base
     return base.with_variables({**base.variables, "lora": placement.fresh_lora(base.model, jax.random.key(seed))})

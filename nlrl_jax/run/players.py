@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import make_mesh
@@ -48,10 +49,16 @@ def load(
     lora: LoraConfig | None = None,
     mesh: jax.sharding.Mesh | None = None,
     revision: str = "",
+    templates: TemplateOptions | None = None,
 ) -> LoadedModel:
     """See `weights.load.load_model`; an empty dtype keeps the checkpoint's."""
     overrides = {} if lora is None else {"lora": lora}
-    return load_model(name, dtype or None, dtype or None, mesh, revision, **overrides)
+    return load_model(name, dtype or None, dtype or None, mesh, revision, templates, **overrides)
+
+
+def templates_of(run: Mapping[str, Any]) -> TemplateOptions:
+    """What the chat templates of a run's models are given, from its config."""
+    return TemplateOptions(run.get("template", ""), run.get("date", ""), shared=True)
 
 
 class TrainedModel(NamedTuple):
@@ -88,7 +95,8 @@ def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
     kind, dtype = run.get("train", "lora"), run.get("dtype") or None
     lora = LoraConfig(run["lora_rank"], run["lora_alpha"]) if "lora_rank" in run else LoraConfig()
     param_dtype = "float32" if kind == "params" else dtype
-    loaded = load_model(run["model"], dtype, param_dtype, revision=run.get("revision", ""), lora=lora)
+    given = {"revision": run.get("revision", ""), "templates": templates_of(run)}
+    loaded = load_model(run["model"], dtype, param_dtype, lora=lora, **given)
     fresh = loaded.params if kind == "params" else init_lora(Transformer(loaded.config), jax.random.key(0))
     step, learned = checkpoints.restore_part(part or kind, fresh)
     if kind == "params":

@@ -130,7 +130,8 @@ class Run:
                 raise ValueError(f"--analyst tools adds offsets to continuous actions; those of {config.game} are not")
             return None
         address = (config.endpoint, config.endpoint_model)
-        metered = models.large_model(name, self.game.scripts, self.run_dir, usage, *address)
+        given = {"templates": config.templates}
+        metered = models.large_model(name, self.game.scripts, self.run_dir, usage, *address, **given)
         if name in ("scripted", "endpoint"):  # rules cost nothing, and an endpoint has its own cache
             return metered
         return dataclasses.replace(metered, model=CachedModel(metered.model, DiskCache(self.run_dir / "cache")))

@@ -9,6 +9,7 @@ from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.algorithms.ultra import GuidanceConfig
 from nlrl_jax.algorithms.what_if import SearchConfig
 from nlrl_jax.config import check, option, part
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import models
 
 TOOLS = "tools"  # the analyst that asks the simulator
@@ -33,6 +34,7 @@ class RunConfig:
     analyst: str = option("scripted", "scripted, tools (robots: asks the simulator), endpoint, or a local model's name")
     endpoint_model: str = option("", "endpoint: its name for the model")
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
+    templates: TemplateOptions = part(TemplateOptions(shared=True))
     guidance: GuidanceConfig = part(GuidanceConfig(floor=3.0), without=("actions", "rewards"))
     search: SearchConfig = part(SearchConfig())
     cell: int = option(2, "Pong: side of the blocks that count as one state in the lookup table; 1 is exact", least=1)

@@ -7,7 +7,7 @@ and leads back to the same state without an event.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -74,16 +74,16 @@ def tag_automaton(names: tuple[str, ...]) -> Automaton:
     return _tabulate(b"", step, lambda state: 0)
 
 
-def word_automaton(words: tuple[str, ...], separator: str) -> Automaton:
+def word_automaton(words: Mapping[bytes, int], separator: str) -> Automaton:
     """Recognises words between separators, stripped of ASCII white space.
 
-    Events, at the separator's last byte (and `final`, if the text ends there): 2 + a when the word
-    that ended is `words[a]`, 1 when it is none of them.
+    Events, at the separator's last byte (and `final`, if the text ends there): 2 + `words[word]` when `word`
+    ended, 1 when it is none of them.
 
     A state is (the word so far, how many bytes of a separator it ends with, the word before those);
     a word so far is the beginning of some action, or an action followed by white space, or hopeless.
     """
-    known = {word.encode(): a for a, word in enumerate(words)}
+    known = dict(words)
     beginnings = {word[:n] for word in known for n in range(len(word) + 1)}
     sep = separator.encode()
     hopeless = None

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from nlrl_jax.roles.json_reply import folded
 from nlrl_jax.types import HostGame, Outcome, Start, TextGame
 
 NOTHING = "Nothing happens."  # stands before the observation after an action that the game does not know
@@ -33,7 +34,7 @@ def of_text_game(
       max_steps: horizon; 0 is the game's own.
     """
     env, params = game.env, game.params
-    words = {action.lower(): i for i, action in enumerate(game.actions)}
+    words = {folded(action): i for i, action in enumerate(game.actions)}
     begin = reset or (lambda key, kind: env.reset_env(key, params)[1])
     draw = jax.jit(jax.vmap(lambda seed, kind: begin(jax.random.key(seed), kind)))
     step = jax.jit(jax.vmap(lambda key, state, action: env.step_env(key, state, action, params)[1:4]))
@@ -65,7 +66,7 @@ def of_text_game(
         return [Start((seed, state), *text) for seed, state, text in pairs]
 
     def advance(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
-        ids = [words.get(action.lower(), -1) for action in actions]
+        ids = [words.get(folded(action), -1) for action in actions]
         before = padded([state for _, state in states])
         seeds = padded([np.uint32(seed) for seed, _ in states])
         keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)

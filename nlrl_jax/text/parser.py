@@ -14,8 +14,8 @@ The specification, which `reference_parse` writes down as plain Python and `comp
     `</?[A-Za-z][A-Za-z0-9_]*>`, found from left to right without overlap.
   * Actions. The action text lies between the first `<action>` and the first `</action>` after it. Without such a pair
     there is no action and `num_invalid` is 1. The text is split at `separator`, each word is stripped of ASCII
-    white space and compared with the action words. A word that is none of them (the empty word too) is an invalid
-    action: its position holds -1.
+    white space and compared with the action words and their other spellings. A word that is none of them (the empty
+    word too) is an invalid action: its position holds -1.
   * Structure. A tag counts at most once, as the first of these that holds:
       - unnecessary: its name is not expected, or the same tag (opening and closing are different tags) came before;
       - incorrectly nested: an opening tag while another tag is open, or a closing tag that is not the open one's;
@@ -63,6 +63,7 @@ class ReplyFormat:
       max_actions: how many words of one reply are executed.
       length_penalty_start, length_penalty_end: in tokens.
       penalty: the size of each penalty, positive.
+      spellings: other spellings of action words -> action id; see `for_tokenizer`.
     """
 
     actions: tuple[str, ...]
@@ -72,6 +73,7 @@ class ReplyFormat:
     length_penalty_start: int = 180
     length_penalty_end: int = 200
     penalty: float = 0.5
+    spellings: tuple[tuple[bytes, int], ...] = ()
 
     def __post_init__(self):
         if not self.tags or len(set(self.tags)) != len(self.tags):
@@ -96,6 +98,31 @@ class ReplyFormat:
             raise ValueError(f"the length penalty must start before it ends; got {ends}")
         if self.penalty < 0:
             raise ValueError(f"penalty is {self.penalty}; give its size, a positive number")
+
+    @property
+    def words(self) -> dict[bytes, int]:
+        """Every spelling of every action word -> action id."""
+        return {word.encode(): a for a, word in enumerate(self.actions)} | dict(self.spellings)
+
+    def for_tokenizer(self, tokenizer: Tokenizer) -> ReplyFormat:
+        """The same format, where action words count also as the tokenizer's normalizer leaves them.
+
+        A model whose tokenizer composes accents or lowers case has never seen a word in another form.
+
+        Raises:
+          ValueError: the normalizer makes two words one, deletes a word, or changes a tag or the separator.
+        """
+        words = self.words
+        for word in self.actions:
+            spelled = tokenizer.spelled(word).strip(WHITE_SPACE)
+            other = words.setdefault(spelled, self.actions.index(word))
+            if not spelled or self.actions[other] != word:
+                same = f"as it does {self.actions[other]!r}" if spelled else "as nothing"
+                raise ValueError(f"this tokenizer reads the action {word!r} {same}; give another word")
+        for mark in (self.separator, *(f"<{tag}>" for tag in self.tags)):
+            if (spelled := tokenizer.spelled(mark).strip(WHITE_SPACE)) != mark.encode():
+                raise ValueError(f"this tokenizer reads {mark!r} as {spelled.decode(errors='replace')!r}; give that")
+        return dataclasses.replace(self, spellings=tuple(words.items())[len(self.actions) :])
 
 
 class ParsedReply(NamedTuple):
@@ -148,10 +175,8 @@ def reference_parse(text: bytes, num_tokens: int, reply_format: ReplyFormat) -> 
     actions, num_invalid = [], 0
     if ends_after:
         words = text[starts[0] : ends_after[0]].split(reply_format.separator.encode())
-        known = [word.encode() for word in reply_format.actions]
-        for word in words[: reply_format.max_actions]:
-            word = word.strip()
-            actions.append(known.index(word) if word in known else -1)
+        known = reply_format.words
+        actions = [known.get(word.strip(), -1) for word in words[: reply_format.max_actions]]
         num_invalid = actions.count(-1) + (len(words) > reply_format.max_actions)
     else:
         num_invalid = 1
@@ -194,12 +219,15 @@ class _Carry(NamedTuple):
 def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[[jax.Array, jax.Array], ParsedReply]:
     """`parse(tokens, length) -> ParsedReply` for one reply, pure; use `jax.vmap` for batches.
 
+    Action words count also as the tokenizer spells them; errors: see `ReplyFormat.for_tokenizer`.
+
     `tokens` is int32 [L], the generated tokens, right-padded; `length` counts those that were
     generated, the end of the reply included. What stands behind `length` is not read.
     """
+    reply_format = reply_format.for_tokenizer(tokenizer)
     flat_bytes, offsets = tokenizer.token_bytes
     tags = tag_automaton(reply_format.tags)
-    words = word_automaton(reply_format.actions, reply_format.separator)
+    words = word_automaton(reply_format.words, reply_format.separator)
     num_tags, max_actions = len(reply_format.tags), reply_format.max_actions
     action_tag = num_tags - 1
     white = np.isin(np.arange(NUM_BYTES + 1), [*WHITE_SPACE, NUM_BYTES])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from nlrl_jax.text.compile import sample_fields
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -43,21 +44,50 @@ def chat_prompt(
       max_tokens: maximum length of a reply, which the prompt states.
 
     Raises:
-      ValueError: an unknown `prompt`, or a chat template that changes the message.
+      ValueError: an unknown `prompt`, or a chat template that changes the state; see `in_chat`.
     """
     if prompt not in PROMPTS:
         raise ValueError(f"prompt {prompt!r} is not known; choose one of {', '.join(PROMPTS)}")
     if prompt == "paper":
         words = "/".join(game.actions)
         system = _SYSTEM.format(words=max_tokens, choices=f"{words} || {words} ...")
-        chat = [
+        chat = lambda state: [
             {"role": "system", "content": system},
-            {"role": "user", "content": f"{game.rules}\n\n[Game State]\n{_STATE}"},
+            {"role": "user", "content": f"{game.rules}\n\n[Game State]\n{state}"},
         ]
     else:
-        chat = [{"role": "user", "content": f"{game.rules}\n{_STATE}"}]
-    text = render_chat(chat)
-    before, state, after = text.partition(_STATE)
-    if not state or _STATE in after:
+        chat = lambda state: [{"role": "user", "content": f"{game.rules}\n{state}"}]
+    return in_chat(game.observation, lambda state: render_chat(chat(state)), game.name)
+
+
+def in_chat(state: Template, render: Callable[[str], str], name: str) -> Template:
+    """What a chat template makes of a message with `state` in it: text -> `render(text)` as a template.
+
+    Args:
+      render: a pure function of the state's text. White space at its ends may get lost.
+      name: the game's.
+
+    Raises:
+      ValueError: `render` does not repeat the state exactly once, or changes it.
+    """
+    before, found, after = render(_STATE).partition(_STATE)
+    if not found or _STATE in after:
         raise ValueError("the chat template does not repeat the user's message exactly once")
-    return Template((Literal(before),)) + game.observation + after
+    samples, wrong = sample_fields(state), []
+    for left, right in ((False, False), (False, True), (True, False), (True, True)):
+        template = Template((Literal(before),)) + state.stripped(left, right) + after
+        differs = (fields for fields in samples if template.render(fields) != render(state.render(fields)))
+        wrong.append(next(differs, None))
+        if wrong[-1] is None:
+            return template
+    text = state.render(wrong[0])
+    raise ValueError(
+        f"the chat template changes what {name} shows: of {text!r} it makes {_middle(before, render(text), after)!r}; "
+        "give an observation that it leaves alone, or a model with another chat template"
+    )
+
+
+def _middle(before: str, text: str, after: str) -> str:
+    """`text` without what it has in common with `before` and `after`."""
+    text = text[len(before) :] if text.startswith(before) else text
+    return text[: len(text) - len(after)] if after and text.endswith(after) else text

@@ -15,7 +15,7 @@ in a range) and repeated lists. `compile.py` turns the same data into token ids 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -80,6 +80,17 @@ class Template:
     def __radd__(self, other: str) -> Template:
         return Template(as_template(other).parts + self.parts)
 
+    def stripped(self, left: bool, right: bool) -> Template:
+        """The template whose renderings lack white space at these ends, as far as the parts there allow it."""
+        parts = list(self.parts)
+        for wanted, at, strip in ((left, 0, str.lstrip), (right, -1, str.rstrip)):
+            while wanted and parts:
+                part = parts.pop(at)
+                if part := _stripped_part(part, strip):
+                    parts.insert(len(parts) if at else 0, part)
+                    break
+        return Template(tuple(parts))
+
     def render(self, fields: Mapping[str, Any]) -> str:
         """The text for one state.
 
@@ -96,6 +107,22 @@ class Template:
 def as_template(value: Template | str) -> Template:
     """A string as a template of one literal; a template as it is."""
     return value if isinstance(value, Template) else Template((Literal(value),))
+
+
+def _stripped_part(part: Part, strip: Callable[[str], str]) -> Part | None:
+    """A part without white space at one end; None where nothing is left, and as it is where that takes more than it."""
+    match part:
+        case Literal():
+            return Literal(strip(part.text)) if strip(part.text) else None
+        case Choice():
+            options = tuple(map(strip, part.options))
+            return dataclasses.replace(part, options=options) if all(options) else part
+        case Repeat(item=(*first, Literal(text))) if strip is str.rstrip and text.rstrip() != text:
+            kept = text.rstrip()
+            item = (*first, Literal(kept)) if kept else tuple(first)
+            separator = text[len(kept) :] + part.separator
+            return dataclasses.replace(part, item=item, separator=separator, empty=part.empty.rstrip())
+    return part
 
 
 def _render_part(part: Part, fields: Mapping[str, Any]) -> str:

@@ -20,12 +20,10 @@ from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.text.compile import CompiledTemplate, compile_template, sample_fields
-from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.text.prompts import chat_prompt, in_chat
 from nlrl_jax.text.template import Template
 from nlrl_jax.text.word_trie import WordTrie, word_trie
 from nlrl_jax.types import Chat, TextGame
-
-_USER = "\x00user\x00"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,8 +62,8 @@ class MovePolicy:
         if user is None:
             template = chat_prompt(game, tokenizer.render_chat, "compact", max_tokens=1)
         else:
-            before, _, after = tokenizer.render_chat(Chat.of(_USER, system).messages).partition(_USER)
-            template = before + user + after
+            render = lambda text: tokenizer.render_chat(Chat.of(text, system).messages)
+            template = in_chat(user, render, game.name)
         text = template.render(sample_fields(template, num_random=1)[-1])
         before, words = tokenizer.encode(text), []
         for word in game.actions:

@@ -12,14 +12,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT
 from nlrl_jax.weights.gguf import open_gguf
 
-# The published pre-tokenizer patterns of the families, by the name that GGUF writes for them.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = _SPLIT.replace("DIGITS", r"\p{N}")
-LLAMA3 = _SPLIT.replace("DIGITS", r"\p{N}{1,3}")
+LLAMA3 = SPLIT.replace("DIGITS", r"\p{N}{1,3}")
 
 
 def split_pattern(pattern: str) -> pre_tokenizers.PreTokenizer:

@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 
 from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.tokenizer_files import read_token_ids
 from nlrl_jax.weights import layout
 from nlrl_jax.weights.safetensors_file import DTYPES, temporary, write
 from nlrl_jax.weights.tensors import INDEX, SINGLE, Tensors, listing, remove_weights, weight_map
@@ -134,12 +135,7 @@ def read_config(folder: str | os.PathLike) -> ModelConfig:
 
 def read_eos_ids(folder: str | os.PathLike) -> tuple[int, ...]:
     """Ids that end a generation, from generation_config.json, else config.json; () where neither says."""
-    for name in ("generation_config.json", "config.json"):
-        file = pathlib.Path(folder) / name
-        eos = read_json(file).get("eos_token_id") if file.exists() else None
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list) else (eos,)
-    return ()
+    return read_token_ids(pathlib.Path(folder))["eos"]
 
 
 def save(
@@ -206,13 +202,14 @@ def _replace_weights(folder: pathlib.Path, files: list[str], shards: list[_Shard
 
 
 def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenizer: Any, eos_ids: Sequence[int]) -> None:
-    """generation_config.json, the tokenizer and, last, config.json."""
-    eos = list(eos_ids) or _eos_of(tokenizer)
-    ids = {"eos_token_id": eos[0] if len(eos) == 1 else eos} if eos else {}
-    if eos:
-        _write_json(folder / "generation_config.json", ids)
+    """The tokenizer, generation_config.json and, last, config.json."""
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    ids = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))  # or transformers takes 1 and 2
+    ids |= getattr(tokenizer, "token_ids", {})
+    if eos := list(eos_ids) or _eos_of(tokenizer):
+        _write_json(folder / "generation_config.json", {**ids, "eos_token_id": eos})
+        ids["eos_token_id"] = eos[0] if len(eos) == 1 else eos
     _write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids})
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
+from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights import hub, huggingface
@@ -37,6 +38,7 @@ def load_model(
     param_dtype: str | None = None,
     mesh: Mesh | None = None,
     revision: str = "",
+    templates: TemplateOptions | None = None,
     **overrides: Any,
 ) -> LoadedModel:
     """Loads configuration, weights and tokenizer of a model.
@@ -46,13 +48,14 @@ def load_model(
         local Hugging Face folder, a local .gguf file, or the id of a model on the Hugging Face Hub, ORG/NAME.
       dtype, param_dtype, mesh, **overrides: as in `weights.huggingface.load`.
       revision: of a Hub id: branch, tag or commit; "" is the main branch.
+      templates: what the chat template is given besides the chat.
 
     Raises:
       FileNotFoundError: there is no such model, or it is on the Hub but not in the cache and the Hub is out of reach.
       ValueError: the files are damaged, describe a model that is not implemented, or do not fit together.
     """
     path = str(_path(name, revision))
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, templates=templates)
     config, params = load_weights(path, dtype, param_dtype, mesh, **overrides)
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
@@ -100,14 +103,16 @@ def load_eos_ids(name: str, revision: str = "") -> tuple[int, ...]:
         return huggingface.read_eos_ids(path)
 
 
-def load_tokenizer(name: str, revision: str = "") -> Tokenizer:
+def load_tokenizer(name: str, revision: str = "", templates: TemplateOptions | None = None) -> Tokenizer:
     """The tokenizer of a model, without its weights. Arguments and errors: see `load_model`."""
     path = _path(name, revision, weights=False)
     if path.suffix == ".gguf":
         from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 
-        return tokenizer_from_gguf(path)
-    return Tokenizer.from_pretrained(path)
+        tokenizer = tokenizer_from_gguf(path)
+    else:
+        tokenizer = Tokenizer.from_pretrained(path)
+    return tokenizer.with_template(templates or TemplateOptions())
 
 
 def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:

@@ -13,6 +13,7 @@ import pytest
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.run.directory import close_run, open_run
+from nlrl_jax.run.players import load_trained
 from nlrl_jax.weights import peft
 from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import load_model
@@ -58,7 +59,9 @@ def lora(base):
 @pytest.mark.parametrize("source", ["run", "adapter"])
 def test_an_adapter_is_merged(base, lora, source, tmp_path, capsys):
     if source == "run":
-        run_dir = write_run(tmp_path / "run", {"lora_rank": 2, "lora_alpha": 6.0}, {"lora": lora})
+        config = {"lora_rank": 2, "lora_alpha": 6.0, "date": "2026-01-31"}
+        run_dir = write_run(tmp_path / "run", config, {"lora": lora})
+        assert load_trained(run_dir).loaded.tokenizer.options.date == "2026-01-31"
         run("export", f"--run_dir={run_dir}", f"--out={tmp_path / 'out'}")
         assert "run at iteration 3: exported to" in capsys.readouterr().out
     else:
@@ -89,8 +92,9 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 folder, chat = sys.argv[1], json.loads(sys.argv[2])
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-eos = GenerationConfig.from_pretrained(folder).eos_token_id
-print(json.dumps([AutoConfig.from_pretrained(folder).hidden_size, ids, eos, "torch" in sys.modules]))
+config, generation = AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+named = [[getattr(one, f"{role}_token_id") for role in ("bos", "eos", "pad")] for one in (config, generation)]
+print(json.dumps([config.hidden_size, ids, named, "torch" in sys.modules]))
 """
 
 
@@ -100,7 +104,8 @@ def test_transformers_reads_it_without_torch(base, tmp_path):
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     tokenizer = base.tokenizer
     ids = tokenizer.encode(tokenizer.render_chat(CHAT))
-    assert json.loads(out) == [base.config.hidden_size, ids, list(tokenizer.eos_ids), False]
+    named = [[None, 2, 0], [None, [2], 0]]  # bos 1 and eos 2 are what transformers takes where nothing stands
+    assert json.loads(out) == [base.config.hidden_size, ids, named, False]
 
 
 def test_what_cannot_be_exported(tmp_path):

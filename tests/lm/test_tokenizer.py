@@ -173,7 +173,10 @@ def test_imports_neither_torch_nor_transformers():
         ("tokenizer.json", "{}", "tokenizer.json: it does not describe a tokenizer"),
         ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE"}}', "tokenizer.json: it does not describe"),
         ("tokenizer_config.json", '{"eos_token": ', "tokenizer_config.json is not valid JSON"),
-        ("tokenizer_config.json", '{"eos_token": "<nope>"}', "tokenizer.json: the eos token '<nope>' is not in"),
+        ("tokenizer_config.json", '{"eos_token": 5}', "tokenizer.json: the token 5 is neither a string nor an object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"5": "a"}}', "tokenizer.json: the token 'a' of added_"),
+        ("generation_config.json", '{"eos_token_id": "2"}', "generation_config.json: eos_token_id is '2'; it must be"),
+        ("config.json", '{"bos_token_id": true}', "/config.json: bos_token_id is True; it must be an id or a list"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, contents, message):

@@ -7,6 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from nlrl_jax.roles.dialogues import read_action
 from nlrl_jax.roles.json_reply import PROBLEMS, read_choice, read_json, read_number
 
 
@@ -68,6 +69,13 @@ def test_what_is_read(text, fields, problem):
 def test_a_choice_is_one_word_and_nothing_besides(value, index):
     assert read_choice(value, ("up", "down", "step")) == index
     assert read_choice("move up", ("move up", "up")) is None
+
+
+def test_words_are_compared_composed_and_without_case():
+    words = ("e\u0301te\u0301", "Go", "Go north")
+    assert [read_choice(text, words) for text in ("\u00e9t\u00e9", "E\u0301te\u0301", "ete")] == [0, 0, None]
+    for text, action in [("\u00e9t\u00e9", words[0]), ("go.", "Go"), ("GO north now", "Go north"), ("gone", "")]:
+        assert read_action(text, words)[0] == action
 
 
 @hypothesis.given(st.text())

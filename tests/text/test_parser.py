@@ -1,5 +1,6 @@
 """The compiled reply parser equals the plain Python specification, and that says what the paper says."""
 
+import copy
 import functools
 import random
 
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.text.automata import NUM_BYTES, word_automaton
 from nlrl_jax.text.parser import ParsedReply, ReplyFormat, compile_parser, reference_parse
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -180,3 +184,60 @@ def test_other_formats(separator):
 def test_bad_formats_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         ReplyFormat(**({"actions": ("Up", "Down")} | change))
+
+
+def normalizing(*steps):
+    backend = copy.deepcopy(small_tokenizer().backend)
+    backend.normalizer = normalizers.Sequence(list(steps))
+    return Tokenizer.create(backend, eos_token="<|im_end|>")
+
+
+NFD = (
+    "e\u0301te\u0301",
+    "ﬁn",
+    "STRASSE",
+    "\uac00\u0301",
+    "Å",
+)  # decomposed, a ligature, capitals, a Hangul with an accent
+NORMALIZERS = {
+    "none": (),
+    "NFC": (normalizers.NFC(),),
+    "NFKC and lower case": (normalizers.NFKC(), normalizers.Lowercase()),
+    "without accents": (normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()),
+    "a blank in front": (normalizers.Prepend(" "),),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_a_word_that_the_normalizer_changes_is_valid(name):
+    """The word as it is given, and as the tokenizer writes it; another word is neither."""
+    tokenizer = normalizing(*NORMALIZERS[name])
+    reply_format = ReplyFormat(actions=NFD, tags=("action",)).for_tokenizer(tokenizer)
+    automaton = word_automaton(reply_format.words, "||")
+
+    def event(word):
+        state = 0
+        for byte in word:
+            state = automaton.next_state[state * (NUM_BYTES + 1) + byte]
+        return automaton.final[state]
+
+    for a, word in enumerate(NFD):
+        for text in (word.encode(), tokenizer.spelled(f"<action>{word}").split(b">")[1]):
+            assert event(text) == a + 2
+            parsed = reference_parse(b"<action>" + text + b"||other</action>", 9, reply_format)
+            assert (parsed.actions.tolist(), parsed.num_invalid) == ([a, -1, -1], 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"actions": ("Up", "up")}, "reads the action 'up' as it does 'Up'|reads the action 'Up' as it does 'up'"),
+        ({"actions": ("up", "\u00ad")}, "as nothing; give another word"),
+        ({"actions": ("up",), "tags": ("Action",)}, "reads '<Action>' as '<action>'; give that"),
+        ({"actions": ("up",), "separator": "ÄÄ"}, "reads 'ÄÄ' as 'ää'; give that"),
+    ],
+)
+def test_words_that_the_normalizer_confuses_are_refused(change, message):
+    tokenizer = normalizing(normalizers.Lowercase(), normalizers.Replace("\u00ad", ""))
+    with pytest.raises(ValueError, match=message):
+        compile_parser(ReplyFormat(**({"tags": ("action",)} | change)), tokenizer)

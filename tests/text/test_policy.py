@@ -14,7 +14,8 @@ from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text import policy as policy_module
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.text.prompts import chat_prompt
+from nlrl_jax.text.prompts import chat_prompt, in_chat
+from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 from nlrl_jax.types import Sampling
 from tests.tokenizers_from_wheels import small_tokenizer
 
@@ -61,6 +62,52 @@ def test_device_prompt_equals_host_prompt(name, prompt):
         texts.add(want)
     assert len(texts) > 40
     assert len(policy.template.prefix) > 0  # the rules are computed once for all rows
+
+
+ITEMS = Repeat("n", 2, (Literal("("), Number("x", 0, 9), Literal(")\n")), separator="", empty="none\n")
+OBSERVATIONS = {
+    "a newline at the end": "at " + Template((Number("x", 0, 3, 0),)) + "\n",
+    "literals of blanks": "at " + Template((Number("x", 0, 3, 0), Literal(" \n"), Literal("\n"))),
+    "options that end in blanks": Template((Literal("go "), Choice("n", ("up \n", "down\t")))),
+    "a list of lines": Template((Literal("Holes:\n"), ITEMS)),
+    "blanks at both ends": "\n  at " + Template((Number("x", 0, 3, 0),)) + "\n",
+}
+TRIMMED = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n\n{% endfor %}"
+
+
+def own_game(observation):
+    return dataclasses.replace(envs.make("frozen_lake"), name="mine", rules="", observation=observation)
+
+
+@pytest.mark.parametrize("source", [TRIMMED, TRIMMED.replace(" | trim", "")])
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_a_chat_template_that_trims(name, source):
+    game, tokenizer = own_game(OBSERVATIONS[name]), dataclasses.replace(small_tokenizer(), chat_template=source)
+    for n in range(2):
+        fields = {"n": n, "x": [2, 1]}
+        text = game.observation.render(fields)
+        want = tokenizer.render_chat([{"role": "user", "content": f"\n{text}"}])
+        assert chat_prompt(game, tokenizer.render_chat, "compact", 9).render(fields) == want
+        want = tokenizer.render_chat([{"role": "user", "content": text}])
+        alone = in_chat(game.observation, lambda text: tokenizer.render_chat([{"role": "user", "content": text}]), "")
+        assert alone.render(fields) == want
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("| replace('(1', '(one')", r"changes what mine shows: of 'Holes:\\n\(\d\).*' it makes 'Holes:\\n.*one"),
+        ("| upper", "does not repeat the user's message exactly once"),
+        ("~ m.content", "does not repeat the user's message exactly once"),
+        ("if m.content | length < 12 else m.content[:12]", "changes what mine shows"),
+    ],
+)
+def test_a_chat_template_that_changes_the_state_is_refused(change, message):
+    game = own_game(OBSERVATIONS["a list of lines"])
+    source = "{% for m in messages %}{{ m.content " + change + " }}{% endfor %}"
+    tokenizer = dataclasses.replace(small_tokenizer(), chat_template=source)
+    with pytest.raises(ValueError, match=message):
+        chat_prompt(game, tokenizer.render_chat, "compact", 9)
 
 
 def test_paper_prompt_says_what_is_asked_for():

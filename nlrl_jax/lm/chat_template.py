@@ -1,0 +1,138 @@
+"""Chat templates: jinja2 programs that write a chat as one text, in the environment that `transformers` gives them.
+
+render("{% for m in messages %}{{ m.content }}{% endfor %}", messages=[{"role": "user", "content": "Hello"}])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import json
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.sandbox
+
+from nlrl_jax.config import OptionError, assignments, check, option
+
+# What a template knows besides the variables that are set for it.
+_GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
+
+
+@dataclasses.dataclass(frozen=True)
+class TemplateOptions:
+    """What a chat template is given besides the chat.
+
+    Raises:
+      OptionError: variables that cannot be read, or no date.
+    """
+
+    template: str = option(
+        "",
+        "variables of a local model's chat template, such as enable_thinking=false; several separated by commas",
+        joined=True,
+    )
+    date: str = option("", "the date for chat templates that print it, as 2026-01-31; empty: when the run begins")
+    shared: bool = False  # several models have these variables: each is given those that its template reads
+
+    def __post_init__(self):
+        check(self)
+        for name in self.variables():
+            if name in _GIVEN:
+                raise OptionError(f"template sets {name}, which depends on the chat; leave it out")
+        if self.date:
+            try:
+                datetime.date.fromisoformat(self.date)
+            except ValueError:
+                raise OptionError(f"date is {self.date!r}; it must be a date such as 2026-01-31") from None
+
+    def variables(self) -> dict[str, Any]:
+        """`template` as a mapping. A value that is not JSON is a string."""
+        return assignments("template", self.template, "variable")
+
+    def check_read(self, sources: list[str], whose: str) -> None:
+        """Refuses variables that none of the chat templates `sources` reads.
+
+        Raises:
+          ValueError: there is such a variable. `whose` templates they are, in words.
+        """
+        known = frozenset().union(*map(variables_of, sources))
+        unknown = [name for name in self.variables() if name not in known]
+        if unknown:
+            read = ", ".join(sorted(known.difference(_GIVEN))) or "none"
+            raise ValueError(
+                f"--template sets {unknown[0]}, which {whose} does not read; variables that it reads: {read}"
+            )
+
+
+def render(source: str, date: str = "", **variables: Any) -> str:
+    """The text that a template writes.
+
+    Args:
+      source: jinja2.
+      date: what the template's `strftime_now` tells, as 2026-01-31; empty: the time of the machine.
+
+    Raises:
+      ValueError: the template refuses, or fails on, what it was given.
+    """
+    try:
+        return _compile(source, date).render(**variables)
+    except Exception as error:  # anything: a template is a program of somebody else's
+        raise ValueError(f"the chat template refused the chat: {error}") from error
+
+
+def variables_of(source: str) -> frozenset[str]:
+    """Names that a template reads and does not set.
+
+    Raises:
+      ValueError: it is not jinja2.
+    """
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(_environment("").parse(source))) - _GLOBALS
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template cannot be read: {error}") from error
+
+
+_GLOBALS = frozenset(["raise_exception", "strftime_now", *jinja2.defaults.DEFAULT_NAMESPACE])
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the assistant writes: its content, in a scope of its own."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller):
+        return caller()
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(source: str, date: str) -> jinja2.Template:
+    return _environment(date).from_string(source)
+
+
+def _environment(date: str) -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+
+    def raise_exception(message):
+        raise jinja2.TemplateError(message)
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def strftime_now(form):
+        now = datetime.datetime.fromisoformat(date) if date else datetime.datetime.now()
+        return now.strftime(form)
+
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    environment.filters["tojson"] = tojson
+    return environment
