@@ -17,9 +17,21 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def where(mask: jax.Array, new: Any, old: Any) -> Any:
-    """`new` in the rows where `mask` [B, ...] is True, else `old`: for trees whose leaves are [B, ...]."""
-    pick = lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
-    return jax.tree.map(pick, new, old)
+    """`new` in the rows where `mask` [B, ...] is True, else `old`: for trees whose leaves are [B, ...].
+
+    Raises:
+      ValueError: a leaf that has not the mask's axes in front, or not the same shape in both trees.
+    """
+
+    def pick(path, a, b):
+        if a.shape != b.shape or a.shape[: mask.ndim] != mask.shape:
+            raise ValueError(
+                f"leaf {jax.tree_util.keystr(path)} has shape {a.shape} in the new tree and {b.shape} in the old; both "
+                f"must have one shape that begins with the mask's, {mask.shape}"
+            )
+        return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
+
+    return jax.tree_util.tree_map_with_path(pick, new, old)
 
 
 def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Callable[..., Any]:
@@ -44,14 +56,18 @@ def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Call
 
 
 def stack(states: Sequence[Any]) -> Any:
-    """n states as one with a leading axis [n] on everything but `params`, which they share."""
+    """n states as one with a leading axis [n] on everything but `params`, which they share. ValueError: n is 0."""
+    if not states:
+        raise ValueError("there is no state to stack; give at least one")
     params = states[0].params
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state.replace(params=None) for state in states))
     return stacked.replace(params=params)
 
 
 def seed_mesh(seeds: int) -> Mesh:
-    """A mesh ("seeds",) of as many devices as take equally many of the seeds each."""
+    """A mesh ("seeds",) of as many devices as take equally many of the seeds each. ValueError: no seed."""
+    if seeds < 1:
+        raise ValueError(f"seeds is {seeds}; it must be at least 1")
     devices = jax.devices()
     most = max(n for n in range(1, len(devices) + 1) if seeds % n == 0)
     return jax.make_mesh((most,), ("seeds",), axis_types=(AxisType.Auto,), devices=devices[:most])
