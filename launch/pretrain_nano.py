@@ -43,6 +43,7 @@ from envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
 from envs.walkers import demonstrate, reply_template
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.algorithms.sft import SFTConfig, fit, make_sft_step, tokenize
+from nlrl_jax.config import MOST_SEED
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -266,7 +267,7 @@ def define_flags() -> None:
     flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
     flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
-    flags.DEFINE_integer("seed", 0, "grids, babyai, alfworld: random seed")
+    flags.DEFINE_integer("seed", 0, "grids, babyai, alfworld: random seed", 0, MOST_SEED - 1)
     flags.DEFINE_string("init_from", "", "grids, babyai, alfworld: start from the weights in this folder")
     flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")
     flags.DEFINE_integer("episodes", 12_000, "babyai, alfworld: episodes to read", lower_bound=1)

@@ -23,7 +23,7 @@ from absl import flags
 
 import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
-from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import adapters, app, loop, players, processes
@@ -57,7 +57,7 @@ class WarmStartConfig:
     remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
     mesh: str = option("", players.MESH)
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it")
     checkpoint_every: int = option(20, "steps between checkpoints", least=1)
 
     def __post_init__(self):

@@ -75,6 +75,11 @@ class LanguagePPOConfig:
 
     def __post_init__(self):
         check(self)
+        if self.num_games * self.max_turns < 2:
+            raise ValueError(
+                "num_games and max_turns are both 1: an iteration has one move, but advantages are normalised over its "
+                "moves, at least two"
+            )
 
 
 class ValueHead(nn.Module):

@@ -29,7 +29,7 @@ import optax
 from jax.sharding import Mesh
 
 from nlrl_jax import losses
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check, option, seed_option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import whole_rows
@@ -64,7 +64,7 @@ class SFTConfig:
         0, "rows differentiated at a time in SFT; 0: all at once. Memory only, same result", least=0
     )
     remat: bool = option(False, "recompute blocks in SFT's backward pass. Memory only, same result")
-    seed: int = option(0, "of the order of the examples", least=0)
+    seed: int = seed_option("of the order of the examples")
 
     def __post_init__(self):
         check(self)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.config import check_seed
 from nlrl_jax.run import processes
 from nlrl_jax.run.directory import part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
@@ -90,7 +91,11 @@ def train(
     """
     start = done = int(np.ravel(state.iteration)[0])
     folders = [run_dir] if isinstance(seed, int) else seed_dirs(run_dir, seed)
-    key = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(jnp.asarray(seed))
+    key = (
+        jax.random.key(check_seed(seed))
+        if isinstance(seed, int)
+        else jax.vmap(jax.random.key)(jnp.asarray([check_seed(one) for one in seed], jnp.uint32))
+    )
     fold_in = jax.random.fold_in if isinstance(seed, int) else jax.vmap(jax.random.fold_in, in_axes=(0, None))
     _check_disk(run_dir, state)
     origin = {"run": part_of(run_dir)}

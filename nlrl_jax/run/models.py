@@ -20,6 +20,7 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import check_seed
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -235,7 +236,9 @@ def trainable_model(name: str, dtype: str, train: str, seed: int, mesh: Mesh | N
     base = local_model(name, dtype, LoraConfig(), param_dtype="" if train == "lora" else "float32", mesh=mesh)
     if train != "lora":
         return base
-    return base.with_variables({**base.variables, "lora": placement.fresh_lora(base.model, jax.random.key(seed))})
+    return base.with_variables(
+        {**base.variables, "lora": placement.fresh_lora(base.model, jax.random.key(check_seed(seed)))}
+    )
 
 
 def on_device(tree: Any) -> Any:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nlrl_jax.config import check_seed
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import make_mesh
@@ -125,7 +126,7 @@ def evaluator(
 
     @functools.partial(jax.jit, out_shardings=whole)
     def evaluate(variables):
-        key = jax.random.key(seed)
+        key = jax.random.key(check_seed(seed))
         states = text_games.reset(game, key, num)
         variables = gathered(policy.model, variables)
         return text_games.play(policy, game, variables, jax.random.fold_in(key, num), states, max_turns, max_steps)

@@ -22,6 +22,7 @@ from nlrl_jax.algorithms.ultra import LookupTable
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.cached import CachedModel
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.config import check_seed
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.rollouts import control
 from nlrl_jax.rollouts.control import Trajectories
@@ -73,7 +74,7 @@ class Run:
 
     def key(self, number: int) -> jax.Array:
         """The randomness of one stage."""
-        return jax.random.fold_in(jax.random.key(self.seed), number)
+        return jax.random.fold_in(jax.random.key(check_seed(self.seed)), number)
 
     def scores(self, states: PPOState, episodes: int) -> dict[str, np.ndarray]:
         """Mean returns of a stack of agents, all on the same episodes' seeds: [n] for each of `SCORES`."""

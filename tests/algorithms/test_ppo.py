@@ -248,6 +248,8 @@ def test_a_record_holds_whole_episodes():
     "wrong, names",
     [
         ({"num_minibatches": 3}, "3 minibatches"),
+        ({"num_minibatches": 32}, "32 minibatches of equally many steps, at least two: advantages are normalised"),
+        ({"num_envs": 1, "num_steps": 1, "num_minibatches": 1}, "1 environments x 1 steps do not divide"),
         ({"num_envs": 0}, "num_envs is 0"),
         ({"clip": -0.2}, "clip is -0.2"),
         ({"discount": 1.5}, "1.5"),
