@@ -127,7 +127,7 @@ def pretrain_grids(out: pathlib.Path) -> None:
     model = Transformer(config)
     params = init_params(model, jax.random.fold_in(key, 1))
     if options.init_from:
-        _, params = huggingface.load(options.init_from)
+        _, params = huggingface.load(options.init_from, dtype="float32", param_dtype="float32")
     rate = options.learning_rate
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, 50, options.steps, rate / 10)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))

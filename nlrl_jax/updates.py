@@ -1,4 +1,5 @@
 """Around an update, inside `jit`: keep the old state where the new one is not finite, and stack the states of seeds.
+And what weights must be to learn.
 
 update = jax.jit(keep_finite(ppo.make_update(env, env_params, config)), donate_argnums=0)
 
@@ -32,6 +33,28 @@ def where(mask: jax.Array, new: Any, old: Any) -> Any:
         return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
 
     return jax.tree_util.tree_map_with_path(pick, new, old)
+
+
+def masters(weights: Any) -> Any:
+    """Weights as they must be to learn: those of fewer than 32 bits as float32, the others as they are.
+
+    In bfloat16 a step below 1/512 of a weight rounds to nothing, so that small learning rates would learn nothing.
+    """
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if _is_short(x) else x, weights)
+
+
+def check_masters(weights: Any) -> None:
+    """Raises ValueError: weights of fewer than 32 bits, which must not learn; see `masters`."""
+    short = sorted({str(x.dtype) for x in jax.tree.leaves(weights) if _is_short(x)})
+    if short:
+        raise ValueError(
+            f"the weights that learn are {', '.join(short)}, in which small steps round to nothing; they must be float32 "
+            "(`nlrl_jax.updates.masters` makes them so), whatever the model computes in"
+        )
+
+
+def _is_short(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
 
 
 def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Callable[..., Any]:
