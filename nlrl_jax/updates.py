@@ -48,8 +48,8 @@ def check_masters(weights: Any) -> None:
     short = sorted({str(x.dtype) for x in jax.tree.leaves(weights) if _is_short(x)})
     if short:
         raise ValueError(
-            f"the weights that learn are {', '.join(short)}, in which small steps round to nothing; they must be float32 "
-            "(`nlrl_jax.updates.masters` makes them so), whatever the model computes in"
+            f"the weights that learn are {', '.join(short)}, in which small steps round to nothing; they must be "
+            "float32 (`nlrl_jax.updates.masters` makes them so), whatever the model computes in"
         )
 
 
