@@ -10,6 +10,7 @@ import importlib
 import inspect
 from typing import Any
 
+from envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
 _MAKERS = {
@@ -116,6 +117,7 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
       FileNotFoundError, ValueError: an unknown name; a package that is not installed; what the game raises for its
         options.
     """
+    integer("max_steps", max_steps, 0)
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
         return _own(name, HostGame, **options)
