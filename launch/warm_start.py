@@ -32,6 +32,7 @@ from nlrl_jax.weights import huggingface
 
 MAY_CHANGE = ("checkpoint_every", "micro_batch", "remat", "mesh")
 DONE = "warm_start.json"  # written last, beside the weights
+CHECKED = 16  # replies read afterwards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +104,25 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool) -> pathl
         resume=resume,
     )
     huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
+    greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
+    episodes = jax.device_get(greedy({"params": state.params, "lora": state.lora}))
+    print(readable(players.replies_of(episodes, loaded.tokenizer)), flush=True)
     if processes.first():
         write_atomically(model / DONE, json.dumps(flat(config), indent=2) + "\n")
     processes.wait()
     return model
+
+
+def readable(replies: list[tuple[str, bool]]) -> str:
+    """What to print of replies, each with whether it is actions of the game and nothing else."""
+    bad = [text for text, good in replies if not good]
+    line = f"readable replies after the warm start: {len(replies) - len(bad)} of {len(replies)} (greedy, first turns)"
+    if 2 * len(bad) < len(replies):
+        return line
+    return (
+        f"{line}\nwarning: most replies cannot be read, such as {bad[0]!r}, so that reinforcement learning would have "
+        "nothing to select. Raise --iterations, --batch or --max_tokens"
+    )
 
 
 def main(argv: list[str]) -> None:

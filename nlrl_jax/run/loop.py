@@ -20,6 +20,7 @@ from nlrl_jax.run import processes
 from nlrl_jax.run.directory import part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
+from nlrl_jax.run.reports import replies
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 
@@ -107,6 +108,7 @@ def train(
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
         signals = stack.enter_context(stop_signals())
         progress = stack.enter_context(Progress(iterations, start, columns))
+        watch = replies.Watch()
         for i in range(start, iterations):
             clock = time.monotonic()
             state, metrics = update(state, fold_in(key, i + 1))
@@ -121,7 +123,10 @@ def train(
                 writer.write(
                     i, {name: np.ravel(value)[min(n, np.size(value) - 1)] for name, value in metrics.items()}, seconds
                 )
-            progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
+            means = {name: np.mean(value) for name, value in metrics.items()}
+            progress.update(i, means)
+            for sentence in watch(means):
+                progress.note(f"warning: {sentence}.")
             done = i + 1
             if processes.any_of(bool(signals)) and not signals:  # all must ask
                 signals.append("a signal to another process")
