@@ -67,7 +67,7 @@ BARE = "--game=tests.launch.test_reproduce_ultra:bare_game"
 def test_a_game_without_prompts_and_pictures_is_refined_without_an_analyst(tmp_path, capsys):
     run(tmp_path / "run", BARE, "--methods=PPO", "--seeds=1")
     said = capsys.readouterr().out
-    assert "PPO: greedy" in said and "report: " in said and "analyst" not in said and "guided" not in said
+    assert "\nPPO: " in said and "report: " in said and "analyst:" not in said and "guided" not in said
     page = (tmp_path / "run" / "report.html").read_text()
     assert "The game has no prompts for an analyst, so none was asked." in page
     assert not (tmp_path / "run" / "film.png").exists()
