@@ -67,7 +67,7 @@ def sft(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     tokens = jax.ShapeDtypeStruct((args.rows, args.tokens), jnp.int32)
     batch = Batch(tokens, tokens, tokens, jax.ShapeDtypeStruct(tokens.shape, jnp.float32))
     batch = placed(batch, _rows(model, batch))
-    step = make_sft_step(functools.partial(sft_loss, model), optimizer, args.train)
+    step = make_sft_step(functools.partial(sft_loss, model), optimizer, args.train, short_weights=True)
     variables = placed(variables, where(variables))
     return targets.compiled(jax.jit(step, donate_argnums=(0, 1)).lower(variables, opt_state, batch), model.mesh), 1
 

@@ -13,6 +13,7 @@ import pathlib
 from typing import Any
 
 from envs import own
+from envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
 _MAKERS = {
@@ -121,6 +122,7 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
       FileNotFoundError, ValueError: an unknown name; a package that is not installed; what the game raises for its
         options.
     """
+    integer("max_steps", max_steps, 0)
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
         game = own.load(name, HostGame, TextGame, without=("max_steps",), **options)

@@ -27,6 +27,7 @@ from gymnax.environments import environment, spaces
 
 from envs import grid_text
 from envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
+from envs.options import integer
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -38,6 +39,7 @@ LEGEND = {"P": "player", "G": "goal", "O": "hole", "_": "ice", "X": "player in a
 _EMPTY, _PLAYER, _HOLE, _GOAL, _FALLEN, _ARRIVED = range(6)
 _TABLE_SIZE = 4  # the largest board whose 2 ** (size * size - 2) maps are tabulated
 _CANDIDATES = 8  # maps drawn at once on larger boards
+_CANDIDATE_TILES = 2**20  # in how many one of them must be found
 MAPS = ("all", "train", "held_out")
 
 
@@ -120,20 +122,52 @@ def map_table(size: int, hole_probability: float, maps: str = "all") -> np.ndarr
 
     Bit k of a row's index says whether tile k + 1 is a hole. A row holds (threshold, alias): a uniform
     row index stands for itself if a uniform 32-bit word is below the threshold, else for the alias.
+
+    Raises:
+      ValueError: no map is solvable and of this set.
     """
     inner = size * size - 2
     codes = np.arange(2**inner)
     holes = np.zeros((len(codes), size * size), bool)
     holes[:, 1:-1] = codes[:, None] >> np.arange(inner) & 1
-    free = ~holes.reshape(-1, size, size)
-    reached = np.zeros_like(free)
-    reached[:, 0, 0] = True
-    for _ in range(size * size):
-        reached = _spread(np, reached, free)
     count = holes.sum(1)
-    allowed = reached[:, -1, -1] & in_split(np, holes, maps)
+    allowed = _solvable(holes, size) & in_split(np, holes, maps)
     weight = np.where(allowed, hole_probability**count * (1 - hole_probability) ** (inner - count), 0.0)
+    if not weight.any():
+        raise _no_map(size, hole_probability, maps, "no map")
     return _alias_table(weight / weight.sum())
+
+
+@functools.lru_cache
+def check_candidates(size: int, hole_probability: float, maps: str) -> None:
+    """Draws candidate maps of a large board, as a reset does but from fixed random numbers, until one would do.
+
+    Raises:
+      ValueError: none did in `_CANDIDATE_TILES` tiles, 16,384 maps of 8x8: a reset would not end.
+    """
+    tiles, rng = size * size, np.random.default_rng(0)
+    number = max(_CANDIDATE_TILES // tiles, _CANDIDATES)
+    for _ in range(0, number, _CANDIDATES):
+        holes = np.pad(rng.random((_CANDIDATES, tiles - 2)) < hole_probability, [(0, 0), (1, 1)])
+        if (_solvable(holes, size) & in_split(np, holes, maps)).any():
+            return
+    raise _no_map(size, hole_probability, maps, f"of {number} candidates none")
+
+
+def _no_map(size: int, hole_probability: float, maps: str, found: str) -> ValueError:
+    return ValueError(
+        f"size {size}, hole_probability {hole_probability} and maps {maps!r}: {found} is solvable and of this set; "
+        "change one of the three"
+    )
+
+
+def _solvable(holes: np.ndarray, size: int) -> np.ndarray:
+    """`solvable` on the host."""
+    free = ~holes.reshape(-1, size, size)
+    reached, grown = np.zeros_like(free), free & (np.arange(size * size) == 0).reshape(size, size)
+    while (reached != grown).any():
+        reached, grown = grown, _spread(np, grown, free)
+    return reached[:, -1, -1]
 
 
 def _alias_table(probability: np.ndarray) -> np.ndarray:
@@ -159,16 +193,16 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
       maps: "all", "train" or "held_out".
 
     Raises:
-      ValueError: an argument outside its range.
+      ValueError: an argument outside its range, or no map to draw.
     """
 
     def __init__(self, size: int = 4, slippery: bool = False, hole_probability: float = 0.2, maps: str = "all"):
-        if size < 2:
-            raise ValueError(f"size is {size}; a lake needs at least 2x2 tiles")
+        integer("size", size, 2)
         if not 0 <= hole_probability < 1:
             raise ValueError(f"hole_probability is {hole_probability}; it must be at least 0 and below 1")
         if maps not in MAPS:
             raise ValueError(f"maps is {maps!r}; choose one of {', '.join(MAPS)}")
+        (map_table if size <= _TABLE_SIZE else check_candidates)(size, hole_probability, maps)
         self.size, self.slippery, self.hole_probability, self.maps = size, slippery, hole_probability, maps
 
     @property
@@ -312,6 +346,7 @@ def text_game(
       ValueError: an argument outside its range.
     """
     grid_text.check_prompt(prompt)
+    integer("max_steps", max_steps, 1)
     env = FrozenLake(size, slippery, hole_probability, maps)
     board = grid_text.grid(SYMBOLS, size)
     return TextGame(

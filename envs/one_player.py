@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from envs.options import integer
 from nlrl_jax.types import BoardGame
 from nlrl_jax.updates import where
 
@@ -46,7 +47,7 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
       others: name -> (position -> bool [A], the moves that this opponent draws from).
 
     Raises:
-      ValueError: an unknown opponent or side.
+      ValueError: an unknown opponent or side, or `max_steps` below 1.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
             raise ValueError(f"opponent is {opponent!r}; choose one of {', '.join(opponents)}")
         if side not in sides:
             raise ValueError(f"side is {side!r}; choose one of {', '.join(sides)}")
+        integer("max_steps", max_steps, 1)
         self.game, self.shape, self.side, self.max_steps = game, shape, side, max_steps
         self.moves_of = opponents[opponent]
         self.ids = np.flatnonzero([bool(word) for word in game.actions])  # the game's id of each action

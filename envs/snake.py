@@ -25,6 +25,7 @@ from gymnax.environments import environment, spaces
 
 from envs import grid_text
 from envs.grid_text import ACTIONS
+from envs.options import integer
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -184,14 +185,13 @@ class Snake(environment.Environment[EnvState, EnvParams]):
     """
 
     def __init__(self, size: int = 10, num_apples: int = 5, max_length: int = 30):
-        if size > 32:
-            raise ValueError(f"size is {size}; a row of the board must fit 32 bits")
-        if num_apples < 1 or size * size < num_apples + 2:
+        integer("size", size, 2, 32)  # a row of the board must fit 32 bits
+        integer("num_apples", num_apples, 1)
+        integer("max_length", max_length, 2, 127)
+        if size * size < num_apples + 2:
             raise ValueError(
                 f"size {size} and num_apples {num_apples}: two heads and at least one apple must fit on the board"
             )
-        if not 2 <= max_length <= 127:
-            raise ValueError(f"max_length is {max_length}; it must be 2 to 127")
         self.size, self.num_apples, self.max_length = size, num_apples, max_length
 
     @property
@@ -346,6 +346,7 @@ def text_game(
       ValueError: an argument outside its range.
     """
     grid_text.check_prompt(prompt)
+    integer("max_steps", max_steps, 1)
     env = Snake(size, num_apples, max_length)
     board, view = grid_text.grid(SYMBOLS, size), grid_text.grid(VIEW_SYMBOLS, VIEW, "view")
     value = -1 if poison else 1

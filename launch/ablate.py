@@ -46,7 +46,7 @@ from launch import reproduce_ultra, train_language_actor_critic, train_language_
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import check, flat, listed, make, option, part, replace
+from nlrl_jax.config import check, flat, listed, make, option, part, replace, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, directory, loop, models, players, results
@@ -148,7 +148,7 @@ class AblationConfig:
     opponent: str = option("random", "actor-critic, LLM-PPO: random or first_move", choices=("random", "first_move"))
     average: int = option(3, "actor-critic: iterations whose policies' mean is evaluated; the paper: 1", least=1)
     apart: bool = option(False, "MS-GRPO: spread the seeds over all devices, as many as take equally many each")
-    seed: int = option(0, "NLRL: the first seed", least=0)
+    seed: int = seed_option("NLRL: the first seed", counted_up=True)
     aggregator: str = option("scripted", "NLRL: aggregator and improver: scripted, endpoint, or a local model's name")
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")

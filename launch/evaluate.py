@@ -18,6 +18,7 @@ import jax
 from absl import flags
 
 import envs
+from nlrl_jax.config import MOST_SEED
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app
 from nlrl_jax.run import flags as config_flags
@@ -125,7 +126,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("max_turns", 20, "maximum replies, and environment steps, per episode", lower_bound=1)
     flags.DEFINE_integer("episodes", 50, "episodes; their initial states depend on --seed alone", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "which initial states")
+    flags.DEFINE_integer("seed", 0, "which initial states", 0, MOST_SEED)
     flags.DEFINE_boolean("watch", False, "show one episode in the terminal: the board, the reply, what it did")
     flags.DEFINE_boolean("json", False, "print one line of JSON")
 

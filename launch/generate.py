@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from nlrl_jax.config import DTYPES
+from nlrl_jax.config import DTYPES, MOST_SEED
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import generate, left_pad
@@ -115,7 +115,7 @@ def define_flags() -> None:
     config_flags.define(Sampling(max_tokens=100))
     config_flags.define(TemplateOptions())
     flags.DEFINE_integer("samples", 1, "completions per prompt", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "random seed")
+    flags.DEFINE_integer("seed", 0, "random seed", 0, MOST_SEED)
     flags.DEFINE_enum("dtype", "", DTYPES, "float32 or bfloat16; empty keeps the checkpoint's")
     flags.DEFINE_boolean("json", False, "print one line of JSON")
 

@@ -44,6 +44,7 @@ from envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
 from envs.walkers import demonstrate, reply_template
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.algorithms.sft import SFTConfig, fit, make_sft_step, tokenize
+from nlrl_jax.config import MOST_SEED
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -137,7 +138,7 @@ def pretrain_grids(out: pathlib.Path) -> None:
     model = Transformer(config)
     params = init_params(model, jax.random.fold_in(key, 1))
     if options.init_from:
-        _, params = huggingface.load(options.init_from)
+        _, params = huggingface.load(options.init_from, dtype="float32", param_dtype="float32")
     rate = options.learning_rate
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, 50, options.steps, rate / 10)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
@@ -287,7 +288,7 @@ def define_flags() -> None:
     flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
     flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
-    flags.DEFINE_integer("seed", 0, "grids, babyai, alfworld: random seed")
+    flags.DEFINE_integer("seed", 0, "grids, babyai, alfworld: random seed", 0, MOST_SEED - 1)
     flags.DEFINE_string("init_from", "", "grids, babyai, alfworld: start from the weights in this folder")
     flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")
     flags.DEFINE_integer("episodes", 12_000, "babyai, alfworld: episodes to read", lower_bound=1)

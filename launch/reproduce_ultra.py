@@ -117,16 +117,9 @@ def presets(is_pong: bool) -> dict[str, dict[str, Any]]:
 
 
 def make_game(config: RunConfig) -> ControlGame:
-    """The game with the options that it takes.
-
-    Raises:
-      ValueError: an unknown game, or one without an analyst's prompts or pictures.
-    """
+    """The game with the options that it takes. ValueError: an unknown game."""
     names = [name for name in ("cell", "points", "physics", "contact_forces") if config.game in ONLY_FOR[name]]
-    game = envs.make_control(config.game, **{name: getattr(config, name) for name in names})
-    if game.roles is None or game.draw is None:
-        raise ValueError(f"game {config.game!r} needs ControlGame.roles (prompts) and ControlGame.draw (pictures)")
-    return game
+    return envs.make_control(config.game, **{name: getattr(config, name) for name in names})
 
 
 def runs_of(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> list[Run]:
@@ -172,7 +165,9 @@ def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajector
     print(f"base agent {run.number}: {run.game.score}, {text(start)}", flush=True)
     trajectories = run.record(base, run.key(2), run.config.episodes)
     shared, findings = run.shared(base, trajectories, analyst)
-    print(f"guided before learning: {text(run.guided(base, shared, start))}", flush=True)
+    guided = run.guided(base, shared, start)
+    if run.game.roles:
+        print(f"guided before learning: {text(guided)}", flush=True)
     refined = {}
     for name in run.methods:
         refined[name] = run.refine(name, shared, base, start)

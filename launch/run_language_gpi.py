@@ -42,7 +42,7 @@ from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import check, flat, listed, option, part, replace
+from nlrl_jax.config import check, flat, listed, option, part, replace, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, cost, models, results
@@ -77,7 +77,7 @@ class GPIRunConfig:
     seeds: int = option(3, "episodes from each start", least=1)
     max_steps: int = option(100, "maximum steps per episode", least=1)
     sampling: Sampling = part(Sampling(512, 0.7), without=("top_k", "top_p"))
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it")
 
     def __post_init__(self):
         check(self)

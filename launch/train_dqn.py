@@ -21,7 +21,7 @@ from absl import flags
 
 import envs
 from nlrl_jax.algorithms.dqn import DQNConfig, check_env, evaluate, init_state, make_train
-from nlrl_jax.config import check, option, part
+from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import app, loop, results
 from nlrl_jax.run.flags import leave_out
@@ -40,13 +40,13 @@ class DQNRunConfig:
     """Everything that decides what a run computes."""
 
     game: str = option("snake", "a game on a grid, such as snake or frozen_lake, or your own as my_module:text_game")
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it")
     iterations: int = option(40, "chunks of steps_per_iteration moves", least=1)
     steps_per_iteration: int = option(100, "moves in each game, and gradient steps, per iteration", least=1)
     dqn: DQNConfig = part(DQNConfig(learning_rate=5e-4, epsilon_decay_steps=2e4, target_every=250, num_envs=20))
     sweep: bool = option(False, "train every combination of the paper's search space at once")
     eval_episodes: int = option(50, "greedy episodes from fixed initial states", least=1)
-    eval_seed: int = option(0, "which initial states; 0 are those of reproduce_ms_grpo")
+    eval_seed: int = seed_option("which initial states; 0 are those of reproduce_ms_grpo")
     eval_steps: int = option(20, "maximum steps per evaluation episode", least=1)
     eval_every: int = option(5, "evaluate every so many iterations", least=1)
     checkpoint_every: int = option(20, "iterations between checkpoints", least=1)

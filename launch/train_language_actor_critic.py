@@ -35,7 +35,7 @@ from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
@@ -104,7 +104,7 @@ class RunConfig:
     )  # fmt: skip
     ppo_threats: bool = option(False, "LLM-PPO's prompt names the squares that would complete a row")
     prompted: str = option("", "models that play as prompted, separated by commas, such as smollm2 or endpoint")
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it", counted_up=True)
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")

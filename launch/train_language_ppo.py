@@ -21,7 +21,7 @@ from envs.tic_tac_toe import prompts, rules
 from nlrl_jax.algorithms import language_ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.config import DTYPES, check, option, part
+from nlrl_jax.config import DTYPES, check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, loop, models, players, results
 from nlrl_jax.text.word_policy import MovePolicy
@@ -54,7 +54,7 @@ class RunConfig:
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it")
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
 
     def __post_init__(self):

@@ -36,7 +36,7 @@ from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, cost, loop, models, players, records, results
@@ -85,7 +85,7 @@ class RunConfig:
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
     prompted: str = option("", "models judged as prompted, separated by commas, such as smollm2 or endpoint")
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it")
     checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")

@@ -28,7 +28,7 @@ from absl import flags
 
 import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
-from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole, whole_rows
@@ -66,7 +66,7 @@ class TrainConfig:
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it")
     eval_episodes: int = option(50, "greedy episodes from fixed initial states, before and after", least=1)
     eval_turns: int = option(20, "maximum replies, and environment steps, per evaluation episode", least=1)
     eval_every: int = option(0, "evaluate every so many iterations too; 0: only before and after", least=0)

@@ -24,7 +24,7 @@ from absl import flags
 
 import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
-from nlrl_jax.config import DTYPES, check, flat, option, part
+from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
@@ -36,6 +36,7 @@ from nlrl_jax.weights.load import LoadedModel
 
 MAY_CHANGE = ("checkpoint_every", "micro_batch", "remat", "mesh")
 DONE = "warm_start.json"  # written last, beside the weights
+CHECKED = 16  # replies read afterwards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class WarmStartConfig:
     remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
     mesh: str = option("", players.MESH)
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
-    seed: int = option(0, "everything random follows from it", least=0)
+    seed: int = seed_option("everything random follows from it")
     checkpoint_every: int = option(20, "steps between checkpoints", least=1)
 
     def __post_init__(self):
@@ -125,7 +126,7 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: S
     loss = demonstration_loss(policy, config.remat)
     update = adapters.make_update(policy.model, loss, optimizer, config.micro_batch, show)
     save = lambda state: huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
-    loop.train(
+    state = loop.train(
         run_dir,
         jax.jit(update, donate_argnums=0),
         state,
@@ -136,10 +137,25 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: S
         resume=resume,
         finish=save,
     )
+    greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
+    episodes = jax.device_get(greedy({"params": state.params, "lora": state.lora}))
+    print(readable(players.replies_of(episodes, loaded.tokenizer)), flush=True)
     if processes.first():
         write_atomically(model / DONE, json.dumps(flat(config), indent=2) + "\n")
     processes.wait()
     return model
+
+
+def readable(replies: list[tuple[str, bool]]) -> str:
+    """What to print of replies, each with whether it is actions of the game and nothing else."""
+    bad = [text for text, good in replies if not good]
+    line = f"readable replies after the warm start: {len(replies) - len(bad)} of {len(replies)} (greedy, first turns)"
+    if 2 * len(bad) <= len(replies):
+        return line
+    return (
+        f"{line}\nwarning: most replies cannot be read, such as {bad[0]!r}, so that reinforcement learning would have "
+        "nothing to select. Raise --iterations, --batch or --max_tokens"
+    )
 
 
 def main(argv: list[str]) -> None:

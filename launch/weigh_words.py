@@ -33,7 +33,7 @@ from envs.tic_tac_toe import rule_based as scripts
 from nlrl_jax.algorithms import language_estimates as estimates
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import check, flat, listed, option, part
+from nlrl_jax.config import check, flat, listed, option, part, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import View, Viewer
@@ -62,7 +62,7 @@ class RunConfig:
     positions: int = option(400, "positions per seed", least=1)
     seeds: int = option(3, "sets of positions and games", least=1)
     sampling: Sampling = part(Sampling(160, 0.0), without=("top_k", "top_p"))
-    seed: int = option(0, "the first seed", least=0)
+    seed: int = seed_option("the first seed", counted_up=True)
     endpoint: models.EndpointOptions = part(models.EndpointOptions())
     endpoint_model: str = option("", "the endpoint's name for its model")
     templates: TemplateOptions = part(TemplateOptions(shared=True))

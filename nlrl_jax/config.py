@@ -20,12 +20,14 @@ import dataclasses
 import functools
 import json
 import math
+import numbers
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 DTYPES = ("", "float32", "bfloat16")
+MOST_SEED = 2**32 - 1  # `jax.random.key` drops all but 32 bits, so larger seeds would be others' doubles
 # Of numbers without bounds of their own: a compiled program computes in 32 bits.
 LIMITS = {"int": (-(2**31), 2**31 - 1), "float": (-3.4e38, 3.4e38)}
 # What JSON may hold by mistake in place of an option's kind.
@@ -63,6 +65,18 @@ def option(
     """
     bounds = {"least": least, "most": most, "above": above, "below": below, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, "joined": joined, **bounds})
+
+
+def seed_option(help: str, counted_up: bool = False) -> Any:
+    """`option` for a seed that becomes a key; `counted_up`: and others above it do, which must have room."""
+    return option(0, help, least=0, most=MOST_SEED // 2 if counted_up else MOST_SEED)
+
+
+def check_seed(seed: int) -> int:
+    """The seed. Raises ValueError: no integer from 0 to 2^32 - 1, of which alone `jax.random.key` reads all bits."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"seed is {seed!r}; it must be an integer from 0 to {MOST_SEED}")
+    return int(seed)
 
 
 def part(default: Any, *, names: Mapping[str, str] | None = None, without: Collection[str] = ()) -> Any:

@@ -1,15 +1,16 @@
 """Functional losses: arrays in, (loss, metrics) out. Imports no model.
 
-Letters: B sequences, K reply tokens, J episodes, T turns.
+Letters: B sequences, K reply tokens, J episodes, T turns. A shape that differs from a docstring's is a ValueError.
 """
 
 from __future__ import annotations
 
 import math
 
-import chex
 import jax
 import jax.numpy as jnp
+
+from nlrl_jax.arrays import expect
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
@@ -20,6 +21,7 @@ def kl_estimate(log_probs: jax.Array, ref_log_probs: jax.Array, estimator: str =
     With d = log p_ref - log p_theta: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1 (Schulman, "Approximating KL
     divergence"; GRPO uses k3). The paper leaves the choice open.
     """
+    expect("...", log_probs=log_probs, ref_log_probs=ref_log_probs)
     d = ref_log_probs - log_probs
     if estimator == "k1":
         return -d
@@ -38,7 +40,8 @@ def episode_token_weights(mask: jax.Array) -> jax.Array:
 
     Returns: float32 [J, T, K]; an episode without tokens weighs nothing.
     """
-    mask = mask.astype(jnp.float32)
+    expect("J T K", mask=mask)
+    mask = mask.astype(bool).astype(jnp.float32)
     tokens = jnp.sum(mask, axis=(1, 2), keepdims=True)
     return mask / (jnp.maximum(tokens, 1.0) * mask.shape[0])
 
@@ -68,8 +71,8 @@ def ms_grpo(
 
     Returns: (scalar, {"kl", "clip_fraction"}: weighted sums over the tokens, so they add up too).
     """
-    chex.assert_equal_shape([log_probs, old_log_probs, ref_log_probs, weights])
-    chex.assert_shape(advantages, log_probs.shape[:1])
+    given = {"log_probs": log_probs, "old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
+    expect("B", expect("B K", **given, weights=weights), advantages=advantages)
     counted = weights > 0
     # Replace what does not count before exp(): 0 * inf would poison the gradient.
     log_probs = jnp.where(counted, log_probs, 0.0)
@@ -96,6 +99,7 @@ def sft(log_probs: jax.Array, weights: jax.Array) -> tuple[jax.Array, dict[str, 
 
     Returns: (scalar, {"perplexity" of the tokens that count, "tokens": how many}).
     """
+    expect("B K", log_probs=log_probs, weights=weights)
     weights = weights.astype(jnp.float32)
     counted = weights != 0
     tokens = jnp.sum(counted.astype(jnp.float32))
@@ -142,7 +146,8 @@ def ppo(
     """
     if math.isfinite(value_clip) and old_values is None:
         raise ValueError(f"value_clip is {value_clip}, which needs old_values")
-    chex.assert_equal_shape([log_probs, old_log_probs, advantages, values, targets, entropy, weights])
+    given = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages, "values": values}
+    expect("...", **given, targets=targets, entropy=entropy, weights=weights, old_values=old_values)
     counted = weights > 0
     # Replace what does not count before exp(): 0 * inf would poison the gradient.
     log_probs, values, entropy = (jnp.where(counted, x, 0.0) for x in (log_probs, values, entropy))
@@ -156,7 +161,6 @@ def ppo(
     policy_loss = -mean(jnp.minimum(ratio * A, clipped * A))
     errors = (values - targets) ** 2
     if math.isfinite(value_clip):
-        chex.assert_equal_shape([values, old_values])
         old_values = jax.lax.stop_gradient(jnp.where(counted, old_values, 0.0))
         near = old_values + jnp.clip(values - old_values, -value_clip, value_clip)
         errors = jnp.maximum(errors, (near - targets) ** 2)

@@ -11,6 +11,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from nlrl_jax.arrays import expect
+
 
 @flax.struct.dataclass
 class RunningMoments:
@@ -26,7 +28,14 @@ class RunningMoments:
         return cls(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
     def update(self, batch: jax.Array) -> RunningMoments:
-        """With `batch` [..., *shape] counted in (Chan et al. 1979: two means and variances into one)."""
+        """With `batch` [..., *shape] counted in (Chan et al. 1979: two means and variances into one).
+
+        Raises:
+          ValueError: an array of another shape, or an empty one.
+        """
+        self.check(batch)
+        if not batch.size:
+            raise ValueError(f"a batch of shape {batch.shape} has no mean")
         rows = batch.reshape(-1, *self.mean.shape)
         n, mean, var = float(rows.shape[0]), jnp.mean(rows, axis=0), jnp.var(rows, axis=0)
         total, delta = self.count + n, mean - self.mean
@@ -34,8 +43,13 @@ class RunningMoments:
         return RunningMoments(self.mean + delta * n / total, spread / total, total)
 
     def normalize(self, x: jax.Array, limit: float = 10.0) -> jax.Array:
-        """(x - mean) / std, clipped to +-limit."""
+        """(x - mean) / std of x [..., *shape], clipped to +-limit. ValueError: another shape."""
+        self.check(x)
         return jnp.clip((x - self.mean) * jax.lax.rsqrt(self.var + 1e-8), -limit, limit)
+
+    def check(self, values: jax.Array, leading: str = "...") -> None:
+        """Raises ValueError: `values` are not [leading, *shape], such as "..." or "B"."""
+        expect(" ".join([leading, *map(str, self.mean.shape)]), values=values)
 
 
 def tower(
@@ -74,32 +88,50 @@ class Critic(nn.Module):
 
 
 def sample(key: jax.Array, out: jax.Array, log_std: jax.Array | None) -> jax.Array:
-    """One action per row: int32 [B], or float32 [B, A]."""
+    """One action per row of what `Actor` returns: int32 [B], or float32 [B, A]. ValueError: other shapes."""
+    _expect_rows(out, log_std)
     if log_std is None:
         return jax.random.categorical(key, out)
     return out + jnp.exp(log_std) * jax.random.normal(key, out.shape)
 
 
 def mode(out: jax.Array, log_std: jax.Array | None) -> jax.Array:
-    """The most likely action of each row."""
+    """The most likely action of each row of what `Actor` returns: int32 [B], or float32 [B, A]."""
+    _expect_rows(out, log_std)
     return jnp.argmax(out, axis=-1) if log_std is None else out
 
 
 def log_prob(out: jax.Array, log_std: jax.Array | None, action: jax.Array) -> jax.Array:
-    """log pi(action): [B], summed over the dimensions of an action."""
+    """log pi(action): [B], summed over the dimensions of an action.
+
+    Args:
+      out, log_std: what `Actor` returns.
+      action: int [B], or [B, A] if actions are continuous.
+
+    Raises:
+      ValueError: other shapes, or actions that are no integers where they must be.
+    """
+    expect("B" if log_std is None else "B A", _expect_rows(out, log_std), action=action)
     if log_std is None:
+        if not jnp.issubdtype(action.dtype, jnp.integer):
+            raise ValueError(f"action is {action.dtype}; a discrete one must be an integer [B]")
         return jnp.take_along_axis(jax.nn.log_softmax(out), action[:, None], axis=-1)[:, 0]
     z = (action - out) * jnp.exp(-log_std)
     return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
 
 def entropy(out: jax.Array, log_std: jax.Array | None) -> jax.Array:
-    """Of the policy at each row: [B]."""
+    """Of the policy at each row of what `Actor` returns: [B]. ValueError: other shapes."""
+    _expect_rows(out, log_std)
     if log_std is None:
         log_probs = jax.nn.log_softmax(out)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
     each = jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e))
     return jnp.broadcast_to(each, out.shape[:1])
+
+
+def _expect_rows(out: jax.Array, log_std: jax.Array | None) -> dict[str, Any]:
+    return expect("A", expect("B A", out=out), log_std=log_std)
 
 
 class Agent:
@@ -144,4 +176,7 @@ class Agent:
         return lambda obs: self.to_env(mode(*self.policy(params, moments, obs)))
 
     def _normalized(self, moments, obs):
-        return moments.normalize(obs) if self.normalize_obs else obs
+        if not self.normalize_obs:
+            return obs
+        moments.check(obs, "B")
+        return moments.normalize(obs)

@@ -5,9 +5,10 @@ Imports no model. Letters: G episodes a group, G' sampled ones, J = any leading 
 
 from __future__ import annotations
 
-import chex
 import jax
 import jax.numpy as jnp
+
+from nlrl_jax.arrays import expect, floating
 
 
 def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = None) -> jax.Array:
@@ -16,12 +17,19 @@ def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = 
     A group whose returns are all equal is uninformative: its advantages are exactly zero.
 
     Args:
-      returns: float [..., G], composite returns C of the episodes that share an initial state.
+      returns: float [..., G], composite returns C of the episodes that share an initial state; at least two.
       ddof: the standard deviation divides by G - ddof; the paper leaves this open.
       mask: bool [..., G], who counts; the others get zero and change nothing. All, if None.
 
     Returns: float32 [..., G].
+
+    Raises:
+      ValueError: arrays of other shapes, a group of one (compared with itself it has no advantage), ddof not in [0, G).
     """
+    G = expect("... G", returns=returns, mask=mask)["G"]
+    if G < 2 or not 0 <= ddof < G:
+        raise ValueError(f"G is {G} and ddof {ddof}; a group needs at least 2 episodes, and ddof must be in [0, G)")
+    mask = None if mask is None else mask.astype(bool)
     returns = returns.astype(jnp.float32)
     over = {"axis": -1, "keepdims": True} | ({} if mask is None else {"where": mask})
     count = returns.shape[-1] if mask is None else jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1 + ddof)
@@ -36,9 +44,9 @@ def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = 
 
 
 def returns_to_go(rewards: jax.Array) -> jax.Array:
-    """Sum of the rewards from each turn on: float [T, B] -> float [T, B]."""
-    chex.assert_rank(rewards, 2)
-    return jnp.flip(jnp.cumsum(jnp.flip(rewards, axis=0), axis=0), axis=0)
+    """Sum of the rewards from each turn on: float [T, B] -> float [T, B]. ValueError: an array of another rank."""
+    expect("T B", rewards=rewards)
+    return jnp.flip(jnp.cumsum(jnp.flip(floating(rewards), axis=0), axis=0), axis=0)
 
 
 def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: float) -> jax.Array:
@@ -55,9 +63,9 @@ def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: flo
     Returns: int32 [..., num], indices into the last axis.
 
     Raises:
-      ValueError: num > G, or a temperature that is not positive.
+      ValueError: num > G, a temperature that is not positive, or advantages that are no array [..., G].
     """
-    group = advantages.shape[-1]
+    group = expect("... G", advantages=advantages)["G"]
     if not 1 <= num <= group:
         raise ValueError(f"cannot sample G'={num} of G={group} episodes without replacement")
     if not temperature > 0:
@@ -93,12 +101,11 @@ def gae(
     Returns: advantages and value targets A_t + V(s_t), both float [T, B]; neither carries gradients.
 
     Raises:
-      AssertionError: an array of another rank, or arrays of several shapes, such as one that is [B, T].
+      ValueError: an array of another rank, or arrays of several shapes, such as one that is [B, T].
     """
-    ends = discounts == 0 if ends is None else ends
-    arrays = (rewards, discounts, values, next_values, ends)
-    chex.assert_rank(arrays, 2)
-    chex.assert_equal_shape(arrays)
+    expect("T B", rewards=rewards, discounts=discounts, values=values, next_values=next_values, ends=ends)
+    ends = discounts == 0 if ends is None else ends.astype(bool)
+    rewards, discounts, values, next_values = map(floating, (rewards, discounts, values, next_values))
     deltas = rewards + jnp.where(discounts == 0, 0.0, discounts * next_values) - values
     traces = jnp.where(ends, 0.0, discounts * trace_decay)
 
@@ -124,9 +131,9 @@ def kl_improved_policy(log_prior: jax.Array, q: jax.Array, alpha: float | jax.Ar
     Returns: float32 [..., n]; its exponentials sum to 1.
 
     Raises:
-      ValueError: a Python number alpha that is not positive.
+      ValueError: a Python number alpha that is not positive; arrays of several shapes.
     """
     if isinstance(alpha, int | float) and not alpha > 0:
         raise ValueError(f"alpha is {alpha}; it must be above 0")
-    chex.assert_equal_shape([log_prior, q])
+    expect("... n", log_prior=log_prior, q=q)
     return jax.nn.log_softmax(log_prior.astype(jnp.float32) + q.astype(jnp.float32) / alpha, axis=-1)

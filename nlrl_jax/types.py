@@ -104,7 +104,8 @@ class ControlGame:
       params: its parameters.
       actions: action words by id; empty where actions are continuous.
       state_code: observation [..., D] -> int32 [...], equal for equal states; None where states are continuous.
-      roles: the analyst's prompts and readers, a `roles.trajectories.AnalystRoles`; None where there are none.
+      roles: the analyst's prompts and readers, a `roles.trajectories.AnalystRoles`; None where there are none, and no
+        method that asks an analyst.
       scripts: role -> script of the rule-based analyst (`backends.scripted`).
       draw: env states, leading axis [T] -> pictures uint8 [T, H, W, 3]; None where there are none.
       draw_case: (env states [n], taken actions [n, ...], suggested ones or None, a list) -> pictures [n, H, W, 3] of

@@ -1,4 +1,5 @@
 """Around an update, inside `jit`: keep the old state where the new one is not finite, and stack the states of seeds.
+And what weights must be to learn.
 
 update = jax.jit(keep_finite(ppo.make_update(env, env_params, config)), donate_argnums=0)
 
@@ -17,9 +18,43 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def where(mask: jax.Array, new: Any, old: Any) -> Any:
-    """`new` in the rows where `mask` [B, ...] is True, else `old`: for trees whose leaves are [B, ...]."""
-    pick = lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
-    return jax.tree.map(pick, new, old)
+    """`new` in the rows where `mask` [B, ...] is True, else `old`: for trees whose leaves are [B, ...].
+
+    Raises:
+      ValueError: a leaf that has not the mask's axes in front, or not the same shape in both trees.
+    """
+
+    def pick(path, a, b):
+        if a.shape != b.shape or a.shape[: mask.ndim] != mask.shape:
+            raise ValueError(
+                f"leaf {jax.tree_util.keystr(path)} has shape {a.shape} in the new tree and {b.shape} in the old; both "
+                f"must have one shape that begins with the mask's, {mask.shape}"
+            )
+        return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
+
+    return jax.tree_util.tree_map_with_path(pick, new, old)
+
+
+def masters(weights: Any) -> Any:
+    """Weights as they must be to learn: those of fewer than 32 bits as float32, the others as they are.
+
+    In bfloat16 a step below 1/512 of a weight rounds to nothing, so that small learning rates would learn nothing.
+    """
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if _is_short(x) else x, weights)
+
+
+def check_masters(weights: Any) -> None:
+    """Raises ValueError: weights of fewer than 32 bits, which must not learn; see `masters`."""
+    short = sorted({str(x.dtype) for x in jax.tree.leaves(weights) if _is_short(x)})
+    if short:
+        raise ValueError(
+            f"the weights that learn are {', '.join(short)}, in which small steps round to nothing; they must be "
+            "float32 (`nlrl_jax.updates.masters` makes them so), whatever the model computes in"
+        )
+
+
+def _is_short(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
 
 
 def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Callable[..., Any]:
@@ -44,14 +79,18 @@ def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Call
 
 
 def stack(states: Sequence[Any]) -> Any:
-    """n states as one with a leading axis [n] on everything but `params`, which they share."""
+    """n states as one with a leading axis [n] on everything but `params`, which they share. ValueError: n is 0."""
+    if not states:
+        raise ValueError("there is no state to stack; give at least one")
     params = states[0].params
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state.replace(params=None) for state in states))
     return stacked.replace(params=params)
 
 
 def seed_mesh(seeds: int) -> Mesh:
-    """A mesh ("seeds",) of as many devices as take equally many of the seeds each."""
+    """A mesh ("seeds",) of as many devices as take equally many of the seeds each. ValueError: no seed."""
+    if seeds < 1:
+        raise ValueError(f"seeds is {seeds}; it must be at least 1")
     devices = jax.devices()
     most = max(n for n in range(1, len(devices) + 1) if seeds % n == 0)
     return jax.make_mesh((most,), ("seeds",), axis_types=(AxisType.Auto,), devices=devices[:most])

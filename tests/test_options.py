@@ -5,7 +5,15 @@ import math
 
 import pytest
 
-from nlrl_jax.config import OptionError, check, flat, make, option, options, part, replace
+import envs
+from envs.tic_tac_toe import rules
+from launch.train_dqn import DQNRunConfig
+from launch.train_ms_grpo import TrainConfig
+from nlrl_jax.algorithms.sft import SFTConfig
+from nlrl_jax.config import MOST_SEED, OptionError, check, check_seed, flat, make, option, options, part, replace
+from nlrl_jax.rollouts.board_games import random_views
+from nlrl_jax.run import refinement_config
+from nlrl_jax.text.host import of_text_game
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,3 +96,21 @@ def test_two_options_of_one_name_are_a_mistake_in_the_config():
 
     with pytest.raises(TypeError, match="Twice has two options named heat"):
         options(Twice())
+
+
+@pytest.mark.parametrize("config", [DQNRunConfig, TrainConfig, SFTConfig, refinement_config.RunConfig])
+@pytest.mark.parametrize("seed", [-1, MOST_SEED + 1, 10**20])
+def test_seeds_that_do_not_fit_a_key_are_refused(config, seed):
+    with pytest.raises(OptionError, match=f"seed is {seed}; it must be at least 0 and at most"):
+        make(config, seed=seed)
+
+
+def test_seeds_become_keys_unchanged():
+    assert check_seed(MOST_SEED) == MOST_SEED
+    for wrong in (-1, MOST_SEED + 1, 1.0, True, None):
+        with pytest.raises(ValueError, match="it must be an integer from 0 to 4294967295"):
+            check_seed(wrong)
+    with pytest.raises(ValueError, match="seed is 4294967296; it must be"):
+        random_views(rules.board_game(), 1, 2**32)
+    with pytest.raises(ValueError, match="seed is 4294967296; it must be"):
+        of_text_game(envs.make("frozen_lake")).reset([("", 2**32)])

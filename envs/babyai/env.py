@@ -11,6 +11,7 @@ from gymnax.environments import environment, spaces
 from envs import grid_text
 from envs.babyai import levels, rules, text
 from envs.babyai.rules import ACTIONS, EnvState
+from envs.options import integer
 from nlrl_jax.types import TextGame
 
 OBSERVATION_SIZE = 3 * rules.VIEW**2 + 1 + len(rules.MISSIONS) + 2 * (len(text.KINDS) + len(rules.COLOURS))
@@ -122,6 +123,7 @@ def text_game(mission: str = "go to", prompt: str = "paper", max_steps: int = 30
       ValueError: an unknown mission or prompt.
     """
     grid_text.check_prompt(prompt)
+    integer("max_steps", max_steps, 1)
     env = BabyAI(mission)
     if prompt == "paper":
         words, observation = _RULES, text.OBSERVATION

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.breakthrough.notation import PLAYERS, BreakthroughText
+from envs.options import integer
 from nlrl_jax.types import BoardGame
 
 _WORD = 32
@@ -181,12 +182,9 @@ def board_game(rows: int = 5, columns: int = 5, pawn_rows: int = 2) -> Breakthro
     Raises:
       ValueError: an argument outside its range.
     """
-    if pawn_rows not in (1, 2):
-        raise ValueError(f"pawn_rows is {pawn_rows}; it must be 1 or 2")
-    if rows < 2 * pawn_rows:
-        raise ValueError(f"rows is {rows}; two sides with pawn_rows={pawn_rows} need at least {2 * pawn_rows}")
-    if not 2 <= columns <= 26:
-        raise ValueError(f"columns is {columns}; it must be 2 to 26")
+    integer("pawn_rows", pawn_rows, 1, 2)
+    integer("rows", rows, 2 * pawn_rows)  # two sides
+    integer("columns", columns, 2, 26)  # letters
     rules, text = _Rules(rows, columns, pawn_rows), BreakthroughText(rows, columns, pawn_rows)
     words, board = text.moves(), text.board()
 

@@ -9,6 +9,7 @@ from gymnax.environments import environment, spaces
 
 from envs import grid_text
 from envs.crafter import engine, text
+from envs.options import integer
 from nlrl_jax.types import TextGame
 
 OBSERVATION_SIZE = engine.ROWS * engine.COLUMNS * len(engine.CELLS) + len(engine.VITALS) + len(engine.ITEMS) + 6
@@ -123,6 +124,7 @@ def text_game(prompt: str = "paper", max_steps: int = 10_000) -> TextGame:
       ValueError: an unknown prompt.
     """
     grid_text.check_prompt(prompt)
+    integer("max_steps", max_steps, 1)
     paper = prompt == "paper"
     return TextGame(
         name="crafter",

@@ -25,6 +25,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from envs import grid_text
+from envs.options import integer
 from nlrl_jax.text.template import Choice, Literal, Number, Template
 from nlrl_jax.types import TextGame
 
@@ -301,6 +302,7 @@ def text_game(
       ValueError: an argument outside its range.
     """
     grid_text.check_prompt(prompt)
+    integer("max_steps", max_steps, 1)
     env = MazeEnv(layout, observation)
     board = board_template(env.maze)
     has_board = prompt == "compact" and observation == "full"

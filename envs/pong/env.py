@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from envs.options import integer
 from envs.pong import prompts, rule_based
 from envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, draw, frames
 from nlrl_jax.types import ControlGame
@@ -216,7 +217,14 @@ def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params)
       pixels: frames as observations; an analyst's prompts and rewards exist for the six numbers only.
       cell: side of the blocks of rows and columns within which states are equal (`state_code`); 1 is exact.
       **params: other fields of `EnvParams`.
+
+    Raises:
+      ValueError: a number outside its range.
     """
+    integer("points", points, 1)
+    integer("cell", cell, 1, SIZE)
+    for name, least in (("max_steps_in_episode", 1), ("racket_speed", 0), ("opponent_speed", 0)):
+        integer(name, params.get(name, least), least)
     limit = {"max_steps_in_episode": 1000 if points == 1 else 10_000}
     return ControlGame(
         name="pong" if points == 1 else f"pong_{points}",

@@ -77,7 +77,7 @@ def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig,
     own. A prompt is the decision's, without the oldest steps where `planning` left them out.
 
     Raises:
-      ValueError: "improved" of episodes that have no record of candidates.
+      ValueError: "improved" of episodes that have no record of candidates; "advantage" where no task has two episodes.
     """
     kept = [one for one in episodes if one["success"] or config.keep == "all"]
     advantages = _advantages(kept) if config.lesson == "advantage" else [1.0] * len(kept)
@@ -121,6 +121,10 @@ def _advantages(episodes: Sequence[Episode]) -> list[float]:
     returns = defaultdict(list)
     for one in episodes:
         returns[tuple(one["task"])].append(one["reward"])
+    if episodes and max(map(len, returns.values())) < 2:
+        raise ValueError(
+            f"advantage compares episodes of one task, but each of {len(episodes)} is the only one of its task"
+        )
     spread = {task: (np.mean(values), np.std(values)) for task, values in returns.items()}
     found = []
     for one in episodes:

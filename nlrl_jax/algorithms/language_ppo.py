@@ -42,7 +42,7 @@ from nlrl_jax.returns import gae
 from nlrl_jax.rollouts.scored_words import Moves, play_games, results
 from nlrl_jax.text.word_policy import MovePolicy, move_log_probs
 from nlrl_jax.types import TextGame
-from nlrl_jax.updates import keep_finite
+from nlrl_jax.updates import check_masters, keep_finite, masters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LanguagePPOConfig:
     trace_decay: float = option(0.95, "GAE's trace decay [lambda]", least=0, most=1)
     train: str = option(
         "params",
-        "params (all weights; load them as float32, or small steps round to nothing) or lora (an adapter)",
+        "params (all weights, which then are float32) or lora (an adapter)",
         choices=("params", "lora"),
     )
     max_grad_norm: float = option(1.0, "clip gradients to this norm, actor and critic each", above=0)
@@ -75,6 +75,11 @@ class LanguagePPOConfig:
 
     def __post_init__(self):
         check(self)
+        if self.num_games * self.max_turns < 2:
+            raise ValueError(
+                "num_games and max_turns are both 1: an iteration has one move, but advantages are normalised over its "
+                "moves, at least two"
+            )
 
 
 class ValueHead(nn.Module):
@@ -125,9 +130,11 @@ def optimizer(config: LanguagePPOConfig) -> optax.GradientTransformation:
 
 
 def init_state(model: Transformer, params: Any, config: LanguagePPOConfig, key: jax.Array) -> LanguagePPOState:
-    """The model unchanged, a critic that is 0 everywhere, a fresh optimizer; on the model's mesh, if it has one."""
+    """The model unchanged (its weights as float32 if they learn), a critic that is 0 everywhere, a fresh optimizer; on
+    the model's mesh, if it has one."""
     key_lora, key_critic = jax.random.split(key)
     lora = placement.fresh_lora(model, key_lora) if config.train == "lora" else None
+    params = params if config.train == "lora" else masters(params)
     hidden, start = jnp.zeros((1, model.config.hidden_size)), jnp.zeros((), jnp.int32)
     critic = value_head(model).init(key_critic, hidden)["params"]
     if model.mesh is not None:
@@ -203,6 +210,9 @@ def make_update(
 
     Metrics: those of `losses.ppo` and "grad_norm" as means over the gradient steps, `results` of the games, "moves".
     A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
+
+    Raises:
+      ValueError: from the update, weights below float32 that learn (see `updates.masters`).
     """
     learner = dataclasses.replace(policy, model=policy.model.clone(remat=config.remat))
     head, tx = value_head(policy.model), optimizer(config)
@@ -237,6 +247,7 @@ def make_update(
         return (optax.apply_updates(learned, updates), opt_state), metrics
 
     def update(state: LanguagePPOState, key: jax.Array) -> tuple[LanguagePPOState, dict[str, jax.Array]]:
+        check_masters(getattr(state, config.train))
         key_play, key_order = jax.random.split(key)
         value_of = lambda hidden: head.apply({"params": state.critic}, hidden)
         acting = placement.gathered(policy.model, state.variables)

@@ -14,7 +14,7 @@ import numpy as np
 
 from nlrl_jax.algorithms import language_td, mcts
 from nlrl_jax.algorithms.language_td import LookAhead
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check, check_seed, option
 from nlrl_jax.roles.board_games import View, Viewer
 from nlrl_jax.rollouts.board_games import random_opponent
 from nlrl_jax.types import BoardGame
@@ -109,7 +109,7 @@ def sample(game: BoardGame, config: TDDataConfig, num: int, key: jax.Array) -> l
 
 
 def _make(game: BoardGame, config: TDDataConfig, seed: int) -> dict[str, np.ndarray]:
-    key_games, key_split, key_look, key_judge = jax.random.split(jax.random.key(seed), 4)
+    key_games, key_split, key_look, key_judge = jax.random.split(jax.random.key(check_seed(seed)), 4)
     clock = time.monotonic()
     log = lambda text: print(f"[{time.monotonic() - clock:5.0f} s] {text}", flush=True)
     policies = [mcts.mcts_policy(game, *skill) for skill in parse_skills(config.skills)]

@@ -24,8 +24,8 @@ Policy = Callable[[jax.Array, Any], tuple[jax.Array, jax.Array, jax.Array]]
 
 
 def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Array:
-    """Plays B games to the end, every move uniformly random: the outcomes, float32 [B]."""
-    moves = LegalMoves.of(game)
+    """Plays B games to the end, every move uniformly random: the outcomes, float32 [B]. ValueError: see `batch_of`."""
+    moves, batch = LegalMoves.of(game), batch_of(game, positions)
 
     def step(word: jax.Array, position: Any) -> Any:
         k = _multiply_high(word, moves.count(position).astype(jnp.uint32))
@@ -35,7 +35,7 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
     def body(carry):
         key, positions = carry
         key, use = jax.random.split(key)
-        words = jax.random.bits(use, batch_of(positions), jnp.uint32)
+        words = jax.random.bits(use, batch, jnp.uint32)
         return key, jax.vmap(step)(words, positions)
 
     going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
@@ -44,10 +44,10 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
 
 def rollout_evaluator(game: BoardGame, rollouts: int) -> Evaluator:
     """The mean outcome of `rollouts` random games from each position."""
-    if rollouts < 1:
-        raise ValueError(f"rollouts is {rollouts}; it must be at least 1")
+    _at_least_one(rollouts=rollouts)
 
     def evaluate(key: jax.Array, positions: Any) -> jax.Array:
+        batch_of(game, positions)
         many = jax.tree.map(lambda x: jnp.repeat(x, rollouts, axis=0), positions)
         return random_rollouts(game, key, many).reshape(-1, rollouts).mean(axis=1)
 
@@ -66,10 +66,13 @@ def mcts_policy(game: BoardGame, simulations: int, rollouts: int, uct_c: float =
       nothing is visited. It holds 13 bytes x B x simulations x the most legal moves.
 
     Raises:
-      ValueError: fewer than 2 simulations (the first one only evaluates the root), or no rollout.
+      ValueError: fewer than 2 simulations (the first one only evaluates the root), no rollout, or a `uct_c` that is
+        negative or not finite; from the policy, see `batch_of`.
     """
     if simulations < 2:
         raise ValueError(f"simulations is {simulations}; it must be at least 2, as the first only evaluates the root")
+    if not 0 <= uct_c < np.inf:
+        raise ValueError(f"uct_c is {uct_c}; it must be at least 0 and finite")
     evaluate = rollout_evaluator(game, rollouts)
     moves = LegalMoves.of(game)
 
@@ -97,7 +100,11 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
     """Both players follow the policy for `moves` moves; a finished game stays as it is.
 
     Returns: (actions int32 [T, B], -1 where the game was over; positions [T + 1, B, ...], the given ones first).
+
+    Raises:
+      ValueError: see `batch_of`.
     """
+    batch_of(game, positions)
 
     def step(positions, key):
         after, action = _move(game, policy, key, positions)
@@ -112,7 +119,12 @@ def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, g
     """Mean outcome of `games` games from each position, both players following the policy: float32 [B] in [-1, 1].
 
     All B x games games are played side by side.
+
+    Raises:
+      ValueError: no game; see `batch_of`.
     """
+    _at_least_one(games=games)
+    batch_of(game, positions)
 
     def body(carry):
         key, positions = carry
@@ -134,8 +146,9 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     Returns: positions [S, ...], in the order in which they first occurred.
 
     Raises:
-      ValueError: the players do not move by turns.
+      ValueError: the players do not move by turns; no policy or no game.
     """
+    _at_least_one(policies=len(policies), games_per_pair=games_per_pair)
     steps = [jax.jit(functools.partial(_move, game, policy)) for policy in policies]
     shape = (len(policies), len(policies), games_per_pair)
     mover, over = (jax.jit(_over_axes(function, 3)) for function in (game.current_player, game.is_terminal))
@@ -164,6 +177,12 @@ def first_occurrences(positions: Any) -> np.ndarray:
     leaves = [np.asarray(x) for x in jax.tree.leaves(positions)]
     as_bytes = [np.ascontiguousarray(x.reshape(len(x), -1)).view(np.uint8) for x in leaves]
     return np.sort(np.unique(np.concatenate(as_bytes, axis=1), axis=0, return_index=True)[1])
+
+
+def _at_least_one(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} is {number}; it must be at least 1")
 
 
 def _take(tree: Any, index: Any) -> Any:

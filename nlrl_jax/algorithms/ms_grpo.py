@@ -43,7 +43,7 @@ from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
-from nlrl_jax.updates import keep_finite
+from nlrl_jax.updates import check_masters, keep_finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +148,9 @@ def make_update(
     """One iteration of Algorithm 1 as a pure function `update(state, key) -> (state, metrics)`; jit it.
 
     A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
+
+    Raises:
+      ValueError: from the update, an adapter below float32 (see `updates.masters`).
     """
     n, G = config.num_groups, config.group_size
     objective = functools.partial(  # equations 1-3
@@ -160,6 +163,7 @@ def make_update(
 
     def update(state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         key_reset, key_play, key_sample = jax.random.split(key, 3)
+        check_masters(state.lora)
         variables = {"params": state.params, "lora": state.lora}  # theta_old <- theta (line 3)
 
         # Lines 4-5: one initial state s_0 a group, the same for its G episodes.

@@ -53,10 +53,11 @@ class PPOConfig:
 
     def __post_init__(self):
         check(self)
-        if self.num_envs * self.num_steps % self.num_minibatches:
+        size, rest = divmod(self.num_envs * self.num_steps, self.num_minibatches)
+        if rest or size < 2:
             raise ValueError(
                 f"{self.num_envs} environments x {self.num_steps} steps do not divide into {self.num_minibatches} "
-                "minibatches"
+                "minibatches of equally many steps, at least two: advantages are normalised within each"
             )
 
 

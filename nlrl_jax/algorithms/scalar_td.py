@@ -28,6 +28,7 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.types import Chat
+from nlrl_jax.updates import masters
 
 _ROWS = 512  # positions valued at once
 
@@ -61,9 +62,9 @@ class ScalarCritic:
     batch: int
 
     def init(self, params: Any, key: jax.Array) -> dict[str, Any]:
-        """The network as it is and a head that is 0 everywhere."""
+        """The network, its weights as float32, and a head that is 0 everywhere."""
         hidden = jnp.zeros((1, self.model.config.hidden_size))
-        return {"model": params, "critic": value_head(self.model).init(key, hidden)["params"]}
+        return {"model": masters(params), "critic": value_head(self.model).init(key, hidden)["params"]}
 
     def values(self, params: Any, views: Sequence[View]) -> np.ndarray:
         """V of each view, float32 [N]."""
@@ -89,7 +90,7 @@ class ScalarCritic:
         steps = len(views) // size
         optimizer, step = _compiled(self.model, config.weight_decay, config.clip_norm, config.b2)
         rate = rate_at(config, steps * config.epochs)
-        params = jax.tree.map(jnp.copy, params)  # a step gives away what it is given
+        params = jax.tree.map(jnp.copy, masters(params))  # a step gives away what it is given
         opt_state, done, losses = optimizer.init(params), 0, []
         for _ in range(config.epochs):
             losses, order = [], generator.permutation(len(views))[: steps * size].reshape(steps, size)

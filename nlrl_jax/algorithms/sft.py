@@ -29,13 +29,14 @@ import optax
 from jax.sharding import Mesh
 
 from nlrl_jax import losses
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check, option, seed_option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Pairs, Piece
+from nlrl_jax.updates import check_masters, masters
 
 SCHEDULES = ("constant", "cosine")
 TRAIN = ("lora", "params")
@@ -64,7 +65,7 @@ class SFTConfig:
         0, "rows differentiated at a time in SFT; 0: all at once. Memory only, same result", least=0
     )
     remat: bool = option(False, "recompute blocks in SFT's backward pass. Memory only, same result")
-    seed: int = option(0, "of the order of the examples", least=0)
+    seed: int = seed_option("of the order of the examples")
 
     def __post_init__(self):
         check(self)
@@ -109,6 +110,7 @@ def make_sft_step(
     train: str = "lora",
     micro_batch: int = 0,
     mesh: Mesh | None = None,
+    short_weights: bool = False,
 ) -> Callable[..., tuple[Any, Any, dict[str, jax.Array]]]:
     """A pure step `(variables, opt_state, batch) -> (variables, opt_state, metrics)`; jit it.
 
@@ -121,13 +123,16 @@ def make_sft_step(
       micro_batch: rows of a batch whose gradient is computed at a time, so `loss_of` must be a mean over tokens, with
         the metrics of `losses.sft`, and the arrays of a batch [B, ...] are filled up with zeros. 0: the batch as it is.
       mesh: micro-batches are rounded up to equally many rows on each of the devices that share them.
+      short_weights: allow weights below float32 to learn, though small steps round to nothing: to measure memory.
 
     Raises:
-      ValueError: another `train`.
+      ValueError: another `train`; from the step, weights below float32 (see `updates.masters`).
     """
     _check_collection(train)
 
     def step(variables, opt_state, batch):
+        if not short_weights:
+            check_masters(variables[train])
         grad_of = jax.value_and_grad(lambda p, rows: loss_of({**variables, train: p}, rows), has_aux=True)
         (loss, aux), grads = (
             _accumulate(grad_of, variables[train], batch, whole_rows(micro_batch, mesh))
@@ -244,6 +249,9 @@ def fit(
 ) -> tuple[Any, dict[str, float]]:
     """Fine-tunes on examples, with a fresh optimizer. The same arguments give the same bits.
 
+    Weights that learn are float32 from here on, be they given as bfloat16 (`updates.masters`): a model computes in
+    `config.dtype` whatever its weights are.
+
     Args:
       report: called with (steps done, steps in all, the step's metrics) after each step.
 
@@ -252,8 +260,10 @@ def fit(
       epoch's, "steps", "examples", "too_long": examples left out, "tokens": learned from, an epoch}).
 
     Raises:
-      ValueError: no example is short enough; no token is to be learned; a non-finite loss.
+      ValueError: no example, or none that is short enough; no token is to be learned; a non-finite loss.
     """
+    if not examples:
+        raise ValueError("there is no example to learn from")
     kept = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
     if not kept:
         raise ValueError(f"all of {len(examples)} examples are longer than max_length = {config.max_length} tokens")
@@ -263,7 +273,7 @@ def fit(
     rate = rate_at(config, total)
     network, memory = model.clone(remat=config.remat), config.micro_batch
     optimizer, step = _compiled(network, config.train, config.weight_decay, config.clip_norm, config.b2, memory)
-    learned = jax.tree.map(jnp.copy, variables[config.train])  # a step gives away what it is given
+    learned = jax.tree.map(jnp.copy, masters(variables[config.train]))  # a step gives away what it is given
     opt_state = placement.start(optimizer, learned, model.mesh)
     frozen = {name: tree for name, tree in variables.items() if name != config.train}
     done, epoch_losses = 0, []

@@ -15,6 +15,7 @@ import numpy as np
 from nlrl_jax.algorithms import language_td, mcts
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import Data, TDDataConfig, in_chunks
+from nlrl_jax.config import check_seed
 from nlrl_jax.roles.board_games import TDRoles, View, Viewer
 from nlrl_jax.types import BoardGame, LanguageModel
 
@@ -38,7 +39,7 @@ def controls(
     "target alone": the first iteration's target, variations from the test position itself with their ends evaluated by
     `value`. "one search": the sign of the value of one search as strong as the policy that is evaluated.
     """
-    key_look, key_search = jax.random.split(jax.random.key(seed))
+    key_look, key_search = jax.random.split(jax.random.key(check_seed(seed)))
     policy = mcts.mcts_policy(game, config.simulations, config.rollouts)
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf, config.variations, axis=0), data.positions)
     play = lambda key, rows: mcts.play_moves(game, policy, key, rows, config.look_ahead)

@@ -82,9 +82,12 @@ def search(
     """Grows a tree of at most `simulations` nodes from each position; simulation 0 evaluates the root itself.
 
     Returns: (the trees; float32 [B] the mean value of the simulations, or with `solve` the result where it is proven).
+
+    Raises:
+      ValueError: see `batch_of`.
     """
     moves = LegalMoves.of(game)
-    batch = batch_of(positions)
+    batch = batch_of(game, positions)
     rows = jnp.arange(batch[0])
     key_ties, key_values = jax.random.split(key)
     seeds = jax.random.bits(key_ties, batch, jnp.uint32)
@@ -234,6 +237,22 @@ def where(condition: jax.Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda y, n: jnp.where(condition, y, n), yes, no)
 
 
-def batch_of(positions: Any) -> tuple[int]:
-    """(B,)."""
-    return jax.tree.leaves(positions)[0].shape[:1]
+def batch_of(game: BoardGame, positions: Any) -> tuple[int]:
+    """(B,) of B positions of a game, each array [B, ...].
+
+    Raises:
+      ValueError: a single position, or something else than positions of this game.
+    """
+    one = jax.tree_util.tree_leaves_with_path(jax.eval_shape(game.init))
+    given = jax.tree_util.tree_leaves_with_path(positions)
+    if [path for path, _ in one] != [path for path, _ in given]:
+        raise ValueError(f"positions are a {type(positions).__name__}; they must be B positions of {game.name}")
+    batch = jnp.shape(given[0][1])[:1]
+    for (path, leaf), (_, array) in zip(one, given):
+        if len(batch) != 1 or jnp.shape(array) != (*batch, *leaf.shape):
+            wanted = ", ".join(["B", *map(str, leaf.shape)])
+            raise ValueError(
+                f"positions{jax.tree_util.keystr(path)} has shape {jnp.shape(array)}; it must be [{wanted}], of B "
+                f"positions of {game.name} (a single one needs an axis of size 1 in front)"
+            )
+    return batch

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.config import check_seed
 from nlrl_jax.roles.board_games import ActorCriticRoles, Line, Step, View, Viewer
 from nlrl_jax.types import BoardGame, LanguageModel, Sampling
 from nlrl_jax.updates import where
@@ -106,7 +107,7 @@ def play_on(
     num = len(agents)
     read, forward = _programs(game, opponent)
     index = {word: i for i, word in enumerate(game.actions)}
-    key = jax.random.key(seed)
+    key = jax.random.key(check_seed(seed))
     steps: list[list[Step]] = [[] for _ in range(num)]
     before = viewer.views(positions)
     for ply in range(game.max_moves):
@@ -163,7 +164,7 @@ def random_views(game: BoardGame, num: int, seed: int) -> list[View]:
 
     forward = jax.jit(lambda key, positions: advance(game, positions, opponent(key, positions))[0])
     unfinished: list[View] = []
-    key, n = jax.random.key(seed), 0
+    key, n = jax.random.key(check_seed(seed)), 0
     while len(unfinished) < num:
         positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (games, *jnp.shape(leaf))), game.init())
         for _ in range(game.max_moves):

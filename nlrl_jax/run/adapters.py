@@ -14,6 +14,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.algorithms.sft import Batch, Example, SFTConfig, make_batches, make_sft_step
+from nlrl_jax.config import check_seed
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.transformer import Transformer
 
@@ -33,7 +34,7 @@ class State:
 
 def start(model: Transformer, params: Any, optimizer: optax.GradientTransformation, seed: int) -> State:
     """The state before the first step, on the model's mesh or the first device: an adapter that changes nothing yet."""
-    lora = placement.fresh_lora(model, jax.random.fold_in(jax.random.key(seed), 0))
+    lora = placement.fresh_lora(model, jax.random.fold_in(jax.random.key(check_seed(seed)), 0))
     if model.mesh is None:
         state = State(params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
         return jax.device_put(state, jax.devices()[0])

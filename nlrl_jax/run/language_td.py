@@ -18,6 +18,7 @@ from nlrl_jax.algorithms.language_td_data import Data
 from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends, targets
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import check_seed
 from nlrl_jax.roles.board_games import TDRoles
 from nlrl_jax.run import models, records
 from nlrl_jax.run.reports import language_td as report
@@ -121,7 +122,7 @@ class NumberTrainer(Trainer):
     critic: ScalarCritic
 
     def init(self) -> Learned:
-        params = self.critic.init(self.base.variables["params"], jax.random.key(self.seed))
+        params = self.critic.init(self.base.variables["params"], jax.random.key(check_seed(self.seed)))
         self.fresh = models.on_device(params)
         return Learned(models.on_device(params), jnp.zeros((), jnp.int32))
 

@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.config import check_seed
 from nlrl_jax.run import processes
 from nlrl_jax.run.directory import check_done, part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
+from nlrl_jax.run.reports import replies
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 
@@ -97,7 +99,11 @@ def train(
     """
     start = done = int(np.ravel(state.iteration)[0])
     folders = [run_dir] if isinstance(seed, int) else seed_dirs(run_dir, seed)
-    key = jax.random.key(seed) if isinstance(seed, int) else jax.vmap(jax.random.key)(jnp.asarray(seed))
+    key = (
+        jax.random.key(check_seed(seed))
+        if isinstance(seed, int)
+        else jax.vmap(jax.random.key)(jnp.asarray([check_seed(one) for one in seed], jnp.uint32))
+    )
     fold_in = jax.random.fold_in if isinstance(seed, int) else jax.vmap(jax.random.fold_in, in_axes=(0, None))
     check_done(run_dir, iterations)
     _check_disk(run_dir, state)
@@ -110,6 +116,7 @@ def train(
             writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in own]
             checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
             progress = stack.enter_context(Progress(iterations, start, columns))
+            watch = replies.Watch()
             for i in range(start, iterations):
                 clock = time.monotonic()
                 state, metrics = update(state, fold_in(key, i + 1))
@@ -120,7 +127,10 @@ def train(
                     raise ValueError(_not_finite(i, metrics, checkpoints))
                 metrics |= evaluate(i + 1, state) if evaluate else {}
                 _write(writers, i, metrics, time.monotonic() - clock)
-                progress.update(i, {name: np.mean(value) for name, value in metrics.items()})
+                means = {name: np.mean(value) for name, value in metrics.items()}
+                progress.update(i, means)
+                for sentence in watch(means):
+                    progress.note(f"warning: {sentence}.")
                 done = i + 1
                 if processes.any_of(bool(signals)) and not signals:  # all must ask
                     signals.append("a signal to another process")

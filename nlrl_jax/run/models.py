@@ -21,7 +21,7 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import listed
+from nlrl_jax.config import check_seed, listed
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -297,7 +297,9 @@ def trainable_model(
     base = local_model(name, dtype, LoraConfig(), param_dtype, mesh=mesh, templates=templates)
     if train != "lora":
         return base
-    return base.with_variables({**base.variables, "lora": placement.fresh_lora(base.model, jax.random.key(seed))})
+    return base.with_variables(
+        {**base.variables, "lora": placement.fresh_lora(base.model, jax.random.key(check_seed(seed)))}
+    )
 
 
 def on_device(tree: Any) -> Any:

@@ -26,6 +26,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from nlrl_jax.algorithms.sft import Example, SFTConfig, make_batches, make_sft_step, sft_loss
+from nlrl_jax.config import check_seed
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -175,7 +176,7 @@ def pretrain(
         texts += [text for chat, reply in pairs[:3000] for text in (chat.messages[0]["content"] + "\n", reply)]
         tokenizer, params = (
             train_tokenizer(texts, out, language.vocab_size, language.phrases()),
-            init_params(Transformer(language.config()), jax.random.key(seed)),
+            init_params(Transformer(language.config()), jax.random.key(check_seed(seed))),
         )
     model = Transformer(language.config())
     schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(100, steps // 10), steps, learning_rate / 20)

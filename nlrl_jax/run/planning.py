@@ -22,7 +22,7 @@ from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Usage
-from nlrl_jax.config import check, option
+from nlrl_jax.config import check, check_seed, option
 from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue
@@ -318,4 +318,7 @@ def tokenizer_of(model: LanguageModel, endpoint: Tokenizer | None = None) -> Tok
 
 
 def _seed(seed: int, part: int, t: int) -> int:
-    return int(jax.random.bits(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), part), t)) >> np.uint32(1))
+    return int(
+        jax.random.bits(jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), part), t))
+        >> np.uint32(1)
+    )

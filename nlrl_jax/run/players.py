@@ -12,10 +12,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nlrl_jax.config import check_seed
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import make_mesh
+from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import processes
@@ -133,12 +135,20 @@ def evaluator(
 
     @functools.partial(jax.jit, out_shardings=whole)
     def evaluate(variables):
-        key = jax.random.key(seed)
+        key = jax.random.key(check_seed(seed))
         states = text_games.reset(game, key, num)
         variables = gathered(policy.model, variables)
         return text_games.play(policy, game, variables, jax.random.fold_in(key, num), states, max_turns, max_steps)
 
     return evaluate
+
+
+def replies_of(episodes: text_games.Episodes, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+    """Each first reply, and whether it is one or more actions of the game and none that is not."""
+    turn = jax.tree.map(lambda leaf: np.asarray(leaf)[0], episodes.turns.turn)
+    good = (turn.parsed.num_actions > 0) & (turn.parsed.num_invalid == 0)
+    texts = [tokenizer.decode(row[:n].tolist()) for row, n in zip(turn.replies, turn.reply_lengths)]
+    return list(zip(texts, good.tolist(), strict=True))
 
 
 def summarize(episodes: text_games.Episodes, game: TextGame, invalid_action_reward: float = -0.5) -> dict[str, float]:

@@ -80,6 +80,10 @@ class Progress:
             self._printed = now
             print(f"[{iteration + 1}/{self.total}] {text}  {pace}", file=self._console.file, flush=True)
 
+    def note(self, text: str) -> None:
+        """A sentence of its own, above the bar if there is one."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def __exit__(self, *_) -> None:
         if self._bar is not None:
             self._bar.stop()

@@ -22,6 +22,7 @@ from nlrl_jax.algorithms.ultra import LookupTable
 from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.cached import CachedModel
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.config import check_seed
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.rollouts import control
 from nlrl_jax.rollouts.control import Trajectories
@@ -73,7 +74,7 @@ class Run:
 
     def key(self, number: int) -> jax.Array:
         """The randomness of one stage."""
-        return jax.random.fold_in(jax.random.key(self.seed), number)
+        return jax.random.fold_in(jax.random.key(check_seed(self.seed)), number)
 
     def scores(self, states: PPOState, episodes: int) -> dict[str, np.ndarray]:
         """Mean returns of a stack of agents, all on the same episodes' seeds: [n] for each of `SCORES`."""
@@ -119,12 +120,15 @@ class Run:
         return jax.jit(play)(agent.params, agent.obs_moments, key)
 
     def analyst(self) -> LanguageModel | None:
-        """The analyst's language model, its replies cached on disk and its calls counted; None of one with tools.
+        """The analyst's language model, its replies cached on disk and its calls counted; None of one with tools, and
+        where the game has no prompts for one.
 
         Raises:
           ValueError: tools for a game with discrete actions; what `models.large_model` raises.
         """
         config, name, usage = self.config, self.config.analyst, Usage(self.run_dir)
+        if self.game.roles is None:
+            return None
         if name == TOOLS:
             if not self.agent.continuous:
                 raise ValueError(f"--analyst tools adds offsets to continuous actions; those of {config.game} are not")
@@ -144,7 +148,9 @@ class Run:
         analyst: LanguageModel | None,
         verdicts: list[list[Verdict]] | None = None,
     ) -> Findings:
-        """The analyst's findings in the trajectories, stored in a file. analyst: see `analyst`."""
+        """The analyst's findings in the trajectories, stored in a file; none without roles. analyst: see `analyst`."""
+        if self.game.roles is None:
+            return Findings([], [], {})
         path = self.folder / f"{name}.json"
         if path.exists():
             return load(path)
@@ -169,8 +175,9 @@ class Run:
         """What all methods have in common, and the findings."""
         findings = self.findings("findings", base, trajectories, analyst)
         critical, of = (findings.counts.get(f"identify/{what}", 0) for what in ("critical", "timeslots"))
-        print(f"analyst: {critical} critical of {of} timeslots", flush=True)
-        if not findings.states:
+        if self.game.roles:
+            print(f"analyst: {critical} critical of {of} timeslots", flush=True)
+        if self.game.roles and not findings.states:
             print("the analyst marked no state: ULTRA's methods will be plain PPO", flush=True)
         mean, scale = ultra.statistics(np.asarray(trajectories.obs), np.asarray(trajectories.steps))
         relative = self.agent.continuous and self.config.guidance.advice == "offset"

@@ -8,7 +8,7 @@ import pathlib
 from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.algorithms.ultra import GuidanceConfig
 from nlrl_jax.algorithms.what_if import SearchConfig
-from nlrl_jax.config import check, option, part
+from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import models
 
@@ -23,7 +23,7 @@ class RunConfig:
     methods: str = option("all", f"comma-separated, or all: {', '.join(refiners.METHODS)}")
     bases: int = option(1, "base agents, each trained with a seed of its own and refined by every method", least=1)
     seeds: int = option(3, "seeds of refinement, for each base agent", least=1)
-    seed: int = option(0, "everything random follows from it; base agent n has this and n", least=0)
+    seed: int = seed_option("everything random follows from it; base agent n has this and n", counted_up=True)
     base: str = option("", "run folders by commas whose base agents are refined; empty trains them")
     base_iterations: int = option(60, "updates of 2048 steps that train the base agent", least=0)
     iterations: int = option(200, "updates of 2048 steps of refinement, for each seed and method", least=1)

@@ -30,7 +30,10 @@ ONCE = ("strategies",)  # roles that are asked once per base agent, not per epis
 def plan(run: Run) -> str:
     """The tables of a dry run, for all base agents."""
     config = run.config
-    lines = [_searched(run)] if config.analyst == TOOLS else _read(run)
+    if run.game.roles is None:
+        lines = ["no analyst: the game has no prompts for one (ControlGame.roles)"]
+    else:
+        lines = [_searched(run)] if config.analyst == TOOLS else _read(run)
     is_masked = bool(set(run.methods) & set(refiners.MASKED))
     each = len(run.methods) * config.seeds * config.iterations
     updates = {

@@ -21,7 +21,7 @@ import numpy as np
 
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.text.cuts import Cutter, List, Slot, ahead, merge, rest_of_item, split_parts
-from nlrl_jax.text.pieces import Gate, LastFlag, Piece, Program, assemble, build, in_range
+from nlrl_jax.text.pieces import Gate, LastFlag, Piece, Program, assemble, build, in_range, refuse_values
 from nlrl_jax.text.template import Choice, Repeat, Template
 
 _SHORT = 16  # characters: static text shorter than this between two slots gets no piece of its own
@@ -50,13 +50,16 @@ class CompiledTemplate:
           fields: name -> int array; what the template's `render` reads. Missing items of lists may hold anything.
 
         Returns:
-          tokens int32 [max_length], right-padded with `pad_id`; length int32. Values for which `render`
+          tokens int32 [max_length], right-padded with `pad_id`; length int32. Traced values for which `render`
           raises ValueError are clipped to the slot's range: `valid` tells.
 
         Raises:
           KeyError: a field is missing.
-          ValueError: a field holds fewer values than the template reads.
+          ValueError: fields of several states, too few values, or numbers that are no integers (see `template.read`);
+            outside a trace also values for which `render` raises ValueError.
         """
+        if not any(isinstance(value, jax.core.Tracer) for value in fields.values()):
+            refuse_values(self.program, jax.device_get(dict(fields)))
         return assemble(jnp, self.program, fields, self.pad_id)
 
     def valid(self, fields: Mapping[str, Any]) -> jax.Array:

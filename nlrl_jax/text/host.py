@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from nlrl_jax.config import check_seed
 from nlrl_jax.roles.json_reply import folded
 from nlrl_jax.types import HostGame, Outcome, Start, TextGame
 
@@ -60,7 +61,7 @@ def of_text_game(
         for kind, _ in tasks:
             if kind not in kinds:
                 raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
-        seeds = [np.uint32(seed) for _, seed in tasks]
+        seeds = [np.uint32(check_seed(seed)) for _, seed in tasks]
         states = jax.device_get(draw(padded(seeds), padded([np.int32(kinds.index(kind)) for kind, _ in tasks])))
         pairs = zip(seeds, rows(states, len(seeds)), texts(states), strict=False)
         return [Start((seed, state), *text) for seed, state, text in pairs]

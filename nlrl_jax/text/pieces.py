@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nlrl_jax.text.cuts import Variable
+from nlrl_jax.text.template import read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Program:
       base: [P] the piece's first row.
       gate: [P] into the gates: always, then for each list its items and "empty".
       at, low, size, stride: [P, M] row = base + sum(clip(values[at] - low, 0, size - 1) * stride).
-      layout: fields and how many values are read from each, in the order of the values.
+      layout: fields and how many values are read from each (None: it is a scalar), in the order of the values.
       lists: (count field, max_items) of each list; the last-item flags stand behind the fields' values.
       max_length: no rendering has more tokens.
     """
@@ -69,19 +70,20 @@ class Program:
     low: np.ndarray
     size: np.ndarray
     stride: np.ndarray
-    layout: tuple[tuple[str, int], ...]
+    layout: tuple[tuple[str, int | None], ...]
     lists: tuple[tuple[str, int], ...]
     max_length: int
 
 
 def build(pieces: Sequence[Piece], lists: Sequence[tuple[str, int]], encode) -> Program:
     """Tables for `pieces`; `lists` are (count field, max_items); `encode(str) -> token ids`."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int | None] = {}
     for variable in (v for piece in pieces for v in piece.variables if isinstance(v, Variable)):
-        sizes[variable.field] = max(sizes.get(variable.field, 1), 1 + (variable.index or 0))
-    layout = tuple(sizes.items())
-    offsets = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-    num_values = sum(sizes.values())
+        known, index = sizes.get(variable.field), variable.index
+        sizes[variable.field] = None if index is None else max(known or 1, 1 + index)
+    layout, counts = tuple(sizes.items()), [size or 1 for size in sizes.values()]
+    offsets = dict(zip(sizes, np.cumsum([0, *counts]), strict=False))
+    num_values = sum(counts)
     flags = np.cumsum([0] + [n for _, n in lists]) + num_values
     gates = np.cumsum([1] + [n + 1 for _, n in lists])
 
@@ -180,23 +182,32 @@ def in_range(xp, program: Program, fields: Mapping[str, Any]):
     fits = xp.all(((digit >= 0) & (digit < xp.asarray(program.size))) | unused, axis=1)
     inside = xp.all(fits | ~gates[xp.asarray(program.gate)])
     for count, max_items in program.lists:
-        n = xp.asarray(fields[count]).reshape(())
+        n = _int32(xp, read(fields, count, None))
         inside = inside & (n >= 0) & (n <= max_items)
     return inside
 
 
+def refuse_values(program: Program, fields: Mapping[str, Any]) -> None:
+    """Raises ValueError, as `Template.render` does: a value on the host that is not `in_range`."""
+    values, gates = _values_and_gates(np, program, fields)
+    for count, max_items in program.lists:
+        if not 0 <= (n := int(fields[count])) <= max_items:
+            raise ValueError(f"{count} is {n}; this list holds 0 to {max_items} items")
+    names = [name for name, size in program.layout for _ in range(size or 1)]
+    digits = values[program.at] - program.low
+    wrong = ((digits < 0) | (digits >= program.size)) & (program.stride > 0) & gates[program.gate][:, None]
+    for place in np.argwhere(wrong)[:1]:
+        at, low, size = (array[tuple(place)] for array in (program.at, program.low, program.size))
+        raise ValueError(f"field {names[at]!r} is {values[at]}; its slot takes {low} to {low + size - 1}")
+
+
 def _values_and_gates(xp, program: Program, fields):
-    """All values the pieces read, int32 [values], and all gates, bool [gates]."""
+    """All values the pieces read, int32 [values], and all gates, bool [gates]. Errors: see `template.read`."""
     values, gates = [], [xp.ones((1,), bool)]
     for name, size in program.layout:
-        value = xp.ravel(xp.asarray(_field(fields, name)))
-        if value.size < size:
-            raise ValueError(f"field {name!r} holds {value.size} values; the template reads {size}")
-        values.append(value[:size].astype(xp.int32))
+        values.append(_int32(xp, read(fields, name, size).reshape(-1)[: size or 1]))
     for name, max_items in program.lists:
-        count = xp.asarray(_field(fields, name)).astype(xp.int32)
-        if count.shape != ():
-            raise ValueError(f"field {name!r} counts a list's items and must be a scalar; its shape is {count.shape}")
+        count = _int32(xp, read(fields, name, None))
         count = xp.clip(count, 0, max_items)
         item = xp.arange(max_items, dtype=xp.int32)
         values.append((item == count - 1).astype(xp.int32))
@@ -204,7 +215,11 @@ def _values_and_gates(xp, program: Program, fields):
     return xp.concatenate(values or [xp.zeros((1,), xp.int32)]), xp.concatenate(gates)
 
 
-def _field(fields, name: str):
-    if name not in fields:
-        raise KeyError(f"the template needs the field {name!r}; got {sorted(fields)}")
-    return fields[name]
+def _int32(xp, value):
+    """Integers as int32; larger ones become the largest, not others modulo 2^32."""
+    least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    if value.dtype != bool and np.iinfo(value.dtype).max > most:
+        own = np if isinstance(value, np.ndarray | np.generic) else xp
+        value = own.minimum(value, most)
+        value = own.maximum(value, least) if np.iinfo(value.dtype).min < 0 else value
+    return xp.asarray(value).astype(xp.int32)

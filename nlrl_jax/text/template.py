@@ -18,6 +18,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class Literal:
@@ -41,6 +43,8 @@ class Choice:
     def __post_init__(self):
         if not self.options:
             raise ValueError(f"slot {self.field!r} has no options; give at least one string")
+        if self.index is not None and self.index < 0:
+            raise ValueError(f"slot {self.field!r} has index {self.index}; it must be at least 0")
 
 
 def Number(field: str, low: int, high: int, index: int | None = None) -> Choice:
@@ -63,6 +67,10 @@ class Repeat:
     item: tuple[Literal | Choice, ...]
     separator: str = ", "
     empty: str = ""
+
+    def __post_init__(self):
+        if self.max_items < 0:
+            raise ValueError(f"list {self.count!r} holds at most {self.max_items} items; it must be at least 0")
 
 
 Part = Literal | Choice | Repeat
@@ -99,7 +107,8 @@ class Template:
 
         Raises:
           KeyError: a slot's field is missing.
-          ValueError: a value outside its slot's range, or a count above `max_items`.
+          ValueError: a value outside its slot's range, or a count above `max_items`; fields of several states, too few
+            values, or numbers that are no integers (see `read`).
         """
         return "".join(_render_part(part, fields) for part in self.parts)
 
@@ -125,6 +134,31 @@ def _stripped_part(part: Part, strip: Callable[[str], str]) -> Part | None:
     return part
 
 
+def read(fields: Mapping[str, Any], name: str, size: int | None) -> Any:
+    """The field that a slot reads, as an array: one integer if `size` is None, else `size` integers or more.
+
+    Only its shape and type are looked at, so it may be traced.
+
+    Raises:
+      KeyError: it is missing.
+      ValueError: it has another shape, such as a batch's, or is not of integers (or booleans).
+    """
+    if name not in fields:
+        raise KeyError(f"the template needs the field {name!r}; got {sorted(fields)}")
+    value = fields[name] if hasattr(fields[name], "dtype") else np.asarray(fields[name])
+    if len(value.shape) != (0 if size is None else 1):
+        wanted = "one integer, of shape ()" if size is None else f"{size} integers, of shape ({size},)"
+        raise ValueError(
+            f"field {name!r} has shape {tuple(value.shape)}; a template reads one state, and of it {wanted}: "
+            "`jax.vmap` a compiled one over several"
+        )
+    if size is not None and value.shape[0] < size:
+        raise ValueError(f"field {name!r} holds {value.shape[0]} values; the template reads {size}")
+    if not (np.issubdtype(value.dtype, np.integer) or value.dtype == bool) and value.size:
+        raise ValueError(f"field {name!r} holds {value.dtype}; it must be integers")
+    return value
+
+
 def _render_part(part: Part, fields: Mapping[str, Any]) -> str:
     match part:
         case Literal():
@@ -132,7 +166,7 @@ def _render_part(part: Part, fields: Mapping[str, Any]) -> str:
         case Choice():
             return _option(part, fields, part.index)
         case Repeat():
-            count = int(fields[part.count])
+            count = int(read(fields, part.count, None))
             if not 0 <= count <= part.max_items:
                 raise ValueError(f"{part.count} is {count}; this list holds 0 to {part.max_items} items")
             items = (
@@ -144,9 +178,7 @@ def _render_part(part: Part, fields: Mapping[str, Any]) -> str:
 
 
 def _option(slot: Choice, fields: Mapping[str, Any], index: int | None) -> str:
-    if slot.field not in fields:
-        raise KeyError(f"the template needs the field {slot.field!r}; got {sorted(fields)}")
-    value = fields[slot.field]
+    value = read(fields, slot.field, None if index is None else index + 1)
     value = int(value if index is None else value[index])
     if not 0 <= value - slot.low < len(slot.options):
         last = slot.low + len(slot.options) - 1

@@ -247,7 +247,7 @@ def _check(
     folder: pathlib.Path, config: ModelConfig, targets: set[tuple[layout.Path, int]], file: SafetensorsFile
 ) -> None:
     shapes = layout.shapes(config, "lora")
-    expected = {_tensor_name(path, layer): shapes[path][:0:-1] for path, layer in targets}
+    expected = {_tensor_name(path, layer): shapes[path][:0:-1] for path, layer in sorted(targets)}
     found = set(file)
     for what, names in (("missing", expected.keys() - found), ("unexpected", found - expected.keys())):
         if names:

@@ -94,6 +94,25 @@ def test_sentences(tmp_path):
     assert "end alike" in run(**fine | {"return_spread": (1, 0)})[0]
 
 
+def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
+    def told(rows, **metrics):
+        watch = replies.Watch()
+        return [sentence for _ in range(rows) for sentence in watch(metrics)]
+
+    dull = {"uninformative_groups": 0.9, "success": 0.0, "steps": 3.0, "turns": 3.0}
+    assert told(19, **dull) == []
+    (equal,) = told(60, **dull)
+    assert equal.startswith("in 90% of the groups of the last 20 iterations all episodes had the same return")
+    assert "--group_size" in equal and "warm_start" not in equal
+    (unread,) = told(60, **dull | {"steps": 0.2})
+    assert "An episode's 3 replies made 0.2 steps" in unread and "nlrl-jax warm_start" in unread
+    (blind,) = told(60, state_dependence=0.002)
+    assert "hardly depended on the state (state_dependence 0.002 nats per reply)" in blind and "--num_groups" in blind
+    assert len(told(60, **dull, state_dependence=0.0)) == 2
+    assert told(60, **dull | {"success": 0.95}) == told(60, uninformative_groups=0.4, state_dependence=3.0) == []
+    assert told(60, loss=1.0) == []  # other trainers
+
+
 def test_one_reply_has_no_other_prompt():
     with pytest.raises(ValueError, match="probe is 1; it must be 0, or at least 2"):
         MSGRPOConfig(probe=1)

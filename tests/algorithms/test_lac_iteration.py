@@ -129,6 +129,12 @@ def test_advantages_are_those_of_a_task():
     np.testing.assert_allclose(good, (1 - mean) / std / len(won["steps"]))
 
 
+def test_episodes_that_are_alone_in_their_tasks_have_no_advantages():
+    won = played(Corridor())[0]
+    with pytest.raises(ValueError, match="compares episodes of one task, but each of 2 is the only one"):
+        teach([won, {**won, "task": ["", 9]}], LessonConfig("advantage"))
+
+
 def test_draws_follow_the_improved_policy():
     start = [History("3", "at 1")] * 2000
     made = lac.decide(Corridor(), DIALOGUE, start, ACTIONS, CONFIG, 0)

@@ -341,6 +341,16 @@ def test_the_training_loop_drives_it_and_resumes_to_the_same_bits(params, tmp_pa
     assert rates[0] == rates[1] and len(rates[0]) == 3
 
 
+def test_weights_of_16_bits_learn_as_float32(policy, params):
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    state = init_state(MODEL, half, CONFIG, KEY)
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    frozen = init_state(MODEL, half, dataclasses.replace(CONFIG, train="lora"), KEY)
+    assert frozen.params is half
+    with pytest.raises(ValueError, match="the weights that learn are bfloat16, in which small steps round to nothing"):
+        make_update(policy, GAME, CONFIG)(state.replace(params=half), KEY)
+
+
 def test_games_and_words_that_cannot_be_scored_are_refused():
     with pytest.raises(ValueError, match="frozen_lake has no field 'legal' of 4 values"):
         MovePolicy.for_game(envs.make("frozen_lake", prompt="compact"), MODEL, TOKENIZER)
@@ -358,6 +368,7 @@ def test_games_and_words_that_cannot_be_scored_are_refused():
     [
         ({"train": "all"}, "'all'.*params, lora"),
         ({"num_games": 0}, "num_games is 0"),
+        ({"num_games": 1, "max_turns": 1}, "advantages are normalised over its moves, at least two"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"actor_learning_rate": -1.0}, "actor_learning_rate is -1.0"),
         ({"discount": 1.1}, "discount is 1.1"),

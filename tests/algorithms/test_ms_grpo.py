@@ -250,6 +250,12 @@ def test_a_fresh_adapter_is_the_reference(update, policy, params):
     assert abs(metrics["kl"]) < 1e-9 and metrics["clip_fraction"] == 0 and metrics["finite"]
 
 
+def test_an_adapter_of_16_bits_does_not_learn(update, state):
+    short = state.replace(lora=jax.tree.map(lambda x: x.astype(jnp.float16), state.lora))
+    with pytest.raises(ValueError, match="the weights that learn are float16, in which small steps round to nothing"):
+        update(short, KEY)
+
+
 @pytest.mark.parametrize("where", ["lora", "params"])
 def test_non_finite_leaves_the_state_as_it_was(update, state, where):
     broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.inf), getattr(state, where))

@@ -76,8 +76,8 @@ def test_log_prob_and_entropy_equal_scipys():
     action = jnp.array([[0.0, 0.5], [1.0, -1.0]])
     theirs = jax.scipy.stats.norm.logpdf(action, mean, jnp.exp(log_std)).sum(-1)
     np.testing.assert_allclose(networks.log_prob(mean, log_std, action), theirs, rtol=1e-6)
-    drawn = networks.sample(jax.random.key(0), jnp.repeat(mean[:1], 20_000, 0), log_std)
-    entropy = -networks.log_prob(mean[:1], log_std, drawn).mean()
+    many = jnp.repeat(mean[:1], 20_000, 0)
+    entropy = -networks.log_prob(many, log_std, networks.sample(jax.random.key(0), many, log_std)).mean()
     np.testing.assert_allclose(networks.entropy(mean, log_std), entropy, atol=0.03)
     logits = jnp.array([[0.0, jnp.log(3.0)]])
     np.testing.assert_allclose(networks.log_prob(logits, None, jnp.array([1])), np.log(0.75), rtol=1e-6)
@@ -248,6 +248,8 @@ def test_a_record_holds_whole_episodes():
     "wrong, names",
     [
         ({"num_minibatches": 3}, "3 minibatches"),
+        ({"num_minibatches": 32}, "32 minibatches of equally many steps, at least two: advantages are normalised"),
+        ({"num_envs": 1, "num_steps": 1, "num_minibatches": 1}, "1 environments x 1 steps do not divide"),
         ({"num_envs": 0}, "num_envs is 0"),
         ({"clip": -0.2}, "clip is -0.2"),
         ({"discount": 1.5}, "1.5"),

@@ -58,6 +58,9 @@ def test_values_begin_at_0_do_not_see_padding_and_learn_their_targets(critic):
     views = views_of(12)
     params = critic.init(init_params(critic.model, jax.random.key(0)), jax.random.key(1))
     np.testing.assert_array_equal(critic.values(params, views), 0.0)
+    half = jax.tree.map(lambda x: x.astype(jax.numpy.bfloat16), params["model"])
+    learned = {x.dtype for x in jax.tree.leaves(critic.init(half, jax.random.key(1)))}
+    assert learned == {jax.numpy.dtype("float32")}
     wanted = np.array([-0.8, 0.6, 0.1] * 4, np.float32)
     learned, metrics = critic.fit(params, views, wanted)
     together = critic.values(learned, views)

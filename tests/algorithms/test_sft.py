@@ -22,6 +22,7 @@ from nlrl_jax.algorithms.sft import (
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.types import Chat, Piece
+from nlrl_jax.updates import masters
 from nlrl_jax.weights.load import load_tokenizer
 
 V, END = 20, 19
@@ -207,8 +208,25 @@ def test_fit_learns_counts_what_is_too_long_and_repeats_itself(variables):
     jax.tree.map(np.testing.assert_array_equal, again, found)
     with pytest.raises(ValueError, match="all of 1 examples are longer than max_length = 12 tokens"):
         fit(MODEL, base, [long], config)
+    with pytest.raises(ValueError, match="there is no example to learn from"):
+        fit(MODEL, base, [], config)
     with pytest.raises(ValueError, match="no token of 1 examples is to be learned"):
         fit(MODEL, base, [EXAMPLES[0]._replace(weights=[0, 0, 0])], config)
+
+
+def test_weights_of_16_bits_learn_as_float32(variables):
+    short = lambda dtype: {"params": jax.tree.map(lambda x: x.astype(dtype), variables["params"])}
+    half = short(jnp.bfloat16)
+    config = SFTConfig(learning_rate=1e-5, epochs=1, batch_size=2, max_length=12)
+    found, _ = fit(MODEL, half, EXAMPLES, config)
+    want, _ = fit(MODEL, {"params": masters(half["params"])}, EXAMPLES, config)
+    jax.tree.map(np.testing.assert_array_equal, found, want)
+    moved = jax.tree.map(lambda new, old: new.dtype == jnp.float32 and bool((new != old).any()), found, half)
+    assert all(jax.tree.leaves(moved))
+    step = make_sft_step(functools.partial(sft_loss, MODEL), optax.sgd(1.0), "params")
+    for dtype in ("bfloat16", "float16"):
+        with pytest.raises(ValueError, match=f"that learn are {dtype}, in which small steps round to nothing"):
+            step(short(dtype), None, batch(TOKENS, LENGTHS, MASK))
 
 
 def test_the_learning_rate_rises_then_stays_or_falls():

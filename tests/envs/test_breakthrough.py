@@ -213,7 +213,8 @@ def test_finished_positions_are_read_as_over(rows, player, outcome):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": 3}, "rows is 3.*need at least 4"),
+        ({"rows": 3}, "rows is 3; it must be an integer from 4 to"),
+        ({"rows": 5.0}, "rows is 5.0"),
         ({"columns": 1}, "columns is 1"),
         ({"pawn_rows": 3}, "pawn_rows is 3"),
     ],

@@ -219,7 +219,19 @@ def test_every_reachable_state_renders():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"size": 1}, "size is 1"), ({"hole_probability": 1.0}, "is 1.0"), ({"prompt": "long"}, "'long'.*paper, compact")],
+    [
+        ({"size": 1}, "size is 1"),
+        ({"size": 4.0}, "size is 4.0; it must be an integer"),
+        ({"hole_probability": 1.0}, "is 1.0"),
+        ({"hole_probability": float("nan")}, "is nan"),
+        ({"prompt": "long"}, "'long'.*paper, compact"),
+        ({"max_steps": -1}, "max_steps is -1"),
+        ({"size": 8, "hole_probability": 0.97}, "size 8, .* 0.97 and maps 'all': of 16384 candidates none is solvable"),
+        ({"size": 40, "hole_probability": 0.6}, "of 655 candidates none is solvable"),
+        ({"size": 2, "maps": "held_out"}, "size 2, .* maps 'held_out': no map is solvable and of this set"),
+        ({"hole_probability": 0, "maps": "held_out"}, "size 4, hole_probability 0 and .*: no map"),
+        ({"size": 16, "hole_probability": 1e-9, "maps": "held_out"}, "maps 'held_out': of 4096 candidates none"),
+    ],
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
@@ -255,6 +267,12 @@ def test_large_boards_are_split_too():
     maps = jax.vmap(env.draw_map)(jax.random.split(jax.random.key(1), 64))
     assert lake.held_out(jnp, maps).all()
     assert lake.solvable(maps, 6).all()
+
+
+@pytest.mark.parametrize("options", [{"size": 8, "hole_probability": 0.5}, {"hole_probability": 0.97}, {"size": 2}])
+def test_boards_with_few_maps_are_not(options):
+    env = lake.FrozenLake(**options)
+    assert lake.solvable(env.draw_map(jax.random.key(0)), env.size)
 
 
 def test_unknown_split_is_refused():

@@ -309,7 +309,12 @@ def test_thousands_of_states_render(case):
     [
         ({"size": 2}, "size 2 and num_apples 5"),
         ({"size": 33}, "size is 33"),
-        ({"num_apples": 0}, "num_apples 0"),
+        ({"size": -5}, "size is -5; it must be an integer from 2 to 32"),
+        ({"size": 3, "num_apples": 8}, "size 3 and num_apples 8: two heads and at least one apple must fit"),
+        ({"num_apples": 0}, "num_apples is 0"),
+        ({"num_apples": 2.5}, "num_apples is 2.5; it must be an integer"),
+        ({"max_length": float("nan")}, "max_length is nan"),
+        ({"max_steps": 0}, "max_steps is 0"),
         ({"max_length": 128}, "max_length is 128"),
         ({"prompt": "long"}, "'long'.*paper, compact"),
     ],

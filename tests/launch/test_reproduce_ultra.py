@@ -1,5 +1,6 @@
 """ULTRA from the command line, as small as can be: tables and pictures, resumed runs, refusals."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -14,6 +15,7 @@ from envs.pong import env as pong
 from envs.pong import rule_based as scripted
 from launch.compare import parts_of, read_run
 from nlrl_jax.algorithms.analyst import CriticalState, Findings, load, save
+from nlrl_jax.algorithms.refiners import methods
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.run import directory, models, results
@@ -52,6 +54,32 @@ def outcomes(folder):
 def control_game(**options):
     """A game of one's own, as `--game` takes it."""
     return pong.control_game(cell=8, **options)
+
+
+def bare_game(**options):
+    """One without an analyst's prompts and without pictures."""
+    return dataclasses.replace(control_game(**options), roles=None, scripts={}, draw=None, draw_case=None)
+
+
+BARE = "--game=tests.launch.test_reproduce_ultra:bare_game"
+
+
+@pytest.mark.slow
+def test_a_game_without_prompts_and_pictures_is_refined_without_an_analyst(tmp_path, capsys):
+    run(tmp_path / "run", BARE, "--methods=PPO", "--seeds=1")
+    said = capsys.readouterr().out
+    assert "\nPPO: " in said and "report: " in said and "analyst:" not in said and "guided" not in said
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "The game has no prompts for an analyst, so none was asked." in page
+    assert not (tmp_path / "run" / "film.png").exists()
+
+
+def test_methods_that_ask_an_analyst_need_its_prompts(tmp_path, capsys):
+    assert methods.known("all", bare_game()) == ["PPO", "RICE", "LIR", "HLC"]
+    refused = refusal(tmp_path / "run", BARE, "--methods=PPO,ULTRA-RA")
+    assert "ULTRA-RA asks an analyst, but pong has no prompts for one (ControlGame.roles); choose among" in refused
+    run(tmp_path / "run", "--dry_run", BARE, "--methods=PPO")
+    assert "no analyst: the game has no prompts for one" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
 """Replies by demonstration: their tokens, their form, and that a model learns them."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
 import envs
 from envs.walkers import WALKS, demonstrate, reply_template
+from launch.warm_start import readable
 from nlrl_jax.algorithms.demonstrations import compile_reply
 from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_rows
@@ -42,6 +45,7 @@ def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
         "--learning_rate=0.005",
         "--checkpoint_every=4",
         "--lora_rank=4",
+        "--max_tokens=24",
     )
     try:
         run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=12")
@@ -54,7 +58,16 @@ def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
     base = load_model("nano")
     moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(base.params))]
     assert max(moved) > 1e-3 and loaded.config.num_params == base.config.num_params
-    assert str(tmp_path / "model") in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert str(tmp_path / "model") in said
+    assert re.search(r"readable replies after the warm start: \d+ of 16 \(greedy, first turns\)", said)
+
+
+def test_replies_that_cannot_be_read_are_shown():
+    line = "readable replies after the warm start: 2 of 3 (greedy, first turns)"
+    assert readable([("<action>Up</action>", True), ("Up", False), ("<action>Up</action>", True)]) == line
+    warned = readable([("to go up I", False), ("?", False)])
+    assert "0 of 2" in warned and "warning: most replies cannot be read, such as 'to go up I', so that" in warned
 
 
 def test_bad_input(tmp_path):

@@ -60,3 +60,11 @@ def test_terminal(monkeypatch):
     file = Terminal()
     loop(file)
     assert "100/100" in file.getvalue() and "return 0.99" in file.getvalue()
+
+
+def test_a_note_stands_on_a_line_of_its_own():
+    for file in (io.StringIO(), Terminal()):
+        with Progress(2, file=file) as progress:
+            progress.update(0, {})
+            progress.note("warning: [look] here.")
+        assert "warning: [look] here.\n" in file.getvalue()

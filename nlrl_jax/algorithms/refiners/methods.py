@@ -60,17 +60,25 @@ class Shared:
 
 
 def known(names: str, game: ControlGame) -> list[str]:
-    """The methods in a comma-separated list; "all" leaves out HLC where the game has no hand-designed reward.
+    """The methods in a comma-separated list; "all" leaves out HLC where the game has no hand-designed reward, and those
+    that ask an analyst where it has no prompts for one.
 
     Raises:
-      ValueError: an unknown method, one that stands there twice, or HLC without a hand-designed reward.
+      ValueError: an unknown method, one that stands there twice, or one that the game has no hand-designed reward or no
+        prompts for.
     """
+    able = METHODS if game.roles else BASELINES
     if names == "all":
-        return [name for name in METHODS if name != "HLC" or game.human_reward]
+        return [name for name in able if name != "HLC" or game.human_reward]
     chosen = listed("methods", names) if names else [""]
     wrong = [name for name in chosen if name not in METHODS]
     if wrong:
         raise ValueError(f"method {wrong[0]!r} is not known; choose among {', '.join(METHODS)}, or all")
+    if asking := [name for name in chosen if name not in able]:
+        raise ValueError(
+            f"{asking[0]} asks an analyst, but {game.name} has no prompts for one (ControlGame.roles); choose among "
+            f"{', '.join(able)}"
+        )
     if "HLC" in chosen and not game.human_reward:
         raise ValueError(f"HLC needs a hand-designed reward; the paper has one for Pong and Ant, not for {game.name}")
     return chosen

@@ -1,8 +1,12 @@
-"""What a page says of replies that collapse: sentences where a measure of `algorithms/collapse.py` has fallen off."""
+"""Sentences where a measure of `algorithms/collapse.py` has fallen off, for the page; and, while a run trains, where it
+has nothing to learn from.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,6 +14,7 @@ from nlrl_jax.run.metrics import read_metrics
 
 MEASURES = ("surprisal", "distinct_replies", "state_dependence", "return_spread")
 _ENOUGH = 20  # iterations: fewer have no ends to compare
+_IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
 
 
 def warnings(run_dir: str | os.PathLike) -> list[str]:
@@ -41,3 +46,47 @@ def warnings(run_dir: str | os.PathLike) -> list[str]:
         first, last = ends["return_spread"]
         check("return_spread", last < 0.1 * first, "Episodes of a group end alike, so there is little to learn from")
     return found
+
+
+class Watch:
+    """Called with the metrics of each iteration: what to tell the person who trains, each thing once.
+
+    Looks at the last `_ENOUGH` iterations; episodes that nearly all succeed need no advice.
+    """
+
+    def __init__(self):
+        self._rows: deque[Mapping[str, float]] = deque(maxlen=_ENOUGH)
+        self._told: set[str] = set()
+
+    def __call__(self, metrics: Mapping[str, float]) -> list[str]:
+        self._rows.append(metrics)
+        mean = lambda name: float(np.mean([row.get(name, np.nan) for row in self._rows]))
+        if len(self._rows) < _ENOUGH or mean("success") > 0.9:
+            return []
+        found, lately = {}, f"of the last {_ENOUGH} iterations"
+        if (equal := mean("uninformative_groups")) > 0.5:
+            found["equal"] = (
+                f"in {equal:.0%} of the groups {lately} all episodes had the same return: there is hardly anything to "
+                f"learn from. {_advice(mean('steps'), mean('turns'))}"
+            )
+        if abs(depends := mean("state_dependence")) < _IGNORED:
+            found["blind"] = (
+                f"replies {lately} hardly depended on the state (state_dependence {depends:.2g} nats per reply), as if "
+                "the model did not read the game. Try --prompt compact, a warm start with walkers that see (warm_start "
+                "--skilled_share), more initial states (--num_groups) or a larger model"
+            )
+        new = {name: sentence for name, sentence in found.items() if name not in self._told}
+        self._told |= new.keys()
+        return list(new.values())
+
+
+def _advice(steps: float, turns: float) -> str:
+    if steps < 0.5 * turns:
+        return (
+            f"An episode's {turns:.2g} replies made {steps:.2g} steps, so most could not be read or were not allowed: "
+            "begin with `nlrl-jax warm_start` for this game"
+        )
+    return (
+        "Try more episodes per group (--group_size), more initial states (--num_groups), a higher --temperature, "
+        "longer episodes (--max_turns, --max_steps) or a game that also rewards the way to its goal"
+    )

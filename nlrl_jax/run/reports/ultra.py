@@ -57,26 +57,26 @@ def write(
       continuous: the actions.
     """
     images = [curves(folder, scores, bases, steps_per_update, game.score, main_score(continuous))]
-    words = game.roles.format_action
-    draw_case = game.draw_case or (lambda states, taken, suggested: game.draw(states))
+    words = game.roles.format_action if game.roles else str
+    draw_case = game.draw_case or (game.draw and (lambda states, taken, suggested: game.draw(states)))
     exchanges = []
     for n, case in enumerate(cases(trajectories, findings.states)):
-        images.append(pictures.timeline(case, draw_case, words, folder / f"case_{n}.png"))
+        if draw_case:
+            images.append(pictures.timeline(case, draw_case, words, folder / f"case_{n}.png"))
         exchanges += [exchange(state, words) for state in pictures.telling(case.critical)]
         analysis = ("analysis", shortened(findings.analyses[case.episode.number]))
         exchanges.append({"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [analysis]})
     if findings.strategies:
         parts = [("strategies", shortened(findings.strategies))]
         exchanges.append({"title": "Strategies of refinement that the analyst proposes", "board": "", "parts": parts})
-    thin = {label: pictures.thinned(pictures.states_of(episode, 0)) for label, episode in films.items()}
-    strides = {label: stride for label, (_, stride) in thin.items()}
-    frames = {label: game.draw(states) for label, (states, _) in thin.items()}
-    images.append(pictures.strip(frames, folder / "film.png", "One episode from the same start", strides))
-    for label in frames:
-        images.append(pictures.gif(frames[label], folder / f"{label.split()[0]}.gif", 0.05 * strides[label]))
+    images += filmed(folder, game, films) if game.draw else []
     first, second = tables
     counts = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
     kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "of words alone"
+    advice = [
+        *(guidance(n, base, continuous) for n, base in enumerate(bases)),
+        f"The analyst is one {kind}. {'Of the first base agent: ' * (len(bases) > 1)}{counts}.",
+    ]
     return write_report(
         folder,
         title=f"ULTRA on {game.name}",
@@ -86,14 +86,24 @@ def write(
         curves=images,
         notes=[
             explained(game.score, config, len(bases), continuous),
-            *(guidance(n, base, continuous) for n, base in enumerate(bases)),
-            f"The analyst is one {kind}. {'Of the first base agent: ' * (len(bases) > 1)}{counts}.",
+            *(advice if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
             *hit_rates(bases[0], scores),
             *describe_usage(Usage(folder)),
         ],
         exchanges=exchanges,
         headline=headline(scores, continuous),
     )
+
+
+def filmed(folder: pathlib.Path, game: ControlGame, films: Mapping[str, Trajectories]) -> list[pathlib.Path]:
+    """The films as one strip and as a GIF each."""
+    thin = {label: pictures.thinned(pictures.states_of(episode, 0)) for label, episode in films.items()}
+    strides = {label: stride for label, (_, stride) in thin.items()}
+    frames = {label: game.draw(states) for label, (states, _) in thin.items()}
+    strip = pictures.strip(frames, folder / "film.png", "One episode from the same start", strides)
+    return [strip] + [
+        pictures.gif(frames[label], folder / f"{label.split()[0]}.gif", 0.05 * strides[label]) for label in frames
+    ]
 
 
 def explained(score: str, config: Mapping[str, Any], bases: int, continuous: bool) -> str:
