@@ -33,7 +33,9 @@ def read_json(text: str) -> JsonReply:
 
     Halves of surrogate pairs, which files and tokenizers refuse, become replacement characters.
     """
-    stripped = _without_fence(without_thoughts(_whole(text)).strip())
+    stripped = _whole(text).strip()
+    if not _is_object(stripped):  # whose strings may hold what ends a block of thoughts
+        stripped = _without_fence(without_thoughts(stripped).strip())
     if not stripped:
         return JsonReply({}, "empty")
     for start in (match.start() for match in re.finditer(r"\{", stripped)):
@@ -51,6 +53,13 @@ def read_json(text: str) -> JsonReply:
         return JsonReply(cut, "cut")
     pairs = _pairs(stripped[start:])
     return JsonReply(pairs, "repaired" if pairs else "nothing")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return text.startswith("{") and _decode(text, 0)[1] == len(text)
+    except (ValueError, RecursionError):
+        return False
 
 
 def read_number(value: Any) -> float | None:
