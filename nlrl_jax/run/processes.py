@@ -39,8 +39,8 @@ def define_flags() -> None:
         flags.Flag(
             flags.ArgumentParser(), None, "coordinator_address", "", "HOST:PORT of the first of several processes"
         ),
-        flags.Flag(flags.IntegerParser(), None, "num_processes", 0, "how many processes train together"),
-        flags.Flag(flags.IntegerParser(), None, "process_id", -1, "which of them this is, from 0"),
+        flags.Flag(flags.IntegerParser(lower_bound=0), None, "num_processes", 0, "how many processes train together"),
+        flags.Flag(flags.IntegerParser(lower_bound=-1), None, "process_id", -1, "which of them this is, from 0"),
         flags.Flag(flags.FloatParser(lower_bound=1), None, "initialization_timeout", 20.0, patience),
     ):
         flags.DEFINE_flag(one, module_name="Run")
@@ -120,25 +120,25 @@ def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
         except SystemExit as end:
             if _meeting is None or not end.code:
                 raise
-            _end(end.code if isinstance(end.code, str) else f"status {end.code}", end.code)
+            _end(end.code if isinstance(end.code, str) else {130: "interrupted"}.get(end.code, "error"), end.code)
         except BaseException as error:
             if _meeting is None:
                 raise
-            _meeting.ended.wait(_GRACE if isinstance(error, jax.errors.JaxRuntimeError) else 0)  # it may be another's
-            if not _meeting.reason or os.environ.get("NLRL_TRACEBACK"):
+            of_jax = isinstance(error, jax.errors.JaxRuntimeError)  # which another's end may have caused
+            _meeting.ended.wait(_GRACE if of_jax else 0)
+            if os.environ.get("NLRL_TRACEBACK") or not (of_jax or _meeting.reason):
                 traceback.print_exc()
-            _end(_meeting.reason or f"{type(error).__name__}: {error}", 1)
+            reason = _meeting.reason or f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+            _end(reason, f"error: {reason}")
 
     return run
 
 
 def _end(reason: str, status: str | int) -> None:
-    """Ends this process at once: an ordinary exit would wait for the others."""
+    """Ends this process at once: an ordinary exit would wait for the others. They are told the reason."""
     if isinstance(status, str):
         print(status, file=sys.stderr)
-    elif _meeting.reason:
-        print(f"error: {reason}", file=sys.stderr)
-    _meeting.tell_end(reason.removeprefix("error: ").strip()[:1000])
+    _meeting.tell_end(reason.removeprefix("error: ")[:1000])
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -148,4 +148,4 @@ def _end(reason: str, status: str | int) -> None:
 def _lost() -> None:
     """Ends this process, in which another's end came first, unless it ends by itself."""
     time.sleep(_GRACE)
-    _end(_meeting.reason, 1)
+    _end(_meeting.reason, f"error: {_meeting.reason}")
