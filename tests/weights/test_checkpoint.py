@@ -120,7 +120,7 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
         shutil.rmtree(latest)
         latest.mkdir()
     else:
-        path = next(p for p in (latest / "index").iterdir() if p.is_file() and b"crc32" in p.read_bytes())
+        path = next(p for p in (latest / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
         path.write_bytes(path.read_bytes()[:-20])
     with pytest.warns(UserWarning, match="checkpoints/3 is refused.*(damaged|not one of ours)"):
         step, tree, metadata = saved.restore(make_tree())
@@ -137,9 +137,9 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
 
 
 def test_checksums_are_compared(saved):
-    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"crc32" in p.read_bytes())
+    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
     index = json.loads(path.read_text())
-    index["leaves"]["lora.layer_0.b"]["crc32"] ^= 1
+    index["leaves"]["lora.layer_0.b"]["sum"] ^= 1
     path.write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"bytes of leaf lora\.layer_0\.b are not those that were saved"):
         saved.restore(make_tree(), step=3)
