@@ -1,5 +1,6 @@
-"""Scripts that work in stages, killed at the kinds of files that they write: the resumed run leaves what an unbroken one
-leaves. The kill is an exception that nobody catches, before or after a file takes its place."""
+"""Scripts that work in stages, killed where they write a file: the resumed run leaves what an unbroken one leaves.
+
+The kill is an exception that nobody catches, before or after the file takes its place."""
 
 import json
 import os
