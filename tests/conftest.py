@@ -19,6 +19,8 @@ jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parent
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # two processes compile the same small programs
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+gc.set_threshold(50_000, 20, 50)  # tracing makes many objects that live; an eighth less time
+
 MOST_MEMORY = 1.4e9  # bytes that a process may hold between two files
 
 

@@ -14,7 +14,7 @@ OURS = ("nlrl_jax", "envs", "launch", "benchmarks", "tests")
 # within itself; the leaves at the bottom and the two folders at the top may also see each other.
 FLOORS = (
     ("nlrl_jax.arrays", "nlrl_jax.config", "nlrl_jax.files", "nlrl_jax.types", "nlrl_jax.losses", "nlrl_jax.returns",
-     "nlrl_jax.networks", "nlrl_jax.statistics", "nlrl_jax.updates",
+     "nlrl_jax.multihost", "nlrl_jax.networks", "nlrl_jax.statistics", "nlrl_jax.updates",
      "nlrl_jax.text.template"),  # a template is data, as are `types`
     ("nlrl_jax.lm", "nlrl_jax.roles"),
     ("nlrl_jax.text", "nlrl_jax.weights"),

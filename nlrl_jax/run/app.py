@@ -20,7 +20,7 @@ from absl import flags
 
 from nlrl_jax.backends import heap
 from nlrl_jax.config import flat, replace
-from nlrl_jax.run import processes
+from nlrl_jax.run import alike, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
@@ -45,23 +45,14 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         if len(argv) > 1 and not takes_names:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
-        join_processes()
-        heap.keep()
         # Orbax logs every step of a save, jax every backend that is not there, httpx every request
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        join_processes()
+        heap.keep()
         try:
             check_numbers()
             main(argv)
-        except jax.errors.JaxRuntimeError as error:
-            if not processes.several() or os.environ.get("NLRL_TRACEBACK"):
-                raise
-            print(
-                f"error: lost another process of this run; start all again with --resume ({error})"[:300],
-                file=sys.stderr,
-            )
-            sys.stderr.flush()
-            os._exit(1)  # an ordinary exit would wait for the one that is gone
         except (ValueError, OSError, LanguageModelError) as error:
             if os.environ.get("NLRL_TRACEBACK"):
                 raise
@@ -75,7 +66,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
             print("\ninterrupted; a run that has begun continues with --resume", file=sys.stderr)
             sys.exit(130)
 
-    absl_app.run(wrapped, flags_parser=_parse_argv)
+    absl_app.run(processes.together(wrapped), flags_parser=_parse_argv)
 
 
 def _parse_argv(argv: list[str]) -> list[str]:
@@ -104,7 +95,13 @@ def join_processes() -> None:
     if "coordinator_address" in flags.FLAGS:
         options = flags.FLAGS
         try:
-            processes.start(options.coordinator_address, options.num_processes, options.process_id)
+            processes.start(
+                options.coordinator_address,
+                options.num_processes,
+                options.process_id,
+                options.initialization_timeout,
+                alike.at_start,
+            )
         except ValueError as error:
             sys.exit(f"error: {error}")
 
@@ -193,4 +190,5 @@ def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> 
             refused = error
     if processes.any_of(refused is not None):  # the others wait here until the first one has it
         raise refused or ValueError("the first process cannot use --run_dir and says why")
+    alike.check(values, run_dir)
     return run_dir

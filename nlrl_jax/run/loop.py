@@ -45,10 +45,10 @@ def restore(run_dir: pathlib.Path, state: Any) -> Any:
     Raises:
       ValueError: no checkpoint is whole, fits and is of this run.
     """
-    checkpoints = Checkpoints(run_dir / "checkpoints")
-    if checkpoints.latest_step() is None:
+    try:
+        step, learned, _ = Checkpoints(run_dir / "checkpoints").restore(state.learned(), of_run=part_of(run_dir))
+    except FileNotFoundError:  # there is none
         return state
-    step, learned, _ = checkpoints.restore(state.learned(), of_run=part_of(run_dir))
     print(f"resuming at iteration {step} ({run_dir})", flush=True)
     return state.replace(**learned)
 

@@ -21,7 +21,7 @@ from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, check_seed, option
 from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -179,7 +179,8 @@ def run_method(
 
     Returns:
       {"method", "score": the reward's name in tables or "", "seconds", "problems", "calls",
-       "tokens": {"read", "written"}, "episodes": one dict each}. Seconds are those of all parts together.
+       "tokens": {"read", "written"}, "episodes": one dict each}. Seconds are those of all parts together. A step that
+      a kill cut off and that was played again counts once; `usage` has both, for both were computed.
     """
     usage.section = f"{name}/"
     journal = parts.Journal(run_dir / "moves" / f"{name}.jsonl" if run_dir else None)
@@ -189,12 +190,23 @@ def run_method(
     printed, told = [time.monotonic()], []
 
     def play_part(part: int) -> list[Episode]:
-        own, chunk, last = parts.alone(model, jobs), chunks[part], {}
+        spent, chunk, last = Usage(), chunks[part], {}
+        own, before = Metered(parts.alone(model, jobs), spent), Counter()
         moves = journal.of(part)
+
+        def tokens() -> dict[str, int]:
+            """Read and written since the last time."""
+            nonlocal before
+            sums = Counter({"read": 0, "written": 0})
+            for row in spent.rows():
+                sums.update(read=row["prompt_tokens"], written=row["tokens"])
+            new, before = {name: sums[name] - before[name] for name in sums}, sums
+            return new
+
         clock = time.perf_counter()
         if method.plan and not moves:
             plans = method.plan(own, dialogue, game, chunk, config.planning, lats or LATSConfig(), _seed(seed, part, 0))
-            moves = _moves_of(plans, part, time.perf_counter() - clock)
+            moves = _moves_of(plans, part, time.perf_counter() - clock, tokens())
             journal.add(moves)
 
         def decide(histories, t):
@@ -205,7 +217,7 @@ def run_method(
         def report(t, move, running):
             nonlocal clock
             now = time.perf_counter()
-            row = {"part": part, "seconds": now - clock, "problems": last["problems"], "calls": last["calls"]}
+            row = {"part": part, "seconds": now - clock, "tokens": tokens(), **last}
             clock = now
             journal.add([{**row, **move._asdict()}])
             if not told and (note := unreadable(journal.rows)):
@@ -224,17 +236,13 @@ def run_method(
     done = journal.rows
     total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
     broken = Counter("game/broke off" for episode in episodes if episode.error)
-    spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {
         "method": name,
         "score": game.score,
         "seconds": sum(row["seconds"] for row in done),
         "problems": {**total("problems"), **broken},
         "calls": total("calls"),
-        "tokens": {
-            "read": sum(row["prompt_tokens"] for row in spent),
-            "written": sum(row["tokens"] for row in spent),
-        },
+        "tokens": _tokens_of(name, model, usage, done),
         "episodes": [as_json(episode) for episode in episodes],
     }
 
@@ -286,8 +294,18 @@ def as_json(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _moves_of(plans: Plans, part: int, seconds: float) -> list[dict[str, Any]]:
-    """Plans as the journal's rows, one per step: the moves of the episodes that still run."""
+def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Read and written by all steps, each counted once. A reply that an endpoint gave to a step that a kill cut off is
+    paid for once, too, and then comes from the cache, so the ledger knows."""
+    if all("tokens" in row for row in rows) and not isinstance(parts.inner_model(model), EndpointModel):
+        return {field: sum(row["tokens"][field] for row in rows) for field in ("read", "written")}
+    spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
+    return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}
+
+
+def _moves_of(plans: Plans, part: int, seconds: float, tokens: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Plans as the journal's rows, one per step: the moves of the episodes that still run. All that was spent stands in
+    the first."""
     rows = []
     for t in range(max(map(len, plans.actions))):
         live = [i for i, actions in enumerate(plans.actions) if t < len(actions)]
@@ -297,9 +315,9 @@ def _moves_of(plans: Plans, part: int, seconds: float) -> list[dict[str, Any]]:
             [[]] * len(live),
             [plans.thinking[i][t] for i in live],
         )
-        spent = {"seconds": 0.0, "problems": {}, "calls": {}}
+        spent = {"seconds": 0.0, "tokens": {"read": 0, "written": 0}, "problems": {}, "calls": {}}
         if t == 0:
-            spent = {"seconds": seconds, "problems": plans.problems, "calls": plans.calls}
+            spent = {"seconds": seconds, "tokens": tokens, "problems": plans.problems, "calls": plans.calls}
         rows.append({"part": part, **spent, **move._asdict()})
     return rows
 

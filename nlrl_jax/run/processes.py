@@ -3,53 +3,92 @@
     python -m launch.train_ms_grpo --mesh 2,4,1 --coordinator_address host0:29500 --num_processes 2 --process_id 0 ...
     srun python -m launch.train_ms_grpo --mesh 2,4,1 ...            # found by itself, as with Open MPI
 
-All run the same script on the same arguments and see the same --run_dir. The first one writes files and speaks; the
-others only compute. Names and detection are those of `jax.distributed.initialize`.
+All run the same script on the same arguments, versions and files, which is checked, and see the same --run_dir. The
+first one writes files and speaks; the others only compute. Names and detection are those of
+`jax.distributed.initialize`. Where one ends before its work is done, all end, with the reason.
 """
 
 from __future__ import annotations
 
-import json
+import atexit
+import contextlib
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
-from jax.experimental import multihost_utils
 
-from nlrl_jax.types import LanguageModelError
-
-T = TypeVar("T")
+from nlrl_jax.multihost import any_of, every, first, from_first, several, wait  # noqa: F401
+from nlrl_jax.run import rendezvous
 
 # Set for each process by srun and mpirun: how many there are.
 _CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+_GRACE = 2.0  # seconds that a process may take to end by itself once another has ended
+_meeting: rendezvous.Meeting | None = None  # None in a process alone
 
 
 def define_flags() -> None:
-    """--coordinator_address, --num_processes and --process_id."""
+    """--coordinator_address, --num_processes, --process_id and --initialization_timeout."""
+    patience = "seconds until all of several processes must have come"
     for one in (
         flags.Flag(
             flags.ArgumentParser(), None, "coordinator_address", "", "HOST:PORT of the first of several processes"
         ),
-        flags.Flag(flags.IntegerParser(), None, "num_processes", 0, "how many processes train together"),
-        flags.Flag(flags.IntegerParser(), None, "process_id", -1, "which of them this is, from 0"),
+        flags.Flag(flags.IntegerParser(lower_bound=0), None, "num_processes", 0, "how many processes train together"),
+        flags.Flag(flags.IntegerParser(lower_bound=-1), None, "process_id", -1, "which of them this is, from 0"),
+        flags.Flag(flags.FloatParser(lower_bound=1), None, "initialization_timeout", 20.0, patience),
     ):
         flags.DEFINE_flag(one, module_name="Run")
 
 
-def start(coordinator_address: str = "", num_processes: int = 0, process_id: int = -1) -> None:
+def start(
+    coordinator_address: str = "",
+    num_processes: int = 0,
+    process_id: int = -1,
+    patience: float = 20.0,
+    facts: Callable[[], Mapping[str, Any]] = dict,
+) -> None:
     """Joins the processes of a run, before JAX has looked for devices; does nothing for a process alone.
 
+    Args:
+      patience: seconds until all must have come.
+      facts: returns what must be the same in all, as JSON.
+
     Raises:
-      ValueError: some of the arguments are missing, or out of bounds.
+      ValueError: some of the arguments are missing, or out of bounds; what `rendezvous.meet` raises; or the processes
+        have different numbers of devices.
     """
-    options = (bool(coordinator_address), num_processes > 0, process_id >= 0)
-    found = any(int(os.environ.get(name) or 1) > 1 for name in _CLUSTERS)
-    if not any(options) and not found:
+    global _meeting
+    found = found_by_cluster(coordinator_address, num_processes, process_id)
+    if found is None:
         return
+    address, number, me = found
+    meeting = rendezvous.meet(address, number, me, facts(), patience)
+    meeting.watch(_lost)
+    if jax.config.jax_platforms == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    to_first = address if me == 0 else f"127.0.0.1:{rendezvous.local_port(*rendezvous.parse_address(address))}"
+    _meeting = meeting
+    jax.distributed.initialize(to_first, number, me)
+    atexit.register(meeting.tell_end)
+    if not first():
+        sys.stdout = open(os.devnull, "w")
+    devices = Counter(device.process_index for device in jax.devices())
+    if other := next((n for n in devices if devices[n] != devices[0]), 0):
+        raise ValueError(
+            f"process 0 has {devices[0]} devices and process {other} has {devices[other]}; give all equally many"
+        )
+
+
+def found_by_cluster(coordinator_address: str, num_processes: int, process_id: int) -> tuple[str, int, int] | None:
+    """(address, number, this one's number) of the processes of a run, from the arguments or from srun or mpirun; None
+    for a process alone. Errors: see `start`."""
+    options = (bool(coordinator_address), num_processes > 0, process_id >= 0)
     if any(options) and not all(options):
         raise ValueError(
             "several processes need --coordinator_address HOST:PORT, --num_processes N and --process_id 0 to N - 1; "
@@ -57,51 +96,56 @@ def start(coordinator_address: str = "", num_processes: int = 0, process_id: int
         )
     if all(options) and process_id >= num_processes:
         raise ValueError(f"process_id is {process_id}; with {num_processes} processes it must be below that")
-    if jax.config.jax_platforms == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if all(options):
-        jax.distributed.initialize(coordinator_address, num_processes, process_id)
-    else:
-        jax.distributed.initialize()
-    if not first():
-        sys.stdout = open(os.devnull, "w")
+        return coordinator_address, num_processes, process_id
+    if not any(int(os.environ.get(name) or 1) > 1 for name in _CLUSTERS):
+        return None
+    from jax._src.clusters import ClusterEnv  # no public function says what JAX finds
+
+    address, number, me, _ = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, [], None, None)
+    if address is None:
+        raise ValueError(
+            "srun or mpirun started several processes, but JAX does not find the first; give each "
+            "--coordinator_address HOST:PORT, --num_processes N and --process_id 0 to N - 1"
+        )
+    return address, number, me
 
 
-def several() -> bool:
-    """Whether more than this process computes."""
-    return jax.process_count() > 1
+def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
+    """`main`, whose failure in one of several processes ends them all, with the reason."""
 
-
-def first() -> bool:
-    """Whether this process is the one that writes."""
-    return jax.process_index() == 0
-
-
-def any_of(flag: bool) -> bool:
-    """Whether `flag` holds in any process; all must ask."""
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if several() else flag
-
-
-def from_first(make: Callable[[], T]) -> T:
-    """What `make` returns in the first process, or raises there, in all of them; all must ask. JSON keeps it."""
-    if not several():
-        return make()
-    found: dict[str, Any] = {}
-    if first():
+    def run(argv: list[str]) -> Any:
         try:
-            found = {"value": make()}
-        except (ValueError, OSError, LanguageModelError) as error:
-            found = {"error": str(error)}
-    text = np.frombuffer(json.dumps(found).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.array(len(text), np.int64)))
-    buffer = np.zeros(size, np.uint8)
-    buffer[: len(text)] = text
-    found = json.loads(multihost_utils.broadcast_one_to_all(buffer).tobytes())
-    if "error" in found:
-        raise LanguageModelError(found["error"])
-    return found["value"]
+            return main(argv)
+        except SystemExit as end:
+            if _meeting is None or not end.code:
+                raise
+            _end(end.code if isinstance(end.code, str) else {130: "interrupted"}.get(end.code, "error"), end.code)
+        except BaseException as error:
+            if _meeting is None:
+                raise
+            of_jax = isinstance(error, jax.errors.JaxRuntimeError)  # which another's end may have caused
+            _meeting.ended.wait(_GRACE if of_jax else 0)
+            if os.environ.get("NLRL_TRACEBACK") or not (of_jax or _meeting.reason):
+                traceback.print_exc()
+            reason = _meeting.reason or f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+            _end(reason, f"error: {reason}")
+
+    return run
 
 
-def wait() -> None:
-    """Returns once all processes have come here."""
-    any_of(False)
+def _end(reason: str, status: str | int) -> None:
+    """Ends this process at once: an ordinary exit would wait for the others. They are told the reason."""
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    _meeting.tell_end(reason.removeprefix("error: ")[:1000])
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else 1)
+
+
+def _lost() -> None:
+    """Ends this process, in which another's end came first, unless it ends by itself."""
+    time.sleep(_GRACE)
+    _end(_meeting.reason, f"error: {_meeting.reason}")

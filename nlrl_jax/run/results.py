@@ -92,11 +92,20 @@ def mean(value: float | Sequence[float]) -> float:
 
 
 def _numbers(name: str, evaluation: Mapping[str, Any]) -> dict[str, float | list[float]]:
-    number = lambda x: [float(y) for y in x] if isinstance(x, list) and x else float(x)
     try:
-        return {metric: number(value) for metric, value in evaluation.items()}
+        return {
+            metric: [_number(one) for one in value] if isinstance(value, list) and value else _number(value)
+            for metric, value in evaluation.items()
+        }
     except (TypeError, ValueError, AttributeError):
         raise ValueError(f'"{name}" must hold a number per metric or one per seed; it is {evaluation!r:.60}') from None
+
+
+def _number(value: Any) -> float:
+    """A number as it is, so that it is written as it was; "nan" and "inf" as numbers."""
+    if not isinstance(value, int | float | str):
+        raise TypeError(f"{value!r:.60} is not a number")
+    return float(value) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:

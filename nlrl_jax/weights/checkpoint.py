@@ -20,19 +20,26 @@ import shutil
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+
+from nlrl_jax import multihost
+from nlrl_jax.weights.checksum import checksums
+
+T = TypeVar("T")
 
 _FORMAT = "nlrl_jax checkpoint 1"
+_REMAINS = ".orbax-checkpoint-tmp"
+_CONTENTS = {"index", "tree", "_CHECKPOINT_METADATA"}
 
 
 class Checkpoints:
-    """The last `keep` checkpoints in a folder. One process writes; any number may read.
+    """The last `keep` checkpoints in a folder; what else lies there is passed over. One process writes; any number may
+    read. The processes of one run call `save` and `restore` together, and decide alike.
 
     A tree is a pytree of arrays (typed PRNG keys are not arrays of numbers: store their seed in the metadata).
     Arrays come back where the template's are: on the same sharding, or on the host for numpy.
@@ -61,20 +68,17 @@ class Checkpoints:
         Raises:
           ValueError: a leaf is not an array of numbers, or `metadata` is not JSON.
           OSError and others: the disk is full, or cannot be written, for this save or the one before it (raised here,
-            in `wait` or in `close`). The checkpoints before that one stay.
+            in `wait` or in `close`), or something else has the checkpoint's name. The checkpoints before it stay.
         """
         ocp = _orbax()
         leaves = {name: _host(name, leaf) for name, leaf in _flatten(tree).items()}
-        index = {"format": _FORMAT, "step": int(step), "leaves": {name: _describe(x) for name, x in leaves.items()}}
+        index = {"format": _FORMAT, "step": int(step), "leaves": _described(leaves)}
         try:
             index["metadata"] = json.loads(json.dumps(metadata or {}))
         except TypeError as error:
             raise ValueError(f"the metadata of checkpoint {step} is not JSON: {error}") from None
-        manager = self._writer()
         self.wait()
-        for old in self.steps():
-            if old >= step:
-                manager.delete(old)
+        manager = self._writer(step)
         if shutil.disk_usage(self.folder).free < sum(leaf.nbytes for leaf in leaves.values()):
             raise self._disk_full()
         items = ocp.args.Composite(tree=ocp.args.PyTreeSave(leaves), index=ocp.args.JsonSave(index))
@@ -106,7 +110,7 @@ class Checkpoints:
         """Steps of all finished checkpoints, ascending, good or not."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal() and path.is_dir())
+        return sorted(int(path.name) for path in self.folder.iterdir() if _is_checkpoint(path))
 
     def latest_step(self) -> int | None:
         """The newest finished checkpoint, None if there is none. It may still be refused by `restore`."""
@@ -138,25 +142,34 @@ class Checkpoints:
         kept = f"checkpoint {self.latest_step()} is kept" if self.steps() else "there is no checkpoint yet"
         return OSError(f"disk full at {self.folder}; {kept}; free space, then continue with --resume")
 
-    def _writer(self) -> Any:
+    def _writer(self, step: int) -> Any:
+        """Orbax's manager, over a folder without checkpoints of this step or later ones."""
+        stale = multihost.from_first(lambda: [old for old in self.steps() if old >= step])
+        if self._manager is not None and not stale:
+            return self._manager
+        self.close()
+        if multihost.first():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for old in stale:  # gone at once, also if a kill comes while it is deleted
+                (self.folder / str(old)).rename(self.folder / f"{old}{_REMAINS}-replaced")
+            for remains in self.folder.glob(f"*{_REMAINS}*"):  # also of a save that was killed
+                shutil.rmtree(remains, ignore_errors=True)
+        multihost.wait()  # now all find the same
+        if (self.folder / str(step)).exists():
+            raise OSError(f"{self.folder / str(step)} is no checkpoint and has the name of one; move it away")
         ocp = _orbax()
-        if self._manager is None:
-            if jax.process_index() == 0:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                for remains in self.folder.glob("*.orbax-checkpoint-tmp*"):  # of a save that was killed
-                    shutil.rmtree(remains, ignore_errors=True)
-            if jax.process_count() > 1:
-                multihost_utils.sync_global_devices("checkpoints")
-            options = ocp.CheckpointManagerOptions(max_to_keep=self.keep)
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
+        options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, step_name_format=_names())
+        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        multihost.wait()  # none writes before all have looked
         return self._manager
 
     def _restore(self, template, step, name, whole, of_run=""):
         self.wait()
-        candidates = self.steps()[::-1] if step is None else [step]
-        if not candidates or (step is not None and step not in self.steps()):
+        there = multihost.from_first(self.steps)
+        candidates = there[::-1] if step is None else [step]
+        if not candidates or (step is not None and step not in there):
             which = "no checkpoint" if step is None else f"no checkpoint {step}"
-            raise FileNotFoundError(f"{self.folder} holds {which}; it holds {self.steps() or 'none'}")
+            raise FileNotFoundError(f"{self.folder} holds {which}; it holds {there or 'none'}")
         refused = []
         for candidate in candidates:
             try:
@@ -170,6 +183,38 @@ class Checkpoints:
 
 class _Refused(Exception):
     """Why a checkpoint cannot be used."""
+
+
+def _in_all(make: Callable[[], T]) -> T:
+    """What `make` returns. Where it refuses in one of several processes, all do."""
+    made, problem = None, ""
+    try:
+        made = make()
+    except _Refused as error:
+        problem = str(error)
+    if refused := next(filter(None, multihost.every(problem)), ""):
+        raise _Refused(refused)
+    return made
+
+
+def _is_checkpoint(path: pathlib.Path) -> bool:
+    """Whether this is the folder of a finished checkpoint, as far as its name and its contents' names say."""
+    if not path.is_dir() or not path.name.isdecimal() or path.name != str(int(path.name)):
+        return False
+    contents = {one.name for one in path.iterdir()}
+    return not contents or bool(contents & _CONTENTS)
+
+
+@functools.cache
+def _names() -> Any:
+    """Orbax's names of checkpoints, other people's folders passed over: it deletes old checkpoints."""
+    names = _orbax().path.step.standard_name_format()
+
+    class Ours(type(names)):
+        def find_all(self, base_path):
+            return (found for found in super().find_all(base_path) if _is_checkpoint(pathlib.Path(found.path)))
+
+    return Ours()
 
 
 @functools.cache
@@ -204,13 +249,9 @@ def _host(name: str, leaf: Any) -> Any:
     return array
 
 
-def _describe(array: Any) -> dict[str, Any]:
-    described = {"shape": list(array.shape), "dtype": str(array.dtype)}
-    return described | ({"crc32": _checksum(array)} if isinstance(array, np.ndarray) else {})
-
-
-def _checksum(array: Any) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+def _described(leaves: dict[str, Any]) -> dict[str, Any]:
+    sums = checksums(leaves)
+    return {name: {"shape": list(x.shape), "dtype": str(x.dtype), "sum": sums[name]} for name, x in leaves.items()}
 
 
 def _read(folder: pathlib.Path, template: Any, name: str, whole: bool, of_run: str) -> tuple[Any, dict[str, Any]]:
@@ -219,35 +260,65 @@ def _read(folder: pathlib.Path, template: Any, name: str, whole: bool, of_run: s
     Raises:
       _Refused: it is damaged, its leaves are not the template's, or it is of another run.
     """
-    ocp = _orbax()
-    try:
-        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-            index = reader.restore(folder / "index")
-        if index["format"] != _FORMAT:
-            raise ValueError(index["format"])
-        stored, metadata = index["leaves"], index["metadata"]
-    except Exception as error:
-        raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or not one of ours") from error
-
-    if of_run and metadata.get("run") and metadata["run"] != of_run:
-        raise _Refused("it was written by a run with another configuration, or in another part of this run")
+    index = _in_all(lambda: _index(folder, of_run))
+    stored = index["leaves"]
     prefix = name and f"{name}."
     wanted = {name if name and not path else prefix + _name(path): leaf for path, leaf in _paths(template)}
     _check_same(stored, wanted, prefix, name, whole)
+    leaves = _in_all(lambda: _arrays(folder, stored, wanted))
+    sums = checksums({key: array for key, array in leaves.items() if "sum" in stored[key]})
+    damaged = [key for key, found in sums.items() if found != stored[key]["sum"]]
+    damaged += [key for key, array in leaves.items() if _differs_in_crc(array, stored[key])]
+    _in_all(lambda: _refuse_damaged(damaged))
+    values = [_as_template(leaves[key], leaf) for key, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(template), values), index["metadata"]
+
+
+def _index(folder: pathlib.Path, of_run: str) -> dict[str, Any]:
+    """{"leaves", "metadata"} of a checkpoint. Errors: see `_read`."""
+    try:
+        index = _handled("JsonCheckpointHandler", folder / "index")
+        if index["format"] != _FORMAT:
+            raise ValueError(index["format"])
+        run = index["metadata"].get("run")
+        dict(index["leaves"])
+    except Exception as error:
+        raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or not one of ours") from error
+    if of_run and run and run != of_run:
+        raise _Refused("it was written by a run with another configuration, or in another part of this run")
+    return index
+
+
+def _arrays(folder: pathlib.Path, stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The leaves of a checkpoint where the template's are. Errors: see `_read`."""
     structs = {key: jax.ShapeDtypeStruct(np.shape(leaf), stored[key]["dtype"]) for key, leaf in wanted.items()}
     places = {key: _place(leaf) for key, leaf in wanted.items()}
+    args = _orbax().args.PyTreeRestore(structs, restore_args=places, partial_restore=True)
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            args = ocp.args.PyTreeRestore(structs, restore_args=places, partial_restore=True)
-            leaves = reader.restore(folder / "tree", args=args)
+        return _handled("PyTreeCheckpointHandler", folder / "tree", args=args)
     except Exception as error:
         raise _Refused(f"its arrays cannot be read ({_brief(error)}): it is damaged") from error
-    for key, array in leaves.items():
-        addressable = not isinstance(array, jax.Array) or array.is_fully_addressable
-        if addressable and "crc32" in stored[key] and _checksum(np.asarray(array)) != stored[key]["crc32"]:
-            raise _Refused(f"the bytes of leaf {key} are not those that were saved: it is damaged")
-    values = [_as_template(leaves[key], leaf) for key, leaf in wanted.items()]
-    return jax.tree.unflatten(jax.tree.structure(template), values), metadata
+
+
+def _handled(handler: str, folder: pathlib.Path, **args: Any) -> Any:
+    """What one of Orbax's handlers restores. Its `Checkpointer` would wait for the others, though one may refuse."""
+    ocp = _orbax()
+    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    with ocp.Checkpointer(getattr(ocp, handler)(), multiprocessing_options=alone) as reader:
+        return reader.restore(folder, **args)
+
+
+def _differs_in_crc(array: Any, stored: dict[str, Any]) -> bool:
+    """Whether a leaf, if it is whole here, is not the one of an older checkpoint."""
+    whole = not isinstance(array, jax.Array) or array.is_fully_addressable
+    if not whole or "crc32" not in stored:
+        return False
+    return zlib.crc32(np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8).data) != stored["crc32"]
+
+
+def _refuse_damaged(leaves: list[str]) -> None:
+    if leaves:
+        raise _Refused(f"the bytes of leaf {leaves[0]} are not those that were saved: it is damaged")
 
 
 def _paths(template: Any) -> list[tuple[Any, Any]]:

@@ -9,6 +9,9 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.by_role import ByRole
+from nlrl_jax.backends.cache import DiskCache
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.run import parts, planning
@@ -16,6 +19,7 @@ from nlrl_jax.run.models import local_model
 from nlrl_jax.types import Outcome, Start
 from nlrl_jax.weights.load import load_tokenizer
 from tests.algorithms.test_lac import GAME, Corridor
+from tests.backends.server import Server
 
 TASKS = [("", i) for i in range(5)]
 CONFIG = replace(LACConfig(), candidates=3)
@@ -55,10 +59,64 @@ def test_a_killed_run_asks_for_nothing_twice(tmp_path):
     model = Corridor()
     resumed = run(model, folder)
     assert resumed["episodes"] == whole["episodes"] and resumed["calls"] == whole["calls"]
+    assert resumed["tokens"] == whole["tokens"]
     steps = sum(1 for role, _ in model.roles if role == "critic")  # one such call per step
     assert steps == len(journal.read_text().splitlines()) - made
     again = Corridor()
     assert run(again, folder)["episodes"] == whole["episodes"] and not again.roles
+
+
+class Paid(Corridor):
+    """Each reply reads three tokens and writes two."""
+
+    def complete(self, *args, **kwargs):
+        return [reply._replace(prompt_tokens=3, tokens=2) for reply in super().complete(*args, **kwargs)]
+
+
+def killed_where_a_step_is_written(monkeypatch, step):
+    """The journal is one step behind what was spent."""
+    add, seen = parts.Journal.add, []
+
+    def stop(self, rows):
+        seen.append(rows)
+        if len(seen) == step:
+            raise KeyboardInterrupt
+        add(self, rows)
+
+    monkeypatch.setattr(parts.Journal, "add", stop)
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_the_tokens_of_a_step_that_is_played_again_count_once_in_results(tmp_path, monkeypatch, step):
+    whole = run(Paid(), tmp_path / "whole")["tokens"]
+    spent = lambda name: sum(row["tokens"] for row in json.loads((tmp_path / name / "usage.json").read_text()))
+    assert whole["written"] == spent("whole") > 0
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        killed_where_a_step_is_written(patch, step)
+        run(Paid(), tmp_path / "killed")
+    assert run(Paid(), tmp_path / "killed")["tokens"] == whole
+    assert spent("killed") > spent("whole")  # what was computed twice
+
+
+def test_an_endpoint_is_paid_once_for_a_step_that_is_played_again(tmp_path, monkeypatch):
+    def ask(name):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        usage, method = Usage(folder), METHODS["react"]
+        model = EndpointModel(EndpointOptions(base_url=server.url), "m", usage, cache=DiskCache(folder / "cache"))
+        args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS[:2], 2, 0, folder
+        return planning.run_method("react", method, *args)
+
+    with Server() as server:
+        whole, requests = ask("whole"), len(server.requests)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            killed_where_a_step_is_written(patch, 2)
+            ask("killed")
+        killed = ask("killed")
+        assert len(server.requests) == 2 * requests
+    assert killed["tokens"] == whole["tokens"] and killed["episodes"] == whole["episodes"]
+    paid = lambda name: [row["paid"] for row in json.loads((tmp_path / name / "usage.json").read_text())]
+    assert paid("killed") == paid("whole") and sum(paid("whole")) > 0
 
 
 def test_a_search_is_on_disk_once_it_is_over_and_not_made_again(tmp_path):

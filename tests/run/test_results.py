@@ -30,6 +30,20 @@ def test_written_and_read(tmp_path):
     assert stored["worst"] == "-inf"
 
 
+NUMBERS = {
+    "int": 4, "float": 4.0, "tiny": 5e-324, "sum": 0.1 + 0.2, "large": 10**20, "zero": -0.0, "yes": True,
+    "nan": float("nan"), "inf": -np.inf, "half": np.float32(0.1), "seeds": [1, 2.0, float("inf")], "b": jnp.int32(3),
+}  # fmt: skip
+
+
+def test_what_is_read_is_written_as_it_was(tmp_path):
+    more = {"transcripts": {"before": [EPISODE], "after": []}, "z": (1, 2.0), "a": None}
+    path = results.write(tmp_path, script="x", before=NUMBERS, after=NUMBERS, seeds=[2, 1], **more)
+    first = path.read_bytes()
+    results.write(tmp_path, **results.read(tmp_path))
+    assert path.read_bytes() == first
+
+
 @pytest.mark.parametrize("bad", [{"success": "many"}, {"success": {"a": 1.0}}, {"success": []}, 3.0])
 def test_only_numbers_are_metrics(tmp_path, bad):
     with pytest.raises(ValueError, match='"after" must hold a number per metric'):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 import warnings
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 
+from nlrl_jax.weights import checkpoint
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -120,7 +122,7 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
         shutil.rmtree(latest)
         latest.mkdir()
     else:
-        path = next(p for p in (latest / "index").iterdir() if p.is_file() and b"crc32" in p.read_bytes())
+        path = next(p for p in (latest / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
         path.write_bytes(path.read_bytes()[:-20])
     with pytest.warns(UserWarning, match="checkpoints/3 is refused.*(damaged|not one of ours)"):
         step, tree, metadata = saved.restore(make_tree())
@@ -137,12 +139,73 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
 
 
 def test_checksums_are_compared(saved):
-    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"crc32" in p.read_bytes())
+    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
     index = json.loads(path.read_text())
-    index["leaves"]["lora.layer_0.b"]["crc32"] ^= 1
+    index["leaves"]["lora.layer_0.b"]["sum"] ^= 1
     path.write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"bytes of leaf lora\.layer_0\.b are not those that were saved"):
         saved.restore(make_tree(), step=3)
+
+
+def test_crcs_of_older_checkpoints_are_compared(saved):
+    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
+    index = json.loads(path.read_text())
+    for name, leaf in index["leaves"].items():
+        del leaf["sum"]
+        if name == "iteration":
+            leaf["crc32"] = zlib.crc32(np.int32(3).tobytes())
+    path.write_text(json.dumps(index))
+    assert saved.restore(make_tree(), step=3)[0] == 3
+    index["leaves"]["iteration"]["crc32"] ^= 1
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="bytes of leaf iteration are not those that were saved"):
+        saved.restore(make_tree(), step=3)
+
+
+def test_other_things_in_the_folder_are_passed_over(saved):
+    others = ("008", "08", "+9", "-1", "9.tmp", "latest", "١٢", "0x9", "9.0", " 9", "step_9", "2024", "0")
+    for name in others:
+        (saved.folder / name).mkdir()
+        (saved.folder / name / "note.txt").write_text("mine")
+    (saved.folder / "9").write_text("a file")
+    (saved.folder / "newest").symlink_to(saved.folder / "3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert saved.steps() == [1, 2, 3] and saved.restore(make_tree())[0] == 3
+        for step in (4, 5, 6, 7):
+            saved.save(step, make_tree(step))
+        saved.close()
+        assert saved.steps() == [5, 6, 7] and saved.restore(make_tree())[0] == 7
+    assert all((saved.folder / name / "note.txt").read_text() == "mine" for name in others)
+    for name in ("9", "2024"):
+        with pytest.raises(OSError, match=f"checkpoints/{name} is no checkpoint and has the name of one; move it away"):
+            saved.save(int(name), make_tree())
+    saved.close()
+
+
+def test_one_process_that_refuses_a_checkpoint_refuses_it_for_all(saved, monkeypatch):
+    """The other of two processes finds checkpoint 3 damaged."""
+    found = {"refused": 0}
+
+    def every(value):
+        if value == "" and not found["refused"]:
+            found["refused"] += 1
+            return ["", "its arrays cannot be read"]
+        return [value, value]
+
+    monkeypatch.setattr(checkpoint.multihost, "every", every)
+    with pytest.warns(UserWarning, match="checkpoints/3 is refused: its arrays cannot be read; trying the one before"):
+        assert saved.restore(make_tree())[0] == 2
+
+
+def test_the_first_process_says_what_is_replaced(saved, monkeypatch):
+    """Seen from a second process, whose disk still shows nothing of checkpoint 3."""
+    monkeypatch.setattr(checkpoint.multihost, "from_first", lambda make: [3])
+    monkeypatch.setattr(Checkpoints, "steps", lambda self: [1, 2])
+    saved.save(3, make_tree(7))
+    saved.close()
+    monkeypatch.undo()
+    assert_same_bits(saved.restore(make_tree(), step=3)[1], make_tree(7))
 
 
 def test_foreign_checkpoint_names_the_first_leaf_that_differs(saved):

@@ -1,0 +1,63 @@
+"""What the processes of a run tell one another once JAX has joined them. Alone, each function returns at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from nlrl_jax.types import LanguageModelError
+
+T = TypeVar("T")
+
+
+def several() -> bool:
+    """Whether more than this process computes."""
+    return jax.process_count() > 1
+
+
+def first() -> bool:
+    """Whether this process is the one that writes."""
+    return jax.process_index() == 0
+
+
+def every(value: T) -> list[T]:
+    """The value of each process, by its number; all must ask. JSON keeps it."""
+    if not several():
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array(len(text), np.int32))
+    buffer = np.zeros(sizes.max(), np.uint8)
+    buffer[: len(text)] = text
+    rows = np.asarray(multihost_utils.process_allgather(buffer))
+    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def any_of(flag: bool) -> bool:
+    """Whether `flag` holds in any process; all must ask."""
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if several() else flag
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What `make` returns in the first process, or raises there, in all of them; all must ask. JSON keeps it."""
+    if not several():
+        return make()
+    found: dict[str, Any] = {}
+    if first():
+        try:
+            found = {"value": make()}
+        except (ValueError, OSError, LanguageModelError) as error:
+            found = {"error": str(error)}
+    found = every(found)[0]
+    if "error" in found:
+        raise LanguageModelError(found["error"])
+    return found["value"]
+
+
+def wait() -> None:
+    """Returns once all processes have come here."""
+    any_of(False)

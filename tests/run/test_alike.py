@@ -1,0 +1,120 @@
+"""What must be the same in all processes: code, files, variables, options, the run's folder."""
+
+import json
+import os
+import sys
+
+import pytest
+from absl import flags
+
+from nlrl_jax import multihost
+from nlrl_jax.run import alike
+from nlrl_jax.run.directory import open_run
+from nlrl_jax.run.rendezvous import differing
+
+
+def two(monkeypatch, change):
+    """Makes `multihost` ask this process twice, the second time after `change`."""
+    asked = []
+
+    def every(value):
+        asked.append(value)
+        return [json.loads(json.dumps(one)) for one in (value, change(value))]
+
+    monkeypatch.setattr(multihost, "several", lambda: True)
+    monkeypatch.setattr(multihost, "first", lambda: True)
+    monkeypatch.setattr(multihost, "every", every)
+
+
+def test_the_same_is_alike(tmp_path, monkeypatch):
+    two(monkeypatch, lambda value: value)
+    config = {"seed": 0, "model": "nano", "floor": float("-inf")}
+    alike.check(config, open_run(tmp_path / "run", config))
+
+
+def test_another_config(tmp_path, monkeypatch):
+    two(monkeypatch, lambda value: {**value, "--seed": 8} if "--seed" in value else value)
+    with pytest.raises(ValueError, match="must be alike, but --seed is 0 in process 0 and 8 in process 1"):
+        alike.check({"seed": 0}, tmp_path)
+
+
+def test_another_model_at_the_same_path(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(bytes(100))
+    hashed = {f"what lies at --model {tmp_path / 'model'}": "another"}
+    two(monkeypatch, lambda value: {**value, **hashed} if "--model" in value else value)
+    with pytest.raises(ValueError, match="what lies at --model .*model is .* in process 0 and .another. in process 1"):
+        alike.check({"model": str(tmp_path / "model")}, tmp_path)
+
+
+def test_another_game_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "a_game_of_mine.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import a_game_of_mine  # noqa: F401
+
+    assert "a_game_of_mine" in alike._own_modules() and "jax" not in alike._own_modules()
+    assert not any(name.startswith("nlrl_jax") for name in alike._own_modules())
+    two(monkeypatch, lambda value: {**value, "a_game_of_mine": "other"} if "a_game_of_mine" in value else value)
+    with pytest.raises(ValueError, match="the code of a_game_of_mine is"):
+        alike.check({}, tmp_path)
+    del sys.modules["a_game_of_mine"]
+
+
+def test_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(alike, "_PATIENCE", 0.0)
+    run_dir = open_run(tmp_path / "run", {})
+    two(monkeypatch, lambda value: False if value is True else value)
+    with pytest.raises(ValueError, match="process 1 does not see the run's folder .*on a disk that they share"):
+        alike.check({}, run_dir)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "config.json").write_bytes((run_dir / "config.json").read_bytes())
+    os.utime(copy / "config.json", ns=(1, 1))
+    assert not alike._sees(copy, alike._stamp(run_dir)) and not alike._sees(tmp_path, alike._stamp(run_dir))
+    assert alike._sees(run_dir, alike._stamp(run_dir))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x[:-1], lambda x: x + b"0", lambda x: b"1" + x[1:], lambda x: x[:-1] + b"1", lambda x: x[::-1]]
+)
+@pytest.mark.parametrize("size", [20, 3 << 20])
+def test_a_fingerprint_tells_contents_apart(tmp_path, change, size):
+    content = bytes(size // 2) + b"\xff" * (size // 2)
+    (tmp_path / "a").write_bytes(content)
+    whole = alike.fingerprint(tmp_path / "a")
+    (tmp_path / "a").write_bytes(change(content))
+    assert alike.fingerprint(tmp_path / "a") != whole
+
+
+def test_a_folder_is_its_names_and_files(tmp_path):
+    (tmp_path / "a").write_text("x")
+    one = alike.fingerprint(tmp_path)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "a").write_text("x")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a").write_text("x")
+    assert alike.fingerprint(tmp_path) == one
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert alike.fingerprint(tmp_path) != one
+
+
+def test_variables_and_versions_count_and_places_do_not(monkeypatch):
+    facts = alike.at_start()
+    assert {"jax", "jaxlib", "Python", "the code of nlrl_jax", "the code of envs"} <= facts.keys()
+    for name, value in {"JAX_NUM_CPU_DEVICES": "3", "JAX_PROCESS_ID": "1", "NLRL_TRACEBACK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert not differing([facts, alike.at_start()])
+    for name in ("NLRL_OWN", "JAX_ENABLE_X64", "XLA_FLAGS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "changed")
+            assert f"${name}" in differing([facts, alike.at_start()])
+
+
+def test_options_that_are_given_count(monkeypatch):
+    values = flags.FlagValues()
+    flags.DEFINE_integer("seed", None, "", flag_values=values)
+    flags.DEFINE_string("run_dir", "", "", flag_values=values)
+    values(["script", "--seed=8", "--run_dir=here"])
+    monkeypatch.setattr(flags, "FLAGS", values)
+    assert {name: value for name, value in alike.at_start().items() if name.startswith("--")} == {"--seed": 8}
