@@ -83,9 +83,9 @@ def own(here, monkeypatch):
         ("train_ms_grpo --learning_rate=0", "--learning_rate is 0.0, with which nothing is learned"),
         ("train_ms_grpo --temperature=0", "write the same reply in all episodes of a group"),
         # numbers
-        ("train_ms_grpo --seed=99999999999999999999", "at most 2147483647"),
+        ("train_ms_grpo --seed=99999999999999999999", "at most 4294967295"),
         ("train_ms_grpo --max_steps=99999999999999", "at most 2147483647"),
-        ("evaluate --seed=4294967296", "--seed is 4294967296; it must be at least -2147483648 and at most 2147483647"),
+        ("evaluate --episodes=4294967296", "--episodes is 4294967296; it must be at least -2147483648 and at most 2147483647"),
         ("pretrain_nano --out=new --learning_rate=nan", "--learning_rate is nan; it must be a finite number"),
         ("weigh_words --k=1,1", "k is '1,1'; it must be names separated by commas, each once"),
         # --resume and --overwrite

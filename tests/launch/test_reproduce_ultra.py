@@ -28,15 +28,18 @@ from tests.backends.server import Server, says
 from tests.launch import scripts
 
 SMALL = [
-    "--seeds=2", "--base_iterations=2", "--iterations=2", "--mask_iterations=1", "--episodes=4", "--episode_steps=60",
-    "--eval_episodes=8", "--curve_episodes=4", "--eval_every=1",
+    "--seeds=2", "--iterations=2", "--episodes=4", "--episode_steps=60", "--eval_episodes=8", "--curve_episodes=4",
+    "--eval_every=1",
 ]  # fmt: skip
 
 
 def run(folder, *args, start=scripts.run):
-    is_pong = not any(arg.startswith("--game=") for arg in args)
+    given = lambda option: any(arg.startswith(f"--{option}=") for arg in args)
+    fitting = ["--cell=8"] * (not given("game")) + ["--base_iterations=2"] * (not given("base"))
+    if not given("methods") or re.search("--methods=.*(RICE|MASK-R)", " ".join(args)):
+        fitting.append("--mask_iterations=1")
     try:
-        return start("reproduce_ultra", *SMALL, *["--cell=8"] * is_pong, f"--run_dir={folder}", *args)
+        return start("reproduce_ultra", *SMALL, *fitting, f"--run_dir={folder}", *args)
     finally:
         directory.close_run(folder)  # the end of the process does it
 

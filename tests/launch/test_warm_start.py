@@ -41,18 +41,18 @@ def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
     args = (
         "--model=nano",
         "--prompt=paper",
-        "--batch=8",
+        "--batch=4",
         "--learning_rate=0.005",
         "--checkpoint_every=4",
         "--lora_rank=4",
         "--max_tokens=24",
     )
     try:
-        run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=12")
+        run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=8")
     finally:
         directory.close_run(tmp_path)
     losses = [row["loss"] for row in read_rows(tmp_path)]
-    assert len(losses) == 12 and np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
+    assert len(losses) == 8 and np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
     loaded = load_model(str(tmp_path / "model"))
     assert loaded.tokenizer.eos_ids == load_tokenizer("nano").eos_ids
     base = load_model("nano")
