@@ -141,7 +141,7 @@ def test_a_call_that_fails_leaves_nothing_wrong_behind(cached, plain, monkeypatc
 def test_few_programs_serve_a_text_that_grows(cached):
     programs = (growing._read, growing._reply, growing._log_probs)
     before = [program._cache_size() for program in programs]
-    episode(cached, steps=9, rules=RULES + "Again. ")
+    episode(cached, steps=6, rules=RULES + "Again. ")
     added = [program._cache_size() - n for program, n in zip(programs, before)]
     assert sum(added) <= 6
 

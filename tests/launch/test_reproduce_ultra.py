@@ -213,7 +213,7 @@ def test_a_budget_that_ends_is_raised_and_nothing_is_asked_twice(done, tmp_path)
 def test_a_local_analyst_and_the_mask_network_are_not_run_twice(done, tmp_path, monkeypatch, capsys):
     answered, fails = Counter(), [True]
 
-    def local_model(name):
+    def local_model(name, **options):
         answered["loaded"] += 1
 
         def counted(role, context, rng):

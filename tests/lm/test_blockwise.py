@@ -1,5 +1,6 @@
 """Attention in blocks against attention at once: values, gradients, and what is never built."""
 
+import functools
 import math
 import re
 
@@ -42,30 +43,32 @@ def inputs(R, P, S, dtype):
     return q, k, v, tuple(prefix) if P else None
 
 
-def both(case, dtype, blocks):
-    """(value, gradients of q, k, v and prefix) at once, and in blocks, as float32."""
+@functools.cache
+def computed(case, dtype, blocks=None):
+    """(value, gradients of q, k, v and prefix) in blocks, or at once without them, as float32."""
     sight, R, P, S = CASES[case]
     args = inputs(R, P, S, dtype)
     mask = jnp.broadcast_to(sight.mask(0, L, 0, S), (B, L, S))
     read = jnp.any(mask, axis=-1)[:, :, None, None]  # nobody reads what a query that sees nothing gets
 
-    def of(attend):
-        def loss(*args):
-            out = jnp.where(read, attend(*args).astype(jnp.float32), 0)
-            return jnp.sum(jnp.sin(out)), out
+    def attend(q, k, v, prefix):
+        if blocks is None:
+            return attention.attend(q, k, v, mask, prefix)
+        return blockwise.attend(q, k, v, sight, blocks, prefix)
 
-        (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*args)
-        return [np.asarray(x, np.float32) for x in (out, *jax.tree.leaves(gradients))]
+    def loss(*args):
+        out = jnp.where(read, attend(*args).astype(jnp.float32), 0)
+        return jnp.sum(jnp.sin(out)), out
 
-    at_once = of(lambda q, k, v, prefix: attention.attend(q, k, v, mask, prefix))
-    return at_once, of(lambda q, k, v, prefix: blockwise.attend(q, k, v, sight, blocks, prefix))
+    (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*args)
+    return [np.asarray(x, np.float32) for x in (out, *jax.tree.leaves(gradients))]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_equal_attention_at_once(case):
     first = CASES[case][0].first
     for blocks in (Blocks(8, 16, first), Blocks(16, 8, None), Blocks(L, 64, first)):
-        want, got = both(case, jnp.float32, blocks)
+        want, got = computed(case, jnp.float32), computed(case, jnp.float32, blocks)
         assert len(got) == len(want) in (4, 6)
         for a, b in zip(got, want):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
@@ -73,8 +76,8 @@ def test_values_and_gradients_equal_attention_at_once(case):
 
 @pytest.mark.parametrize("case", ["grouped queries", "left padding behind a prefix", "several sequences in a row"])
 def test_bfloat16_is_no_further_from_float32(case):
-    true, _ = both(case, jnp.float32, Blocks(8, 16, 0))
-    want, got = both(case, jnp.bfloat16, Blocks(8, 16, 0))
+    true = computed(case, jnp.float32)
+    want, got = computed(case, jnp.bfloat16), computed(case, jnp.bfloat16, Blocks(8, 16, 0))
     for exact, a, b in zip(true, got, want):
         assert np.abs(a - exact).mean() < 1.5 * np.abs(b - exact).mean()
 

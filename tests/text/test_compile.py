@@ -121,7 +121,8 @@ def random_template(rng: random.Random) -> Template:
 def test_random_templates_are_right_or_refused(make):
     """Never wrong; a refusal comes from looking at the borders, not from the final comparison."""
     tokenizer, compiled_ones = make(), 0
-    for seed in range(60):
+    first = 40 * [one.values[0] for one in TOKENIZERS].index(make)  # each has templates of its own
+    for seed in range(first, first + 40):
         template = random_template(random.Random(seed))
         try:
             compiled = compile_template(template, tokenizer)
@@ -132,7 +133,7 @@ def test_random_templates_are_right_or_refused(make):
         for state in sample_fields(template, 20, seed=3):
             tokens, length = assemble(np, compiled.program, state, tokenizer.pad_id)
             assert [*compiled.prefix, *tokens[:length]] == tokenizer.encode(template.render(state)), seed
-    assert compiled_ones >= 30
+    assert compiled_ones >= 20
 
 
 def test_prefix_reaches_up_to_the_first_slot():
