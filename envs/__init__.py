@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from envs import own
@@ -46,14 +48,14 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
       **options: those of the game's own `text_game`, e.g. `size` or `max_steps`.
 
     Raises:
-      ValueError: an unknown name or prompt, an option outside its range, or a package that is not installed.
+      ValueError: an unknown name, prompt or option, an option outside its range, or a package that is not installed.
     """
     if ":" in name:
         return own.load(name, TextGame, prompt=prompt, **options)
     if name not in _MAKERS:
         raise _unknown(name, GAMES, "text_game")
     module, preset = _MAKERS[name]
-    return _imported(name, module).text_game(prompt=prompt, **preset, **options)
+    return _made(name, _imported(name, module).text_game, preset, {"prompt": prompt, **options})
 
 
 _BOARD_MAKERS = {"tic_tac_toe": "envs.tic_tac_toe.rules", "breakthrough": "envs.breakthrough.rules"}
@@ -67,14 +69,14 @@ def make_board(name: str, **options) -> BoardGame:
         return own.load(name, BoardGame, **options)
     if name not in _BOARD_MAKERS:
         raise _unknown(name, BOARD_GAMES, "board_game")
-    return importlib.import_module(_BOARD_MAKERS[name]).board_game(**options)
+    return _made(name, importlib.import_module(_BOARD_MAKERS[name]).board_game, {}, options)
 
 
 _CONTROL_MAKERS = {
-    "pong": ("envs.pong.env", ()),
-    "hopper": ("envs.locomotion.env", ("hopper",)),
-    "walker2d": ("envs.locomotion.env", ("walker2d",)),
-    "ant": ("envs.locomotion.env", ("ant",)),
+    "pong": ("envs.pong.env", {}),
+    "hopper": ("envs.locomotion.env", {"name": "hopper"}),
+    "walker2d": ("envs.locomotion.env", {"name": "walker2d"}),
+    "ant": ("envs.locomotion.env", {"name": "ant"}),
 }
 
 CONTROL_GAMES = tuple(_CONTROL_MAKERS)
@@ -88,14 +90,14 @@ def make_control(name: str, **options) -> ControlGame:
       **options: those of the module's own `control_game`, e.g. `points` for Pong or `physics` for the robots.
 
     Raises:
-      ValueError: an unknown name, or an option outside its range.
+      ValueError: an unknown name or option, or an option outside its range.
     """
     if ":" in name:
         return own.load(name, ControlGame, **options)
     if name not in _CONTROL_MAKERS:
         raise _unknown(name, CONTROL_GAMES, "control_game")
     module, arguments = _CONTROL_MAKERS[name]
-    return importlib.import_module(module).control_game(*arguments, **options)
+    return _made(name, importlib.import_module(module).control_game, arguments, options)
 
 
 _HOST_MAKERS = {
@@ -130,7 +132,7 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
             return _on_the_host(game, max_steps)
         return dataclasses.replace(game, max_steps=max_steps) if max_steps else game
     if name in _HOST_MAKERS:
-        return _imported(name, _HOST_MAKERS[name]).host_game(**options)
+        return _made(name, _imported(name, _HOST_MAKERS[name]).host_game, {}, options)
     if name not in GAMES:
         raise _unknown(name, HOST_GAMES, "host_game")
     return _on_the_host(make(name, **options))
@@ -140,6 +142,16 @@ def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
     if max_steps:
         game = dataclasses.replace(game, params=game.params.replace(max_steps_in_episode=max_steps))
     return importlib.import_module("nlrl_jax.text.host").of_text_game(game)
+
+
+def _made(name: str, maker: Callable[..., Any], preset: dict[str, Any], options: dict[str, Any]) -> Any:
+    """A game of a module's own function. ValueError: an option that it does not take, or that `name` has settled."""
+    takes = inspect.signature(maker).parameters.values()
+    known = [one.name for one in takes if one.name not in preset and one.kind is not one.VAR_KEYWORD]
+    unknown = sorted(options.keys() - known)
+    if unknown and (unknown[0] in preset or all(one.kind is not one.VAR_KEYWORD for one in takes)):
+        raise ValueError(f"{name} has no option {unknown[0]!r}; its options are {', '.join(known) or 'none'}")
+    return maker(**preset, **options)
 
 
 def _imported(name: str, module: str):

@@ -27,7 +27,7 @@ from gymnax.environments import environment, spaces
 
 from envs import grid_text
 from envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
-from envs.options import integer
+from envs.options import integer, real
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -198,8 +198,8 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
 
     def __init__(self, size: int = 4, slippery: bool = False, hole_probability: float = 0.2, maps: str = "all"):
         integer("size", size, 2)
-        if not 0 <= hole_probability < 1:
-            raise ValueError(f"hole_probability is {hole_probability}; it must be at least 0 and below 1")
+        if not real(hole_probability) or not 0 <= hole_probability < 1:
+            raise ValueError(f"hole_probability is {hole_probability!r}; it must be a number of at least 0 and below 1")
         if maps not in MAPS:
             raise ValueError(f"maps is {maps!r}; choose one of {', '.join(MAPS)}")
         (map_table if size <= _TABLE_SIZE else check_candidates)(size, hole_probability, maps)

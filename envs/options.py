@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
+
+
+def real(value: Any) -> bool:
+    """Whether an option is a number, and not True or False."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def integer(name: str, value: int, least: int, most: int = 2**31 - 1) -> int:

@@ -25,7 +25,7 @@ def expect(axes: str, sizes: Mapping[str, Any] = {}, **arrays: Any) -> Sizes:
       axes: names, or sizes, divided by blanks; "..." in front is any number of axes, the same ones in all. "" is a
         scalar.
       sizes: of letters that are known already.
-      arrays: by the names that their caller knows. A Python number is a scalar; None is passed over.
+      arrays: by the names that their caller knows. A Python number is a scalar; see `present`.
 
     Returns: the sizes of all letters.
 
@@ -37,8 +37,6 @@ def expect(axes: str, sizes: Mapping[str, Any] = {}, **arrays: Any) -> Sizes:
     found: Sizes = {**sizes, **{name: int(name) for name in names if name.isdigit()}}
     leading, tail = names[:1] == ["..."], names[names[:1] == ["..."] :]
     for name, array in arrays.items():
-        if array is None:
-            continue
         shape = _shape(name, array, axes)
         extra = len(shape) - len(tail)
         parts = [*([("...", shape[:extra])] if leading else []), *zip(tail, shape[extra:] if tail else ())]
@@ -47,6 +45,11 @@ def expect(axes: str, sizes: Mapping[str, Any] = {}, **arrays: Any) -> Sizes:
             raise ValueError(f"{name} has shape {shape}; it must be {_wanted(names, found)}")
         found.update(parts)
     return found
+
+
+def present(**arrays: Any) -> dict[str, Any]:
+    """The arrays that are not None."""
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def floating(array: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.arrays import expect
+from nlrl_jax.arrays import expect, present
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
@@ -147,7 +147,7 @@ def ppo(
     if math.isfinite(value_clip) and old_values is None:
         raise ValueError(f"value_clip is {value_clip}, which needs old_values")
     given = {"log_probs": log_probs, "old_log_probs": old_log_probs, "advantages": advantages, "values": values}
-    expect("...", **given, targets=targets, entropy=entropy, weights=weights, old_values=old_values)
+    expect("...", **given, targets=targets, entropy=entropy, weights=weights, **present(old_values=old_values))
     counted = weights > 0
     # Replace what does not count before exp(): 0 * inf would poison the gradient.
     log_probs, values, entropy = (jnp.where(counted, x, 0.0) for x in (log_probs, values, entropy))

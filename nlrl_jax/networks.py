@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.arrays import expect
+from nlrl_jax.arrays import expect, present
 
 
 @flax.struct.dataclass
@@ -131,7 +131,7 @@ def entropy(out: jax.Array, log_std: jax.Array | None) -> jax.Array:
 
 
 def _expect_rows(out: jax.Array, log_std: jax.Array | None) -> dict[str, Any]:
-    return expect("A", expect("B A", out=out), log_std=log_std)
+    return expect("A", expect("B A", out=out), **present(log_std=log_std))
 
 
 class Agent:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from nlrl_jax.arrays import expect, floating
+from nlrl_jax.arrays import expect, floating, present
 
 
 def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = None) -> jax.Array:
@@ -26,7 +27,7 @@ def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = 
     Raises:
       ValueError: arrays of other shapes, a group of one (compared with itself it has no advantage), ddof not in [0, G).
     """
-    G = expect("... G", returns=returns, mask=mask)["G"]
+    G = expect("... G", returns=returns, **present(mask=mask))["G"]
     if G < 2 or not 0 <= ddof < G:
         raise ValueError(f"G is {G} and ddof {ddof}; a group needs at least 2 episodes, and ddof must be in [0, G)")
     mask = None if mask is None else mask.astype(bool)
@@ -66,7 +67,7 @@ def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: flo
       ValueError: num > G, a temperature that is not positive, or advantages that are no array [..., G].
     """
     group = expect("... G", advantages=advantages)["G"]
-    if not 1 <= num <= group:
+    if not isinstance(num, int | np.integer) or not 1 <= num <= group:
         raise ValueError(f"cannot sample G'={num} of G={group} episodes without replacement")
     if not temperature > 0:
         raise ValueError(f"T_ep is {temperature}; AAW sampling needs a positive temperature")
@@ -103,7 +104,8 @@ def gae(
     Raises:
       ValueError: an array of another rank, or arrays of several shapes, such as one that is [B, T].
     """
-    expect("T B", rewards=rewards, discounts=discounts, values=values, next_values=next_values, ends=ends)
+    given = {"rewards": rewards, "discounts": discounts, "values": values, "next_values": next_values}
+    expect("T B", **given, **present(ends=ends))
     ends = discounts == 0 if ends is None else ends.astype(bool)
     rewards, discounts, values, next_values = map(floating, (rewards, discounts, values, next_values))
     deltas = rewards + jnp.where(discounts == 0, 0.0, discounts * next_values) - values
@@ -114,7 +116,7 @@ def gae(
         advantage = delta + trace * later
         return advantage, advantage
 
-    _, advantages = jax.lax.scan(back, jnp.zeros_like(deltas[0]), (deltas, traces), reverse=True)
+    _, advantages = jax.lax.scan(back, jnp.zeros(deltas.shape[1:], deltas.dtype), (deltas, traces), reverse=True)
     return jax.lax.stop_gradient((advantages, advantages + values))
 
 

@@ -31,7 +31,7 @@ def ms_grpo(**changed):
 
 
 def test_expect():
-    assert expect("T B", x=TB, y=np.zeros((4, 3)), z=None) == {"T": 4, "B": 3}
+    assert expect("T B", x=TB, y=np.zeros((4, 3))) == {"T": 4, "B": 3}
     assert expect("... B 3", {"B": 4}, x=jnp.zeros((2, 4, 3)), y=jnp.zeros((2, 4, 3)))["..."] == (2,)
     assert expect("", x=0.5, y=jnp.float32(1)) == {}
     with pytest.raises(ValueError, match=re.escape("y has shape (5, 4, 3); it must be [..., B, 3], here [2, 4, 3]")):
@@ -45,6 +45,10 @@ def test_expect():
         (lambda: losses.kl_estimate(BK, B), "ref_log_probs has shape (3,); it must be [...], here [3, 2]"),
         (lambda: losses.episode_token_weights(BK), "mask has shape (3, 2); it must be [J, T, K]"),
         (lambda: losses.sft(LIST, BK), "log_probs is a list; it must be an array [B, K]"),
+        (lambda: losses.sft(None, BK), "log_probs is a NoneType; it must be an array [B, K]"),
+        (lambda: returns.returns_to_go(None), "rewards is a NoneType; it must be an array [T, B]"),
+        (lambda: returns.gae(TB, TB, None, TB), "values is a NoneType; it must be an array [T, B]"),
+        (lambda: returns.aaw_sample(KEY, B, 2.0, 1.0), "cannot sample G'=2.0 of G=3"),
         (lambda: losses.sft(BK, B), "weights has shape (3,); it must be [B, K], here [3, 2]"),
         *[(lambda n=n: ms_grpo(**{n: LIST}), f"{n} is a list; it must be an array [B") for n in MS_GRPO],
         (lambda: ms_grpo(advantages=B[:1]), "advantages has shape (1,); it must be [B], here [3]"),
@@ -106,4 +110,5 @@ def test_masks_of_integers_and_rewards_of_few_bits():
     )
     assert losses.episode_token_weights(jnp.full((1, 1, 2), 2)).tolist() == [[[0.5, 0.5]]]
     assert returns.returns_to_go(jnp.full((3, 1), 100, jnp.uint8)).tolist() == [[300], [200], [100]]
+    assert returns.gae(*[jnp.ones((0, 3))] * 4)[0].shape == (0, 3)
     assert returns.gae(*[jnp.ones((2, 1), jnp.int32)] * 4)[0].dtype == jnp.float32

@@ -65,7 +65,7 @@ def demonstration_loss(policy: LanguageAgentPolicy, remat: bool = False):
 def compile_reply(reply: Template, tokenizer: Tokenizer):
     """(fields, actions int32 [A]) -> (tokens int32 [K], length with the end token), for one state under jit."""
     compiled = compile_template(reply, tokenizer)
-    first, end = len(compiled.prefix), tokenizer.eos_ids[0]
+    first, end = len(compiled.prefix), tokenizer.end_id
 
     def assemble(fields, actions):
         shown = {"shown": jnp.maximum(actions, 0), "num_shown": jnp.sum(actions >= 0, dtype=jnp.int32)}

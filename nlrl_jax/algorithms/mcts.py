@@ -69,6 +69,7 @@ def mcts_policy(game: BoardGame, simulations: int, rollouts: int, uct_c: float =
       ValueError: fewer than 2 simulations (the first one only evaluates the root), no rollout, or a `uct_c` that is
         negative or not finite; from the policy, see `batch_of`.
     """
+    _at_least_one(simulations=simulations)
     if simulations < 2:
         raise ValueError(f"simulations is {simulations}; it must be at least 2, as the first only evaluates the root")
     if not 0 <= uct_c < np.inf:
@@ -104,6 +105,8 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
     Raises:
       ValueError: see `batch_of`.
     """
+    if not isinstance(moves, int | np.integer) or moves < 0:
+        raise ValueError(f"moves is {moves!r}; it must be a whole number of at least 0")
     batch_of(game, positions)
 
     def step(positions, key):
@@ -181,8 +184,8 @@ def first_occurrences(positions: Any) -> np.ndarray:
 
 def _at_least_one(**numbers: int) -> None:
     for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} is {number}; it must be at least 1")
+        if not isinstance(number, int | np.integer) or number < 1:
+            raise ValueError(f"{name} is {number!r}; it must be a whole number of at least 1")
 
 
 def _take(tree: Any, index: Any) -> Any:

@@ -53,6 +53,8 @@ class PPOConfig:
 
     def __post_init__(self):
         check(self)
+        if not all(isinstance(width, int) and width > 0 for width in self.features):
+            raise ValueError(f"features is {self.features}; it must be widths of layers, whole numbers of at least 1")
         size, rest = divmod(self.num_envs * self.num_steps, self.num_minibatches)
         if rest or size < 2:
             raise ValueError(

@@ -174,7 +174,7 @@ def _accumulate(grad_of, learned: Any, batch: Any, size: int) -> tuple[tuple[jax
 
 def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
     """Chats with their target replies, as tokens."""
-    end = tokenizer.eos_ids[0]
+    end = tokenizer.end_id
     prompts: dict[str, list[int]] = {}
     examples = []
     for chat, reply in pairs:
@@ -260,13 +260,17 @@ def fit(
       epoch's, "steps", "examples", "too_long": examples left out, "tokens": learned from, an epoch}).
 
     Raises:
-      ValueError: no example, or none that is short enough; no token is to be learned; a non-finite loss.
+      ValueError: no example, or none that is short enough; one that is malformed; no token is to be learned; variables
+        without what trains; a non-finite loss.
     """
     if not examples:
         raise ValueError("there is no example to learn from")
     kept = [n for n, example in enumerate(examples) if len(example.tokens) <= config.max_length]
     if not kept:
         raise ValueError(f"all of {len(examples)} examples are longer than max_length = {config.max_length} tokens")
+    _check_examples(model.config.vocab_size, kept, examples)
+    if config.train not in variables:
+        raise ValueError(f"train is {config.train!r}, but the variables have only {', '.join(variables) or 'nothing'}")
     generator = np.random.default_rng(config.seed)
     plan = [make_batches(examples, config, generator.permutation(kept)) for _ in range(config.epochs)]
     total = sum(map(len, plan))
@@ -334,6 +338,19 @@ def rate_at(config: SFTConfig, steps: int) -> Callable[[int], float]:
         return config.learning_rate * 0.5 * (1 + np.cos(np.pi * (step - warm) / max(steps - warm, 1)))
 
     return rate
+
+
+def _check_examples(vocab_size: int, kept: list[int], examples: Sequence[Example]) -> None:
+    for n in kept:
+        tokens, start, weights = examples[n].tokens, examples[n].start, examples[n].weights
+        if not 1 <= start < len(tokens):
+            raise ValueError(f"example {n} has {len(tokens)} tokens and start {start}; its reply begins at 1 or later")
+        if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            raise ValueError(f"example {n} has ids from {min(tokens)} to {max(tokens)}; the model has {vocab_size}")
+        if weights and len(weights) != len(tokens) - start:
+            raise ValueError(
+                f"example {n} has {len(weights)} weights for the {len(tokens) - start} tokens of its reply"
+            )
 
 
 def _check_collection(train: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nlrl_jax.config import check, option
 
+DTYPES = ("float32", "bfloat16", "float16")
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _MODEL_TYPES = {"llama": ARCHITECTURES[0], "qwen2": ARCHITECTURES[1], "qwen3": ARCHITECTURES[2]}
 
@@ -20,6 +21,11 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+
+    def __post_init__(self):
+        if not self.low_freq_factor < self.high_freq_factor:
+            low, high = self.low_freq_factor, self.high_freq_factor
+            raise ValueError(f"low_freq_factor is {low} and high_freq_factor {high}; the second must be larger")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,9 @@ class ModelConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings need an even size")
+        for name in ("dtype", "param_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(DTYPES)}")
 
     @property
     def num_params(self) -> int:
@@ -101,7 +110,7 @@ class ModelConfig:
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
             norm_eps=_number(hf, "rms_norm_eps", 1e-6),
-            tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            tie_embeddings=_flag(hf, "tie_word_embeddings"),
             qkv_bias=architecture == "Qwen2ForCausalLM",
             qk_norm=architecture == "Qwen3ForCausalLM",
         )
@@ -144,8 +153,9 @@ class ModelConfig:
 
 def _architecture(hf: Mapping[str, Any]) -> str:
     """`transformers` goes by `model_type`; `architectures` says more, and must not contradict it."""
-    kind, listed = hf.get("model_type"), (hf.get("architectures") or [None])[0]
-    architecture = listed if kind is None else _MODEL_TYPES.get(kind)
+    kind, listed = hf.get("model_type"), hf.get("architectures") or [None]
+    listed = listed if isinstance(listed, str) else listed[0]
+    architecture = listed if kind is None else _MODEL_TYPES.get(kind if isinstance(kind, str) else None)
     if architecture not in ARCHITECTURES or listed not in (None, architecture):
         raise ValueError(
             f"architecture {listed!r} (model_type {kind!r}) is not implemented; "
@@ -171,6 +181,14 @@ def _number(hf: Mapping[str, Any], name: str, default: float | None = None) -> f
     return float(value)
 
 
+def _flag(hf: Mapping[str, Any], name: str) -> bool:
+    """True or false; false where it is not there."""
+    value = hf.get(name)
+    if not isinstance(value, bool | None):
+        raise ValueError(f"{name} is {value!r}; it must be true or false")
+    return bool(value)
+
+
 def _refuse_unsupported(hf: Mapping[str, Any], architecture: str) -> None:
     """Refuses what would change the numbers. Qwen2 and Qwen3 can use a sliding window from some layer on."""
     qwen = architecture != "LlamaForCausalLM"
@@ -186,8 +204,8 @@ def _refuse_unsupported(hf: Mapping[str, Any], architecture: str) -> None:
     for name, values in wanted.items():
         if hf.get(name) not in (*values, None):
             raise ValueError(f"{name}={hf[name]!r} is not implemented; this decoder has {name}={values[0]!r}")
-    if any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
-        raise ValueError(f"layer_types={sorted(set(hf['layer_types']))} is not implemented; only full_attention is")
+    if (layer_types := hf.get("layer_types")) and layer_types != ["full_attention"] * len(layer_types):
+        raise ValueError(f"layer_types={layer_types!r} is not implemented; only a list of full_attention is")
     if hf.get("quantization_config") is not None:
         raise ValueError("quantization_config is not implemented; give unquantised weights")
 

@@ -104,6 +104,13 @@ class Tokenizer:
         named = {f"{role}_token": getattr(self, f"{role}_token") for role in _ROLES}
         return {**{name: text for name, text in named.items() if text is not None}, **self.other_tokens}
 
+    @property
+    def end_id(self) -> int:
+        """The id that ends a reply and is learned. ValueError: there is none."""
+        if not self.eos_ids:
+            raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
+        return self.eos_ids[0]
+
     def with_template(self, options: TemplateOptions) -> Tokenizer:
         """The same tokenizer, its chat template given other variables or another date.
 

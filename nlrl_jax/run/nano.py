@@ -116,7 +116,7 @@ def windows(
     Everything behind the prompt is learned, the end token where the episode ends in the window. Names, verdicts and the
     places of reflections weigh `_HEAVY` times as much as other tokens: they are what a rollout is worth.
     """
-    rng, (newline,), end = random.Random(seed), tokenizer.encode("\n"), tokenizer.eos_ids[0]
+    rng, (newline,), end = random.Random(seed), tokenizer.encode("\n"), tokenizer.end_id
     place = tokenizer.encode(language.place)[0] if language.place else None
     text_of = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     verdicts = {token for token, text in enumerate(text_of) if re.fullmatch(_VERDICT, text)}

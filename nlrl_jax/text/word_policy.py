@@ -75,7 +75,7 @@ class MovePolicy:
                 )
             words.append(ids[len(before) :])
         if any(one != other and other[: len(one)] == one for one in words for other in words):
-            words = [[*word, tokenizer.eos_ids[0]] for word in words]
+            words = [[*word, tokenizer.end_id] for word in words]
         try:
             trie = word_trie(words)
         except ValueError as error:

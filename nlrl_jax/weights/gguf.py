@@ -196,6 +196,12 @@ def _config(path: pathlib.Path, meta: dict[str, Any], tensors: dict[str, Any]) -
             raise ValueError(f"{path} has llama.{key} = {value!r}; one whole number of at least 1 is implemented")
         return value
 
+    def number(key, *default):
+        value = get(key, *default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise ValueError(f"{path} has llama.{key} = {value!r}; it must be a number above 0")
+        return float(str(np.float32(value)))  # the decimal number that was rounded to float32
+
     if get("expert_count", 0):
         raise ValueError(f"{path} is a mixture of {get('expert_count')} experts; only dense decoders are implemented")
     for key, values in _NEUTRAL.items():
@@ -208,7 +214,7 @@ def _config(path: pathlib.Path, meta: dict[str, Any], tensors: dict[str, Any]) -
     for key in ("rope.dimension_count", "attention.value_length"):
         if size(key, head_dim) != head_dim:
             raise ValueError(f"{path} has llama.{key} = {get(key)}; {head_dim}, all of a head, is implemented")
-    theta = float(get("rope.freq_base", 10000.0))
+    theta = number("rope.freq_base", 10000.0)
     return ModelConfig(
         vocab_size=_shape(tensors[_NAMES[("embedding",)]])[0],
         hidden_size=hidden,
@@ -220,7 +226,7 @@ def _config(path: pathlib.Path, meta: dict[str, Any], tensors: dict[str, Any]) -
         max_positions=size("context_length"),
         rope_theta=theta,
         rope_scaling=_rope_scaling(path, meta, tensors, theta, head_dim),
-        norm_eps=round(float(get("attention.layer_norm_rms_epsilon")), 12),
+        norm_eps=number("attention.layer_norm_rms_epsilon"),
         tie_embeddings=_NAMES[("lm_head",)] not in tensors,
     )
 
@@ -242,7 +248,8 @@ def _rope_scaling(path, meta, tensors, theta: float, head_dim: int) -> RopeScali
     divisors = np.asarray(tensors[_ROPE_FACTORS].data, np.float64)
     original = int(meta.get("llama.rope.scaling.original_context_length", 8192))
     scaling = RopeScaling(factor=float(divisors.max()), original_max_positions=original)
-    if not np.allclose(1 / llama3_factors(scaling, theta, head_dim), divisors, rtol=1e-3):
+    wanted = 1 / llama3_factors(scaling, theta, head_dim)
+    if divisors.shape != wanted.shape or not np.allclose(wanted, divisors, rtol=1e-3):
         raise ValueError(f"{path}: {_ROPE_FACTORS} does not follow from Llama-3.1's rope scaling, the one implemented")
     return scaling
 

@@ -61,6 +61,8 @@ _CODE_ENDS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
+# How a key ends -> the type of its value; the others are strings.
+_KINDS = {"_token_id": int, "_bos_token": bool, ("tokens", "merges", "token_type"): list}
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # GGUF token types
 
 
@@ -80,7 +82,11 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
 
     def read(name, default=None):
         field = fields.get(f"tokenizer.{name}")
-        return default if field is None else field.contents()
+        value = default if field is None else field.contents()
+        kind = next((kind for ends, kind in _KINDS.items() if name.endswith(ends)), str)
+        if value is not None and type(value) is not kind:
+            raise ValueError(f"{path} has tokenizer.{name} = {str(value)[:40]}; it must be of type {kind.__name__}")
+        return value
 
     def needed(name):
         if read(name) is None:

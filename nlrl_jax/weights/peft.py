@@ -155,7 +155,8 @@ def load(
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{folder / CONFIG}: {name} is {value!r}; it must be a {'whole ' * (kind is int)}number")
     for pattern, value in (("rank_pattern", rank), ("alpha_pattern", alpha)):
-        if set((options.get(pattern) or {}).values()) - {value}:
+        found = options.get(pattern) or {}
+        if not isinstance(found, dict) or any(other != value for other in found.values()):
             raise ValueError(
                 f"{folder}: {pattern}={options[pattern]!r} is not implemented; one value for all layers is"
             )

@@ -252,6 +252,8 @@ def test_a_record_holds_whole_episodes():
         ({"num_envs": 1, "num_steps": 1, "num_minibatches": 1}, "1 environments x 1 steps do not divide"),
         ({"num_envs": 0}, "num_envs is 0"),
         ({"clip": -0.2}, "clip is -0.2"),
+        ({"features": (64, 0)}, r"features is \(64, 0\)"),
+        ({"features": (64.0,)}, r"features is \(64.0,\)"),
         ({"discount": 1.5}, "1.5"),
         ({"value_clip": 0.0}, "value_clip is 0"),
     ],

@@ -1,5 +1,6 @@
 """SFT: hand-worked loss, what is masked, what learns."""
 
+import dataclasses
 import functools
 
 import jax
@@ -212,6 +213,28 @@ def test_fit_learns_counts_what_is_too_long_and_repeats_itself(variables):
         fit(MODEL, base, [], config)
     with pytest.raises(ValueError, match="no token of 1 examples is to be learned"):
         fit(MODEL, base, [EXAMPLES[0]._replace(weights=[0, 0, 0])], config)
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (Example([3, V, 4], 1), f"example 1 has ids from 3 to {V}; the model has {V}"),
+        (Example([3, -1, 4], 1), "example 1 has ids from -1 to 4"),
+        (Example([3, 4], 0), "example 1 has 2 tokens and start 0"),
+        (Example([3, 4], 2), "example 1 has 2 tokens and start 2"),
+        (Example([3, 4, 5], 1, [1.0]), "example 1 has 1 weights for the 2 tokens of its reply"),
+        (EXAMPLES[0], "train is 'lora', but the variables have only params"),
+    ],
+)
+def test_examples_that_do_not_fit_are_refused(variables, example, message):
+    with pytest.raises(ValueError, match=message):
+        fit(MODEL, {"params": variables["params"]}, [EXAMPLES[0], example], SFTConfig(train="lora"))
+
+
+def test_without_an_end_token_there_is_no_example():
+    tokenizer = dataclasses.replace(load_tokenizer("nano"), eos_token=None, eos_ids=())
+    with pytest.raises(ValueError, match="the tokenizer names no end-of-sequence token"):
+        tokenize(tokenizer, [(Chat.of("a"), "b")])
 
 
 def test_weights_of_16_bits_learn_as_float32(variables):

@@ -83,6 +83,8 @@ def test_rope_comes_from_where_transformers_reads_it(entries, theta, original):
     "entries",
     [
         {"hidden_act": "swish"},
+        {"architectures": "LlamaForCausalLM"},
+        {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": None},
         {"pretraining_tp": 2},
         {"architectures": ["Qwen2ForCausalLM"], "attention_bias": True},
         {"model_type": "qwen2", "architectures": None, "use_sliding_window": True, "max_window_layers": 2},
@@ -133,6 +135,10 @@ def test_model_type_stands_in_for_architectures():
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"rms_norm_eps": None}, "rms_norm_eps is None"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
+        ({"layer_types": "full_attention"}, "layer_types='full_attention'.*only a list of full_attention"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0 and high_freq_factor 4.0"),
+        ({"model_type": ["llama"]}, "model_type ..llama.*is not implemented"),
         ({"num_key_value_heads": 3}, "num_heads=4.*num_kv_heads=3"),
         ({"head_dim": 7}, "head_dim=7"),
     ],
@@ -140,6 +146,12 @@ def test_model_type_stands_in_for_architectures():
 def test_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_hf({**LLAMA, **change})
+
+
+@pytest.mark.parametrize("name", ["dtype", "param_dtype"])
+def test_types_of_numbers_are_those_of_checkpoints(name):
+    with pytest.raises(ValueError, match=f"^{name} is 'float17'; choose one of float32, bfloat16, float16"):
+        ModelConfig.from_hf(LLAMA, **{name: "float17"})
 
 
 def test_lora_rank_must_be_positive():

@@ -99,6 +99,7 @@ def test_target_dtype(tmp_path):
             r"output_norm.weight has shape \(31,\).*\(32,\)",
         ),
         ({"change": lambda t: t.update({"rope_freqs.weight": np.array([1, 5, 2, 8], np.float32)})}, "rope_freqs"),
+        ({"change": lambda t: t.update({"rope_freqs.weight": np.ones(3, np.float32)})}, "rope_freqs.* does not follow"),
     ],
 )
 def test_refused_by_name(kwargs, message, tmp_path):
@@ -112,6 +113,7 @@ def keys(**values):
 
     def extra(writer):
         for key, value in values.items():
+            writer.kv_data[0].pop(f"llama.{key.replace('__', '.')}", None)
             add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
             add.get(type(value), writer.add_array)(f"llama.{key.replace('__', '.')}", value)
 
@@ -129,6 +131,9 @@ def keys(**values):
         ({"rope__scaling__attn_factor": 1.5}, "llama.rope.scaling.attn_factor = 1.5"),
         ({"attention__value_length": 4}, "llama.attention.value_length = 4; 8, all of a head"),
         ({"attention__causal": False}, "llama.attention.causal = False"),
+        ({"rope__freq_base": 0.0}, "llama.rope.freq_base = 0.0; it must be a number above 0"),
+        ({"rope__freq_base": "1e4"}, "llama.rope.freq_base = '1e4'"),
+        ({"attention__layer_norm_rms_epsilon": float("nan")}, "llama.attention.layer_norm_rms_epsilon = nan"),
         ({"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
     ],
 )
@@ -150,6 +155,11 @@ def test_what_changes_the_numbers_is_refused_by_name(values, message, tmp_path):
 def test_what_changes_no_number_is_accepted(values, tmp_path):
     path = write(tmp_path / "model.gguf", "llama", extra=keys(**values))
     assert gguf.read_config(path) == huggingface.read_config(GOLDENS / "llama")
+
+
+def test_a_small_epsilon_is_no_zero(tmp_path):
+    path = write(tmp_path / "model.gguf", "llama", extra=keys(attention__layer_norm_rms_epsilon=1e-13))
+    assert gguf.read_config(path).norm_eps == 1e-13
 
 
 def test_sizes_are_whole_numbers(tmp_path):

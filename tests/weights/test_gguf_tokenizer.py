@@ -155,6 +155,10 @@ def test_token_types(write):
         ({"pre": "nonsense"}, "names the pre-tokenizer 'nonsense'; known are .*'qwen2'"),
         ({"tokens": ["<x>", "<x>"]}, "lists a token twice"),
         ({"eos_token_id": 9999}, "tokenizer.ggml.eos_token_id is 9999; the vocabulary has"),
+        ({"eos_token_id": "5"}, "has tokenizer.ggml.eos_token_id = 5; it must be of type int"),
+        ({"eos_token_id": True}, "has tokenizer.ggml.eos_token_id = True; it must be of type int"),
+        ({"add_bos_token": "yes"}, "has tokenizer.ggml.add_bos_token = yes; it must be of type bool"),
+        ({"chat_template": 3}, "has tokenizer.chat_template = 3; it must be of type str"),
         ({"add_bos_token": True}, "add_bos_token is true, but tokenizer.ggml.bos_token_id is missing"),
     ],
 )

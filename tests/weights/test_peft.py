@@ -69,6 +69,8 @@ def test_rank_stabilised_scaling_becomes_alpha(config, folder):
         ({"bias": "all"}, "bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"rank_pattern": ["q_proj"]}, r"rank_pattern=\['q_proj'\] is not implemented"),
+        ({"alpha_pattern": {"q_proj": [7]}}, "alpha_pattern"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"target_modules": ["c_attn"]}, "c_attn.*q_proj"),
         ({"target_modules": ["q_proj"]}, "unexpected tensors"),
