@@ -11,7 +11,7 @@ from nlrl_jax.algorithms.lac import Decisions, LACConfig
 from nlrl_jax.algorithms.offline import OfflineConfig
 from nlrl_jax.algorithms.planners import direct, icpi, lats, rafa, rap, react
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
-from nlrl_jax.config import listed, replace
+from nlrl_jax.config import replace
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.types import HostGame, LanguageModel
 
@@ -116,13 +116,13 @@ def default(game: HostGame) -> tuple[str, ...]:
 
 
 def parse(names: str) -> list[str]:
-    """ "lac,react" -> names.
+    """ "lac,react" -> names, distinct.
 
     Raises:
-      ValueError: an unknown name, or one that stands there twice.
+      ValueError: an unknown name.
     """
-    chosen = listed("methods", names)
+    chosen = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
     unknown = [name for name in chosen if name not in METHODS]
-    if unknown:
+    if unknown or not chosen:
         raise ValueError(f"methods is {names!r}; choose some of {', '.join(METHODS)}, separated by commas")
     return chosen
