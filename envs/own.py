@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pathlib
+import sysconfig
 import traceback
+
+import jax
+import jax.numpy as jnp
 
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -15,6 +19,7 @@ PLAYED_BY = {  # kind of game -> the scripts whose --game it may be
     ControlGame: "reproduce_ultra",
     BoardGame: "train_language_td (breakthrough) and train_language_actor_critic (tic_tac_toe)",
 }
+STEP = "observation, state, reward, terminated, info"
 
 
 def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **options):
@@ -38,7 +43,7 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the game's own module imports
         raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
     game = getattr(module, attribute, None)
     if callable(game) and not isinstance(game, tuple(PLAYED_BY)):
@@ -49,7 +54,7 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
             game = game(**{key: value for key, value in options.items() if key not in left})
         except ModuleNotFoundError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _broken(name, error) from error
     if not isinstance(game, kinds):
         found = ((one.__name__, by) for one, by in PLAYED_BY.items() if isinstance(game, one))
@@ -58,14 +63,62 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
         has = next(others, f"; it has {', '.join(offered) or 'no function'}")
         kind = " or ".join(one.__name__ for one in kinds)
         raise ValueError(f"game {name!r}: {module_name} has no {kind} named {attribute!r}{has}")
+    if isinstance(game, TextGame):
+        try:
+            _check(game)
+        except Exception as error:
+            raise _broken(name, error) from error
     return game
 
 
-def _broken(name: str, error: Exception) -> ValueError:
-    """What one's own game raised, and where."""
+def _check(game: TextGame) -> None:
+    """Traces one step of a text game and looks at what it gives, without computing anything.
+
+    Raises:
+      ValueError: a state that changes its shape, a reward or an end that is no number, more action words than actions.
+      Exception: what the game's own code raises, and `Template.check`.
+    """
+
+    def step(key):
+        _, state = game.env.reset_env(key, game.params)
+        returned = game.env.step_env(key, state, jnp.int32(0), game.params)
+        if len(returned) != 5:
+            raise ValueError(f"step_env returns {len(returned)} values; it must be 5: {STEP}")
+        _, after, reward, terminated, _ = returned
+        won = terminated if game.success is None else game.success(after)
+        return state, after, game.fields(after), {"reward": reward, "terminated": terminated, "success": won}
+
+    state, after, fields, ends = jax.eval_shape(step, jax.random.key(0))
+    if jax.tree.structure(state) != jax.tree.structure(after):
+        raise ValueError("step_env returns a state of another structure than reset_env")
+    for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
+        if old.shape != new.shape or jnp.promote_types(old.dtype, new.dtype) != old.dtype:
+            raise ValueError(f"step_env turns a part of the state, {old.dtype}{old.shape}, into {new.dtype}{new.shape}")
+    for what, value in ends.items():
+        if value.shape:
+            raise ValueError(f"{what} has shape {value.shape}; it must be one value, of shape ()")
+    for template in (game.observation, game.board):
+        template.check(fields)
+    try:
+        number = int(game.env.num_actions)
+    except (AttributeError, NotImplementedError):
+        return
+    if len(game.actions) > number:
+        raise ValueError(
+            f"it has {len(game.actions)} action words, and its environment {number} actions: {game.actions}"
+        )
+
+
+def _broken(name: str, error: BaseException) -> ValueError:
+    """What one's own game raised, and where in its code."""
+    house = [str(pathlib.Path(__file__).parents[1] / name) for name in ("envs", "nlrl_jax", "launch")]
+    ours = (*house, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
+    frames = [(one.filename, one.lineno) for one in traceback.extract_tb(error.__traceback__)]
+    frames = [one for one in frames if not one[0].startswith(ours)]
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-    else:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}, line {last.lineno}"
-    return ValueError(f"game {name!r} failed with {type(error).__name__}: {error} ({where})")
+        frames = [(error.filename, error.lineno)]
+    where = "".join(f" ({file}, line {line})" for file, line in frames[-1:])
+    said = str(error.args[0] if isinstance(error, KeyError) and error.args and not where else error).partition("\n")[0]
+    traced = "; a game's functions are traced by jax.jit" if isinstance(error, jax.errors.JAXTypeError) else ""
+    failed = ":" if isinstance(error, (ValueError, KeyError)) and not where else f" failed with {type(error).__name__}:"
+    return ValueError(f"game {name!r}{failed} {said}{traced}{where}")

@@ -39,7 +39,7 @@ import jax
 from absl import flags
 
 import envs
-from nlrl_jax.algorithms import imagine
+from nlrl_jax.algorithms import imagine, lac
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
@@ -47,7 +47,7 @@ from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import check, flat, option, part, replace
+from nlrl_jax.config import check, flat, listed, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, cost, models, planning, results
@@ -58,6 +58,7 @@ from nlrl_jax.types import HostGame, LanguageModelError
 from nlrl_jax.weights.load import BUILT_IN, load_config, load_tokenizer
 
 SCRIPT = "run_lac"
+LAC_ALONE = ("alpha", "floor", "rule", "words", "branch", "resample")  # options no other planner reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,7 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
 
 def kinds_of(config: LACRunConfig, game: HostGame) -> list[str]:
     """The kinds of tasks of a run."""
-    return [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
+    return listed("--missions", config.missions) if config.missions else list(game.kinds)
 
 
 def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
@@ -301,7 +302,9 @@ def main(argv: list[str]) -> None:
     game, tasks = make_game(config)
     config = complete(config, game)
     models.check_endpoint_is_used(config.model)
-    if "lats" not in methods.parse(config.methods):
+    if not set(lac.METHODS) & set(methods.parse(config.methods)):
+        leave_out("without lac or a variant of it among --methods", *LAC_ALONE)
+    if not {"lats", "lats_imagined"} & set(methods.parse(config.methods)):
         leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
     if config.model in ("scripted", "endpoint"):
         leave_out(f"with --model {config.model}", "cache_mb")

@@ -112,6 +112,17 @@ class Template:
         """
         return "".join(_render_part(part, fields) for part in self.parts)
 
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Looks at the shapes and types of the fields, which may be abstract. Errors: see `read`."""
+        for part in self.parts:
+            slots, size = (part,), None
+            if isinstance(part, Repeat):
+                read(fields, part.count, None)
+                slots, size = part.item, part.max_items
+            for slot in slots:
+                if isinstance(slot, Choice):
+                    read(fields, slot.field, size if slot.index is None else slot.index + 1)
+
 
 def as_template(value: Template | str) -> Template:
     """A string as a template of one literal; a template as it is."""

@@ -17,7 +17,21 @@ def board_game(): return envs.make_board("tic_tac_toe")
 def fails(): raise KeyError("x")
 class Bare:
     observation_space = lambda self, params: lake.env.observation_space(params)
+    reset_env, step_env = lake.env.reset_env, lambda self, *values: lake.env.step_env(*values)
 bare = dataclasses.replace(lake, env=Bare())
+def exits(): raise SystemExit(3)
+def needs(x): return lake
+def of(**changes): return lambda: dataclasses.replace(lake, **changes)
+no_field = of(fields=lambda state: {"nothing": state.time})
+batched = of(fields=lambda state: {name: x[None] for name, x in lake.fields(state).items()})
+no_attribute = of(success=lambda state: state.nope)
+traced = of(success=lambda state: bool(state.time > 3))
+several = of(success=lambda state: lake.fields(state)["cells"] > 0)
+no_env = of(env=3)
+six = of(actions=("Left", "Down", "Right", "Up", "Jump", "Stay"))
+class Four(Bare):
+    step_env = lambda self, *values: lake.env.step_env(*values)[:4]
+four = of(env=Four())
 """
 BROKEN = {"broken": "import not_installed", "wrong_syntax": "def f(:"}
 
@@ -69,6 +83,8 @@ def own(here, monkeypatch):
         ("finetune_lac --trajectories=file --successes=3", "--successes does nothing with --trajectories"),
         ("run_lac --base_url=http://here/v1", "--base_url does nothing where no model is an endpoint"),
         ("run_lac --methods=react --lats_depth=2", "--lats_depth does nothing without lats"),
+        ("run_lac --methods=react,rap --alpha=2", "--alpha does nothing without lac or a variant"),
+        ("run_lac --missions=open_door,open_door", "names separated by commas, each once"),
         ("run_language_gpi --model=nano", "--model does nothing with --backend scripted"),
         ("train_language_td --number_batch=3", "--number_batch does nothing with --critic words"),
         ("train_language_actor_critic --noppo --ppo_epochs=3", "--ppo_epochs does nothing with --noppo"),
@@ -108,6 +124,16 @@ def own(here, monkeypatch):
         ("train_ms_grpo --game=own_games:fails", "failed with KeyError: 'x' ("),
         ("train_ms_grpo --game=wrong_syntax:game", "failed with SyntaxError"),
         ("train_ms_grpo --game=broken:game", "the package not_installed is needed and not installed: pip install"),
+        ("train_ms_grpo --game=own_games:exits", "failed with SystemExit: 3 ("),
+        ("train_ms_grpo --game=own_games:needs", "missing 1 required positional argument: 'x'"),
+        ("train_ms_grpo --game=own_games:no_field", "'own_games:no_field': the template needs the field 'cells'"),
+        ("warm_start --model=nano --game=own_games:batched", "field 'cells' has shape (1, 16)"),
+        ("train_ms_grpo --game=own_games:no_attribute", "failed with AttributeError: 'EnvState' object has no"),
+        ("run_lac --model=nano --game=own_games:traced", "; a game's functions are traced by jax.jit ("),
+        ("train_ms_grpo --game=own_games:several", "success has shape (16,); it must be one value"),
+        ("train_ms_grpo --game=own_games:no_env", "failed with AttributeError: 'int' object has no"),
+        ("train_dqn --game=own_games:six", "it has 6 action words, and its environment 4 actions"),
+        ("train_ms_grpo --game=own_games:four", "step_env returns 4 values; it must be 5"),
         ("train_dqn --game=own_games:bare", "needs the environment's observation_space(params) and num_actions"),
         ("train_dqn --game=babyai", "observations have shape"),
         # models
