@@ -58,7 +58,7 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
             raise _broken(name, error) from error
     if not isinstance(game, kinds):
         found = ((one.__name__, by) for one, by in PLAYED_BY.items() if isinstance(game, one))
-        others = (f"; it is a {one}, which {by} play" for one, by in found)
+        others = (f"; it is a {one}, a kind that is played by {by}" for one, by in found)
         offered = [key for key, value in vars(module).items() if isinstance(value, kinds) or inspect.isfunction(value)]
         has = next(others, f"; it has {', '.join(offered) or 'no function'}")
         kind = " or ".join(one.__name__ for one in kinds)
