@@ -8,6 +8,7 @@ import pytest
 
 from nlrl_jax.backends import growing
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.prefix_cache import PrefixCache
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.types import Chat, Sampling
@@ -88,6 +89,17 @@ def test_neither_rows_nor_a_cache_that_is_too_small_change_an_answer(plain, expe
     agree(episode(small), expected)
     if "cache_mb" in options:
         assert small.cache.stats.evicted > small.cache.capacity >= len(small.cache)
+
+
+def test_a_text_loses_its_end_first():
+    """What lost its beginning would be found after another text that begins in the same slot."""
+    cache, none = PrefixCache(CONFIG, 16 * 256 / 1e6), np.zeros(0, np.int64)
+    assert cache.capacity == 16 and cache.room(12)
+    cache.start()
+    slots = cache.add(range(12), none, 0)
+    cache.start()
+    assert cache.room(8) and len(cache) == 8
+    np.testing.assert_array_equal(cache.find(range(12), none, 0), slots[:8])
 
 
 def test_a_text_longer_than_the_cache_and_one_longer_than_a_read(plain, monkeypatch):
