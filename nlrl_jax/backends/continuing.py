@@ -3,7 +3,7 @@
     continuation("Goal: shoes\nAction:", "**Action:** search[shoes]") == " search[shoes]"
 
 A server that does not know `continue_final_message` repeats the label, the line or the whole text, in its own case and
-spacing, in quotes or a code fence, or behind its thoughts. A reply that does none of this stays as it is.
+spacing, in quotes or a code fence, or after its thoughts. A reply that does none of this stays as it is.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Continuations:
 
     def ask_without_stop(self, text: str, replies: Sequence[str]) -> bool:
         """Whether the same should be requested once without stop strings: the first line of a new message may be the
-        label, a fence, a thought or a greeting, with the continuation behind it."""
+        label, a fence, a thought or a greeting, with the continuation after it."""
         with self._lock:
             ask = not self.good and not self._asked and all(is_another_message(text, reply) for reply in replies)
             self._asked |= ask

@@ -52,7 +52,7 @@ class RoleUsage:
 class Usage:
     """The sums of a run by role. Any number of models and threads may share one.
 
-    With a folder it is on disk (`usage.json`) after every change, from the first answer behind the checks on, so
+    With a folder it is on disk (`usage.json`) after every change, from the first answer after the checks on, so
     neither a kill nor a resume loses a count.
 
     Attributes:
