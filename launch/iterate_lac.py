@@ -48,13 +48,13 @@ from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, models, planning, players, results
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.reports import lac_iteration as report
-from nlrl_jax.types import HostGame
+from nlrl_jax.types import SEEDS_PER_RUN, HostGame
 from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.load import BUILT_IN, load_tokenizer
 
 SCRIPT = "iterate_lac"
 MAY_CHANGE = ("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat")
-_HELD_OUT = 5_000  # tasks of a seed that `run_lac` may play; those of the rounds come behind them
+_HELD_OUT = 5_000  # tasks of a seed that `run_lac` may play; those of the rounds come after them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +99,10 @@ class IterateConfig:
     def __post_init__(self):
         check(self)
         parse(self.evaluate)
-        if self.rounds * self.tasks + self.tasks > 10_000 - _HELD_OUT:
+        if self.rounds * self.tasks + self.tasks > SEEDS_PER_RUN - _HELD_OUT:
             raise ValueError(
                 f"{self.rounds} rounds and a last one of {self.tasks} tasks are {(self.rounds + 1) * self.tasks} of "
-                f"each mission; a seed has {10_000 - _HELD_OUT} for them. Lower --rounds or --tasks"
+                f"each mission; a seed has {SEEDS_PER_RUN - _HELD_OUT} for them. Lower --rounds or --tasks"
             )
         if self.lessons.lesson == "advantage" and (self.repeats < 2 or self.lessons.keep != "all"):
             raise ValueError(
@@ -115,6 +115,23 @@ def game_of(config: IterateConfig) -> tuple[HostGame, list[str]]:
     """The game and the kinds of its tasks that are played. Errors: see `envs.make_host`."""
     game = envs.make_host(config.game, config.max_steps)
     return game, [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
+
+
+def held_out_of(config: IterateConfig, game: HostGame) -> int:
+    """How many tasks of each kind no round plays: those before a round's own.
+
+    Raises:
+      ValueError: the game has too few tasks for all rounds and an evaluation that share none.
+    """
+    if not game.limits:
+        return _HELD_OUT
+    fewest, wanted = min(game.limits.values()), config.eval_tasks + (config.rounds + 1) * config.tasks
+    if wanted > fewest:
+        raise ValueError(
+            f"{config.game} has {fewest} tasks of a kind, but {config.eval_tasks} held-out ones and those of "
+            f"{config.rounds} rounds and a last one are {wanted}. Lower --tasks, --rounds or --eval_tasks"
+        )
+    return config.eval_tasks
 
 
 def check_rounds(run_dir: pathlib.Path, rounds: int) -> None:
@@ -155,7 +172,7 @@ class Loop:
         """What the teacher played in round k, under "teacher", and each method on the held-out tasks, where due."""
         config, prior = self.config, self.prior(k)
         model = prior if config.adapter == "all" or k == 0 else lac_iteration.prior_apart(prior, self.base)
-        first = config.seed * 10_000 + _HELD_OUT + k * config.tasks
+        first = config.seed * SEEDS_PER_RUN + held_out_of(config, self.game) + k * config.tasks
         fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds for _ in range(config.repeats)]
         held_out = planning.tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
         done = {
@@ -239,7 +256,9 @@ def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(IterateConfig, script=SCRIPT)
-    planning.tasks_of(*game_of(config), 1, config.seed)  # refuses what the game does not have
+    game, kinds = game_of(config)
+    planning.tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
+    held_out_of(config, game)
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
     planning.check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())

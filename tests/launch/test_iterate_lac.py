@@ -91,4 +91,6 @@ def test_bad_input(tmp_path):
     assert "methods is 'magic'" in wrong("--evaluate=magic")
     assert "are 6000 of each mission; a seed has 5000" in wrong("--tasks=1500")
     assert "teacher is 'react'" in wrong("--teacher=react")
+    few = wrong("--game=webshop", "--tasks=60", "--model=nano_babyai")
+    assert "webshop has 240 tasks of a kind, but 20 held-out ones and those of 3 rounds and a last one are 260" in few
     assert not (tmp_path / "no").exists()
