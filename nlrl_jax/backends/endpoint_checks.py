@@ -41,8 +41,9 @@ def check_answers(model: EndpointModel) -> None:
         return request.revise(failure, attempt, left)
 
     def read(response: dict, *_) -> None:
-        if not isinstance(response.get("choices"), list):
-            raise InvalidResponse("it has no list of choices")
+        choices = response.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise InvalidResponse("it has no list of choices, or an empty one")
 
     try:
         _post(model, "/chat/completions", request.body, read, CHECK, revise)

@@ -96,7 +96,11 @@ class ModelConfig:
         _refuse_unsupported(hf, architecture)
         positions = _size(hf, "max_position_embeddings", 32768 if qwen else 2048)
         rope_theta, rope_scaling = _rope(hf, positions)
-        own_head_dim = 128 if architecture == "Qwen3ForCausalLM" else _size(hf, "hidden_size") // heads
+        own_head_dim, rest = divmod(_size(hf, "hidden_size"), heads)
+        if architecture == "Qwen3ForCausalLM":
+            own_head_dim = 128
+        elif rest and hf.get("head_dim") is None:
+            raise ValueError(f"hidden_size {hf['hidden_size']} is no multiple of num_attention_heads {heads}")
         fields = dict(
             vocab_size=_size(hf, "vocab_size"),
             hidden_size=_size(hf, "hidden_size"),
@@ -204,8 +208,8 @@ def _refuse_unsupported(hf: Mapping[str, Any], architecture: str) -> None:
     for name, values in wanted.items():
         if hf.get(name) not in (*values, None):
             raise ValueError(f"{name}={hf[name]!r} is not implemented; this decoder has {name}={values[0]!r}")
-    if (layer_types := hf.get("layer_types")) and layer_types != ["full_attention"] * len(layer_types):
-        raise ValueError(f"layer_types={layer_types!r} is not implemented; only a list of full_attention is")
+    if (layer_types := hf.get("layer_types")) and layer_types != ["full_attention"] * layers:
+        raise ValueError(f"layer_types={layer_types!r} is not implemented; only full_attention in all {layers} is")
     if hf.get("quantization_config") is not None:
         raise ValueError("quantization_config is not implemented; give unquantised weights")
 

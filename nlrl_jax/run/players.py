@@ -120,8 +120,8 @@ def parse_mesh(text: str) -> jax.sharding.Mesh | None:
     if not text:
         return None
     sizes = text.split(",")
-    if len(sizes) != 3 or not all(size.strip().isdecimal() for size in sizes):
-        raise ValueError(f"--mesh {text!r} is not three numbers data,fsdp,tensor such as 1,8,1")
+    if len(sizes) != 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"--mesh {text!r} is not three numbers data,fsdp,tensor of at least 1 such as 1,8,1")
     return make_mesh(*map(int, sizes))
 
 

@@ -58,6 +58,7 @@ def test_a_server_that_answers_passes_with_one_small_request():
         (s.status(404, '{"error": "The model `m` does not exist"}'), "The model `m` does not exist.*the model's name"),
         (s.raw(b"<!DOCTYPE html><html>Welcome</html>"), "Welcome.*Check --base_url: it usually ends in /v1"),
         (s.raw(b'{"status": "ok"}'), "Check --base_url"),
+        (s.raw(b'{"choices": []}'), "no list of choices, or an empty one"),
         (s.raw(b'{"error": {"message": "no such model"}}'), "no such model"),
         (s.status(307, "", Location="http://elsewhere/v1"), "redirects to http://elsewhere/v1"),
         (s.status(400, "max_tokens too small"), "max_tokens too small"),

@@ -101,6 +101,7 @@ def own(here, monkeypatch):
         # numbers
         ("train_ms_grpo --seed=99999999999999999999", "at most 4294967295"),
         ("train_ms_grpo --max_steps=99999999999999", "at most 2147483647"),
+        ("train_ms_grpo --mesh=0,1,1", "is not three numbers data,fsdp,tensor of at least 1"),
         ("evaluate --episodes=4294967296", "--episodes is 4294967296; it must be at least -2147483648 and"),
         ("pretrain_nano --out=new --learning_rate=nan", "--learning_rate is nan; it must be a finite number"),
         ("weigh_words --k=1,1", "k is '1,1'; it must be names separated by commas, each once"),
@@ -120,7 +121,7 @@ def own(here, monkeypatch):
         ("train_ms_grpo --game=lights.py:text_game", "write the module as Python imports it and a name in it, lights:"),
         ("train_ms_grpo --game=own_games:", "own_games:text_game"),
         ("train_ms_grpo --game=own_games:number", "has no TextGame named 'number'; it has lake"),
-        ("train_ms_grpo --game=own_games:board_game", "it is a BoardGame, which train_language_td"),
+        ("train_ms_grpo --game=own_games:board_game", "it is a BoardGame, a kind that is played by train_language_td"),
         ("train_ms_grpo --game=own_games:fails", "failed with KeyError: 'x' ("),
         ("train_ms_grpo --game=wrong_syntax:game", "failed with SyntaxError"),
         ("train_ms_grpo --game=broken:game", "the package not_installed is needed and not installed: pip install"),

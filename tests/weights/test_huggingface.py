@@ -213,7 +213,7 @@ def test_wrong_tensors_are_named(folder, change, message):
 
 
 def test_too_many_layers_in_the_file_are_named(folder):
-    edit_config(folder, num_hidden_layers=1)
+    edit_config(folder, num_hidden_layers=1, layer_types=None)
     with pytest.raises(ValueError, match=r"model.layers.1.* and \d+ more unexpected"):
         huggingface.load(folder)
 
