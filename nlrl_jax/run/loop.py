@@ -132,17 +132,19 @@ def train(
                 for sentence in watch(means):
                     progress.note(f"warning: {sentence}.")
                 done = i + 1
-                if processes.any_of(bool(signals)) and not signals:  # all must ask
-                    signals.append("a signal to another process")
-                if done % checkpoint_every == 0 or done == iterations or signals:
+                # All stop after the same iteration: a signal that comes while they agree counts after the next one.
+                stopped = processes.any_of(bool(signals))
+                if done % checkpoint_every == 0 or done == iterations or stopped:
                     checkpoints.save(done, state.learned(), origin)
-                if signals:
+                if stopped:
                     break
-        if signals:
-            print(f"{signals[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
-        if finish is not None and not processes.any_of("SIGTERM" in signals):
+        came = [name for names in processes.every(signals) for name in names]
+        if came:
+            print(f"{came[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
+        if finish is not None and "SIGTERM" not in came:
             finish(state)
-    if signals:
+        came = came or processes.any_of(bool(signals))  # one that came while it finished
+    if came:
         sys.exit(0)
     return state
 

@@ -125,6 +125,22 @@ def test_a_signal_in_the_last_iteration_ends_the_process_too(tmp_path, capsys):
     assert train(tmp_path, iterations=6).iteration == 6
 
 
+def test_a_signal_that_comes_while_processes_agree_counts_after_the_next_iteration(tmp_path, monkeypatch):
+    """Else one of them would stop alone, and the others wait for it."""
+    asked = []
+
+    def agree(flag):
+        asked.append(flag)
+        if len(asked) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return flag
+
+    monkeypatch.setattr(loop.processes, "any_of", agree)
+    with pytest.raises(SystemExit):
+        train(tmp_path, iterations=6)
+    assert asked == [False, False, False, True] and Checkpoints(tmp_path / "checkpoints").latest_step() == 4
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_what_a_finished_run_leaves(tmp_path, number):
     """SIGTERM does not: the process may be killed at any moment."""
