@@ -176,6 +176,9 @@ class HostGame:
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       scripted: makes a language model by rule that reads transcripts of the game; None where there is none.
+      expert: state -> the action of a player who knows the true state; None where there is none.
+      simulator: a game with the same tasks, states and outcomes that is cheaper to reset and step, for models that
+        imagine; None: the game itself.
       legend: meaning of the characters on boards, for reports.
       limits: kind -> number of its tasks, where there are only so many; seeds beyond begin again.
     """
@@ -195,6 +198,8 @@ class HostGame:
     reversible: bool = False
     history: int = 0
     scripted: Callable[[], LanguageModel] | None = None
+    expert: Callable[[Any], str] | None = None
+    simulator: HostGame | None = None
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
