@@ -38,7 +38,7 @@ from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.sharding import make_mesh, shardings, spec
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.run import hlo, targets
-from nlrl_jax.run.cost import GIB, bytes_of, compile_update, placed
+from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, placed
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling
 from nlrl_jax.weights.load import load_config

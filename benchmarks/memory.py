@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run.cost import GIB, bytes_of
+from nlrl_jax.run.dry_run import GIB, bytes_of
 
 BATCH, LENGTH, VOCAB, HIDDEN = 8, 256, 49152, 576
 

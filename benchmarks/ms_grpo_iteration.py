@@ -41,7 +41,7 @@ from nlrl_jax.config import make
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.run.cost import matmul_rate
+from nlrl_jax.run.dry_run import matmul_rate
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.weights.load import load_tokenizer
 

@@ -53,11 +53,11 @@ from nlrl_jax.run import app, directory, loop, models, players, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.refinement import stored_scores
-from nlrl_jax.run.refinement_config import RunConfig as RefinementConfig
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds
+from nlrl_jax.run.ultra.config import RunConfig as RefinementConfig
+from nlrl_jax.run.ultra.stages import stored_scores
 from nlrl_jax.statistics import header
 from nlrl_jax.weights.load import BUILT_IN
 

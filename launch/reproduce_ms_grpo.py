@@ -34,7 +34,7 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players, targets
-from nlrl_jax.run.cost import GIB, bytes_of, compile_update, matmul_rate, work_of
+from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare

@@ -40,14 +40,14 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.run import app, models
 from nlrl_jax.run import flags as config_flags
-from nlrl_jax.run.bases import base_of
 from nlrl_jax.run.directory import read_run
-from nlrl_jax.run.refinement import SCRIPT, Run, starts, stored_scores
-from nlrl_jax.run.refinement_config import TOOLS, RunConfig
-from nlrl_jax.run.refinement_plan import plan
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import ultra as report
 from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.ultra.base_agents import base_of
+from nlrl_jax.run.ultra.config import TOOLS, RunConfig
+from nlrl_jax.run.ultra.dry_run import plan
+from nlrl_jax.run.ultra.stages import SCRIPT, Run, starts, stored_scores
 from nlrl_jax.types import ControlGame, LanguageModel
 
 ROBOTS, OWN = ("hopper", "walker2d", "ant"), "your own games"

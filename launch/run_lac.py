@@ -50,7 +50,8 @@ from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, listed, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
-from nlrl_jax.run import app, cost, models, planning, results
+from nlrl_jax.run import app, models, planning, results
+from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables

@@ -45,7 +45,8 @@ from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, listed, option, part, replace, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import app, cost, models, results
+from nlrl_jax.run import app, models, results
+from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
@@ -248,12 +249,12 @@ def dry_run(config: GPIRunConfig) -> str:
         rows.append({"role": f"{maze} {row.name}", **total})
     episodes = config.starts * config.seeds
     budget = config.endpoint.token_budget if config.backend == "endpoint" else 0
-    each = cost.tokens_of(rows) * config.seeds / small.starts
+    each = tokens_of(rows) * config.seeds / small.starts
     return (
         f"{config.backend} {config.model}: nothing is sent. Rules played {small.starts} of {episodes} episodes per "
         f"row. Replies, also those quoted in prompts, are counted at their maximum length of "
-        f"{config.sampling.max_tokens} tokens.\n{cost.calls_table(rows, episodes / small.starts)}"
-        f"{cost.within_budget(budget, 'starts', config.starts, 0, each)}"
+        f"{config.sampling.max_tokens} tokens.\n{calls_table(rows, episodes / small.starts)}"
+        f"{within_budget(budget, 'starts', config.starts, 0, each)}"
     )
 
 

@@ -40,10 +40,12 @@ from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import actor_critic, app, cost, models, players, records, results
-from nlrl_jax.run.actor_critic import Trainer
+from nlrl_jax.run import app, models, players, records, results
 from nlrl_jax.run.directory import check_done
+from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
+from nlrl_jax.run.nlrl import actor_critic
+from nlrl_jax.run.nlrl.actor_critic import Trainer
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
 from nlrl_jax.types import LanguageModel, Learn, Sampling
 
@@ -294,18 +296,16 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
         f"{config.model}; aggregator and improver: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules "
         f"replied in one iteration against the random opponent; here are {config.iterations} iterations against "
         f"{len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum length.",
-        cost.calls_table(usages[0].rows() + usages[1].rows(), config.iterations * len(opponents)),
+        calls_table(usages[0].rows() + usages[1].rows(), config.iterations * len(opponents)),
     ]
     if config.prompted_models:
-        lines += [f"As prompted, {config.prompted}:", cost.calls_table(usages[2].rows(), len(opponents))]
+        lines += [f"As prompted, {config.prompted}:", calls_table(usages[2].rows(), len(opponents))]
     if config.aggregator != "endpoint":
         return "\n".join(lines)
     is_prompted = "endpoint" in config.prompted_models.values()
-    paid = (cost.tokens_of(usages[2].rows()) * is_prompted, cost.tokens_of(usages[1].rows()))
+    paid = (tokens_of(usages[2].rows()) * is_prompted, tokens_of(usages[1].rows()))
     fixed, each = (tokens * len(opponents) for tokens in paid)
-    return "\n".join(lines) + cost.within_budget(
-        config.endpoint.token_budget, "iterations", config.iterations, fixed, each
-    )
+    return "\n".join(lines) + within_budget(config.endpoint.token_budget, "iterations", config.iterations, fixed, each)
 
 
 def main(argv: list[str]) -> None:

@@ -39,9 +39,10 @@ from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import TDRoles, Viewer
-from nlrl_jax.run import app, cost, loop, models, players, records, results
-from nlrl_jax.run import language_td as language_td_run
+from nlrl_jax.run import app, loop, models, players, records, results
+from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
+from nlrl_jax.run.nlrl import language_td as language_td_run
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
@@ -270,12 +271,12 @@ def dry_run(config: RunConfig) -> str:
     first = config.first_value(large)
     if config.critic == "number" and first and config.iterations:
         first.model.complete([first.prompt(view) for view in ends(sample[:train])], first.sampling, "value", seed)
-    spent = [cost.tokens_of(counts["large"].rows())]
+    spent = [tokens_of(counts["large"].rows())]
     for i in range(config.iterations if config.critic == "words" else 0):
         first_value = config.first_value(large) if i == 0 else None
         learn = lambda model, pairs: (model, {})
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
-        spent.append(cost.tokens_of(counts["large"].rows()))
+        spent.append(tokens_of(counts["large"].rows()))
         judge()
     judge()
     for name in config.prompted_models.values():
@@ -284,14 +285,14 @@ def dry_run(config: RunConfig) -> str:
     is_prompted = "endpoint" in config.prompted_models.values()
     rows = [{**row, "role": f"{row['role']} ({who})"} for who, usage in counts.items() for row in usage.rows()]
     budget, each = config.endpoint.token_budget, times * (spent[-1] - spent[-2]) if len(spent) > 1 else 0
-    fixed = times * (spent[-1] + cost.tokens_of(counts["as prompted"].rows()) * is_prompted) - each * (len(spent) - 1)
+    fixed = times * (spent[-1] + tokens_of(counts["as prompted"].rows()) * is_prompted) - each * (len(spent) - 1)
     is_paid = config.aggregator == "endpoint" and each > 0
-    within = cost.within_budget(budget * is_paid, "iterations", config.iterations, fixed, each)
+    within = within_budget(budget * is_paid, "iterations", config.iterations, fixed, each)
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
     return (
         f"own: {config.model}; large: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules replied in "
         f"{config.iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
-        f"at their maximum length.\n{cost.calls_table(rows, times)}{within}\n"
+        f"at their maximum length.\n{calls_table(rows, times)}{within}\n"
         f"SFT: {config.iterations} times {data.states:,} examples x {config.sft.epochs} epochs.\n"
         f"MCTS before it: {searches:,} moves of {data.simulations} simulations x {data.rollouts} rollouts = "
         f"{searches * data.simulations * data.rollouts / 1e9:.2f}e9 playouts (20 moves per judged game assumed)."

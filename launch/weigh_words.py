@@ -38,7 +38,8 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import View, Viewer
 from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_views
-from nlrl_jax.run import app, cost, models, results
+from nlrl_jax.run import app, models, results
+from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.report import markdown, write_report
 from nlrl_jax.statistics import estimate, header, paired

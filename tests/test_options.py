@@ -12,7 +12,7 @@ from launch.train_ms_grpo import TrainConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.config import MOST_SEED, OptionError, check, check_seed, flat, make, option, options, part, replace
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import refinement_config
+from nlrl_jax.run.ultra.config import RunConfig as RefinementConfig
 from nlrl_jax.text.host import of_text_game
 
 
@@ -98,7 +98,7 @@ def test_two_options_of_one_name_are_a_mistake_in_the_config():
         options(Twice())
 
 
-@pytest.mark.parametrize("config", [DQNRunConfig, TrainConfig, SFTConfig, refinement_config.RunConfig])
+@pytest.mark.parametrize("config", [DQNRunConfig, TrainConfig, SFTConfig, RefinementConfig])
 @pytest.mark.parametrize("seed", [-1, MOST_SEED + 1, 10**20])
 def test_seeds_that_do_not_fit_a_key_are_refused(config, seed):
     with pytest.raises(OptionError, match=f"seed is {seed}; it must be at least 0 and at most"):

@@ -20,10 +20,11 @@ from absl import flags
 
 from nlrl_jax.backends import heap
 from nlrl_jax.config import flat, replace
-from nlrl_jax.run import alike, processes
+from nlrl_jax.run import processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
+from nlrl_jax.run.processes import alike
 from nlrl_jax.types import LanguageModelError
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from scipy import stats
 
 from launch import ablate, train_language_actor_critic, weigh_words
 from nlrl_jax.config import replace
-from nlrl_jax.run import actor_critic as actor_critic_run
 from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.nlrl import actor_critic as actor_critic_run
 from nlrl_jax.run.reports import ablation
 from nlrl_jax.types import Chat, Piece
 from tests.launch import scripts

@@ -20,9 +20,9 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.run import directory, models, results
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.run.refinement import SCORES
 from nlrl_jax.run.reports import ultra as report
 from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.ultra.stages import SCORES
 from nlrl_jax.statistics import estimate
 from tests.backends.server import Server, says
 from tests.launch import scripts

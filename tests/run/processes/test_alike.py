@@ -8,9 +8,9 @@ import pytest
 from absl import flags
 
 from nlrl_jax import multihost
-from nlrl_jax.run import alike
 from nlrl_jax.run.directory import open_run
-from nlrl_jax.run.rendezvous import differing
+from nlrl_jax.run.processes import alike
+from nlrl_jax.run.processes.meeting import differing
 
 
 def two(monkeypatch, change):

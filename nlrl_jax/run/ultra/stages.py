@@ -27,9 +27,9 @@ from nlrl_jax.roles.trajectories import Verdict
 from nlrl_jax.rollouts import control
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.run import loop, models, results
-from nlrl_jax.run.bases import base_of
 from nlrl_jax.run.directory import part_of
-from nlrl_jax.run.refinement_config import TOOLS, RunConfig, count, folder_of, seeds_of
+from nlrl_jax.run.ultra.base_agents import base_of
+from nlrl_jax.run.ultra.config import TOOLS, RunConfig, count, folder_of, seeds_of
 from nlrl_jax.types import ControlGame, LanguageModel
 from nlrl_jax.updates import keep_finite
 from nlrl_jax.weights.checkpoint import Checkpoints
@@ -93,7 +93,7 @@ class Run:
         return models.on_device(ppo.init_state(self.game.env, self.game.params, self.base_ppo, self.key(0)))
 
     def base(self) -> PPOState:
-        """The sub-optimal agent: trained, or copied from another run once. Errors: see `bases.base_of`."""
+        """The sub-optimal agent: trained, or copied from another run once. Errors: see `base_agents.base_of`."""
         config, folder = self.config, self.folder / "base"
         state = loop.restore(folder, self.fresh_agent()) if self.resume else self.fresh_agent()
         if config.base:

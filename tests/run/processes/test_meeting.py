@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from nlrl_jax.run import rendezvous
-from nlrl_jax.run.rendezvous import differing, local_port, meet, parse_address
+from nlrl_jax.run.processes.meeting import _connect, differing, local_port, meet, parse_address
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def test_a_port_of_another_program(address, answer):
 
 def test_strangers_are_left_out(address):
     def visit():
-        stranger = rendezvous._connect(*parse_address(address), 5.0)
+        stranger = _connect(*parse_address(address), 5.0)
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(10) == b""  # sent away

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from nlrl_jax.run import processes
+from nlrl_jax.run.processes import joining
 
 
 class Ended(BaseException):
@@ -32,10 +32,10 @@ def end(monkeypatch, capsys):
 
     def run(main, reason=""):
         meeting = Meeting(reason)
-        monkeypatch.setattr(processes, "_meeting", meeting)
-        monkeypatch.setattr(processes.os, "_exit", leave)
+        monkeypatch.setattr(joining, "_meeting", meeting)
+        monkeypatch.setattr(joining.os, "_exit", leave)
         with pytest.raises(Ended) as ended:
-            processes.together(main)([])
+            joining.together(main)([])
         return ended.value.args[0], capsys.readouterr().err, meeting.told
 
     return run
@@ -76,16 +76,16 @@ def test_a_fault_of_ours_shows_its_trace(end):
 
 @pytest.mark.parametrize("status", [None, 0])
 def test_an_end_that_is_no_failure_is_left_alone(monkeypatch, status):
-    monkeypatch.setattr(processes, "_meeting", Meeting())
+    monkeypatch.setattr(joining, "_meeting", Meeting())
     with pytest.raises(SystemExit):
-        processes.together(fails(SystemExit(status)))([])
-    assert processes.together(lambda argv: len(argv))(["x"]) == 1
+        joining.together(fails(SystemExit(status)))([])
+    assert joining.together(lambda argv: len(argv))(["x"]) == 1
 
 
 def test_a_process_alone_fails_as_it_does(monkeypatch):
     for error in (SystemExit("error: x"), LOST, TypeError("x")):
         with pytest.raises(type(error)):
-            processes.together(fails(error))([])
+            joining.together(fails(error))([])
 
 
 SLURM = {
@@ -95,11 +95,11 @@ SLURM = {
 
 
 def test_srun_is_recognised(monkeypatch):
-    assert processes.found_by_cluster("", 0, -1) is None
+    assert joining.found_by_cluster("", 0, -1) is None
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    assert processes.found_by_cluster("", 0, -1) == ("node07:61441", 2, 1)
-    assert processes.found_by_cluster("host0:29500", 4, 3) == ("host0:29500", 4, 3)
+    assert joining.found_by_cluster("", 0, -1) == ("node07:61441", 2, 1)
+    assert joining.found_by_cluster("host0:29500", 4, 3) == ("host0:29500", 4, 3)
     monkeypatch.delenv("SLURM_PROCID")
     with pytest.raises(ValueError, match="JAX does not find the first; give each --coordinator_address"):
-        processes.found_by_cluster("", 0, -1)
+        joining.found_by_cluster("", 0, -1)

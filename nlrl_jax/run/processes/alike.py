@@ -18,10 +18,10 @@ from absl import flags
 
 from nlrl_jax import multihost
 from nlrl_jax.run.directory import CONFIG
-from nlrl_jax.run.rendezvous import differing
+from nlrl_jax.run.processes.meeting import differing
 from nlrl_jax.weights import hub
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).parents[3]
 _OURS = ("nlrl_jax", "envs", "launch")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 # Where a process runs, and what its sentences look like, may differ.

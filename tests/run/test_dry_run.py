@@ -2,7 +2,7 @@
 
 import pytest
 
-from nlrl_jax.run.cost import calls_table, tokens_of, within_budget
+from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 
 ROWS = [
     {"role": "a", "calls": 2, "prompt_tokens": 900_000, "tokens": 100_000},

@@ -23,13 +23,13 @@ from typing import Any
 import jax
 from absl import flags
 
-from nlrl_jax.multihost import any_of, every, first, from_first, several, wait  # noqa: F401
-from nlrl_jax.run import rendezvous
+from nlrl_jax import multihost
+from nlrl_jax.run.processes.meeting import Meeting, local_port, meet, parse_address
 
 # Set for each process by srun and mpirun: how many there are.
 _CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 _GRACE = 2.0  # seconds that a process may take to end by itself once another has ended
-_meeting: rendezvous.Meeting | None = None  # None in a process alone
+_meeting: Meeting | None = None  # None in a process alone
 
 
 def define_flags() -> None:
@@ -60,7 +60,7 @@ def start(
       facts: returns what must be the same in all, as JSON.
 
     Raises:
-      ValueError: some of the arguments are missing, or out of bounds; what `rendezvous.meet` raises; or the processes
+      ValueError: some of the arguments are missing, or out of bounds; what `meeting.meet` raises; or the processes
         have different numbers of devices.
     """
     global _meeting
@@ -68,15 +68,15 @@ def start(
     if found is None:
         return
     address, number, me = found
-    meeting = rendezvous.meet(address, number, me, facts(), patience)
+    meeting = meet(address, number, me, facts(), patience)
     meeting.watch(_lost)
     if jax.config.jax_platforms == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    to_first = address if me == 0 else f"127.0.0.1:{rendezvous.local_port(*rendezvous.parse_address(address))}"
+    to_first = address if me == 0 else f"127.0.0.1:{local_port(*parse_address(address))}"
     _meeting = meeting
     jax.distributed.initialize(to_first, number, me)
     atexit.register(meeting.tell_end)
-    if not first():
+    if not multihost.first():
         sys.stdout = open(os.devnull, "w")
     devices = Counter(device.process_index for device in jax.devices())
     if other := next((n for n in devices if devices[n] != devices[0]), 0):

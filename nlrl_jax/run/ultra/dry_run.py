@@ -18,9 +18,9 @@ from nlrl_jax.backends.scripted import CHARACTERS, CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.roles.trajectories import Episode
 from nlrl_jax.rollouts import control
-from nlrl_jax.run import cost
-from nlrl_jax.run.refinement import Run
-from nlrl_jax.run.refinement_config import TOOLS, count
+from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
+from nlrl_jax.run.ultra.config import TOOLS, count
+from nlrl_jax.run.ultra.stages import Run
 
 EPISODES = 16  # of a dry run
 LONG = 8  # episodes of full length
@@ -66,7 +66,7 @@ def _read(run: Run) -> list[str]:
         f"Episodes of {mean:.0f} steps, as an untrained agent's:",
         _counted(run, short)[0],
         f"Episodes of {config.episode_steps} steps, the longest that are recorded; a good robot's are:",
-        text + cost.within_budget(budget, "episodes", config.episodes, fixed, each),
+        text + within_budget(budget, "episodes", config.episodes, fixed, each),
     ]
 
 
@@ -93,12 +93,12 @@ def _counted(run: Run, episodes: Sequence[Episode]) -> tuple[str, float, float]:
         verdicts, usage = run.mask_verdicts(jnp.zeros((length, len(episodes))), steps), Usage()
         analyse(episodes, game.roles, Metered(model, usage), verdicts=verdicts)
         rows += [{**row, "role": f"{row['role']} (MASK-R)"} for row in usage.rows()]
-    once = cost.tokens_of(row for row in rows if row["role"] in ONCE)
-    each = (cost.tokens_of(rows) - once) / len(episodes)
+    once = tokens_of(row for row in rows if row["role"] in ONCE)
+    each = (tokens_of(rows) - once) / len(episodes)
     times = config.episodes / len(episodes)
     numbers = ("calls", "prompt_tokens", "tokens")
     rows = [{**row, **{x: row[x] * (1 if row["role"] in ONCE else times) for x in numbers}} for row in rows]
     share = counts["identify/critical"] / counts["identify/timeslots"]
-    table = cost.calls_table(rows, config.bases)
+    table = calls_table(rows, config.bases)
     text = f"{table}\n{share:.0%} of the timeslots critical for the rule-based analyst."
     return text, config.bases * once, config.bases * each

@@ -1,0 +1,1 @@
+"""Natural-language RL as a run: what a checkpoint holds, and one iteration of each algorithm."""

@@ -1,0 +1,1 @@
+"""ULTRA as a run: its options, the base agents, the stages, and what a dry run prints."""
