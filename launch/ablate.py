@@ -150,8 +150,7 @@ class AblationConfig:
     apart: bool = option(False, "MS-GRPO: spread the seeds over all devices, as many as take equally many each")
     seed: int = seed_option("NLRL: the first seed", counted_up=True)
     aggregator: str = option("scripted", "NLRL: aggregator and improver: scripted, endpoint, or a local model's name")
-    endpoint: models.EndpointOptions = part(models.EndpointOptions())
-    endpoint_model: str = option("", "the endpoint's name for its model")
+    endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
 
     def __post_init__(self):
         check(self)
@@ -191,7 +190,8 @@ def base_of(config: AblationConfig, study: str) -> Any:
         return make(RefinementConfig, **{**reproduce_ultra.presets(game == "pong")["quick"], **chosen})
     common = {"model": config.model or "nano_board", "seed": config.seed, "iterations": 5, **iterations}
     common |= flat(config.templates)
-    common |= {"aggregator": config.aggregator, "endpoint_model": config.endpoint_model, **flat(config.endpoint)}
+    address = {name: value for name, value in flat(config.endpoint).items() if name != "endpoint_tokenizer"}
+    common |= {"aggregator": config.aggregator, **address}
     if config.algorithm == "language_ppo":
         common = {name: common[name] for name in ("model", "seed", "iterations", "template", "date")}
         own = {"games": config.games, "eval_games": config.eval_games, "opponent": config.opponent}

@@ -136,14 +136,13 @@ def untrained(game: str) -> Annotator:
         raise ValueError(f"--game is {game!r}; choose one of {', '.join(SCRIPTS)}, or give a --run_dir")
     if options.model == "scripted" and not SCRIPTS[game]:
         raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
-    endpoint = models.EndpointOptions(base_url=options.base_url, api_key_env=options.api_key_env)
+    endpoint = models.Endpoint(options.base_url, options.api_key_env, endpoint_model=options.endpoint_model)
     if options.model == "endpoint":
-        models.check_large_model(options.model, endpoint, options.endpoint_model, options.max_tokens)
+        models.check_large_model(options.model, endpoint, options.max_tokens)
     folder = pathlib.Path("runs/annotate")  # an endpoint's replies
     templates = config_flags.parse(TemplateOptions)
     models.check_templates(templates, options.model)
-    address = endpoint, options.endpoint_model
-    model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), *address, templates=templates)
+    model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), endpoint, templates=templates)
     style = "paper" if options.model == "scripted" else players.prompt_for(options.model, "auto")
     return Annotator(options.model, model, style, options.max_tokens)
 

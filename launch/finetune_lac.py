@@ -273,11 +273,13 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         run_dir,
         lambda state, key: step(state, batch(int(state.iteration))),
         state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("loss", "eval/accuracy"),
-        resume=resume,
+        loop.Plan(
+            seed=config.seed,
+            iterations=config.iterations,
+            checkpoint_every=config.checkpoint_every,
+            columns=("loss", "eval/accuracy"),
+            resume=resume,
+        ),
         evaluate=evaluated,
         finish=finish,
     )

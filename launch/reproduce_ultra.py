@@ -191,7 +191,7 @@ def main(argv: list[str]) -> None:
         for one in (run, *others):
             base_of(config.base, config.game, one.number, config.contact_forces)
     if config.analyst == "endpoint" and not resume:
-        models.check_large_model(config.analyst, config.endpoint, config.endpoint_model, 0)
+        models.check_large_model(config.analyst, config.endpoint, 0)
     run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
     print(reproduce(config, run_dir, resume))
 

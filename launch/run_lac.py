@@ -44,7 +44,6 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
 from nlrl_jax.config import check, flat, listed, option, part, replace
@@ -83,12 +82,8 @@ class LACRunConfig:
         "or scripted: the game's rules that read transcripts; empty: scripted where the game has it, nano_babyai for "
         "babyai",
     )
-    endpoint: EndpointOptions = part(EndpointOptions(base_url="http://localhost:8000/v1"))
-    endpoint_model: str = option("", "endpoint: the server's name for the model")
+    endpoint: models.Endpoint = part(models.Endpoint(base_url="http://localhost:8000/v1"))
     templates: TemplateOptions = part(TemplateOptions(shared=True))
-    endpoint_tokenizer: str = option(
-        "", "endpoint: its tokenizer as a folder or Hub id, for log-probabilities by /completions; empty: none"
-    )
     methods: str = option(
         "",
         f"methods, separated by commas: {', '.join(METHODS)}; empty: {','.join(methods.DEFAULT)}, and lats in games "
@@ -170,17 +165,16 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]
     """
     if "lats" in methods.parse(config.methods):
         lats.check_game(game)
-    models.check_templates(config.templates, config.model, config.endpoint_tokenizer)
+    models.check_templates(config.templates, config.model, config.endpoint.endpoint_tokenizer)
     if config.model == "scripted":
         if not game.scripted:
             raise ValueError(f"--model is scripted, but {config.game} has no rules that read transcripts; give a model")
         return
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
-        models.check_large_model(
-            "endpoint", config.endpoint, config.endpoint_model, config.lac.planning.line(0), ask=ask
-        )
-        tokenizer, room = load_tokenizer(config.endpoint_tokenizer) if config.endpoint_tokenizer else None, 0
+        models.check_large_model("endpoint", config.endpoint, config.lac.planning.line(0), ask=ask)
+        name, room = config.endpoint.endpoint_tokenizer, 0
+        tokenizer = load_tokenizer(name) if name else None
     else:
         tokenizer, room = load_tokenizer(config.model), load_config(config.model).max_positions
         if config.lac.planning.reserve(room) >= room:
@@ -216,16 +210,15 @@ def run(
 ) -> dict[str, dict[str, Any]]:
     """All methods, those that are finished from disk. Returns {method: result}; see `planning.run_method`."""
     names = methods.parse(config.methods)
-    address = config.endpoint, config.endpoint_model, config.endpoint_tokenizer
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
     local["templates"] = config.templates
     if config.model == "scripted":
         model = Metered(game.scripted(), usage)
     else:
-        model = models.large_model(config.model, {}, run_dir, usage, *address, **local)
+        model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
-    name, templates = config.endpoint_tokenizer, config.templates
+    name, templates = config.endpoint.endpoint_tokenizer, config.templates
     endpoint_tokenizer = load_tokenizer(name, templates=templates) if name else None
     tokenizer = planning.tokenizer_of(model, endpoint_tokenizer)
     room = planning.context_of(model, config.prompts.context_tokens)
@@ -319,7 +312,7 @@ def main(argv: list[str]) -> None:
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("methods", "jobs"))
     usage = Usage(run_dir)
     finished = run(config, game, tasks, run_dir, usage)
-    model = config.endpoint_model if config.model == "endpoint" else config.model
+    model = config.endpoint.endpoint_model if config.model == "endpoint" else config.model
     scores = {name: tables.summarize(result) for name, result in finished.items()}
     metrics = ("success", "steps", *(["reward"] if game.score else []))
     results.write(

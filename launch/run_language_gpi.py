@@ -66,7 +66,9 @@ class GPIRunConfig:
 
     backend: str = option("scripted", f"who plays all roles: {', '.join(BACKENDS)}", choices=BACKENDS)
     model: str = option("nano", "local: nano, a Hugging Face folder or .gguf; endpoint: the server's name for it")
-    endpoint: models.EndpointOptions = part(models.EndpointOptions(base_url="https://api.openai.com/v1"))
+    endpoint: models.Endpoint = part(
+        models.Endpoint(base_url="https://api.openai.com/v1"), without=("endpoint_model", "endpoint_tokenizer")
+    )
     templates: TemplateOptions = part(TemplateOptions(shared=True))
     mazes: str = option("double_t,medium", "mazes, separated by commas")
     rows: str = option(
@@ -93,6 +95,11 @@ class GPIRunConfig:
     def model_name(self) -> str:
         """As `models.large_model` takes it."""
         return self.model if self.backend == "local" else self.backend
+
+    @property
+    def server(self) -> models.Endpoint:
+        """The endpoint with its model."""
+        return dataclasses.replace(self.endpoint, endpoint_model=self.model)
 
 
 def draw_starts(maze: mazes.Maze, count: int, seed: int) -> list[int]:
@@ -190,9 +197,8 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
     Raises:
       ValueError: the endpoint failed or the budget is spent; finished rows are kept.
     """
-    model = models.large_model(
-        config.model_name, SCRIPTS, run_dir, usage, config.endpoint, config.model, templates=config.templates
-    )
+    name, server = config.model_name, config.server
+    model = models.large_model(name, SCRIPTS, run_dir, usage, server, templates=config.templates)
     jobs = config.jobs()
     path = lambda maze, row: run_dir / "rows" / f"{maze}_{row.name}.json"
     (run_dir / "rows").mkdir(exist_ok=True)
@@ -268,8 +274,8 @@ def main(argv: list[str]) -> None:
         print(dry_run(config))
         return
     models.check_templates(config.templates, config.model_name)
-    tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
-    models.check_large_model(config.model_name, config.endpoint, config.model, tokens, ask=ask)
+    ask = not flags.FLAGS.resume
+    models.check_large_model(config.model_name, config.server, config.sampling.max_tokens, ask=ask)
     run_dir = app.take_run_dir(SCRIPT, config)
     usage = Usage(run_dir)
     finished = run(config, run_dir, flags.FLAGS.resume, usage)

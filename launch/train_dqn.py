@@ -136,15 +136,12 @@ def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> tuple[dict[s
         results.write(run_dir, script="train_dqn", before=without(before), after=without(after))
         learning_curve([run_dir], ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png")
 
+    columns = ("env_return", "eval/env_return", "epsilon", "loss")
     loop.train(
         run_dir,
         trainer.update,
         state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("env_return", "eval/env_return", "epsilon", "loss"),
-        resume=resume,
+        loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume),
         evaluate=now_and_then,
         finish=finish,
     )

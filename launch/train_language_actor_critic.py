@@ -35,8 +35,7 @@ from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
-from nlrl_jax.lm.chat_template import TemplateOptions
+from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
@@ -46,6 +45,7 @@ from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import actor_critic
 from nlrl_jax.run.nlrl.actor_critic import Trainer
+from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
 from nlrl_jax.types import LanguageModel, Learn, Sampling
 
@@ -61,10 +61,7 @@ _PPO_OPTIONS = {
 class RunConfig:
     """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
-    model: str = option(
-        "nano_board", "policy and value model: nano_board, smollm2, a Hugging Face folder or a .gguf file"
-    )
-    aggregator: str = option("scripted", "aggregator and improver: scripted, endpoint, or a local model's name")
+    models: Models = part(Models())
     words: str = option(
         "threats", "what the rules write beside a number: threats, deciding, counts or number; see "
         "envs/tic_tac_toe/rule_based.py", choices=scripts.WORDS,
@@ -91,8 +88,6 @@ class RunConfig:
         without=("schedule", "warmup", "weight_decay", "clip_norm", "b2", "seed"),
     )
     policy_learning_rate: float = option(2e-4, "policy SFT learning rate; too high a rate ends exploration", above=0)
-    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
-    mesh: str = option("", players.MESH)
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
     ppo_learning: LanguagePPOConfig = part(
@@ -105,16 +100,10 @@ class RunConfig:
         least=0,
     )  # fmt: skip
     ppo_threats: bool = option(False, "LLM-PPO's prompt names the squares that would complete a row")
-    prompted: str = option("", "models that play as prompted, separated by commas, such as smollm2 or endpoint")
     seed: int = seed_option("everything random follows from it", counted_up=True)
-    checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
-    endpoint: models.EndpointOptions = part(models.EndpointOptions())
-    endpoint_model: str = option("", "the endpoint's name for its model")
-    templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
         check(self)
-        models.labels(self.prompted, self.endpoint_model)
         if self.sft.train == "lora" and self.average > 1:
             raise ValueError(
                 f"--average is {self.average}, but the mean of adapters is not the mean of the weights they stand for; "
@@ -132,22 +121,25 @@ class RunConfig:
             improvement=config.aggregation,
         )
 
-    @property
-    def prompted_models(self) -> dict[str, str]:
-        """Label of a model of `--prompted` in the plot -> its name."""
-        return models.labels(self.prompted, self.endpoint_model)
-
     def ppo_run(self, opponent: str) -> train_language_ppo.RunConfig:
         """LLM-PPO on as many games."""
         learning = dataclasses.replace(
             self.ppo_learning, num_games=self.learning.games, train=self.sft.train, remat=self.sft.remat
         )
-        names = ("model", "templates", "style", "dtype", "mesh", "eval_games", "seed", "checkpoint_every")
-        same = {name: getattr(self, name) for name in names}
-        iterations = self.ppo_iterations or self.iterations
+        same = {name: getattr(self.models, name) for name in ("model", "templates", "dtype", "mesh")}
+        same |= {name: getattr(self, name) for name in ("style", "eval_games", "seed")}
         return train_language_ppo.RunConfig(
-            opponent=opponent, learning=learning, iterations=iterations, threats=self.ppo_threats, **same
+            opponent=opponent, learning=learning, iterations=self.wanted("LLM-PPO"), threats=self.ppo_threats, **same
         )
+
+    def wanted(self, method: str) -> int:
+        """The iterations of a method."""
+        return (self.ppo_iterations if method == "LLM-PPO" else 0) or self.iterations
+
+    @property
+    def methods(self) -> list[str]:
+        """What plays, in the order of the page."""
+        return ["actor-critic", *(["LLM-PPO"] if self.ppo else []), *self.models.labels]
 
 
 PRESETS = {
@@ -177,8 +169,7 @@ def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: U
         (fixed.roles.value(view, move), scripts.random_value({"view": view, "action": move}, rng))
         for view, move in zip(views, moves, strict=True)
     ]
-    mesh = players.parse_mesh(config.mesh)
-    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh, config.templates)
+    base = config.models.base(config.sft.train, config.seed)
     return Trainer(
         fixed, opponent, base, config.sft.train, learn, policy, value, config.average, config.eval_games, config.seed,
         run_dir, usage, _grid,
@@ -194,7 +185,7 @@ def setup(
       learners: of policy and value model; none for an evaluation.
       model: the one that is prompted, if not the config's.
     """
-    game, roles = board_game(), prompts.roles(players.prompt_for(model or config.model, config.style))
+    game, roles = board_game(), prompts.roles(players.prompt_for(model or config.models.model, config.style))
     learners = learners or (None, None)
     return ActorCriticSetup(game, OPPONENTS[opponent](game), roles, large, large, *learners, config.algorithm)
 
@@ -218,16 +209,9 @@ def train_actor_critic(
     Args:
       paid: where an endpoint's replies are cached; the run's folder by default.
     """
-    large = large_model(config, config.aggregator, paid or run_dir, usage)
+    large = config.models.large(config.models.aggregator, scripts.scripts(config.words), paid or run_dir, usage)
     trainer = trainer_of(config, opponent, run_dir, usage, large)
-    return actor_critic.train(trainer, SCRIPT, config.iterations, config.checkpoint_every, resume)
-
-
-def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
-    """The aggregator and improver, or a model that plays as prompted."""
-    mesh, rules = players.parse_mesh(config.mesh), scripts.scripts(config.words)
-    address, given = (config.endpoint, config.endpoint_model), {"mesh": mesh, "templates": config.templates}
-    return models.large_model(name, rules, run_dir, usage, *address, **given)
+    return actor_critic.train(trainer, SCRIPT, config.iterations, resume)
 
 
 def play_prompted(config: RunConfig, name: str, opponent: str, model: LanguageModel) -> dict[str, float]:
@@ -242,8 +226,7 @@ def run_method(
     config: RunConfig, opponent: str, method: str, run_dir: pathlib.Path, resume: bool, usage: Usage
 ) -> dict[str, Any]:
     """A method against an opponent, from disk where it is finished. Returns results.json's content."""
-    folder, trained = run_dir / opponent / method, method in ("actor-critic", "LLM-PPO")
-    wanted = (config.ppo_iterations if method == "LLM-PPO" else 0) or config.iterations
+    folder, trained, wanted = run_dir / opponent / method, method in ("actor-critic", "LLM-PPO"), config.wanted(method)
     if resume and (folder / results.RESULTS).exists():
         earlier = results.read(folder)
         if not trained or earlier["iterations"] >= wanted:  # more is refused before; see `main`
@@ -257,27 +240,23 @@ def run_method(
         trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
         start = trainer.models(trainer.init()).policy.model
         return train_language_ppo.train(config.ppo_run(opponent), start, folder, resume)
-    name = config.prompted_models[method]
-    shares = play_prompted(config, name, opponent, large_model(config, name, run_dir, usage))
-    results.write(folder, script=SCRIPT, before={}, after=shares)
+    name = config.models.labels[method]
+    model = config.models.large(name, scripts.scripts(config.words), run_dir, usage)
+    results.write(folder, script=SCRIPT, before={}, after=play_prompted(config, name, opponent, model))
     return results.read(folder)
 
 
 def validate(config: RunConfig, ask: bool) -> None:
-    """Refuses models that cannot do what the config asks, before anything is made; see `models.check_rows`."""
-    game, rng, large = board_game(), random.Random(0), config.learning.aggregation.max_tokens
+    """Refuses models that cannot do what the config asks, before anything is made; see `Models.validate`."""
+    game, rng = board_game(), random.Random(0)
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
-    context, roles = {"view": view, "action": "5"}, prompts.roles(players.prompt_for(config.model, config.style))
+    roles_of = lambda model: prompts.roles(players.prompt_for(model, config.style))
+    context, roles = {"view": view, "action": "5"}, roles_of(config.models.model)
     policy = roles.policy(view), scripts.random_policy(context, rng)
     value = roles.value(view, "5"), scripts.random_value(context, rng)
-    rows = config.sft.max_length, config.learning.rollout.max_tokens
-    models.check_rows(config.model, [policy, value], *rows, large * (config.aggregator != "scripted"), config.templates)
-    given = {"ask": ask, "templates": config.templates}
-    models.check_templates(config.templates, config.model, config.aggregator, *config.prompted_models.values())
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, **given)
-    for name in config.prompted_models.values():
-        prompt = prompts.roles(players.prompt_for(name, config.style)).policy(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], **given)
+    tokens = config.learning.rollout.max_tokens, config.learning.aggregation.max_tokens
+    prompt_of = lambda name: roles_of(name).policy(view)
+    config.models.validate([policy, value], config.sft.max_length, *tokens, prompt_of, ask)
 
 
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
@@ -290,30 +269,28 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     viewer, second = Viewer(fixed.game), State(model, model, (), 1)  # the first iteration plays at random
     nlac.iterate(second, fixed, viewer, config.seed)
     nlac.evaluate(second, fixed, viewer, config.eval_games, Sampling(tokens, 0.0), config.seed)
-    for name in config.prompted_models.values():
+    given = config.models
+    for name in given.labels.values():
         play_prompted(config, name, "random", prompted)
     lines = [
-        f"{config.model}; aggregator and improver: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules "
-        f"replied in one iteration against the random opponent; here are {config.iterations} iterations against "
+        f"{given.model}; aggregator and improver: {given.aggregator} {given.endpoint.endpoint_model}. Nothing is sent. "
+        f"Rules replied in one iteration against the random opponent; here are {config.iterations} iterations against "
         f"{len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum length.",
         calls_table(usages[0].rows() + usages[1].rows(), config.iterations * len(opponents)),
     ]
-    if config.prompted_models:
-        lines += [f"As prompted, {config.prompted}:", calls_table(usages[2].rows(), len(opponents))]
-    if config.aggregator != "endpoint":
-        return "\n".join(lines)
-    is_prompted = "endpoint" in config.prompted_models.values()
-    paid = (tokens_of(usages[2].rows()) * is_prompted, tokens_of(usages[1].rows()))
-    fixed, each = (tokens * len(opponents) for tokens in paid)
-    return "\n".join(lines) + within_budget(config.endpoint.token_budget, "iterations", config.iterations, fixed, each)
+    if given.labels:
+        lines += [f"As prompted, {given.prompted}:", calls_table(usages[2].rows(), len(opponents))]
+    each, once = (tokens_of(usage.rows()) * len(opponents) for usage in usages[1:])
+    once, budget = once * ("endpoint" in given.labels.values()), given.endpoint.token_budget * given.is_paid
+    return "\n".join(lines) + within_budget(budget, "iterations", config.iterations, once, each)
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
-    models.check_endpoint_is_used(config.aggregator, config.prompted)
-    if config.aggregator != "scripted":
-        leave_out(f"with --aggregator {config.aggregator}", "words")
+    models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
+    if config.models.aggregator != "scripted":
+        leave_out(f"with --aggregator {config.models.aggregator}", "words")
     if not config.ppo:
         leave_out("with --noppo", *_PPO_OPTIONS.values(), "ppo_iterations", "ppo_threats")
     opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)
@@ -321,31 +298,31 @@ def main(argv: list[str]) -> None:
         print(dry_run(config, opponents))
         return
     validate(config, ask=not flags.FLAGS.resume)
-    may_change = ("iterations", "ppo_iterations", "prompted", "checkpoint_every", "micro_batch", "remat", "mesh")
-    if config.aggregator != "endpoint":  # then only a prompted player needs one
+    may_change = ("iterations", "ppo_iterations", "prompted", "micro_batch", "remat", "mesh")
+    if not config.models.is_paid:  # then only a prompted player needs an endpoint
         may_change += ("endpoint_model",)
-    methods = ["actor-critic", *(["LLM-PPO"] if config.ppo else []), *config.prompted_models]
+    matches = list(itertools.product(opponents, config.methods))
     if flags.FLAGS.resume:
-        for opponent, method in itertools.product(opponents, methods):
-            wanted = (config.ppo_iterations if method == "LLM-PPO" else 0) or config.iterations
-            check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, wanted)
+        for opponent, method in matches:
+            check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, config.wanted(method))
     run_dir = app.take_run_dir(SCRIPT, config, may_change)
     usage = models.ledger(run_dir)
     finished = {}
     try:
-        for opponent, method in itertools.product(opponents, methods):
+        for opponent, method in matches:
             finished[opponent, method] = run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
     except SystemExit:  # Ctrl-C leaves the report of what is done
         if (run_dir / opponent / method / results.RESULTS).is_file():
             finished[opponent, method] = results.read(run_dir / opponent / method)
         if finished:
-            show(config, run_dir, tuple(dict.fromkeys(opponent for opponent, _ in finished)), finished, usage)
+            show(config, run_dir, finished, usage)
         raise
-    show(config, run_dir, opponents, finished, usage)
+    show(config, run_dir, finished, usage)
 
 
-def show(config: RunConfig, run_dir: pathlib.Path, opponents, finished: dict, usage: Usage) -> None:
+def show(config: RunConfig, run_dir: pathlib.Path, finished: dict, usage: Usage) -> None:
     """Writes the page of what is finished, {(opponent, method): results.json's content}, and prints the last lines."""
+    opponents = dict.fromkeys(opponent for opponent, _ in finished)
     kept = [one for opponent in opponents for one in records.first_and_last(run_dir / opponent / "actor-critic")]
     report = actor_critic_report.write(run_dir, flat(config), finished, kept, describe_usage(usage))
     print(f"\nreport: {report}")

@@ -23,12 +23,14 @@ from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import app, loop, models, players, results
+from nlrl_jax.run import app, loop, models, players
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import TextGame
 
 SCRIPT = "train_language_ppo"
-MAY_CHANGE = ("iterations", "checkpoint_every", "remat", "mesh")
+MAY_CHANGE = ("iterations", "remat", "mesh")
+# The paper's table 16, which nothing varies.
+TABLE_16 = ("weight_decay", "clip", "value_coef", "entropy_coef", "discount", "trace_decay", "max_grad_norm")
 GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by opponent
 
 
@@ -50,12 +52,12 @@ class RunConfig:
     learning: LanguagePPOConfig = part(
         LanguagePPOConfig(num_games=320, actor_learning_rate=3e-4, critic_learning_rate=1e-3),
         names={"num_games": "games", "actor_learning_rate": "learning_rate"},
+        without=TABLE_16,
     )
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
     seed: int = seed_option("everything random follows from it")
-    checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
 
     def __post_init__(self):
         check(self)
@@ -105,27 +107,9 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
         shares = play(state, jax.random.fold_in(key, 0))
         return {name: float(shares[f"{name}_rate"]) for name in ("win", "tie", "loss")}
 
-    before = evaluate(state)
-    if resume:
-        state = loop.restore(run_dir, state)
-
-    def finish(state):
-        done = int(state.iteration)
-        results.write(run_dir, script=SCRIPT, before=before, after=evaluate(state), iterations=done)
-
-    loop.train(
-        run_dir,
-        jax.jit(language_ppo.make_update(policy, game, config.learning), donate_argnums=0),
-        state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("eval/win", "win_rate"),
-        resume=resume,
-        evaluate=lambda done, state: {f"eval/{name}": share for name, share in evaluate(state).items()},
-        finish=finish,
-    )
-    return results.read(run_dir)
+    update = jax.jit(language_ppo.make_update(policy, game, config.learning), donate_argnums=0)
+    plan = loop.Plan(config.seed, config.iterations, 1, ("eval/win", "win_rate"), resume)
+    return loop.learn(run_dir, SCRIPT, update, state, plan, evaluate)
 
 
 def main(argv: list[str]) -> None:

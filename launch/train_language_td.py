@@ -36,28 +36,27 @@ from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage, describe_usage
-from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
-from nlrl_jax.lm.chat_template import TemplateOptions
+from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, loop, models, players, records, results
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import language_td as language_td_run
+from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
 from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
 AUTHORS = 0.2  # their threshold
-MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh")
+MAY_CHANGE = ("iterations", "micro_batch", "remat", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
-    model: str = option("nano_board", "value model: nano_board, smollm2, a Hugging Face folder or a .gguf file")
-    aggregator: str = option("scripted", "aggregator: scripted, endpoint, or a local model's name")
+    models: Models = part(Models())
     critic: str = option(
         "words", "words, or number: the control, a value head that regresses on the numbers behind the words",
         choices=("words", "number"),
@@ -81,20 +80,12 @@ class RunConfig:
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, warmup=0.03, batch_size=2, max_length=256, packed=True),
         names={"max_length": "row_tokens"},
-        without=("schedule", "weight_decay", "clip_norm", "b2", "seed"),
+        without=("schedule", "warmup", "weight_decay", "clip_norm", "b2", "seed"),
     )
-    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
-    mesh: str = option("", players.MESH)
-    prompted: str = option("", "models judged as prompted, separated by commas, such as smollm2 or endpoint")
     seed: int = seed_option("everything random follows from it")
-    checkpoint_every: int = option(1, "iterations between checkpoints", least=1)
-    endpoint: models.EndpointOptions = part(models.EndpointOptions())
-    endpoint_model: str = option("", "the endpoint's name for its model")
-    templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
         check(self)
-        models.labels(self.prompted, self.endpoint_model)
         if self.critic == "number" and self.sft.train != "params":
             raise ValueError(f"--critic number trains all weights, so --train must be params; it is {self.sft.train}")
 
@@ -104,19 +95,19 @@ class RunConfig:
         return tuple(dict.fromkeys((self.threshold, AUTHORS)))
 
     @property
-    def prompted_models(self) -> dict[str, str]:
-        """Label -> name, see `models.labels`."""
-        return models.labels(self.prompted, self.endpoint_model)
-
-    @property
     def roles(self) -> TDRoles:
-        return prompts.roles(players.prompt_for(self.model, self.style))
+        """The prompts of the model that learns."""
+        return self.roles_of(self.models.model)
+
+    def roles_of(self, model: str) -> TDRoles:
+        """The prompts of a model by its name."""
+        return prompts.roles(players.prompt_for(model, self.style))
 
     def first_value(self, aggregator: LanguageModel) -> ValueFunction | None:
         """The value function of the first iteration, None for the model's own. Rules do not need the paper's prompt."""
         if self.first_values == "value":
             return None
-        if self.aggregator == "scripted":
+        if self.models.aggregator == "scripted":
             return ValueFunction(aggregator, self.roles.value, self.learning.values)
         return ValueFunction(aggregator, prompts.roles("paper").value, self.learning.aggregation)
 
@@ -141,9 +132,8 @@ def trainer_of(
 ) -> language_td_run.Trainer:
     """The run with its models and its data, which may take minutes; see `train`."""
     game, sft = board_game(), dataclasses.replace(config.sft, seed=config.seed)
-    large = large_model(config, config.aggregator, paid or run_dir, usage)
-    mesh = players.parse_mesh(config.mesh)
-    base = models.trainable_model(config.model, config.dtype, config.sft.train, config.seed, mesh, config.templates)
+    large = config.models.large(config.models.aggregator, scripts.SCRIPTS, paid or run_dir, usage)
+    base = config.models.base(config.sft.train, config.seed)
     found = language_td_data.load_or_make(game, config.data, config.seed, data or run_dir / "data")
     chats = [config.roles.value(s.view) for s in found.train[: config.format_examples]]
     replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
@@ -168,10 +158,9 @@ def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Pa
         trainer.game, trainer.data, config.data, config.roles, rules, value, learning, scripts.RULES, config.seed
     )
     greedy = dataclasses.replace(learning.aggregation, temperature=0.0)
-    for label, name in config.prompted_models.items():
-        roles = prompts.roles(players.prompt_for(name, config.style))
-        model = large_model(config, name, paid, trainer.usage)
-        found[label] = trainer.judged_by(model, roles, greedy)[0]
+    for label, name in config.models.labels.items():
+        model = config.models.large(name, scripts.SCRIPTS, paid, trainer.usage)
+        found[label] = trainer.judged_by(model, config.roles_of(name), greedy)[0]
     return {name: trainer.assess(sides) for name, sides in found.items()}
 
 
@@ -179,13 +168,6 @@ def _grid(board: str) -> str:
     """The drawn board without the names of its rows and columns."""
     *rows, letters = board.splitlines()
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
-
-
-def large_model(config: RunConfig, name: str, run_dir: pathlib.Path, usage: Usage) -> Metered:
-    """The aggregator, or a model that is judged as prompted."""
-    mesh = players.parse_mesh(config.mesh)
-    address, given = (config.endpoint, config.endpoint_model), {"mesh": mesh, "templates": config.templates}
-    return models.large_model(name, scripts.SCRIPTS, run_dir, usage, *address, **given)
 
 
 def train(
@@ -225,15 +207,12 @@ def train(
         spent = describe_usage(usage)
         language_td_report.write(run_dir, flat(config), stored, exchanges, spent, config.thresholds)
 
+    columns = ("eval/accuracy", "eval/answered", "value/undecided", "sft/loss")
     loop.train(
         run_dir,
         trainer.update,
         state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("eval/accuracy", "eval/answered", "value/undecided", "sft/loss"),
-        resume=resume,
+        loop.Plan(config.seed, config.iterations, 1, columns, resume),
         evaluate=lambda done, state: trainer.evaluate(state),
         finish=finish,
     )
@@ -241,18 +220,13 @@ def train(
 
 
 def validate(config: RunConfig, ask: bool) -> None:
-    """Refuses models that cannot do what the config asks, before anything is made; see `models.check_rows`."""
-    game, large = board_game(), config.learning.aggregation.max_tokens
+    """Refuses models that cannot do what the config asks, before anything is made; see `Models.validate`."""
+    game = board_game()
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]  # has all pawns: the longest
     example = config.roles.value(view), scripts.blind({"view": view}, random.Random(0))
-    rows = config.sft.max_length, config.learning.values.max_tokens
-    models.check_rows(config.model, [example], *rows, large * (config.aggregator != "scripted"), config.templates)
-    given = {"ask": ask, "templates": config.templates}
-    models.check_templates(config.templates, config.model, config.aggregator, *config.prompted_models.values())
-    models.check_large_model(config.aggregator, config.endpoint, config.endpoint_model, large, **given)
-    for name in config.prompted_models.values():
-        prompt = prompts.roles(players.prompt_for(name, config.style)).value(view)
-        models.check_large_model(name, config.endpoint, config.endpoint_model, large, [prompt], **given)
+    tokens = config.learning.values.max_tokens, config.learning.aggregation.max_tokens
+    prompt_of = lambda name: config.roles_of(name).value(view)
+    config.models.validate([example], config.sft.max_length, *tokens, prompt_of, ask)
 
 
 def dry_run(config: RunConfig) -> str:
@@ -279,18 +253,18 @@ def dry_run(config: RunConfig) -> str:
         spent.append(tokens_of(counts["large"].rows()))
         judge()
     judge()
-    for name in config.prompted_models.values():
-        roles = prompts.roles(players.prompt_for(name, config.style))
-        language_td.judge(views, roles, prompted, config.learning.aggregation, seed)
-    is_prompted = "endpoint" in config.prompted_models.values()
+    for name in config.models.labels.values():
+        language_td.judge(views, config.roles_of(name), prompted, config.learning.aggregation, seed)
+    is_prompted = "endpoint" in config.models.labels.values()
     rows = [{**row, "role": f"{row['role']} ({who})"} for who, usage in counts.items() for row in usage.rows()]
-    budget, each = config.endpoint.token_budget, times * (spent[-1] - spent[-2]) if len(spent) > 1 else 0
+    budget, each = config.models.endpoint.token_budget, times * (spent[-1] - spent[-2]) if len(spent) > 1 else 0
     fixed = times * (spent[-1] + tokens_of(counts["as prompted"].rows()) * is_prompted) - each * (len(spent) - 1)
-    is_paid = config.aggregator == "endpoint" and each > 0
+    is_paid = config.models.is_paid and each > 0
     within = within_budget(budget * is_paid, "iterations", config.iterations, fixed, each)
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
+    own, name = config.models.model, config.models.endpoint.endpoint_model
     return (
-        f"own: {config.model}; large: {config.aggregator} {config.endpoint_model}. Nothing is sent. Rules replied in "
+        f"own: {own}; large: {config.models.aggregator} {name}. Nothing is sent. Rules replied in "
         f"{config.iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
         f"at their maximum length.\n{calls_table(rows, times)}{within}\n"
         f"SFT: {config.iterations} times {data.states:,} examples x {config.sft.epochs} epochs.\n"
@@ -302,7 +276,7 @@ def dry_run(config: RunConfig) -> str:
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
-    models.check_endpoint_is_used(config.aggregator, config.prompted)
+    models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
     if config.critic == "words":
         leave_out("with --critic words", "number_batch")
     if flags.FLAGS.dry_run:

@@ -190,11 +190,13 @@ def main(argv: list[str]) -> None:
         run_dir,
         update,
         state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("return", "success" if game.success else "env_return", "kl", "reply_tokens"),
-        resume=flags.FLAGS.resume,
+        loop.Plan(
+            seed=config.seed,
+            iterations=config.iterations,
+            checkpoint_every=config.checkpoint_every,
+            columns=("return", "success" if game.success else "env_return", "kl", "reply_tokens"),
+            resume=flags.FLAGS.resume,
+        ),
         evaluate=evaluate_now_and_then,
         finish=finish,
     )
@@ -318,11 +320,13 @@ def train_agents(
         run_dir,
         agents.update,
         state,
-        seed=agents.seeds,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("return", f"eval/{config.game}", "kl", "reply_tokens"),
-        resume=resume,
+        loop.Plan(
+            seed=agents.seeds,
+            iterations=config.iterations,
+            checkpoint_every=config.checkpoint_every,
+            columns=("return", f"eval/{config.game}", "kl", "reply_tokens"),
+            resume=resume,
+        ),
         evaluate=evaluate,
     )
     seconds, after = time.monotonic() - clock, agents.evaluate(state)

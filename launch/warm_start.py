@@ -126,15 +126,12 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: S
     loss = demonstration_loss(policy, config.remat)
     update = adapters.make_update(policy.model, loss, optimizer, config.micro_batch, show)
     save = lambda state: huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
+    columns = ("loss", "perplexity")
     state = loop.train(
         run_dir,
         jax.jit(update, donate_argnums=0),
         state,
-        seed=config.seed,
-        iterations=config.iterations,
-        checkpoint_every=config.checkpoint_every,
-        columns=("loss", "perplexity"),
-        resume=resume,
+        loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume),
         finish=save,
     )
     greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)

@@ -64,8 +64,7 @@ class RunConfig:
     seeds: int = option(3, "sets of positions and games", least=1)
     sampling: Sampling = part(Sampling(160, 0.0), without=("top_k", "top_p"))
     seed: int = seed_option("the first seed", counted_up=True)
-    endpoint: models.EndpointOptions = part(models.EndpointOptions())
-    endpoint_model: str = option("", "the endpoint's name for its model")
+    endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
     templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
@@ -159,12 +158,11 @@ def main(argv: list[str]) -> None:
     models.check_templates(config.templates, config.aggregator, config.improver)
     for name in dict.fromkeys((config.aggregator, config.improver)):
         tokens, ask = config.sampling.max_tokens, not flags.FLAGS.resume
-        models.check_large_model(name, config.endpoint, config.endpoint_model, tokens, ask=ask)
+        models.check_large_model(name, config.endpoint, tokens, ask=ask)
     run_dir = app.take_run_dir(SCRIPT, config, may_change=("k", "seeds"))
     usage, rules_of = models.ledger(run_dir), scripts.scripts(config.words)
-    address = config.endpoint, config.endpoint_model
     loaded = {
-        name: models.large_model(name, rules_of, run_dir, usage, *address, templates=config.templates)
+        name: models.large_model(name, rules_of, run_dir, usage, config.endpoint, templates=config.templates)
         for name in dict.fromkeys((config.aggregator, config.improver))
     }
     (run_dir / "rows").mkdir(exist_ok=True)

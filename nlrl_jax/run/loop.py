@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
-from nlrl_jax.run import processes
+from nlrl_jax.run import processes, results
 from nlrl_jax.run.directory import check_done, part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
@@ -58,46 +58,55 @@ def seed_dirs(run_dir: pathlib.Path, seeds: Sequence[int]) -> list[pathlib.Path]
     return [run_dir / f"seed_{seed}" for seed in seeds]
 
 
+class Plan(NamedTuple):
+    """How a loop runs.
+
+    Attributes:
+      seed: one, or those of a stack of states (`updates.stack`): `update` then gets keys [n] and returns metrics [n],
+        and each seed's metrics go to a folder of its own (`seed_dirs`).
+      iterations: of the whole run. checkpoint_every: iterations between checkpoints.
+      columns: the metrics that progress shows.
+      resume: keep the metrics written before `state.iteration`.
+    """
+
+    seed: int | Sequence[int]
+    iterations: int
+    checkpoint_every: int
+    columns: Sequence[str] = ()
+    resume: bool = False
+
+
 def train(
     run_dir: pathlib.Path,
     update: Callable[[Any, jax.Array], tuple[Any, dict[str, jax.Array]]],
     state: Any,
-    *,
-    seed: int | Sequence[int],
-    iterations: int,
-    checkpoint_every: int,
-    columns: Sequence[str],
-    resume: bool,
+    plan: Plan,
     evaluate: Callable[[int, Any], dict[str, Any]] | None = None,
     finish: Callable[[Any], None] | None = None,
 ) -> Any:
-    """Calls `state, metrics = update(state, key)` until `iterations`, from `state.iteration` on.
+    """Calls `state, metrics = update(state, key)` from `state.iteration` up to `plan.iterations`.
 
-    The key of iteration i is `fold_in(key(seed), i + 1)`, so a resumed run computes the same bits. SIGTERM and
-    Ctrl-C let the running iteration finish, save, and end the process with status 0, Ctrl-C after `finish`, so that it
-    leaves the report of what is done; a second one ends it at once.
+    The key of iteration i is `fold_in(key(seed), i + 1)`, so a resumed run computes the same bits. SIGTERM and Ctrl-C
+    let the running iteration finish, save, and end the process with status 0; Ctrl-C calls `finish` first, so that the
+    report of what is done is written. A second signal ends the process at once.
 
     Args:
       run_dir: the run's folder, taken by `open_run`.
-      update: may donate `state`. A metric "finite" that is 0 stops the run; the update then should have left the state
-        as it was (`updates.keep_finite`), its counter too.
-      seed: one, or those of a stack of states (`updates.stack`): `update` then gets keys [n] and gives metrics [n],
-        and each seed's metrics go to a folder of its own (`seed_dirs`).
-      columns: the metrics that progress shows.
-      resume: keep the metrics before `state.iteration`.
+      update: may donate `state`. A metric "finite" that is 0 stops the run; the update should then have left the state
+        and its counter as they were (`updates.keep_finite`).
       evaluate: (iterations done, state) -> more metrics, possibly none.
-      finish: what a run leaves behind: gets the last state, once it is saved.
+      finish: writes results and pages; gets the last state, once it is saved.
 
     Returns:
       The state after the last iteration, saved.
 
     Raises:
-      ValueError: a non-finite loss; the last good state is saved, where the update kept it. Or before the
-        first iteration: more done than `iterations`, no room for a checkpoint, or, with `resume`, lines of metrics that
-        are missing.
-      SystemExit: a signal asked for the end, be it in the last iteration; everything is saved.
+      ValueError: a loss that is not finite; the last good state is saved where the update kept it. Or, before the first
+        iteration: more iterations done than planned, no room for a checkpoint, or, on resume, missing lines of metrics.
+      SystemExit: a signal asked for the end, even in the last iteration; everything is saved.
     """
-    start = done = int(np.ravel(state.iteration)[0])
+    start, iterations, seed = int(np.ravel(state.iteration)[0]), plan.iterations, plan.seed
+    done = start
     folders = [run_dir] if isinstance(seed, int) else seed_dirs(run_dir, seed)
     key = (
         jax.random.key(check_seed(seed))
@@ -108,14 +117,14 @@ def train(
     check_done(run_dir, iterations)
     _check_disk(run_dir, state)
     origin = {"run": part_of(run_dir)}
-    for folder in folders if resume else ():
+    for folder in folders if plan.resume else ():
         _check_metrics(folder, run_dir, start)
     with stop_signals() as signals:
         with contextlib.ExitStack() as stack:
             own = folders if processes.first() else ()
-            writers = [stack.enter_context(_writer(folder, start if resume else None)) for folder in own]
+            writers = [stack.enter_context(_writer(folder, start if plan.resume else None)) for folder in own]
             checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
-            progress = stack.enter_context(Progress(iterations, start, columns))
+            progress = stack.enter_context(Progress(iterations, start, plan.columns))
             watch = replies.Watch()
             for i in range(start, iterations):
                 clock = time.monotonic()
@@ -134,7 +143,7 @@ def train(
                 done = i + 1
                 # All stop after the same iteration: a signal that comes while they agree counts after the next one.
                 stopped = processes.any_of(bool(signals))
-                if done % checkpoint_every == 0 or done == iterations or stopped:
+                if done % plan.checkpoint_every == 0 or done == iterations or stopped:
                     checkpoints.save(done, state.learned(), origin)
                 if stopped:
                     break
@@ -147,6 +156,30 @@ def train(
     if came:
         sys.exit(0)
     return state
+
+
+def learn(
+    run_dir: pathlib.Path,
+    script: str,
+    update: Callable[[Any, jax.Array], tuple[Any, dict[str, Any]]],
+    state: Any,
+    plan: Plan,
+    evaluate: Callable[[Any], dict[str, float]],
+) -> dict[str, Any]:
+    """`train` with the same evaluation before training, after every iteration and at the end.
+
+    Returns:
+      The content of results.json, with the "iterations" done.
+    """
+    before = evaluate(state)
+    state = restore(run_dir, state) if plan.resume else state
+
+    def finish(state: Any) -> None:
+        results.write(run_dir, script=script, before=before, after=evaluate(state), iterations=int(state.iteration))
+
+    now = lambda done, state: {f"eval/{name}": value for name, value in evaluate(state).items()}
+    train(run_dir, update, state, plan, now, finish)
+    return results.read(run_dir)
 
 
 def _write(writers: Sequence[MetricsWriter], i: int, metrics: dict[str, np.ndarray], seconds: float) -> None:

@@ -21,7 +21,7 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check_seed, listed
+from nlrl_jax.config import check_seed, listed, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -34,15 +34,25 @@ from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 _checks = Usage()  # of `check_large_model`, until there is a ledger
-# Options that do nothing without an endpoint.
-ENDPOINT = ("endpoint_model", "endpoint_tokenizer", *(field.name for field in dataclasses.fields(EndpointOptions)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint(EndpointOptions):
+    """An OpenAI-compatible server: how it is reached, what it may cost, and which model it serves."""
+
+    endpoint_model: str = option("", "endpoint: the server's name for the model")
+    endpoint_tokenizer: str = option(
+        "", "endpoint: its tokenizer as a folder or Hub id, for log-probabilities by /completions; empty: none"
+    )
+
+
+ENDPOINT = tuple(field.name for field in dataclasses.fields(Endpoint))  # options that do nothing without an endpoint
 
 
 def local_model(
     name: str,
     dtype: str = "",
     lora: LoraConfig | None = None,
-    param_dtype: str = "",
     chat: bool = True,
     cache_mb: float = 0.0,
     rows: int = 64,
@@ -52,20 +62,21 @@ def local_model(
     """A model in this process; see `weights.load.load_model` for names and `templates`.
 
     Args:
+      dtype: of the computation and the weights; empty keeps the checkpoint's.
       chat: whether it needs a chat template; without one it can only continue open messages.
-      cache_mb, rows: memory for what it has read, and replies written at once; see `LocalModel`.
-      dtype, param_dtype: of the computation and of the weights; empty keeps the checkpoint's, for weights `dtype`.
+      cache_mb, rows: memory of the key/value cache, and replies written at once; see `LocalModel`.
       mesh: where its weights lie; the first device if None.
 
     Raises:
       FileNotFoundError, ValueError: there is no such model, or it has no chat template.
     """
     given = {"mesh": mesh, "templates": templates, **({} if lora is None else {"lora": lora})}
-    loaded = load_model(name, dtype=dtype or None, param_dtype=param_dtype or dtype or None, **given)
+    loaded = load_model(name, dtype or None, dtype or None, **given)
     if chat:
         _check_chat(name, loaded.tokenizer)
-    network = Transformer(loaded.config, mesh=mesh)
-    return LocalModel(network, {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb)
+    return LocalModel(
+        Transformer(loaded.config, mesh=mesh), {"params": loaded.params}, loaded.tokenizer, rows, cache_mb=cache_mb
+    )
 
 
 def check_endpoint_is_used(*names: str) -> None:
@@ -130,45 +141,31 @@ def ledger(run_dir: pathlib.Path) -> Usage:
 
 
 def large_model(
-    name: str,
-    scripts: Mapping[str, Script],
-    run_dir: pathlib.Path,
-    usage: Usage,
-    options: EndpointOptions,
-    endpoint_model: str,
-    endpoint_tokenizer: str = "",
-    chat: bool = True,
-    cache_mb: float = 0.0,
-    rows: int = 64,
-    mesh: Mesh | None = None,
-    templates: TemplateOptions | None = None,
+    name: str, scripts: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage, endpoint: Endpoint, **local: Any
 ) -> Metered:
     """The model of the roles that do not learn, its calls counted: "scripted", "endpoint", or a local one by name.
 
     Args:
       run_dir: where an endpoint's replies are cached.
-      options, endpoint_model: the endpoint, and its name for the model.
-      endpoint_tokenizer: the endpoint's model as `weights.load.load_tokenizer` takes it, so that it scores and
-        continues open messages by /completions (`EndpointModel.render`); empty: it does not score.
-      chat, cache_mb, rows, mesh, templates: of a local model; see `local_model`.
+      endpoint: with a tokenizer it scores, and continues open messages by /completions (`EndpointModel.render`).
+      local: options of `local_model`; its templates also write an endpoint's prompts.
 
     Raises:
       FileNotFoundError, ValueError: no such model or tokenizer; an endpoint without an address or a model's name.
     """
     if name == "scripted":
-        model = ScriptedModel(scripts)
-    elif name == "endpoint":
-        text_of = lambda name: _prompt_text(load_tokenizer(name, templates=templates), options)
-        render = text_of(endpoint_tokenizer) if endpoint_tokenizer else None
-        model = EndpointModel(options, endpoint_model, usage, render=render)
-        usage.take(_checks)
-        if processes.first():  # a folder only for a valid endpoint
-            cache = DiskCache(run_dir / "cache")
-            model = dataclasses.replace(model, cache=cache, cached_as=_first_address(cache, options.url))
-        model = FromFirst(model) if processes.several() else model
-    else:
-        model = local_model(name, chat=chat, cache_mb=cache_mb, rows=rows, mesh=mesh, templates=templates)
-    return Metered(model, usage)
+        return Metered(ScriptedModel(scripts), usage)
+    if name != "endpoint":
+        return Metered(local_model(name, **local), usage)
+    render = None
+    if endpoint.endpoint_tokenizer:
+        render = _prompt_text(load_tokenizer(endpoint.endpoint_tokenizer, templates=local.get("templates")), endpoint)
+    model = EndpointModel(endpoint, endpoint.endpoint_model, usage, render=render)
+    usage.take(_checks)
+    if processes.first():  # a folder only for a valid endpoint
+        cache = DiskCache(run_dir / "cache")
+        model = dataclasses.replace(model, cache=cache, cached_as=_first_address(cache, endpoint.url))
+    return Metered(FromFirst(model) if processes.several() else model, usage)
 
 
 def _first_address(cache: DiskCache, url: str) -> str:
@@ -209,12 +206,9 @@ def check_scores(model: LanguageModel, instead: str) -> None:
 
 def check_large_model(
     name: str,
-    options: EndpointOptions,
-    endpoint_model: str,
+    endpoint: Endpoint,
     max_tokens: int,
     chats: Sequence[Chat] = (),
-    endpoint_tokenizer: str = "",
-    chat: bool = True,
     ask: bool = True,
     templates: TemplateOptions | None = None,
 ) -> None:
@@ -223,7 +217,6 @@ def check_large_model(
     Args:
       max_tokens: per reply.
       chats: some of its prompts, where they are known.
-      endpoint_tokenizer, chat, templates: as in `large_model`.
       ask: an endpoint is asked for one short reply; a resumed run may have all its replies and need no server.
 
     Raises:
@@ -232,13 +225,13 @@ def check_large_model(
       LanguageModelError: the endpoint does not answer, or does not take the key or the model.
     """
     if name == "endpoint":
-        model = EndpointModel(options, endpoint_model, _checks)
-        if endpoint_tokenizer:
-            load_tokenizer(endpoint_tokenizer)
+        model = EndpointModel(endpoint, endpoint.endpoint_model, _checks)
+        if endpoint.endpoint_tokenizer:
+            load_tokenizer(endpoint.endpoint_tokenizer)
         if ask:
             processes.from_first(lambda: endpoint_checks.check_answers(model))
     elif name != "scripted":
-        tokenizer = tokenizer_of(name, templates) if chat else load_tokenizer(name, templates=templates)
+        tokenizer = tokenizer_of(name, templates)
         prompt = max((len(tokenizer.encode(tokenizer.render_chat(chat.messages))) for chat in chats), default=1)
         room, needed = load_config(name).max_positions, prompt + max_tokens
         if needed > room:
@@ -293,13 +286,13 @@ def trainable_model(
 
     Trained weights are float32 whatever `dtype` is computed in: small steps would round to nothing in bfloat16.
     """
-    param_dtype = "" if train == "lora" else "float32"
-    base = local_model(name, dtype, LoraConfig(), param_dtype, mesh=mesh, templates=templates)
     if train != "lora":
-        return base
-    return base.with_variables(
-        {**base.variables, "lora": placement.fresh_lora(base.model, jax.random.key(check_seed(seed)))}
-    )
+        loaded = load_model(name, dtype or None, "float32", mesh=mesh, templates=templates, lora=LoraConfig())
+        _check_chat(name, loaded.tokenizer)
+        return LocalModel(Transformer(loaded.config, mesh=mesh), {"params": loaded.params}, loaded.tokenizer, 64)
+    base = local_model(name, dtype, LoraConfig(), mesh=mesh, templates=templates)
+    lora = placement.fresh_lora(base.model, jax.random.key(check_seed(seed)))
+    return base.with_variables({**base.variables, "lora": lora})
 
 
 def on_device(tree: Any) -> Any:

@@ -131,13 +131,15 @@ def test_a_run_that_got_no_reply_leaves_its_folder_free(tmp_path):
     config = {"script": "x", "base_url": "http://wrong/v1"}
     directory.open_run(tmp_path, config)
     with Server(behaviour=lambda request: s.status(400, "temperature")) as server:
-        ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), EndpointOptions(server.url), "m")
+        endpoint = models.Endpoint(server.url, endpoint_model="m")
+        ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), endpoint)
         with pytest.raises(EndpointError):
             ask.complete([Chat.of("hi")], Sampling(5, 0.5), "r")
     directory.close_run(tmp_path)
     directory.open_run(tmp_path, {**config, "base_url": "http://right/v1"})
     with Server() as server:
-        ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), EndpointOptions(server.url), "m")
+        endpoint = models.Endpoint(server.url, endpoint_model="m")
+        ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), endpoint)
         ask.complete([Chat.of("hi")], Sampling(5, 0.5), "r")
     directory.close_run(tmp_path)
     with pytest.raises(ValueError, match="already holds a run"):
@@ -154,7 +156,7 @@ def test_a_resumed_run_may_have_another_address_and_keeps_its_replies(tmp_path):
     replies = []
     for _ in range(2):
         with Server() as server:
-            options = EndpointOptions(server.url)
-            ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), options, "m")
+            options = models.Endpoint(server.url, endpoint_model="m")
+            ask = models.large_model("endpoint", {}, tmp_path, models.ledger(tmp_path), options)
             replies += ask.complete([Chat.of("hi")], Sampling(5, 0.0), "r")
     assert [reply.cached for reply in replies] == [False, True]

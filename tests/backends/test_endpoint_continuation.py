@@ -230,8 +230,8 @@ def test_the_same_model_says_the_same_in_this_process_and_behind_an_address(tmp_
     wanted = local.complete(chats, GREEDY, "r")
     stop = [wanted[0].text[4:6], wanted[1].text[7:8]]
     with Server(behaviour=lambda request: serves(local)) as server:
-        options = EndpointOptions(server.url)
-        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, "m", "nano_board")
+        endpoint = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano_board")
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), endpoint)
         models.check_scores(ask, "")
         as_text, as_chats = ask, model(server)
         for one in (as_text, as_chats):
@@ -249,14 +249,14 @@ def test_the_same_model_says_the_same_in_this_process_and_behind_an_address(tmp_
 
 def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):
     with Server(behaviour=lambda request: echoes) as server:
-        options = EndpointOptions(server.url)
-        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, "m", "nano")
+        options = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano")
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
         assert ask.can_score
         ask.score([OPEN], [[" left"]], "r")
         (prompt,) = (request.body["prompt"] for request in server.requests)
     assert prompt.endswith("<|im_start|>assistant\nAction: left") and "goal" in prompt
     with pytest.raises(FileNotFoundError, match="no model at 'nowhere'"):
-        models.check_large_model("endpoint", options, "m", 8, endpoint_tokenizer="nowhere")
+        models.check_large_model("endpoint", dataclasses.replace(options, endpoint_tokenizer="nowhere"), 8)
 
 
 @pytest.mark.parametrize("added, extra, first", [(True, "", ""), (False, "", "<s>"), (True, NO_SPECIAL, "<s>")])
@@ -271,6 +271,7 @@ def test_a_beginning_of_sequence_token_that_the_server_adds_is_not_sent(tmp_path
         post_processor=adds if added else None,
     )
     tokenizer.save_pretrained(tmp_path / "model")
-    options = EndpointOptions("http://x/v1", extra=extra)
-    ask = models.large_model("endpoint", {}, tmp_path, Usage(), options, "m", str(tmp_path / "model")).model
+    folder = str(tmp_path / "model")
+    options = models.Endpoint("http://x/v1", extra=extra, endpoint_model="m", endpoint_tokenizer=folder)
+    ask = models.large_model("endpoint", {}, tmp_path, Usage(), options).model
     assert ask.render(OPEN.messages).replace("<|endoftext|>", "<s>").startswith(first + "<|im_start|>user\ngoal")

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from launch import ablate, train_language_actor_critic, weigh_words
-from nlrl_jax.config import replace
+from nlrl_jax.config import make, replace
 from nlrl_jax.run import directory, models, records, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.nlrl import actor_critic as actor_critic_run
@@ -236,7 +236,6 @@ def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
         ("train_language_td", ["--skills=2"], "--skills is '2'"),
         ("train_language_actor_critic", ["--games=0"], "--games is 0; it must be"),
         ("train_language_actor_critic", ["--eval_games=0"], "--eval_games is 0; it must be"),
-        ("train_language_actor_critic", ["--checkpoint_every=0"], "--checkpoint_every is 0; it must be"),
         ("train_language_actor_critic", ["--max_visits=-1"], "--max_visits is -1; it must be"),
         ("train_language_actor_critic", ["--style=long"], "style is 'long'"),
         ("train_language_actor_critic", ["--train=lora"], "with --train lora it must be 1"),
@@ -389,8 +388,8 @@ def test_the_judged_policy_is_the_mean_of_the_last_that_were_made():
 
 
 def test_a_model_that_is_called_by_its_path_stays_in_the_runs_folder():
-    config = train_language_actor_critic.RunConfig(prompted="endpoint,/a/b", endpoint_model="/models/Llama")
-    assert config.prompted_models == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
+    config = make(train_language_actor_critic.RunConfig, prompted="endpoint,/a/b", endpoint_model="/models/Llama")
+    assert config.models.labels == {"Llama as prompted": "endpoint", "b as prompted": "/a/b"}
 
 
 def test_value_data_with_any_line_separator_are_read_back(tmp_path):

@@ -49,10 +49,8 @@ def update(state, key):
 
 def train(run_dir, step=None, iterations=STEPS, seed=0, state=None, resume=True, **options):
     state = loop.restore(run_dir, state or initial())
-    return loop.train(
-        run_dir, step or jax.jit(update), state, seed=seed, iterations=iterations, checkpoint_every=5,
-        columns=("mean",), resume=resume, **options,
-    )  # fmt: skip
+    plan = loop.Plan(seed, iterations, checkpoint_every=5, columns=("mean",), resume=resume)
+    return loop.train(run_dir, step or jax.jit(update), state, plan, **options)
 
 
 SCRIPT = """

@@ -17,14 +17,13 @@ from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import make
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.run import models
 from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights.load import load_tokenizer
-
-ADDRESS = {"base_url": "http://127.0.0.1:9/v1", "endpoint_model": "m"}
 
 
 @pytest.mark.parametrize("train, dtype", [("params", jnp.float32), ("lora", jnp.bfloat16)])
@@ -61,8 +60,9 @@ def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys
 
 
 def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):
-    options, usage = models.EndpointOptions(ADDRESS["base_url"], "MY_KEY", concurrency=3, token_budget=7), Usage()
-    model = models.large_model("endpoint", {}, tmp_path, usage, options, "m").model
+    options = models.Endpoint("http://127.0.0.1:9/v1", "MY_KEY", concurrency=3, token_budget=7, endpoint_model="m")
+    usage = Usage()
+    model = models.large_model("endpoint", {}, tmp_path, usage, options).model
     assert (model.options, model.model) == (options, "m")
     assert model.usage is usage and model.cache.folder == tmp_path / "cache"
     usage.add("policy", paid=7)
@@ -82,7 +82,7 @@ def test_ppo_reads_the_policys_prompt_and_starts_with_its_adapter(tiny):
 
 @pytest.mark.parametrize("aggregator", ["endpoint", "scripted"])
 def test_a_large_model_that_evaluates_first_gets_the_papers_prompt_and_reply_length(aggregator):
-    first = train_language_td.RunConfig(aggregator=aggregator).first_value(ScriptedModel({}))
+    first = make(train_language_td.RunConfig, aggregator=aggregator).first_value(ScriptedModel({}))
     roles = breakthrough_prompts.roles("paper" if aggregator == "endpoint" else "compact")
     view = View("2bb\n1ww\n ab", "black", ())
     assert first.prompt(view).messages == roles.value(view).messages

@@ -16,7 +16,7 @@ from nlrl_jax.algorithms.language_actor_critic import ActorCriticSetup, State
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.roles.board_games import Viewer
-from nlrl_jax.run import loop, models, records, results
+from nlrl_jax.run import loop, models, records
 from nlrl_jax.run.reports import actor_critic as report
 from nlrl_jax.types import Learn, Pairs, Sampling
 
@@ -114,27 +114,8 @@ class Trainer:
         return nlac.evaluate(judged, self.setup, self.viewer, self.eval_games, greedy, self.seed + 1)[0]
 
 
-def train(trainer: Trainer, script: str, iterations: int, checkpoint_every: int, resume: bool) -> dict[str, Any]:
+def train(trainer: Trainer, script: str, iterations: int, resume: bool) -> dict[str, Any]:
     """Trains in the trainer's folder. Returns results.json's content: see `Trainer.evaluate`."""
-    state = trainer.init()
-    before = trainer.evaluate(state)
-    if resume:
-        state = loop.restore(trainer.run_dir, state)
-
-    def finish(state: Learned) -> None:
-        done = int(state.iteration)
-        results.write(trainer.run_dir, script=script, before=before, after=trainer.evaluate(state), iterations=done)
-
-    loop.train(
-        trainer.run_dir,
-        trainer.update,
-        state,
-        seed=trainer.seed,
-        iterations=iterations,
-        checkpoint_every=checkpoint_every,
-        columns=("eval/win", "rollout/win", "random_moves", "value/contradicts", "value_sft/loss", "policy_sft/loss"),
-        resume=resume,
-        evaluate=lambda done, state: {f"eval/{name}": share for name, share in trainer.evaluate(state).items()},
-        finish=finish,
-    )
-    return results.read(trainer.run_dir)
+    columns = ("eval/win", "rollout/win", "random_moves", "value/contradicts", "value_sft/loss", "policy_sft/loss")
+    plan = loop.Plan(trainer.seed, iterations, 1, columns, resume)
+    return loop.learn(trainer.run_dir, script, trainer.update, trainer.init(), plan, trainer.evaluate)

@@ -70,7 +70,6 @@ class Run:
             return jax.vmap(one)(params, moments)
 
         self._evaluate = jax.jit(returns, static_argnums=(3, 4))
-        self._train = functools.partial(loop.train, checkpoint_every=config.checkpoint_every, resume=resume)
 
     def key(self, number: int) -> jax.Array:
         """The randomness of one stage."""
@@ -102,8 +101,9 @@ class Run:
         if int(state.iteration) >= config.base_iterations:
             return state
         print(f"base agent: {count(config.base_iterations, 'update')} of PPO", flush=True)
-        columns, iterations = ("env_return", "env_steps", "entropy", "value_loss"), config.base_iterations
-        return self._train(folder, update, state, seed=self.seed, iterations=iterations, columns=columns)
+        columns = ("env_return", "env_steps", "entropy", "value_loss")
+        plan = loop.Plan(self.seed, config.base_iterations, config.checkpoint_every, columns, self.resume)
+        return loop.train(folder, update, state, plan)
 
     def _copied(self, folder: pathlib.Path, fresh: PPOState) -> PPOState:
         """The agent of `--base`, stored in this run's folder: the other run may change from now on."""
@@ -133,9 +133,8 @@ class Run:
             if not self.agent.continuous:
                 raise ValueError(f"--analyst tools adds offsets to continuous actions; those of {config.game} are not")
             return None
-        address = (config.endpoint, config.endpoint_model)
-        given = {"templates": config.templates}
-        metered = models.large_model(name, self.game.scripts, self.run_dir, usage, *address, **given)
+        scripts, templates = self.game.scripts, config.templates
+        metered = models.large_model(name, scripts, self.run_dir, usage, config.endpoint, templates=templates)
         if name in ("scripted", "endpoint"):  # rules cost nothing, and an endpoint has its own cache
             return metered
         return dataclasses.replace(metered, model=CachedModel(metered.model, DiskCache(self.run_dir / "cache")))
@@ -262,10 +261,8 @@ class Run:
                 scores = self.scores(states, config.curve_episodes) if due else {}
                 return {f"eval/{kind}": score for kind, score in scores.items()}
 
-            iterations = config.iterations
-            states = self._train(
-                folder, update, states, seed=self.seeds, iterations=iterations, columns=columns, evaluate=evaluate
-            )
+            plan = loop.Plan(self.seeds, config.iterations, config.checkpoint_every, columns, self.resume)
+            states = loop.train(folder, update, states, plan, evaluate)
         if not (self.resume and self.is_scored(name)):
             after = self.scores(states, config.eval_episodes)
             results.write(folder, script=SCRIPT, before=start, after=after, seeds=self.seeds)
