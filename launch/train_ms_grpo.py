@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -133,9 +133,102 @@ def build(config: TrainConfig) -> tuple[TextGame, TextGame, LanguageAgentPolicy,
     return game, evaluated, policy, loaded.params
 
 
-def fresh_state(config: TrainConfig, policy: LanguageAgentPolicy, params: Any, seed: int):
-    """A seed's state before its first iteration."""
-    return init_state(policy.model, params, config.learning, jax.random.fold_in(jax.random.key(seed), 0))
+class Agents:
+    """The agent of a config, or the agents of several seeds as one stack, and the games that they are evaluated on.
+
+    Args:
+      games: by name, the config's own among them. eval_seed: which initial states.
+      seeds: of a stack, trained by one program; None is the config's seed alone.
+      vectorize, apart: of a stack: all seeds at once; spread over the devices.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        games: Mapping[str, TextGame],
+        eval_seed: int,
+        seeds: Sequence[int] | None = None,
+        vectorize: bool = False,
+        apart: bool = False,
+    ):
+        self.config, self.games, self.seeds = config, games, seeds
+        self.game, _, self.policy, params = build(config)
+        update = make_update(self.policy, self.game, config.learning)
+        fresh = lambda seed: jax.random.fold_in(jax.random.key(seed), 0)
+        init = lambda seed: init_state(self.policy.model, params, config.learning, fresh(seed))
+        mesh = seed_mesh(len(seeds)) if apart else None
+        if seeds is None:
+            self.state = init(config.seed)
+        else:
+            self.state = stack([init(seed) for seed in seeds])
+            self.state = spread(self.state, mesh) if apart else self.state
+            update = keep_finite(over_seeds(update, vectorize, mesh))
+        self.update = jax.jit(update, donate_argnums=0)  # the one XLA program: random key in, new parameters out
+        self.place = jax.devices()[0] if apart else None
+        own, prompt = self.policy.for_evaluation(), players.prompt_for(config.model, config.prompt)
+        form = own.model, own.tokenizer, own.sampling, prompt
+        self.policies = {name: LanguageAgentPolicy.for_game(game, *form) for name, game in games.items()}
+        turns = config.eval_turns
+        self.players = {
+            name: players.evaluator(self.policies[name], game, config.eval_episodes, turns, turns, eval_seed)
+            for name, game in games.items()
+        }
+
+    def variables(self, state: Any, seed: int | None = None) -> dict[str, Any]:
+        """What the agent of a seed plays with, on the device where agents are evaluated."""
+        lora = state.lora if seed is None else jax.tree.map(lambda leaf: leaf[seed], state.lora)
+        return self._here({"params": state.params, "lora": lora})
+
+    def _here(self, variables: dict[str, Any]) -> dict[str, Any]:
+        return variables if self.place is None else jax.device_put(variables, self.place, may_alias=False)
+
+    def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Greedy play: (one agent's metrics on its own game, or its environment reward on each; episodes as text)."""
+        penalty, name = self.config.learning.invalid_action_reward, self.config.game
+        episodes = {game: jax.device_get(play(variables)) for game, play in self.players.items()}
+        found = {game: players.summarize(played, self.games[game], penalty) for game, played in episodes.items()}
+        rows = range(min(shown, self.config.eval_episodes))
+        text = transcripts(self.policies[name], self.games[name], episodes[name], rows) if shown else []
+        if self.seeds is None:
+            return found[name], text
+        return {game: summary["env_reward"] for game, summary in found.items()}, text
+
+    def evaluate(self, state: Any) -> dict[str, Any]:
+        """{metric: number}, or of a stack {game: environment rewards [seeds]}."""
+        if self.seeds is None:
+            return self.judge(self.variables(state), 0)[0]
+        found = [self.judge(self.variables(state, n), 0)[0] for n in range(len(self.seeds))]
+        return {name: np.array([one[name] for one in found]) for name in self.games}
+
+    def start(self, run_dir: pathlib.Path, resume: bool, shown: int) -> dict[str, Any]:
+        """The untrained model's evaluation, in results.json's form: played once, and read when a run is resumed.
+
+        Args:
+          shown: episodes of the config's own game that are kept as text.
+        """
+        if not (resume and (run_dir / results.RESULTS).exists()):
+            print("compiling the evaluation and playing before training ...", flush=True)
+            before, text = self.judge(self._here({"params": self.state.params}), shown)
+            seeds, texts = 1 if self.seeds is None else self.seeds, {"before": text}
+            results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=seeds, transcripts=texts)
+        start = results.read(run_dir)
+        print("before training: " + ", ".join(f"{name} {x:.3g}" for name, x in start["before"].items()), flush=True)
+        return start
+
+    def train(self, run_dir: pathlib.Path, resume: bool, finish: Callable[[Any], None] | None = None) -> Any:
+        """Trains in a folder, from its last checkpoint with `resume`. Returns the last state; see `loop.train`."""
+        config = self.config
+
+        def evaluate(done: int, state: Any) -> dict[str, Any]:
+            last = self.seeds is not None and done == config.iterations
+            due = last or (config.eval_every and done % config.eval_every == 0)
+            return {f"eval/{name}": value for name, value in self.evaluate(state).items()} if due else {}
+
+        state = loop.restore(run_dir, self.state) if resume else self.state
+        shows = f"eval/{config.game}" if self.seeds else "success" if self.game.success else "env_return"
+        columns, seed = ("return", shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
+        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume)
+        return loop.train(run_dir, self.update, state, plan, evaluate, finish)
 
 
 def main(argv: list[str]) -> None:
@@ -145,66 +238,27 @@ def main(argv: list[str]) -> None:
         leave_out("with --beta 0", "kl_estimator")
     if not config.learning.sampling_temperature:
         leave_out("with --sampling_temperature 0, which learns from all episodes", "group_sample")
-    game, evaluated, policy, params = build(config)
+    agents = Agents(config, {config.game: games_of(config)[1]}, 2**31 - 1)
     size = config.learning.micro_batch
-    if size != (rows := whole_rows(size, policy.model.mesh)):
+    if size != (rows := whole_rows(size, agents.policy.model.mesh)):
         print(f"micro_batch {size} becomes {rows}: equally many replies on each of the devices that share a batch")
-    # The one XLA program: random key in, new parameters out.
-    update = jax.jit(make_update(policy, game, config.learning), donate_argnums=0)
-    run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
-    state = fresh_state(config, policy, params, config.seed)
-    if flags.FLAGS.resume:
-        state = loop.restore(run_dir, state)
+    run_dir, resume = app.take_run_dir(SCRIPT, config, MAY_CHANGE), flags.FLAGS.resume
+    start = agents.start(run_dir, resume, SHOWN)
 
-    turns = config.eval_turns
-    evaluate = players.evaluator(policy, evaluated, config.eval_episodes, turns, turns, seed=2**31 - 1)
-    summarize = lambda episodes: players.summarize(episodes, evaluated, config.learning.invalid_action_reward)
-    variables = lambda state: {"params": state.params, "lora": state.lora}
-    selected = range(min(SHOWN, config.eval_episodes))
-    read = lambda episodes: transcripts(policy.for_evaluation(), evaluated, episodes, selected)
-
-    if flags.FLAGS.resume and (run_dir / results.RESULTS).exists():  # a resumed run does not evaluate the start again
-        before = results.read(run_dir)
-    else:
-        print("compiling the evaluation and playing before training ...", flush=True)
-        episodes = jax.device_get(evaluate({"params": state.params}))
-        before = {"before": summarize(episodes), "transcripts": {"before": read(episodes)}}
-        results.write(run_dir, script=SCRIPT, after={}, **before)
-    print("before training: " + ", ".join(f"{name} {x:.3g}" for name, x in before["before"].items()), flush=True)
-
-    def evaluate_now_and_then(done, state):
-        if not config.eval_every or done % config.eval_every:
-            return {}
-        return {f"eval/{name}": value for name, value in summarize(evaluate(variables(state))).items()}
-
-    def finish(state):
-        episodes = jax.device_get(evaluate(variables(state)))
-        episodes_shown = {"before": before["transcripts"]["before"], "after": read(episodes)}
-        after, lora = summarize(episodes), whole(state.lora)
-        results.write(run_dir, script=SCRIPT, before=before["before"], after=after, transcripts=episodes_shown)
+    def finish(state: Any) -> None:
+        after, text = agents.judge(agents.variables(state), SHOWN)
+        before, lora, episodes = start["before"], whole(state.lora), {**start["transcripts"], "after": text}
+        results.write(run_dir, script=SCRIPT, before=before, after=after, transcripts=episodes)
         if processes.first():
             done = dataclasses.replace(config, iterations=int(state.iteration))
-            write_page(run_dir, done, game, policy, lora, before["before"], after, episodes_shown)
+            peft.save(run_dir / "adapter", agents.policy.model.config, lora, base_model=config.model)
+            write_page(run_dir, done, agents.game.legend, before, after, episodes)
 
-    loop.train(
-        run_dir,
-        update,
-        state,
-        loop.Plan(
-            seed=config.seed,
-            iterations=config.iterations,
-            checkpoint_every=config.checkpoint_every,
-            columns=("return", "success" if game.success else "env_return", "kl", "reply_tokens"),
-            resume=flags.FLAGS.resume,
-        ),
-        evaluate=evaluate_now_and_then,
-        finish=finish,
-    )
+    agents.train(run_dir, resume, finish)
 
 
-def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, policy, lora, before, after, episodes):
-    """The adapter, the curve and the page of `config.iterations` done; prints where they are and what came out."""
-    peft.save(run_dir / "adapter", policy.model.config, lora, base_model=config.model)
+def write_page(run_dir: pathlib.Path, config: TrainConfig, legend: str, before, after, episodes) -> None:
+    """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
@@ -224,61 +278,10 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, polic
         before=episodes["before"],
         after=episodes["after"],
         headline=headline,
-        legend=game.legend,
+        legend=legend,
     )
     print("".join(f"warning: {sentence}\n" for sentence in alarms), end="")
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}\n{headline}")
-
-
-class Agents:
-    """The agents of all seeds, with what is needed to train them and to evaluate them on the games `names`."""
-
-    def __init__(
-        self, config: TrainConfig, seeds: int, names: Iterable[str], eval_seed: int, vectorize: bool, apart: bool
-    ):
-        self.config, self.seeds = config, list(range(seeds))
-        game, _, self.policy, params = build(config)
-        self.state = stack([fresh_state(config, self.policy, params, seed) for seed in self.seeds])
-        mesh = seed_mesh(seeds) if apart else None
-        self.place = jax.devices()[0] if apart else None
-        self.state = spread(self.state, mesh) if apart else self.state
-        update = over_seeds(make_update(self.policy, game, config.learning), vectorize, mesh)
-        self.update = jax.jit(keep_finite(update), donate_argnums=0)
-        prompt = players.prompt_for(config.model, config.prompt)
-        self.games = {name: envs.make(name, prompt) for name in names}
-        sampling, model, tokenizer = self.policy.for_evaluation().sampling, self.policy.model, self.policy.tokenizer
-        self.policies = {
-            name: LanguageAgentPolicy.for_game(g, model, tokenizer, sampling, prompt) for name, g in self.games.items()
-        }
-        turns = config.eval_turns
-        self.players = {
-            name: players.evaluator(self.policies[name], g, config.eval_episodes, turns, turns, eval_seed)
-            for name, g in self.games.items()
-        }
-
-    def rewards(self, variables: Any) -> dict[str, float]:
-        """Mean environment reward on every variant."""
-        return {
-            name: players.summarize(play(variables), self.games[name], self.config.learning.invalid_action_reward)[
-                "env_reward"
-            ]
-            for name, play in self.players.items()
-        }
-
-    def variables(self, state, seed: int) -> dict[str, Any]:
-        return self.here({"params": state.params, "lora": jax.tree.map(lambda leaf: leaf[seed], state.lora)})
-
-    def here(self, variables: Any) -> dict[str, Any]:
-        """Variables on the device where agents are evaluated."""
-        return variables if self.place is None else jax.device_put(variables, self.place, may_alias=False)
-
-    def evaluate(self, state) -> dict[str, np.ndarray]:
-        """Mean environment reward of every seed on every variant: {NAME: [seeds]}."""
-        rewards = [self.rewards(self.variables(state, n)) for n in self.seeds]
-        return {name: np.array([one[name] for one in rewards]) for name in self.players}
-
-    def show(self, variables: Any, name: str, rows: range) -> list[dict[str, Any]]:
-        return transcripts(self.policies[name], self.games[name], self.players[name](variables), rows)
 
 
 def train_agents(
@@ -291,50 +294,31 @@ def train_agents(
     resume: bool,
     apart: bool = False,
 ) -> dict[str, Any]:
-    """Agents of one config under several seeds, trained together and evaluated greedily as they learn.
+    """Agents of one config under the seeds 0, 1, ..., trained together and evaluated greedily as they learn.
 
     Finished ones are read from their folder.
 
     Args:
-      names: games to evaluate on, `config.game` among them.
-      eval_seed: which initial states.
-      apart: spread the seeds over the devices.
+      names: games to evaluate on, `config.game` among them. eval_seed: which initial states.
+      vectorize, apart: all seeds at once; spread over the devices.
 
     Returns:
       What `results.read` reads: environment reward "before" {game: number} and "after" {game: [seeds]}, "seconds" of
       training, and "transcripts" on `config.game`, those after with the best seed.
     """
-    if resume and (run_dir / results.RESULTS).exists():
-        return results.read(run_dir)
-    agents = Agents(config, seeds, names, eval_seed, vectorize, apart)
-    untrained, selected = agents.here({"params": agents.state.params}), range(min(3, config.eval_episodes))
-    before, episodes = agents.rewards(untrained), {"before": agents.show(untrained, config.game, selected)}
-    state = loop.restore(run_dir, agents.state) if resume else agents.state
-
-    def evaluate(iteration, state):
-        now = (config.eval_every and iteration % config.eval_every == 0) or iteration == config.iterations
-        return {f"eval/{name}": rewards for name, rewards in agents.evaluate(state).items()} if now else {}
-
-    clock = time.monotonic()
-    state = loop.train(
-        run_dir,
-        agents.update,
-        state,
-        loop.Plan(
-            seed=agents.seeds,
-            iterations=config.iterations,
-            checkpoint_every=config.checkpoint_every,
-            columns=("return", f"eval/{config.game}", "kl", "reply_tokens"),
-            resume=resume,
-        ),
-        evaluate=evaluate,
-    )
+    if resume and (run_dir / results.RESULTS).exists() and (stored := results.read(run_dir))["after"]:
+        return stored
+    prompt = players.prompt_for(config.model, config.prompt)
+    games = {name: envs.make(name, prompt) for name in names}
+    agents = Agents(config, games, eval_seed, list(range(seeds)), vectorize, apart)
+    start, clock = agents.start(run_dir, resume, 3), time.monotonic()
+    state = agents.train(run_dir, resume)
     seconds, after = time.monotonic() - clock, agents.evaluate(state)
-    best = agents.variables(state, int(np.argmax(after[config.game])))
-    episodes["after"] = agents.show(best, config.game, selected)
+    _, text = agents.judge(agents.variables(state, int(np.argmax(after[config.game]))), 3)
     results.write(
-        run_dir, script=SCRIPT, before=before, after=after, seeds=agents.seeds, seconds=seconds, transcripts=episodes
-    )
+        run_dir, script=SCRIPT, before=start["before"], after=after, seeds=agents.seeds, seconds=seconds,
+        transcripts={**start["transcripts"], "after": text},
+    )  # fmt: skip
     return results.read(run_dir)
 
 
