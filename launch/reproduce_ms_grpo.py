@@ -70,7 +70,7 @@ class Scale(NamedTuple):
     seeds: int
     dqn: dict[str, Any]
     warm_start: bool = False  # teach the reply format first
-    fits: bool = False  # all seeds side by side in the memory of one accelerator
+    fits: bool = False  # all seeds fit the memory of one accelerator, which then trains them at once
 
 
 SCALES = {
@@ -104,11 +104,6 @@ class MatrixConfig:
     seeds: int = option(0, "runs of each agent, under the seeds 0, 1, ...; 0: the scale's own number", least=0)
     iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number", least=0)
     dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number", least=0)
-    vectorize: str = option(
-        "auto", "all seeds at once (yes) or one after the other (no); auto: yes for nano on accelerators",
-        choices=("auto", "yes", "no"),
-    )  # fmt: skip
-
     apart: bool = option(False, "spread the seeds over all devices, as many as take equally many each")
 
     def __post_init__(self):
@@ -294,8 +289,7 @@ def main(argv: list[str]) -> None:
     del argv
     config = app.parse(MatrixConfig, script="reproduce_ms_grpo")
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
-    together = SCALES[config.scale].fits and jax.default_backend() != "cpu"
-    vectorize = together if config.vectorize == "auto" else config.vectorize == "yes"
+    vectorize = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     if flags.FLAGS.dry_run:
         target = flags.FLAGS.target or ("h100" if targets.available() and jax.default_backend() == "cpu" else "")
         show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)

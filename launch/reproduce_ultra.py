@@ -58,13 +58,10 @@ ONLY_FOR = {
     "physics": ROBOTS,
     "contact_forces": ("ant",),
     **dict.fromkeys(("radius", "advice", "step"), (*ROBOTS, OWN)),
-    "hlc": ("pong", "ant", OWN),
 }
 OF_METHODS = {  # options without effect on other methods
-    "hlc": ("HLC",),
     "rice_learning_rate": ("RICE",),
     "mask_iterations": refiners.MASKED,
-    "mask_share": ("MASK-R",),
 }
 # Hyperparameters of the base agents; refinement has another learning rate.
 DEFAULT_PPO = PPOConfig(epochs=10, num_minibatches=32, learning_rate=3e-4)

@@ -28,6 +28,7 @@ from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.updates import keep_finite
 
+EVAL_SEED, EVAL_STEPS = 0, 20  # initial states and maximum steps of evaluation episodes, the paper's
 SWEEP = {  # the appendix's search space
     "learning_rate": (1e-5, 1e-4, 1e-3),
     "discount": (0.9, 0.95, 0.99),
@@ -43,11 +44,12 @@ class DQNRunConfig:
     seed: int = seed_option("everything random follows from it")
     iterations: int = option(40, "chunks of steps_per_iteration moves", least=1)
     steps_per_iteration: int = option(100, "moves in each game, and gradient steps, per iteration", least=1)
-    dqn: DQNConfig = part(DQNConfig(learning_rate=5e-4, epsilon_decay_steps=2e4, target_every=250, num_envs=20))
+    dqn: DQNConfig = part(
+        DQNConfig(learning_rate=5e-4, epsilon_decay_steps=2e4, target_every=250, num_envs=20),
+        without=("epsilon_start", "epsilon_end"),
+    )
     sweep: bool = option(False, "train every combination of the paper's search space at once")
     eval_episodes: int = option(50, "greedy episodes from fixed initial states", least=1)
-    eval_seed: int = seed_option("which initial states; 0 are those of reproduce_ms_grpo")
-    eval_steps: int = option(20, "maximum steps per evaluation episode", least=1)
     eval_every: int = option(5, "evaluate every so many iterations", least=1)
     checkpoint_every: int = option(20, "iterations between checkpoints", least=1)
 
@@ -77,10 +79,10 @@ class Trainer:
         chunk = lambda state: train(state, config.steps_per_iteration)
         # One program either way; `vmap` over the stack of a sweep.
         self._chunk = jax.jit(keep_finite(jax.vmap(chunk) if config.sweep else chunk), donate_argnums=0)
-        key = jax.random.key(config.eval_seed)
+        key = jax.random.key(EVAL_SEED)
         states = text_games.reset(self.game, key, config.eval_episodes)
         play = lambda params: evaluate(
-            env, env_params, params, jax.random.fold_in(key, config.eval_episodes), states, config.eval_steps
+            env, env_params, params, jax.random.fold_in(key, config.eval_episodes), states, EVAL_STEPS
         )
         self._evaluate = jax.jit(jax.vmap(play) if config.sweep else play)
 

@@ -61,7 +61,7 @@ class TrainConfig:
     templates: TemplateOptions = part(TemplateOptions())
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
     iterations: int = option(700, "iterations of Algorithm 1", least=1)
-    learning: MSGRPOConfig = part(MSGRPOConfig())
+    learning: MSGRPOConfig = part(MSGRPOConfig(), without=("std_ddof", "max_grad_norm"))
     sampling: Sampling = part(Sampling(max_tokens=200, temperature=1.5, top_k=3))
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)

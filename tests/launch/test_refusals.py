@@ -89,7 +89,7 @@ def own(here, monkeypatch):
         ("train_language_td --number_batch=3", "--number_batch does nothing with --critic words"),
         ("train_language_actor_critic --noppo --ppo_epochs=3", "--ppo_epochs does nothing with --noppo"),
         ("weigh_words --endpoint_model=x", "--endpoint_model does nothing where no model is an endpoint"),
-        ("reproduce_ultra --methods=PPO --hlc=1", "--hlc does nothing without HLC"),
+        ("reproduce_ultra --methods=PPO --rice_learning_rate=1", "--rice_learning_rate does nothing without RICE"),
         ("reproduce_ultra --what_ifs=3", "--what_ifs does nothing with --analyst scripted"),
         ("reproduce_ms_grpo --device_tflops=3", "--device_tflops does nothing without --dry_run"),
         ("ablate --study=aaw --opponent=random", "--opponent does nothing for the study aaw"),

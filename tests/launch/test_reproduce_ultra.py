@@ -279,7 +279,6 @@ def test_a_giant_reply_is_shortened_on_the_page():
         (["--seeds=0"], "--seeds is 0"),
         (["--cell=0"], "--cell is 0"),
         (["--game=hopper", "--radius=0"], "--radius is 0.0; it must be above 0"),
-        (["--mask_share=0"], "--mask_share is 0.0; it must be above 0 and at most 1"),
         (["--floor=nan"], "--floor is nan"),
         (["--floor=inf"], "--floor is inf; it must be below inf"),
         (["--alpha=-1"], "--alpha is -1.0; it must be at least 0"),
@@ -287,7 +286,6 @@ def test_a_giant_reply_is_shortened_on_the_page():
         (["--physics=c"], "--physics does nothing for pong"),
         (["--game=ant", "--cell=3"], "--cell does nothing for ant, only for pong"),
         (["--game=hopper", "--points=21"], "--points does nothing for hopper"),
-        (["--game=walker2d", "--hlc=0.3"], "--hlc does nothing for walker2d, only for pong, ant"),
         (["--game=my_module:game", "--points=3"], "--points does nothing for your own games, only for pong"),
     ],
 )
@@ -302,13 +300,13 @@ def test_wrong_arguments_are_refused_before_anything_is_trained(tmp_path, args, 
 def test_a_scale_means_for_each_game_what_fits_it(game, scale):
     args = [f"--game={game}"] * (game != "pong") + [f"--scale={scale}"] * bool(scale)
     with scripts.loaded("reproduce_ultra") as module:
-        scripts.flags.FLAGS(["prog", *args, "--mask_share=0.3"])
+        scripts.flags.FLAGS(["prog", *args, "--eval_every=7"])
         config, text = module.flat(module.parse_config()), scripts.flags.FLAGS["scale"].help
         scripts.flags.FLAGS(["prog", *args, "--alpha=0.7"])
         assert module.parse_config().guidance.alpha == 0.7
     is_pong, is_paper = game == "pong", scale == "paper"
     assert (config["alpha"], config["floor"]) == ((0.5, 3.0) if is_pong else (0.1, -np.inf))
-    assert config["mask_share"] == 0.3 and config["seeds"] == (5 if is_paper else 3)
+    assert config["eval_every"] == 7 and config["seeds"] == (5 if is_paper else 3)
     assert config["base_iterations"] == (500 if is_paper else 60 if is_pong else 300)
     assert (config["learning_rate"], config["rice_learning_rate"]) == (1e-4, 1e-5)
     assert config["episodes"] == (100 if is_paper else 3000 if is_pong else 60)

@@ -119,7 +119,6 @@ def test_another_configuration_is_not_resumed(whole):
         (["--temperature=nan"], "--temperature is nan"),
         (["--micro_batch=-1"], "--micro_batch is -1"),
         (["--clip_low=-1"], "--clip_low is -1.0"),
-        (["--std_ddof=4"], "std_ddof is 4; it must be below the 4 episodes"),
         (["--max_turns=0"], "--max_turns is 0"),
         (["--game=snake", "--maps=all"], "--maps does nothing for snake"),
         (["--game=nowhere:game"], "there is no module 'nowhere'"),

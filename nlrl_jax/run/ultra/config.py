@@ -41,8 +41,6 @@ class RunConfig:
     physics: str = option("auto", "robots: mjx, c, or auto: c on a CPU", choices=("auto", "mjx", "c"))
     contact_forces: bool = option(False, "Ant: v4 with contact forces in observation and reward")
     mask_iterations: int = option(50, "updates that train the mask network of RICE and MASK-R", least=0)
-    mask_share: float = option(0.2, "share of an episode's timeslots that are critical for MASK-R", above=0, most=1)
-    hlc: float = option(0.1, "weight of HLC's hand-designed reward")
     eval_episodes: int = option(3000, "episodes of the evaluations before and after", least=1)
     curve_episodes: int = option(200, "episodes of the evaluations during refinement", least=1)
     eval_every: int = option(20, "updates between these", least=1)

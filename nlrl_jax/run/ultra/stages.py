@@ -35,6 +35,8 @@ from nlrl_jax.updates import keep_finite
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 SCRIPT = "reproduce_ultra"
+MASK_SHARE = 0.2  # share of an episode's timeslots that are critical for MASK-R
+HLC_WEIGHT = 0.1  # of HLC's hand-designed reward, relative to the game's
 SCORES = ("greedy", "sampled")  # by the most likely action (the mean of a continuous one), and as the policy samples
 
 
@@ -165,7 +167,7 @@ class Run:
 
     def mask_verdicts(self, weight: Any, steps: Any) -> list[list[Verdict]]:
         """MASK-R's verdicts: the most important timeslots of each episode. weight: float [T, N]. steps: [N]."""
-        chosen = np.asarray(state_mask.critical_share(weight, steps, self.config.mask_share)).T
+        chosen = np.asarray(state_mask.critical_share(weight, steps, MASK_SHARE)).T
         return [[Verdict(int(t), True, None, "", judged=False) for t in np.flatnonzero(row)] for row in chosen]
 
     def shared(
@@ -190,7 +192,7 @@ class Run:
             mask_table = table(self.findings("mask_findings", base, trajectories, analyst, verdicts))
         config = self.config
         shared = Shared(
-            self.game, self.ppo, trajectories, table(findings), mask_table, weight, config.guidance, config.hlc
+            self.game, self.ppo, trajectories, table(findings), mask_table, weight, config.guidance, HLC_WEIGHT
         )
         return dataclasses.replace(shared, mean_action=mean_action, rice_rate=config.rice_learning_rate), findings
 
