@@ -1,4 +1,4 @@
-"""How a script starts: clear errors, the compilation cache, and the folder of the run."""
+"""How a script starts: clear errors, the compilation cache, its options, and the folder of the run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
-    """`absl.app.run` for people: `--help` lists the script's own options, a bad argument is one sentence and not a
-    stack trace ($NLRL_TRACEBACK shows it), Ctrl-C one line, and compiled programs are kept on disk.
+    """`absl.app.run` with shorter messages: `--help` lists the script's own options, a bad argument is one sentence
+    instead of a stack trace (which $NLRL_TRACEBACK shows), Ctrl-C one line. Compiled programs are kept on disk.
 
     Args:
-      takes_names: the script reads arguments that are no options.
+      takes_names: the script takes arguments other than options.
     """
     if {"--help", "-help", "-h", "--helpshort"} & set(sys.argv[1:]):
         with contextlib.suppress(BrokenPipeError):  # of `--help | head`
@@ -46,7 +46,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         if len(argv) > 1 and not takes_names:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
         use_compilation_cache()
-        # Orbax logs every step of a save, jax every backend that is not there, httpx every request
+        # Orbax logs every step of a save, JAX every missing backend, httpx every request.
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
         join_processes()
@@ -64,7 +64,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
                 raise
             sys.exit(f"error: {missing(error.name) if error.name else error}")
         except KeyboardInterrupt:
-            print("\ninterrupted; a run that has begun continues with --resume", file=sys.stderr)
+            print("\ninterrupted; --resume continues a run that has begun", file=sys.stderr)
             sys.exit(130)
 
     absl_app.run(processes.together(wrapped), flags_parser=_parse_argv)
@@ -78,7 +78,7 @@ def _parse_argv(argv: list[str]) -> list[str]:
 
 
 def missing(module: str) -> str:
-    """What to install for a module that is not there, by our own extras, as a sentence."""
+    """A sentence that says how to install a missing module: by the extra that declares it, if there is one."""
     name = module.partition(".")[0]
     package = name.replace("_", "-")
     try:
@@ -93,16 +93,10 @@ def missing(module: str) -> str:
 
 def join_processes() -> None:
     """`processes.start` with this script's options, if it has them."""
-    if "coordinator_address" in flags.FLAGS:
-        options = flags.FLAGS
+    names = ("coordinator_address", "num_processes", "process_id", "initialization_timeout")
+    if names[0] in flags.FLAGS:
         try:
-            processes.start(
-                options.coordinator_address,
-                options.num_processes,
-                options.process_id,
-                options.initialization_timeout,
-                alike.at_start,
-            )
+            processes.start(*(flags.FLAGS[name].value for name in names), alike.at_start)
         except ValueError as error:
             sys.exit(f"error: {error}")
 
@@ -123,19 +117,20 @@ def flags_of(
     dry_run: str = "",
     several: bool = False,
 ) -> Callable[[], None]:
-    """A trainer's `define_flags`: its config's (see `flags.define`), a run's, --dry_run if it has a help text, and
-    those of `several` processes."""
+    """A trainer's `define_flags`: the config's options (see `flags.define`) and a run's.
+
+    Args:
+      dry_run: help text of --dry_run; "" for a script without it.
+      several: whether several processes may train together.
+    """
 
     def define_flags() -> None:
         define(config, presets, flag, note)
         if dry_run:
-            flags.DEFINE_flag(flags.BooleanFlag("dry_run", False, dry_run), module_name="Options")
-        for one in (
-            flags.Flag(flags.ArgumentParser(), None, "run_dir", "", "folder for everything the run writes"),
-            flags.BooleanFlag("resume", False, "continue the run in --run_dir from its last checkpoint"),
-            flags.BooleanFlag("overwrite", False, "delete the run in --run_dir first"),
-        ):
-            flags.DEFINE_flag(one, module_name="Run")
+            flags.DEFINE_boolean("dry_run", False, dry_run)
+        flags.DEFINE_string("run_dir", "", "the run's folder, for everything that it writes")
+        flags.DEFINE_boolean("resume", False, "continue the run in --run_dir from its last checkpoint")
+        flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
         if several:
             processes.define_flags()
 
@@ -143,14 +138,13 @@ def flags_of(
 
 
 def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset", script: str = "") -> T:
-    """The config that the command line describes; with --resume what it leaves out is the stored run's.
+    """The config that the command line describes; with --resume, options left out keep the stored run's values.
 
     Args:
-      script: whose runs --resume continues.
+      script: the script whose runs --resume continues.
 
     Raises:
-      ValueError: a value outside its bounds, --resume where there is no run of the script, or --resume with
-        --overwrite.
+      ValueError: a value outside its bounds, no run of this script to resume, or --resume with --overwrite.
     """
     resumed = "resume" in flags.FLAGS and flags.FLAGS.resume
     if resumed and flags.FLAGS.overwrite:
@@ -162,18 +156,18 @@ def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "pres
 
 
 def _dated(config: T) -> T:
-    """The config with today's date for chat templates (of the first process), where it has one and none is given."""
+    """The config with today's date for chat templates, by the first process's clock, where `date` is empty."""
     if flat(config).get("date") != "":
         return config
     return replace(config, date=processes.from_first(lambda: datetime.date.today().isoformat()))
 
 
 def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> pathlib.Path:
-    """The folder that --run_dir names, checked, locked and holding the config (a dataclass) and the script's name.
+    """The folder that --run_dir names, checked and locked; config.json in it holds the config and the script's name.
 
     Raises:
-      ValueError: no --run_dir, or one that cannot be used, see `open_run`; --resume of a run that has done more
-        iterations than are wanted; --overwrite of one in which a folder or file lies that an option names.
+      ValueError: no --run_dir, or one that cannot be used (see `open_run`); --resume of a run that has already done
+        more iterations; --overwrite of a folder that contains a file or folder named by another option.
     """
     options = flags.FLAGS
     if not options.run_dir:

@@ -17,8 +17,8 @@ from nlrl_jax.files import write_atomically
 
 CONFIG = "config.json"
 LOCK = ".lock"
-_MARK = "nlrl_jax_run"  # stands in our config.json and in no other program's, with a number that is the run's own
-_PROBE_BYTES = 1 << 20  # written once to find a full disk before it is an hour's work too late
+_MARK = "nlrl_jax_run"  # the key in our config.json that no other program writes; its value identifies the run
+_PROBE_BYTES = 1 << 20  # written once, to find a full disk before an hour of work is lost
 _ABSENT = "(absent)"
 
 # The file descriptors of the locks this process holds. The kernel drops a lock when its process dies.
@@ -38,21 +38,21 @@ def open_run(
     The lock is held until `close_run` or the end of the process, however it ends.
 
     Args:
-      run_dir: the folder; made if it is not there.
+      run_dir: the folder; created if needed.
       config: JSON-able; written to config.json.
       resume: continue the run in the folder.
       overwrite: delete the run in the folder first. Not with `resume`.
-      may_change: fields of the config that may differ from the stored ones on resume. So may how an endpoint is
+      may_change: fields of the config that may differ from the stored ones on resume. So may the way an endpoint is
         reached (`endpoint_options.MAY_CHANGE`), folders (`*_dir`, `*_path`), and a path that leads to the same place or
-        to where it was moved; what changed is printed.
+        to where it was moved. Changes are printed.
 
     Returns:
       The folder as an absolute path.
 
     Raises:
-      ValueError: the folder cannot be made or written, another process writes to it, it holds a run already that
-        has left something (neither `resume` nor `overwrite`), it holds things that are no run's, there is no run to
-        resume, or the stored config differs in other fields than those that may.
+      ValueError: the folder cannot be made or written; another process writes to it; it already holds the work of a run
+        (without `resume` or `overwrite`) or files that belong to no run; there is no run to resume; or the stored
+        config differs in a field that may not change.
     """
     run_dir = pathlib.Path(run_dir).expanduser().absolute()
     _lock(run_dir)
@@ -75,10 +75,10 @@ def open_run(
 
 
 def check_done(folder: pathlib.Path, iterations: int) -> None:
-    """Refuses to continue what has done more already.
+    """Refuses to continue a run that has already done more iterations.
 
     Args:
-      folder: with checkpoints, or without.
+      folder: the run's; it may have no checkpoints yet.
 
     Raises:
       ValueError: says how many iterations it has done.
@@ -89,10 +89,10 @@ def check_done(folder: pathlib.Path, iterations: int) -> None:
 
 
 def check_inputs(run_dir: pathlib.Path, values: dict[str, Any]) -> None:
-    """Refuses to delete what the run is to read.
+    """Refuses to delete files that the new run is to read.
 
     Args:
-      values: the options of the run that is to begin in the folder; some may be paths, several by commas.
+      values: the new run's options; some may be paths, or several paths separated by commas.
 
     Raises:
       ValueError: names the option.
@@ -100,19 +100,19 @@ def check_inputs(run_dir: pathlib.Path, values: dict[str, Any]) -> None:
     for name, value in values.items():
         for text in value.split(",") if isinstance(value, str) else ():
             path = pathlib.Path(text.strip()).expanduser().absolute()
-            named = os.sep in text or path != run_dir  # not a built-in model's name that is the folder's too
+            named = os.sep in text or path != run_dir  # the folder may be called like a built-in model
             if named and path.exists() and path.resolve().is_relative_to(run_dir.resolve()):
                 raise ValueError(f"--overwrite would delete --{name} {text}; choose another --run_dir")
 
 
 def output_folder(flag: str, out: str, mark: str = "") -> pathlib.Path:
-    """The folder that an option names for a model, checked before work starts: new, empty, or an earlier output.
+    """The output folder that an option names, checked before work starts: new, empty, or an earlier output.
 
     Args:
-      mark: a file that only our own output has in it; "" accepts new and empty folders alone.
+      mark: a file by which our own output is recognised; "" accepts only new and empty folders.
 
     Raises:
-      ValueError: none is named, something else lies there, or it cannot be written.
+      ValueError: no folder is named, it holds something else, or it cannot be written.
     """
     if not out:
         raise ValueError(f"say where the model goes: --{flag} models/NAME")
@@ -125,7 +125,7 @@ def output_folder(flag: str, out: str, mark: str = "") -> pathlib.Path:
 
 
 def output_file(flag: str, path: pathlib.Path) -> None:
-    """Checks, before work starts, that a file can be written.
+    """Checks before work starts that a file can be written.
 
     Raises:
       ValueError: it is a folder, or cannot be written.
@@ -136,21 +136,21 @@ def output_file(flag: str, path: pathlib.Path) -> None:
 
 
 def close_run(run_dir: str | os.PathLike) -> None:
-    """Gives the folder's lock back."""
+    """Releases the folder's lock."""
     descriptor = _held.pop(pathlib.Path(run_dir).expanduser().absolute(), None)
     if descriptor is not None:
         os.close(descriptor)
 
 
 def holds_run(run_dir: str | os.PathLike) -> bool:
-    """Whether `open_run` started a run in this folder. Other programs' config.json do not count."""
+    """Whether `open_run` started a run in this folder; a config.json of another program does not count."""
     return bool(_number(run_dir))
 
 
 def part_of(folder: str | os.PathLike) -> str:
-    """Which part of which run a folder is, wherever the run lies: "number:path". "" outside of all runs.
+    """Identifies a folder within its run, wherever the run lies: "number:path"; "" outside of any run.
 
-    The number follows from the config that the run was started with.
+    The number is a hash of the config that the run was started with.
     """
     folder = pathlib.Path(folder).expanduser().absolute()
     root = next((path for path in (folder, *folder.parents) if holds_run(path)), None)
@@ -184,17 +184,17 @@ def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_run(run_dir: str | os.PathLike, script: str = "") -> dict[str, Any]:
-    """The config of a run of one of our scripts, by whose name it can be told from other programs' config.json.
+    """The config of a run of one of our scripts, recognised by the script's name in it.
 
     Raises:
-      ValueError: there is none, or it is of another script than the one that is named.
+      ValueError: there is none, or it belongs to another script than `script`.
     """
     config = read_config(run_dir)
     own = config.get("script")
     if not own and not holds_run(run_dir):
-        raise ValueError(f"{run_dir} holds no run: its {CONFIG} is of another program")
+        raise ValueError(f"{run_dir} holds no run: its {CONFIG} belongs to another program")
     if script and own and own != script:
-        raise ValueError(f"the run in {run_dir} is one of {own}, which continues it, not of {script}")
+        raise ValueError(f"the run in {run_dir} was started by {own}, which can continue it; {script} cannot")
     return config
 
 
@@ -211,7 +211,7 @@ def _compare(run_dir, stored, config, may_change) -> None:
     wrong = [name for name, pair in changed.items() if name not in may_change and not _is_path(name, *pair)]
     if wrong:
         raise ValueError(
-            f"the run in {run_dir} was started with another configuration and cannot continue with this one:\n  "
+            f"the run in {run_dir} was started with other options and cannot continue with these:\n  "
             + "\n  ".join(lines[name] for name in wrong)
             + "\nGive the old values, or start a new run in another --run_dir"
         )
@@ -224,7 +224,7 @@ def _show(value) -> str:
 
 
 def _is_path(name: str, old: Any, new: Any) -> bool:
-    """Whether the field says where something lies, not what is computed."""
+    """Whether a field only says where something lies, and does not change what is computed."""
     if not (isinstance(old, str) and isinstance(new, str)):
         return False
     if name.endswith(("_dir", "_path")):
@@ -248,7 +248,7 @@ def _lock(run_dir: pathlib.Path) -> None:
         owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
         os.close(descriptor)
         raise ValueError(
-            f"another run writes to {run_dir} now (process {owner or 'unknown'}); "
+            f"another run is writing to {run_dir} (process {owner or 'unknown'}); "
             "wait for it or choose another --run_dir"
         ) from None
     os.ftruncate(descriptor, 0)
@@ -257,7 +257,7 @@ def _lock(run_dir: pathlib.Path) -> None:
 
 
 def _check_writable(folder: pathlib.Path, flag: str = "run_dir") -> None:
-    """folder: it, or the part of its path that is there."""
+    """Probes the folder, or the nearest parent that exists."""
     try:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=there) as probe:
@@ -269,36 +269,36 @@ def _check_writable(folder: pathlib.Path, flag: str = "run_dir") -> None:
 
 
 def _found(run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """What lies in a folder, without what `open_run` itself leaves before a run starts."""
+    """The content of a folder, without the files that `open_run` itself writes before a run starts."""
     return [path for path in run_dir.iterdir() if path.name not in (LOCK, f".{CONFIG}.tmp")]
 
 
 def _holds_work(path: pathlib.Path) -> bool:
-    """Whether something in a run's folder was computed or paid for."""
+    """Whether a file or folder in a run's folder was computed or paid for."""
     if path.is_dir():
         return any(map(_holds_work, path.iterdir()))
     return path.name != CONFIG and not path.name.startswith(".")
 
 
 def _check_free(run_dir: pathlib.Path) -> None:
-    """Refuses to start a run where something lies that it could damage."""
+    """Refuses to start a run where it could damage something."""
     found = _found(run_dir)
     if holds_run(run_dir):
-        if any(map(_holds_work, found)):  # or it is of a command that was refused or stopped before it did anything
+        if any(map(_holds_work, found)):  # else the command was refused or stopped before it did anything
             raise ValueError(f"{run_dir} already holds a run; pass --resume to continue it, or another --run_dir")
     elif found:
         there = found[0].name
-        raise ValueError(f"{run_dir} is not empty and holds no run ({there} lies there); choose another --run_dir")
+        raise ValueError(f"{run_dir} is not empty and holds no run (it contains {there}); choose another --run_dir")
 
 
 def _empty(run_dir: pathlib.Path) -> None:
-    """Deletes what lies in a run's folder, and only in such a folder."""
+    """Deletes the content of a folder that holds a run; refuses any other folder."""
     found = _found(run_dir)
     if found and not holds_run(run_dir):
         raise ValueError(
             f"--overwrite: {run_dir} is not empty and holds no run ({CONFIG} with {_MARK!r} in it); nothing was deleted"
         )
-    for path in sorted(found, key=lambda path: path.name == CONFIG):  # what says that it is a run goes last
+    for path in sorted(found, key=lambda path: path.name == CONFIG):  # the file that marks it as a run goes last
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -1,5 +1,5 @@
-"""What a run would cost, without running it: an MS-GRPO update's memory, tokens and floating-point operations, and the
-calls and tokens of language models that a small run over `backends.scripted.CountingModel` counted."""
+"""Dry runs: the memory, tokens and floating-point operations of an MS-GRPO update, and the calls and tokens of language
+models, counted in a small run over `backends.scripted.CountingModel`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ GIB = 2**30
 
 
 def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfig, seeds: int = 1) -> Any:
-    """One MS-GRPO iteration compiled from shapes alone, no weights are made: for the model's mesh (its devices may be
-    those of `run.targets`) or the device at hand.
+    """One MS-GRPO iteration, compiled from shapes alone for the model's mesh (whose devices may be those of
+    `run.targets`) or this machine's device; no weights are made.
 
     Args:
-      seeds: how many are vectorised.
+      seeds: number of seeds that are vectorised.
     """
     key = jax.random.key(0)
     model = policy.model.clone(mesh=None)
@@ -46,12 +46,12 @@ def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfi
 
 
 def placed(shapes: Any, where: Any) -> Any:
-    """Shapes with the shardings `where`, of the same structure."""
+    """Shapes with the shardings `where`, a tree of the same structure."""
     return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, where)
 
 
 def bytes_of(compiled: Any) -> dict[str, int]:
-    """Bytes a device of a compiled program: arguments, temporaries, outputs that are no argument anew, and all."""
+    """Bytes per device of a compiled program: arguments, temporaries, outputs that reuse no argument, and the sum."""
     m = compiled.memory_analysis()
     outputs = m.output_size_in_bytes - m.alias_size_in_bytes
     found = {"arguments": m.argument_size_in_bytes, "temporaries": m.temp_size_in_bytes, "outputs": outputs}
@@ -60,7 +60,7 @@ def bytes_of(compiled: Any) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Of one iteration at most, every episode played to its last turn and every reply written to its last token."""
+    """Upper bounds for one iteration: every episode takes all turns, and every reply has its maximum length."""
 
     prompt_tokens: int
     reply_tokens: int
@@ -69,9 +69,9 @@ class Work:
 
 
 def work_of(policy: LanguageAgentPolicy, learning: MSGRPOConfig) -> Work:
-    """Counts tokens, and two floating-point operations a weight and token (attention left out).
+    """Counts tokens, and two floating-point operations per weight and token (without attention).
 
-    Learned tokens are read by the model and the reference, and cost twice that again backwards.
+    Learned tokens are read by the model and the reference; the backward pass costs twice the model's forward pass.
     """
     episodes = learning.num_groups * learning.group_size
     kept = learning.num_groups * (learning.group_sample if learning.sampling_temperature else learning.group_size)
@@ -84,7 +84,7 @@ def work_of(policy: LanguageAgentPolicy, learning: MSGRPOConfig) -> Work:
 
 
 def matmul_rate(size: int = 2048) -> float:
-    """Floating-point operations a second of a plain bfloat16 (on CPUs float32) matrix product on this device."""
+    """Floating-point operations per second of a matrix product on this device, in bfloat16 (on a CPU float32)."""
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     x = jnp.ones((size, size), dtype)
     product = jax.jit(lambda x: x @ x)
@@ -98,33 +98,31 @@ def matmul_rate(size: int = 2048) -> float:
 
 
 def calls_table(rows: Iterable[Mapping[str, Any]], times: float = 1.0) -> str:
-    """What a dry run counted, by role, and in all.
+    """What a dry run counted, by role and in total, as a table.
 
     Args:
       rows: `Usage.rows` of a small run over `CountingModel`.
-      times: by how much the run in mind is larger.
+      times: how many times larger the planned run is.
     """
     lines, rows = [f"{'role':20}{'calls':>14}{'tokens read, about':>22}{'written, at most':>20}"], list(rows)
     for row in rows:
         calls, read, written = (row[name] * times for name in ("calls", "prompt_tokens", "tokens"))
         lines.append(f"{row['role']:20}{calls:>14,.0f}{read:>22,.0f}{written:>20,.0f}")
     total = tokens_of(rows) * times
-    return "\n".join(
-        [*lines, f"{total / 1e6:,.1f} million tokens at most, a token taken to be {CHARACTERS} characters"]
-    )
+    return "\n".join([*lines, f"{total / 1e6:,.1f} million tokens at most, at {CHARACTERS} characters per token"])
 
 
 def tokens_of(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Tokens read and written in `Usage.rows`."""
+    """Sum of the tokens read and written in `Usage.rows`."""
     return sum(row["prompt_tokens"] + row["tokens"] for row in rows)
 
 
 def within_budget(budget: int, option: str, value: int, fixed: float, each: float) -> str:
-    """The largest value of an option with which a run stays below --token_budget, as a line for a dry run.
+    """A line for a dry run: the largest value of an option with which the run stays below --token_budget.
 
     Args:
-      budget: tokens; 0 is no limit, and there is nothing to say.
-      fixed, each: tokens whatever the value is, and for each unit of it.
+      budget: tokens; 0 is no limit, and the line is empty.
+      fixed, each: tokens that do not depend on the value, and tokens per unit of it.
     """
     if not budget:
         return ""

@@ -1,4 +1,4 @@
-"""Command-line flags out of configs (`nlrl_jax.config`), and the help that a person reads."""
+"""Command-line flags made from configs (`nlrl_jax.config`), and the text that --help prints."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NOT_OURS = ("absl.", "jax", "orbax", "etils", "chex", "optax", "flax", "tensorf
 
 
 def define(config: type | Any, presets: Presets | None = None, flag: str = "preset", note: str = "") -> None:
-    """Defines a flag for every option of a config, in groups by the dataclass that declares it.
+    """Defines a flag for every option of a config, grouped by the dataclass that declares it.
 
     A flag that is not given takes the preset's value, else the config's default.
 
     Args:
       config: a config class, or a value whose fields are the defaults.
-      presets: name -> flat values. `flag` is what the flag is called that chooses one; `note` ends its help text.
+      presets: name -> flat values. flag: the name of the flag that chooses one. note: the end of its help text.
     """
     whole = config if isinstance(config, type) else type(config)
     for one in configs.options(config):
@@ -40,7 +40,7 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
         title = "Options" if one.group is whole else _title(one.group)
         flags.DEFINE_flag(new, module_name=title)
     if presets:
-        text = f"other defaults for many flags at once. {listed(presets)}{note}"
+        text = f"sets the defaults of many options at once. {listed(presets)}{note}"
         names = sorted(name for name in presets if name)
         flags.DEFINE_flag(flags.EnumFlag(flag, None, text, names), module_name="Options")
 
@@ -53,7 +53,7 @@ class _JoinedFlag(flags.Flag):
 
 
 def listed(presets: Presets) -> str:
-    """Presets in words."""
+    """Presets as text: "quick: seeds=3, ...; paper: ..."."""
     words = lambda values: ", ".join(f"{name}={value}" for name, value in values.items())
     return "; ".join(f"{name}: {words(values)}" for name, values in presets.items() if name and values)
 
@@ -66,10 +66,10 @@ def parse(
 ) -> T:
     """The config that the command line describes. Call it inside `app.run`.
 
-    Without a preset flag the values of `presets[None]` hold, if there are such.
+    Without a preset flag the values of `presets[None]` apply, if there are any.
 
     Args:
-      stored: flat values of the run that is resumed, which hold where neither a flag nor a preset is given.
+      stored: flat values of the run that is resumed; they apply where neither a flag nor a preset is given.
 
     Raises:
       ValueError: a value outside its bounds.
@@ -89,13 +89,13 @@ def parse(
 
 
 def given(config: type | Any) -> dict[str, Any]:
-    """The options that stand on the command line: flat names and values."""
+    """The options given on the command line: flat names and values."""
     values = {one.name: flags.FLAGS[one.name].value for one in configs.options(config)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def leave_out(why: str, *names: str) -> None:
-    """Refuses options that stand on the command line and do nothing beside the others.
+    """Refuses options on the command line that have no effect in combination with the others.
 
     Args:
       why: the end of the sentence "--NAME does nothing ...".
@@ -109,10 +109,10 @@ def leave_out(why: str, *names: str) -> None:
 
 
 def check_numbers() -> None:
-    """Refuses numbers of flags that no config holds, as `configs.check` does for those of a config.
+    """Refuses out-of-range numbers in flags that belong to no config, as `configs.check` does for a config's.
 
     Raises:
-      ValueError: a whole number beyond 32 bits, or a number that is not finite.
+      ValueError: an integer that does not fit 32 bits, or a number that is not finite.
     """
     for place, found in flags.FLAGS.flags_by_module_dict().items():
         for flag in () if place.startswith(_NOT_OURS) else found:
@@ -124,7 +124,7 @@ def check_numbers() -> None:
 
 
 def help_text(module: ModuleType) -> str:
-    """What `--help` prints: the script's docstring, then its options in groups, absl's and libraries' left out."""
+    """What `--help` prints: the script's docstring, then its options in groups, without those of absl and libraries."""
     lines = [inspect.cleandoc(module.__doc__ or ""), ""]
     by_place = flags.FLAGS.flags_by_module_dict()
     own = [place for place in by_place if place == sys.argv[0] or place in (module.__name__, "__main__")]

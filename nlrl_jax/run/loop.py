@@ -28,33 +28,33 @@ from nlrl_jax.weights.checkpoint import Checkpoints
 
 
 class State(Protocol):
-    """What a loop needs of a training state, a frozen dataclass of arrays with a counter `iteration`."""
+    """A training state: a frozen dataclass of arrays with a counter `iteration`."""
 
     iteration: jax.Array
 
     def learned(self) -> dict[str, Any]:
-        """The fields that a checkpoint holds."""
+        """The fields that a checkpoint stores."""
 
     def replace(self, **fields: Any) -> Any:
         """The state with other fields."""
 
 
 def restore(run_dir: pathlib.Path, state: Any) -> Any:
-    """The state of the run's last good checkpoint; `state` itself where there is none yet.
+    """The state of the run's last good checkpoint, or `state` itself where there is no checkpoint yet.
 
     Raises:
-      ValueError: no checkpoint is whole, fits and is of this run.
+      ValueError: there are checkpoints, but none that is complete, fits the state and belongs to this run.
     """
     try:
         step, learned, _ = Checkpoints(run_dir / "checkpoints").restore(state.learned(), of_run=part_of(run_dir))
-    except FileNotFoundError:  # there is none
+    except FileNotFoundError:
         return state
     print(f"resuming at iteration {step} ({run_dir})", flush=True)
     return state.replace(**learned)
 
 
 def seed_dirs(run_dir: pathlib.Path, seeds: Sequence[int]) -> list[pathlib.Path]:
-    """Where each seed of a stack leaves its metrics."""
+    """The folder of each seed's metrics in a run with a stack of seeds."""
     return [run_dir / f"seed_{seed}" for seed in seeds]
 
 
@@ -131,7 +131,7 @@ def train(
                 state, metrics = update(state, fold_in(key, i + 1))
                 metrics = {name: np.asarray(value, np.float64) for name, value in metrics.items()}
                 if not metrics.pop("finite", np.ones(())).all():
-                    if (np.ravel(state.iteration) == i).all():  # else the update did not keep what was good
+                    if (np.ravel(state.iteration) == i).all():  # the update kept the last good state
                         checkpoints.save(i, state.learned(), origin | {"stopped": "non-finite"})
                     raise ValueError(_not_finite(i, metrics, checkpoints))
                 metrics |= evaluate(i + 1, state) if evaluate else {}
@@ -141,7 +141,7 @@ def train(
                 for sentence in watch(means):
                     progress.note(f"warning: {sentence}.")
                 done = i + 1
-                # All stop after the same iteration: a signal that comes while they agree counts after the next one.
+                # All processes stop after the same iteration: a signal that arrives meanwhile counts for the next.
                 stopped = processes.any_of(bool(signals))
                 if done % plan.checkpoint_every == 0 or done == iterations or stopped:
                     checkpoints.save(done, state.learned(), origin)
@@ -152,7 +152,7 @@ def train(
             print(f"{came[0]}: saved after iteration {done} of {iterations}; continue with --resume", flush=True)
         if finish is not None and "SIGTERM" not in came:
             finish(state)
-        came = came or processes.any_of(bool(signals))  # one that came while it finished
+        came = came or processes.any_of(bool(signals))  # one that arrived during `finish`
     if came:
         sys.exit(0)
     return state
@@ -183,7 +183,7 @@ def learn(
 
 
 def _write(writers: Sequence[MetricsWriter], i: int, metrics: dict[str, np.ndarray], seconds: float) -> None:
-    """Each seed's metrics of an iteration go to its own writer."""
+    """Writes each seed's metrics of an iteration to its own file."""
     for n, writer in enumerate(writers):
         row = {name: np.ravel(value)[min(n, np.size(value) - 1)] for name, value in metrics.items()}
         writer.write(i, row, seconds)
@@ -200,7 +200,7 @@ def _check_disk(run_dir: pathlib.Path, state: Any) -> None:
     free = shutil.disk_usage(run_dir).free
     if free < needed:
         raise ValueError(
-            f"a checkpoint takes {needed / 1e6:.1f} MB and the disk of {run_dir} has {free / 1e6:.1f} MB left"
+            f"a checkpoint takes {needed / 1e6:.1f} MB, but the disk of {run_dir} has {free / 1e6:.1f} MB left"
         )
 
 
@@ -224,13 +224,13 @@ def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Che
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """A list that names SIGTERM or SIGINT once it came. The second signal ends the process, whatever it computes.
+    """A list that names SIGTERM or SIGINT once it has arrived. A second signal ends the process at once.
 
-    Python runs a handler between two lines of its own, and a program on the device may take minutes: two signals in
-    that time are one to it. So a thread counts them, as the operating system hands them over.
+    Python runs a signal handler only between two bytecodes, and a program on the device may take minutes; two signals
+    in that time look like one. So a thread counts them as the operating system delivers them.
     """
     signals: list[str] = []
-    if threading.current_thread() is not threading.main_thread():  # signals are somebody else's
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield signals
         return
 
@@ -262,5 +262,5 @@ def _end_at_second(numbers: socket.socket) -> None:
     while number := numbers.recv(1):
         count += number[0] in (signal.SIGTERM, signal.SIGINT)
         if count == 2:
-            print("stopped; what was saved continues with --resume", file=sys.stderr, flush=True)
+            print("stopped; --resume continues from the last checkpoint", file=sys.stderr, flush=True)
             os._exit(128 + number[0])

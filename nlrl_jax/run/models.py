@@ -1,4 +1,4 @@
-"""From names on a command line to the language models of a host-side algorithm."""
+"""The language models of host-side algorithms, by the names that a command line gives them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def local_model(
 
 
 def check_endpoint_is_used(*names: str) -> None:
-    """Refuses options of an endpoint on the command line where none of the models that take part is one.
+    """Refuses an endpoint's options on the command line where none of the models `names` is an endpoint.
 
     Raises:
       ValueError: names the first of these options.
@@ -90,14 +90,14 @@ def check_endpoint_is_used(*names: str) -> None:
 
 
 def labels(names: str, endpoint_model: str) -> dict[str, str]:
-    """Label in tables and plots -> name of each of the models in `names`, which commas separate.
+    """Label in tables and plots -> name, for models listed with commas.
 
     Raises:
-      ValueError: two with one label, or rules, which cannot do what is asked of a model.
+      ValueError: two models have one label, or `scripted` is named: there are no rules for these roles.
     """
     every = listed("prompted", names) if names else []
     if "scripted" in every:
-        raise ValueError("--prompted names scripted, which cannot play; give endpoint or local models")
+        raise ValueError("--prompted names scripted, but no rules play as prompted; give endpoint or local models")
     label = lambda name: pathlib.PurePath(endpoint_model if name == "endpoint" else name).name
     found = {f"{label(name)} as prompted": name for name in every}
     if len(found) < len(every):
@@ -113,7 +113,7 @@ def tokenizer_of(name: str, templates: TemplateOptions | None = None) -> Tokeniz
 
 
 def check_templates(templates: TemplateOptions, *names: str) -> None:
-    """Refuses variables of chat templates that no local model among `names` reads.
+    """Refuses chat template variables that no local model among `names` reads.
 
     Raises:
       FileNotFoundError, ValueError: no such model, or a variable that none of them reads.
@@ -136,7 +136,7 @@ def _check_chat(name: str, tokenizer: Tokenizer) -> None:
 
 
 def ledger(run_dir: pathlib.Path) -> Usage:
-    """The usage of a run, on disk; of several processes the first one keeps it."""
+    """The usage of a run, stored on disk by the first of several processes."""
     return Usage(run_dir if processes.first() else None)
 
 
@@ -169,7 +169,7 @@ def large_model(
 
 
 def _first_address(cache: DiskCache, url: str) -> str:
-    """The address that a run began with: its replies stay in the cache when the server moves."""
+    """The address that the run began with, under which replies stay cached when the server moves."""
     path = cache.folder / ".address"
     if not path.is_file() or not any(cache.folder.glob("*/*.json")):
         write_atomically(path, url + "\n")
@@ -177,7 +177,7 @@ def _first_address(cache: DiskCache, url: str) -> str:
 
 
 def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> Callable[[Sequence[Mapping[str, str]]], str]:
-    """Messages -> the prompt as text, less a beginning-of-sequence token that the server puts in front by itself."""
+    """Messages -> the prompt as text, without a beginning-of-sequence token where the server adds one itself."""
     bos = json.dumps(tokenizer.bos_token, ensure_ascii=False)
     added = bos in json.dumps(tokenizer.post_processor, ensure_ascii=False)
     if tokenizer.bos_token and added and options.extra_fields().get("add_special_tokens") is not False:
@@ -186,7 +186,7 @@ def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> Callable[[Se
 
 
 def check_scores(model: LanguageModel, instead: str) -> None:
-    """Refuses a model that cannot score, before anything else is spent: an endpoint is asked for one small score.
+    """Refuses a model that cannot score, before anything else is paid for: an endpoint is asked for one small score.
 
     Args:
       instead: what the user can do, as the end of a sentence, e.g. "choose --critic direct".
@@ -212,16 +212,16 @@ def check_large_model(
     ask: bool = True,
     templates: TemplateOptions | None = None,
 ) -> None:
-    """Refuses a `large_model` that cannot be used, before there is a folder or a thread.
+    """Refuses a `large_model` that cannot be used, before a folder or a thread is made.
 
     Args:
       max_tokens: per reply.
-      chats: some of its prompts, where they are known.
+      chats: some of its prompts, if known.
       ask: an endpoint is asked for one short reply; a resumed run may have all its replies and need no server.
 
     Raises:
-      FileNotFoundError, ValueError: no such model or tokenizer, an endpoint without an address, a local model without
-        the room for a reply.
+      FileNotFoundError, ValueError: no such model or tokenizer, an endpoint without an address, or a local model whose
+        context is too short for a reply.
       LanguageModelError: the endpoint does not answer, or does not take the key or the model.
     """
     if name == "endpoint":
@@ -250,13 +250,13 @@ def check_rows(
     large_max_tokens: int = 0,
     templates: TemplateOptions | None = None,
 ) -> None:
-    """Refuses rows too short for SFT's examples, before anything is made, loaded or paid for.
+    """Refuses SFT rows that are too short for the examples, before anything is made, loaded or paid for.
 
     Args:
-      model: the one that learns.
-      examples: the longest prompts, each with a reply of the usual form.
+      model: the model that learns.
+      examples: its longest prompts, each with a typical reply.
       max_tokens: per reply of the model.
-      large_max_tokens: per reply of a large model that it learns from; 0 where rules write its examples.
+      large_max_tokens: per reply of the large model that it learns from; 0 where rules write its examples.
 
     Raises:
       FileNotFoundError, ValueError: no such model, or rows too short.
@@ -284,7 +284,7 @@ def trainable_model(
 ) -> LocalModel:
     """A local model by name, on the mesh or the first device, with a fresh adapter if `train` is "lora".
 
-    Trained weights are float32 whatever `dtype` is computed in: small steps would round to nothing in bfloat16.
+    Weights that learn are float32, whatever `dtype` computes: small steps would be lost to rounding in bfloat16.
     """
     if train != "lora":
         loaded = load_model(name, dtype or None, "float32", mesh=mesh, templates=templates, lora=LoraConfig())
@@ -296,7 +296,7 @@ def trainable_model(
 
 
 def on_device(tree: Any) -> Any:
-    """Copies where the arrays lie, others on the first device: arrays that a state may own, and donate."""
+    """Copies that a state may own and donate: arrays on a mesh stay there, others go to the first device."""
 
     def copy(leaf):
         on_mesh = isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding)
@@ -307,7 +307,7 @@ def on_device(tree: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class FromFirst:
-    """A model that the first of several processes asks; the others get its replies. It costs what one process costs."""
+    """A model that only the first of several processes asks; the others receive its replies, so each is paid once."""
 
     model: LanguageModel
 
@@ -325,9 +325,9 @@ class FromFirst:
 
 
 def learner(config: SFTConfig) -> Learn:
-    """Fine-tunes a local model, alone or metered, on chats and replies.
+    """A function that fine-tunes a local model, metered or not, on chats and replies.
 
-    Where no example fits a row, or there is none, the model stays as it is, and the metrics say so.
+    Where there is no example, or none fits a row, the model stays as it is and the metrics say so.
     """
 
     def learn(model, pairs):

@@ -1,4 +1,4 @@
-"""From names on a command line to a game, a model and a policy; what every script shares."""
+"""Models that play text games: loaded by name, turned into policies, evaluated and summarised."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN, LoadedModel, load_model
 
 MODELS = f"{', '.join(BUILT_IN)} (built in), smollm2, a Hugging Face folder or Hub id, or a .gguf file"
-MESH = "devices as data,fsdp,tensor, e.g. 1,8,1; empty is one device"
+MESH = "devices as data,fsdp,tensor, such as 1,8,1; empty: one device"
 NANO_TOKENS = 10  # a nano model's reply is one action tag
 
 
 def prompt_for(model: str, prompt: str) -> str:
-    """The prompt form: "auto" is compact for the built-in models and the paper's for every other one."""
+    """The prompt form: "auto" is "compact" for the built-in models and "paper" for all others."""
     return ("compact" if model in BUILT_IN else "paper") if prompt == "auto" else prompt
 
 
 def make_policy(
     game: TextGame, loaded: LoadedModel, sampling: Sampling, prompt: str, mesh: jax.sharding.Mesh | None = None
 ) -> LanguageAgentPolicy:
-    """The language agent policy of a loaded model for a game."""
+    """The language agent policy of a loaded model in a game."""
     model = Transformer(loaded.config, mesh=mesh)
     return LanguageAgentPolicy.for_game(game, model, loaded.tokenizer, sampling, prompt)
 
@@ -59,14 +59,14 @@ def load(
 
 
 def templates_of(run: Mapping[str, Any]) -> TemplateOptions:
-    """What the chat templates of a run's models are given, from its config."""
+    """The chat template variables of a run's models, from its config."""
     return TemplateOptions(run.get("template", ""), run.get("date", ""), shared=True)
 
 
 class TrainedModel(NamedTuple):
     """A run's model with what it learned.
 
-    loaded: the model that the run started from. lora: the adapter learned, or None where `loaded.params` are learned.
+    loaded: the model that the run started from. lora: the learned adapter, or None where `loaded.params` were trained.
     step: iterations done. run: the run's config.
     """
 
@@ -81,7 +81,7 @@ def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
 
     Args:
       run_dir: the run's folder, or one inside it with checkpoints of its own.
-      part: which part of the checkpoint is the model's, such as "policy" or "value"; "" where there is one model.
+      part: the model's part of the checkpoint, such as "policy" or "value"; "" where there is one model.
 
     Raises:
       FileNotFoundError: there is no checkpoint yet, or no such model as the run's.
@@ -107,10 +107,10 @@ def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
 
 
 def parse_mesh(text: str) -> jax.sharding.Mesh | None:
-    """The mesh that "data,fsdp,tensor" sizes name; None for "".
+    """The mesh of the sizes "data,fsdp,tensor"; None for "".
 
     Raises:
-      ValueError: not three numbers, or not as many devices as there are; several processes without a mesh.
+      ValueError: not three numbers, or more devices than there are; several processes without a mesh.
     """
     if not text and processes.several():
         devices = jax.device_count()
@@ -128,9 +128,9 @@ def parse_mesh(text: str) -> jax.sharding.Mesh | None:
 def evaluator(
     policy: LanguageAgentPolicy, game: TextGame, num: int, max_turns: int, max_steps: int, seed: int
 ) -> Callable[[Any], text_games.Episodes]:
-    """Greedy play from `num` fixed initial states: parameters -> episodes. Compiles once."""
+    """A compiled function, parameters -> episodes: greedy play from `num` fixed initial states."""
     policy = policy.for_evaluation()
-    mesh = policy.model.mesh  # of several processes each one reads all episodes
+    mesh = policy.model.mesh  # each of several processes reads all episodes
     whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
     @functools.partial(jax.jit, out_shardings=whole)
@@ -144,7 +144,7 @@ def evaluator(
 
 
 def replies_of(episodes: text_games.Episodes, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
-    """Each first reply, and whether it is one or more actions of the game and none that is not."""
+    """The first reply of each episode, and whether it consists of valid actions only, at least one."""
     turn = jax.tree.map(lambda leaf: np.asarray(leaf)[0], episodes.turns.turn)
     good = (turn.parsed.num_actions > 0) & (turn.parsed.num_invalid == 0)
     texts = [tokenizer.decode(row[:n].tolist()) for row, n in zip(turn.replies, turn.reply_lengths)]
@@ -152,9 +152,9 @@ def replies_of(episodes: text_games.Episodes, tokenizer: Tokenizer) -> list[tupl
 
 
 def summarize(episodes: text_games.Episodes, game: TextGame, invalid_action_reward: float = -0.5) -> dict[str, float]:
-    """Mean and standard deviation of the game's own return, success, and how well replies were formed.
+    """Means over episodes: the game's return (with its deviation), success, and how well replies were formed.
 
-    env_reward is the paper's R: the game's return and `invalid_action_reward` for each invalid action.
+    "env_reward" is the paper's R: the game's return plus `invalid_action_reward` for each invalid action.
     """
     turns = jax.tree.map(np.asarray, episodes.turns)
     returns, active = turns.reward.sum(axis=0), turns.active

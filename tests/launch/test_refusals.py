@@ -108,8 +108,8 @@ def own(here, monkeypatch):
         # --resume and --overwrite
         ("train_ms_grpo --run_dir=run --resume --overwrite", "give one of them"),
         ("run_lac --resume", "say which run continues"),
-        ("train_dqn --run_dir=run --resume", "is one of train_ms_grpo, which continues it, not of train_dqn"),
-        ("train_ms_grpo --run_dir=other --resume", "its config.json is of another program"),
+        ("train_dqn --run_dir=run --resume", "was started by train_ms_grpo, which can continue it; train_dqn cannot"),
+        ("train_ms_grpo --run_dir=other --resume", "its config.json belongs to another program"),
         ("train_ms_grpo --run_dir=run --resume --iterations=2", "has done 3 already; give 3 or more"),
         ("train_ms_grpo --run_dir=file", "cannot be written: it is a file"),
         # games
@@ -143,7 +143,7 @@ def own(here, monkeypatch):
         ("evaluate --model=run", "it is the folder of a run; `nlrl-jax export --run_dir run"),
         ("evaluate --model=Nano", "did you mean nano?"),
         ("warm_start --model=endpoint", "here a model is loaded, and endpoint has no weights"),
-        ("evaluate --run_dir=other", "its config.json is of another program"),
+        ("evaluate --run_dir=other", "its config.json belongs to another program"),
         # outputs
         ("pretrain_nano", "say where the model goes"),
         ("pretrain_nano --out=full", "--out full is not an empty folder"),

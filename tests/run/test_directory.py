@@ -66,7 +66,7 @@ def test_a_folder_that_is_no_run_is_left_alone(run_dir, name, options):
     run_dir.mkdir(parents=True)
     (run_dir / name).write_text('{"model_type": "qwen2"}')
     (run_dir / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(ValueError, match="holds no run|another configuration"):
+    with pytest.raises(ValueError, match="holds no run|other options"):
         open_run(run_dir, CONFIG, **options)
     found = {path.name: path.read_text() for path in run_dir.iterdir() if path.name != ".lock"}
     assert found == {name: '{"model_type": "qwen2"}', "model.safetensors": "weights"}
@@ -201,7 +201,7 @@ def test_two_processes(run_dir):
     other = subprocess.Popen([sys.executable, "-c", code, str(run_dir)], stdout=subprocess.PIPE, cwd=ROOT)
     assert other.stdout.readline() == b"open\n"
     for options in ({"resume": True}, {"overwrite": True}, {}):
-        with pytest.raises(ValueError, match=rf"another run writes to .*process {other.pid}"):
+        with pytest.raises(ValueError, match=rf"another run is writing to .*process {other.pid}"):
             open_run(run_dir, {"a": 1}, **options)
     other.send_signal(signal.SIGKILL)
     other.wait()

@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_one_before_is_used(tmp_p
 
 def test_a_disk_without_room_for_a_checkpoint_is_found_before_the_first_iteration(tmp_path, monkeypatch):
     monkeypatch.setattr(loop.shutil, "disk_usage", lambda path: SimpleNamespace(free=19))
-    with pytest.raises(ValueError, match="a checkpoint takes 0.0 MB and the disk of .* has 0.0 MB left"):
+    with pytest.raises(ValueError, match="a checkpoint takes 0.0 MB, but the disk of .* has 0.0 MB left"):
         train(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -1,5 +1,5 @@
-"""What must be the same in all processes of a run, and is compared before they compute: how they were started, the
-code, and the files that their options name."""
+"""What must be equal in all processes of a run, compared before they compute: how they were started, the code, and the
+files that their options name."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from nlrl_jax.weights import hub
 _ROOT = pathlib.Path(__file__).parents[3]
 _OURS = ("nlrl_jax", "envs", "launch")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-# Where a process runs, and what its sentences look like, may differ.
+# These may differ: where a process runs, and how it reports errors.
 _PLACES = ("coordinator_address", "num_processes", "process_id", "initialization_timeout", "run_dir")
 _OWN_VARIABLES = ("NLRL_TRACEBACK", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR")
 _OWN_PREFIXES = ("JAX_COORDINATOR", "JAX_LOCAL", "JAX_PROCESS")
-_WHOLE = 1 << 20  # bytes of a file that are read; of a larger one so many in pieces
+_WHOLE = 1 << 20  # bytes of a file that are read; of a larger file as many, in pieces
 _PIECES = 16
-_PATIENCE = 5.0  # seconds until a shared disk shows what another process wrote
+_PATIENCE = 5.0  # seconds for a shared disk to show what another process wrote
 
 
 def at_start() -> dict[str, Any]:
-    """Options, variables, versions and code of this process."""
+    """The options, environment variables, package versions and code of this process."""
     options = {
         f"--{flag.name}": flag.value
         for place, found in flags.FLAGS.flags_by_module_dict().items()
@@ -54,8 +54,8 @@ def at_start() -> dict[str, Any]:
 
 
 def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
-    """Compares configs, the files and folders that they name, one's own modules, and what --run_dir leads to; all must
-    call it once the first process has opened the run's folder.
+    """Compares the configs of all processes, the files and folders that they name, modules of the user's own, and the
+    folder at --run_dir. All processes must call it after the first one has opened the run's folder.
 
     Raises:
       ValueError: the processes differ; the message is the same in all of them.
@@ -66,7 +66,7 @@ def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
     config = {f"--{name}": value for name, value in config.items() if name not in _PLACES}
     found = differing([dict(one) for one in multihost.every({**config, **named})])
     modules = multihost.every(_own_modules())
-    common = set(modules[0]).intersection(*modules[1:])  # others were needed by one process alone
+    common = set(modules[0]).intersection(*modules[1:])  # some modules are needed by one process alone
     found = found or differing([{f"the code of {name}": one[name] for name in sorted(common)} for one in modules])
     if found:
         raise ValueError(f"the processes of a run must be alike, but {found}. Give all of them the same")
@@ -80,8 +80,8 @@ def check(config: Mapping[str, Any], run_dir: pathlib.Path) -> None:
 
 
 def fingerprint(path: pathlib.Path) -> str:
-    """A hash of a file, or of all files in a folder with their names, hidden and compiled ones left out. Of a large
-    file its size and pieces all over it."""
+    """A hash of a file, or of all files in a folder and their names, without hidden and compiled ones. Of a large file
+    it covers the size and pieces spread over the content."""
     files = [path]
     if path.is_dir():
         names = [one.relative_to(path) for one in path.rglob("*")]
@@ -113,14 +113,14 @@ def _paths(config: Mapping[str, Any]) -> list[tuple[str, str, pathlib.Path]]:
             continue
         path = pathlib.Path(value).expanduser()
         if name == "model" and hub.is_id(value) and not path.exists():
-            path = hub.snapshot(value, config.get("revision", ""))  # it has been loaded: nothing is downloaded
+            path = hub.snapshot(value, config.get("revision", ""))  # already loaded: nothing is downloaded
         if path.exists():
             found.append((name, value, path))
     return found
 
 
 def _own_modules() -> dict[str, str]:
-    """Modules that belong to no installed package, such as one's own game: name -> hash."""
+    """Imported modules that belong to no installed package, such as the user's own game: name -> hash."""
     paths = sysconfig.get_paths()
     installed = tuple({paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
@@ -131,7 +131,7 @@ def _own_modules() -> dict[str, str]:
 
 
 def _stamp(run_dir: pathlib.Path) -> str:
-    """Tells this folder from any other: the config there is written anew at each start."""
+    """Distinguishes this folder from any other: each start writes its config anew."""
     try:
         return f"{(run_dir / CONFIG).stat().st_mtime_ns} {fingerprint(run_dir / CONFIG)}"
     except OSError:

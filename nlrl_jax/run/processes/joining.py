@@ -3,9 +3,9 @@
     python -m launch.train_ms_grpo --mesh 2,4,1 --coordinator_address host0:29500 --num_processes 2 --process_id 0 ...
     srun python -m launch.train_ms_grpo --mesh 2,4,1 ...            # found by itself, as with Open MPI
 
-All run the same script on the same arguments, versions and files, which is checked, and see the same --run_dir. The
-first one writes files and speaks; the others only compute. Names and detection are those of
-`jax.distributed.initialize`. Where one ends before its work is done, all end, with the reason.
+All run the same script with the same arguments, versions and files (which is checked), and see the same --run_dir. Only
+the first writes files and prints. Option names and cluster detection are those of `jax.distributed.initialize`. If one
+process ends before its work is done, all end and give the reason.
 """
 
 from __future__ import annotations
@@ -26,24 +26,19 @@ from absl import flags
 from nlrl_jax import multihost
 from nlrl_jax.run.processes.meeting import Meeting, local_port, meet, parse_address
 
-# Set for each process by srun and mpirun: how many there are.
+# The number of processes, as srun and mpirun set it.
 _CLUSTERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-_GRACE = 2.0  # seconds that a process may take to end by itself once another has ended
-_meeting: Meeting | None = None  # None in a process alone
+_GRACE = 2.0  # seconds for a process to end by itself after another has ended
+_meeting: Meeting | None = None  # None in a single process
 
 
 def define_flags() -> None:
     """--coordinator_address, --num_processes, --process_id and --initialization_timeout."""
-    patience = "seconds until all of several processes must have come"
-    for one in (
-        flags.Flag(
-            flags.ArgumentParser(), None, "coordinator_address", "", "HOST:PORT of the first of several processes"
-        ),
-        flags.Flag(flags.IntegerParser(lower_bound=0), None, "num_processes", 0, "how many processes train together"),
-        flags.Flag(flags.IntegerParser(lower_bound=-1), None, "process_id", -1, "which of them this is, from 0"),
-        flags.Flag(flags.FloatParser(lower_bound=1), None, "initialization_timeout", 20.0, patience),
-    ):
-        flags.DEFINE_flag(one, module_name="Run")
+    flags.DEFINE_string("coordinator_address", "", "several processes: HOST:PORT of process 0")
+    flags.DEFINE_integer("num_processes", 0, "several processes: how many train together", lower_bound=0)
+    flags.DEFINE_integer("process_id", -1, "several processes: the number of this one, from 0", lower_bound=-1)
+    text = "several processes: seconds to wait until all have joined"
+    flags.DEFINE_float("initialization_timeout", 20.0, text, lower_bound=1)
 
 
 def start(
@@ -53,15 +48,15 @@ def start(
     patience: float = 20.0,
     facts: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
-    """Joins the processes of a run, before JAX has looked for devices; does nothing for a process alone.
+    """Joins the processes of a run, before JAX looks for devices; does nothing for a single process.
 
     Args:
-      patience: seconds until all must have come.
-      facts: returns what must be the same in all, as JSON.
+      patience: seconds to wait until all have joined.
+      facts: returns what must be equal in all, as JSON.
 
     Raises:
-      ValueError: some of the arguments are missing, or out of bounds; what `meeting.meet` raises; or the processes
-        have different numbers of devices.
+      ValueError: arguments are missing or out of bounds; what `meeting.meet` raises; or the processes have different
+        numbers of devices.
     """
     global _meeting
     found = found_by_cluster(coordinator_address, num_processes, process_id)
@@ -81,13 +76,13 @@ def start(
     devices = Counter(device.process_index for device in jax.devices())
     if other := next((n for n in devices if devices[n] != devices[0]), 0):
         raise ValueError(
-            f"process 0 has {devices[0]} devices and process {other} has {devices[other]}; give all equally many"
+            f"process 0 has {devices[0]} devices and process {other} has {devices[other]}; give all the same number"
         )
 
 
 def found_by_cluster(coordinator_address: str, num_processes: int, process_id: int) -> tuple[str, int, int] | None:
-    """(address, number, this one's number) of the processes of a run, from the arguments or from srun or mpirun; None
-    for a process alone. Errors: see `start`."""
+    """(address of process 0, number of processes, number of this one) from the arguments, srun or mpirun; None for a
+    single process. Errors: see `start`."""
     options = (bool(coordinator_address), num_processes > 0, process_id >= 0)
     if any(options) and not all(options):
         raise ValueError(
@@ -100,19 +95,19 @@ def found_by_cluster(coordinator_address: str, num_processes: int, process_id: i
         return coordinator_address, num_processes, process_id
     if not any(int(os.environ.get(name) or 1) > 1 for name in _CLUSTERS):
         return None
-    from jax._src.clusters import ClusterEnv  # no public function says what JAX finds
+    from jax._src.clusters import ClusterEnv  # there is no public function for what JAX detects
 
     address, number, me, _ = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, [], None, None)
     if address is None:
         raise ValueError(
-            "srun or mpirun started several processes, but JAX does not find the first; give each "
+            "srun or mpirun started several processes, but JAX cannot find the first; give each "
             "--coordinator_address HOST:PORT, --num_processes N and --process_id 0 to N - 1"
         )
     return address, number, me
 
 
 def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
-    """`main`, whose failure in one of several processes ends them all, with the reason."""
+    """`main` such that its failure in one of several processes ends them all, with the reason."""
 
     def run(argv: list[str]) -> Any:
         try:
@@ -124,7 +119,7 @@ def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
         except BaseException as error:
             if _meeting is None:
                 raise
-            of_jax = isinstance(error, jax.errors.JaxRuntimeError)  # which another's end may have caused
+            of_jax = isinstance(error, jax.errors.JaxRuntimeError)  # perhaps because another process ended
             _meeting.ended.wait(_GRACE if of_jax else 0)
             if os.environ.get("NLRL_TRACEBACK") or not (of_jax or _meeting.reason):
                 traceback.print_exc()
@@ -135,7 +130,7 @@ def together(main: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
 
 
 def _end(reason: str, status: str | int) -> None:
-    """Ends this process at once: an ordinary exit would wait for the others. They are told the reason."""
+    """Tells the others the reason and ends this process at once; an ordinary exit would wait for them."""
     if isinstance(status, str):
         print(status, file=sys.stderr)
     _meeting.tell_end(reason.removeprefix("error: ")[:1000])
@@ -146,6 +141,6 @@ def _end(reason: str, status: str | int) -> None:
 
 
 def _lost() -> None:
-    """Ends this process, in which another's end came first, unless it ends by itself."""
+    """Ends this process after another has ended, unless it ends by itself first."""
     time.sleep(_GRACE)
     _end(_meeting.reason, f"error: {_meeting.reason}")

@@ -1,11 +1,10 @@
 """How the processes of a run meet before JAX joins them, and how each learns that another has ended.
 
-The first listens at the coordinator's address; the others connect and say how they were started. Unless all agree,
-all end with one sentence. The connections stay: one that closes without a word belonged to a process that died.
+Process 0 listens at the coordinator's address; the others connect and say how they were started. Unless all agree, all
+end with the same message. The connections stay open: one that closes without notice belonged to a process that died.
 
-JAX's own client ends its process with a stack trace as soon as the first process is gone. So the others reach the
-first one's JAX through a port of their own (`local_port`), which stays open then, and the sentence comes before JAX's
-time-out.
+JAX's own client ends its process with a stack trace as soon as process 0 is gone. So the others connect to JAX in
+process 0 through a local port (`local_port`), which then stays open, and our message appears before JAX's time-out.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _HELLO = "a process of nlrl_jax, 1"
-_PATIENCE = 5.0  # seconds until one that has connected says what it wants
-_WAIT = 30.0  # seconds until the first process's JAX listens
+_PATIENCE = 5.0  # seconds for a new connection to introduce itself
+_WAIT = 30.0  # seconds for JAX in process 0 to listen
 _LONGEST = 1 << 20  # bytes of a message
 _SHOWN = 5  # differences in a message
 _ABSENT = "not given"
@@ -40,10 +39,10 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def differing(facts: list[Mapping[str, Any]]) -> str:
-    """In which names the processes differ, with the values: "--seed is 0 in process 0 and 8 in process 1; ...", or "".
+    """How the processes differ: "--seed is 0 in process 0 and 8 in process 1; ...", or "".
 
     Args:
-      facts: of each process, by its number.
+      facts: one mapping for each process, in order of their numbers.
     """
     found = []
     for name in dict.fromkeys(name for one in facts for name in one):
@@ -60,20 +59,20 @@ def _shown(value: Any) -> str:
 
 
 class Meeting:
-    """The connections of this process: of the first to all others, of another to the first.
+    """The connections of this process: from process 0 to all others, from another to process 0.
 
     Args:
-      me: this process's number.
-      sockets: by the other's number.
+      me: the number of this process.
+      sockets: by the number of the process at the other end.
     """
 
     def __init__(self, me: int, sockets: Mapping[int, socket.socket]):
         self.me, self._sockets = me, sockets
-        self.reason = ""  # why another process has ended
+        self.reason = ""  # why another process ended
         self.ended = threading.Event()
 
     def watch(self, lost: Callable[[], None]) -> None:
-        """Calls `lost`, in a thread, once another process has ended before its work was done."""
+        """Calls `lost` in a thread when another process ends before its work is done."""
         for number, other in self._sockets.items():
             threading.Thread(target=self._watch, args=(number, other, lost), daemon=True).start()
 
@@ -89,32 +88,32 @@ class Meeting:
             lost()
 
     def tell_end(self, reason: str = "") -> None:
-        """Tells the others that this process ends, and why if that is before its work was done."""
+        """Tells the others that this process ends; a reason means that its work was not done."""
         self.ended.set()
         self._tell({"reason": f"process {self.me} ended: {reason}"} if reason else {"done": True})
 
     def _tell(self, message: Any) -> None:
         for other in self._sockets.values():
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # already gone
                 _send(other, message)
 
 
 def meet(address: str, number: int, me: int, facts: Mapping[str, Any], patience: float) -> Meeting:
-    """Returns once all processes are here and agree.
+    """Returns when all processes have connected and agree.
 
     Args:
-      address: HOST:PORT of the first process. number: how many there are. me: which this is.
-      facts: JSON; what must be the same in all of them.
-      patience: seconds.
+      address: HOST:PORT of process 0. number: of processes. me: the number of this one.
+      facts: JSON; what must be equal in all of them.
+      patience: seconds to wait.
 
     Raises:
-      ValueError: the address is none; the port cannot be had; nobody, too few or strangers came; two have one number;
-        or they do not agree. The message is the same in all that came.
+      ValueError: a malformed address; a port that is in use; no process, too few or other programs connected; two have
+        one number; or they do not agree. The message is the same in all that connected.
     """
     host, port = parse_address(address)
     own = {"hello": _HELLO, "process_id": me, "num_processes": number, "facts": facts}
     sockets = _gather(host, port, own, patience) if me == 0 else {0: _join(host, port, own, patience)}
-    for other in sockets.values():  # of a host that has lost its power nothing comes
+    for other in sockets.values():  # notices a host that has lost power
         other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
             if hasattr(socket, option):
@@ -123,7 +122,7 @@ def meet(address: str, number: int, me: int, facts: Mapping[str, Any], patience:
 
 
 def _gather(host: str, port: int, own: dict[str, Any], patience: float) -> dict[int, socket.socket]:
-    """The first process: waits for all others."""
+    """Process 0: waits for all others."""
     deadline, number = time.monotonic() + patience, own["num_processes"]
     sockets: dict[int, socket.socket] = {}
     facts, refused = {0: own["facts"]}, ""
@@ -135,7 +134,7 @@ def _gather(host: str, port: int, own: dict[str, Any], patience: float) -> dict[
             except TimeoutError:
                 missing = ", ".join(str(n) for n in range(number) if n not in facts)
                 refused = (
-                    f"of {number} processes number {missing} did not come to {host}:{port} within {patience:g} s; "
+                    f"of {number} processes number {missing} did not connect to {host}:{port} within {patience:g} s; "
                     "start all of them, with the same --coordinator_address (--initialization_timeout waits longer)"
                 )
                 break
@@ -172,13 +171,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _hello(other: socket.socket) -> dict[str, Any] | None:
-    """What another process says of itself; None of a stranger."""
+    """What another process says about itself; None for another program."""
     try:
         other.settimeout(_PATIENCE)
         said = _receive(other)
         if said["hello"] != _HELLO:
             raise ValueError
-        _send(other, {"hello": _HELLO})  # so that it knows whom it has found
+        _send(other, {"hello": _HELLO})  # so that it can tell us from another program
         other.settimeout(None)
         return said
     except (OSError, ValueError, KeyError, TypeError):
@@ -187,7 +186,7 @@ def _hello(other: socket.socket) -> dict[str, Any] | None:
 
 
 def _join(host: str, port: int, own: dict[str, Any], patience: float) -> socket.socket:
-    """Another process: finds the first, and hears what it decides."""
+    """Any other process: connects to process 0 and waits for its decision."""
     other = _connect(host, port, patience)
     at = f"{host}:{port}"
     try:
@@ -197,7 +196,7 @@ def _join(host: str, port: int, own: dict[str, Any], patience: float) -> socket.
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
-            f"what listens at {at} is no process 0 that waits for others: another program, or a run under way; "
+            f"no process 0 waits at {at}: another program listens there, or a run that has begun; "
             "choose another --coordinator_address"
         ) from None
     try:
@@ -205,7 +204,7 @@ def _join(host: str, port: int, own: dict[str, Any], patience: float) -> socket.
         refused = _receive(other)["refused"]
         other.settimeout(None)
     except (OSError, ValueError):
-        raise ValueError(f"process 0 at {at} ended while it waited for the others; see what it says") from None
+        raise ValueError(f"process 0 at {at} ended while it waited for the others; its own message says why") from None
     if refused:
         raise ValueError(refused)
     return other
@@ -230,7 +229,7 @@ def _resolve(host: str, port: int) -> None:
     try:
         socket.getaddrinfo(host, port)
     except (OSError, UnicodeError):
-        raise ValueError(f"--coordinator_address: there is no host {host!r} that this machine knows") from None
+        raise ValueError(f"--coordinator_address: this machine knows no host {host!r}") from None
 
 
 def _send(other: socket.socket, message: Any) -> None:
@@ -244,7 +243,7 @@ def _receive(other: socket.socket) -> Any:
       OSError: the connection is lost or silent. ValueError: it closed, or says something else.
     """
     line = bytearray()
-    while not line.endswith(b"\n"):  # byte by byte: what comes after the line is the next call's
+    while not line.endswith(b"\n"):  # byte by byte: what follows the line belongs to the next call
         byte = other.recv(1)
         if not byte or len(line) > _LONGEST:
             raise ValueError("closed, or no message of ours")
@@ -256,7 +255,7 @@ def _receive(other: socket.socket) -> Any:
 
 
 def local_port(host: str, port: int) -> int:
-    """A port of this machine whose connections lead to `host`. They stay open when those to `host` close."""
+    """A port of this machine that forwards to `host`. Its connections stay open when those to `host` close."""
     server, kept = socket.create_server(("127.0.0.1", 0)), []
 
     def serve():
@@ -264,7 +263,7 @@ def local_port(host: str, port: int) -> int:
             near = server.accept()[0]
             far = _connect(host, port, _WAIT)
             far.settimeout(None)
-            kept.append(near)  # a socket that nobody keeps is closed
+            kept.append(near)  # an unreferenced socket would be closed
             for source, target in ((near, far), (far, near)):
                 threading.Thread(target=_carry, args=(source, target, source is near), daemon=True).start()
 

@@ -101,5 +101,5 @@ def test_srun_is_recognised(monkeypatch):
     assert joining.found_by_cluster("", 0, -1) == ("node07:61441", 2, 1)
     assert joining.found_by_cluster("host0:29500", 4, 3) == ("host0:29500", 4, 3)
     monkeypatch.delenv("SLURM_PROCID")
-    with pytest.raises(ValueError, match="JAX does not find the first; give each --coordinator_address"):
+    with pytest.raises(ValueError, match="JAX cannot find the first; give each --coordinator_address"):
         joining.found_by_cluster("", 0, -1)
