@@ -56,7 +56,7 @@ def test_a_run_keeps_its_variables_and_its_date(command, tmp_path):
     assert command("--resume", "--run_dir", tmp_path / "run", today="2026-02-01")[0] == config
     assert prompt(players.templates_of(directory.read_config(folder))) == prompt(config.templates)
     for other in ("--template=tone=warm", "--date=2026-02-01"):
-        with pytest.raises(ValueError, match="another configuration"):
+        with pytest.raises(ValueError, match="started with other options"):
             command("--resume", other, "--run_dir", tmp_path / "run", today="2026-02-01")
     dated, _ = command("--date=2020-02-29", "--run_dir", tmp_path / "other", today="2026-02-01")
     assert dated.templates == TemplateOptions("", "2020-02-29")
