@@ -10,7 +10,7 @@ import jax
 import pytest
 from absl import flags
 
-from nlrl_jax.run import app
+from nlrl_jax.run import app, directory
 
 # Programs run a few times only here: compiling them in half the time is worth more than their speed.
 QUICK_TO_COMPILE = functools.partial(
@@ -34,8 +34,9 @@ def loaded(name):
 
 
 def run(name, *args):
-    """`python -m launch.NAME ARGS`. A refusal is a SystemExit with the line that a person sees."""
-    with loaded(name) as module:
+    """`python -m launch.NAME ARGS`. A refusal is a SystemExit with the line that is printed."""
+    with loaded(name) as module, contextlib.ExitStack() as end:
+        end.callback(lambda: [directory.close_run(folder) for folder in list(directory._held)])
         rest = flags.FLAGS([name, *map(str, args)])
         with (
             mock.patch.object(app.absl_app, "run", lambda main, flags_parser: main(rest)),

@@ -106,17 +106,3 @@ def test_transformers_reads_it_without_torch(base, tmp_path):
     ids = tokenizer.encode(tokenizer.render_chat(CHAT))
     named = [[None, 2, 0], [None, [2], 0]]  # bos 1 and eos 2 are what transformers takes where nothing stands
     assert json.loads(out) == [base.config.hidden_size, ids, named, False]
-
-
-def test_what_cannot_be_exported(tmp_path):
-    out = f"--out={tmp_path / 'out'}"
-    assert "say where the model goes: --out" in refusal("export", "--model=nano")
-    for args in ([], ["--model=nano", "--run_dir=x"], ["--run_dir=x", "--adapter=y"]):
-        assert "give either --run_dir, or --model" in refusal("export", out, *args)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    assert "full is not an empty folder" in refusal("export", "--model=nano", f"--out={tmp_path / 'full'}")
-    assert "holds no run" in refusal("export", f"--run_dir={tmp_path}", out)
-    close_run(open_run(tmp_path / "dqn", {"game": "snake"}))
-    assert "trains no language model" in refusal("export", f"--run_dir={tmp_path / 'dqn'}", out)
-    assert not (tmp_path / "out").exists()

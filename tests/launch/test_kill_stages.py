@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from nlrl_jax.run import directory
 from tests.launch import scripts
 from tests.launch.test_iterate_lac import SMALL as LOOP
 from tests.launch.test_nlrl_scripts import TD
@@ -29,10 +28,7 @@ class Killed(BaseException):
 
 
 def run(name, folder, *args):
-    try:
-        scripts.run(name, f"--run_dir={folder}", *args)
-    finally:
-        directory.close_run(folder)
+    scripts.run(name, f"--run_dir={folder}", *args)
 
 
 def killed_at(patch, which, after):

@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +10,12 @@ from scipy import stats
 
 from launch import ablate, train_language_actor_critic, weigh_words
 from nlrl_jax.config import make, replace
-from nlrl_jax.run import directory, models, records, results
+from nlrl_jax.run import models, records, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.nlrl import actor_critic as actor_critic_run
 from nlrl_jax.run.reports import ablation
 from nlrl_jax.types import Chat, Piece
-from tests.launch import scripts
+from tests.launch.scripts import refusal, run
 
 ACTOR_CRITIC = [
     "--opponent=first_move", "--games=4", "--format_examples=8", "--eval_games=4", "--max_tokens=8", "--epochs=1",
@@ -28,27 +27,6 @@ TD = [
     "--look_ahead=2", "--variations=2", "--format_examples=6", "--max_tokens=8", "--epochs=1", "--batch_size=4",
     "--threshold=0",
 ]  # fmt: skip
-
-
-def run(*args):
-    try:
-        scripts.run(*args)
-    finally:
-        _close(args)
-
-
-def refusal(*args):
-    try:
-        return scripts.refusal(*args)
-    finally:
-        _close(args)
-
-
-def _close(args):
-    """The end of the process does it."""
-    for arg in args:
-        if arg.startswith("--run_dir="):
-            directory.close_run(arg.removeprefix("--run_dir="))
 
 
 @pytest.fixture(scope="module")
@@ -172,22 +150,6 @@ def test_annotating_by_rules(capsys):
     assert "final_evaluation" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "args, message",
-    [
-        (["--game=breakthrough", "--position=bbbbb/wwwww"], "5 rows|rows"),
-        (["--game=breakthrough", "--position=bb.b./b..b./..xw./w.w../wwwww"], "x"),
-        (["--game=tic_tac_toe", "--position=OX3/456/789"], "no rules annotate tic_tac_toe"),
-        (["--game=maze_medium", "--position=0, 0"], "free cell"),
-        (["--game=chess", "--position=x"], "--game is 'chess'"),
-        (["--game=breakthrough"], "say which position"),
-        (["--run_dir=/nowhere"], "holds no run"),
-    ],
-)
-def test_what_cannot_be_annotated_is_refused(args, message):
-    assert re.search(message, refusal("annotate", *args))
-
-
 def counted(capsys):
     """role -> (calls, tokens written) of a dry run."""
     rows = [line.rsplit(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
@@ -217,57 +179,6 @@ def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
     assert rows["judge (own)"] == (6 * 3000, 6 * 3000 * 512)
     ends, first = rows["value (own)"][0], rows["value (large)"][0]
     assert ends == 3 * first and 45_000 < first <= 4 * 45_000
-
-
-@pytest.mark.parametrize(
-    "name, args, message",
-    [
-        ("train_language_actor_critic", ["--prompted=endpoint"], "an endpoint needs an address"),
-        ("train_language_actor_critic", ["--prompted=nano"], "nano has 1024 positions, but a prompt and --large_max"),
-        ("train_language_actor_critic", ["--prompted=/a/m,/b/m"], "two of these models would have one name"),
-        ("train_language_actor_critic", ["--prompted=scripted"], "--prompted names scripted, which cannot play"),
-        (
-            "train_language_actor_critic",
-            ["--opponent=me"],
-            "--opponent is 'me'; choose one of both, first",
-        ),
-        ("train_language_actor_critic", ["--estimate=dp"], "estimate is 'dp'; choose one of mc, td"),
-        ("train_language_actor_critic", ["--aggregator=endpoint"], "--base_url"),
-        ("train_language_td", ["--skills=2"], "--skills is '2'"),
-        ("train_language_actor_critic", ["--games=0"], "--games is 0; it must be"),
-        ("train_language_actor_critic", ["--eval_games=0"], "--eval_games is 0; it must be"),
-        ("train_language_actor_critic", ["--max_visits=-1"], "--max_visits is -1; it must be"),
-        ("train_language_actor_critic", ["--style=long"], "style is 'long'"),
-        ("train_language_actor_critic", ["--train=lora"], "with --train lora it must be 1"),
-        ("train_language_actor_critic", ["--train=all"], "train is 'all'"),
-        ("train_language_actor_critic", ["--dtype=float8"], "--dtype is 'float8'"),
-        ("train_language_actor_critic", ["--model=/nowhere"], "no model at '/nowhere'"),
-        ("train_language_actor_critic", ["--row_tokens=40"], "--row_tokens is 40, but a prompt takes 19 tokens"),
-        ("train_language_td", ["--first_values=me"], "--first_values is 'me'; choose one of value, aggregator"),
-        ("train_language_td", ["--critic=both"], "--critic is 'both'; choose one of words, number"),
-        ("train_language_td", ["--critic=number", "--train=lora"], "--critic number trains all weights"),
-        ("train_language_td", ["--prompted=endpoint"], "an endpoint needs an address"),
-        ("train_language_td", ["--prompted=scripted"], "--prompted names scripted"),
-        ("train_language_actor_critic", ["--words=none"], "--words is 'none'; choose one of threats"),
-        ("weigh_words", ["--k=1,x"], "--k is '1,x'; write numbers of games"),
-        ("weigh_words", ["--improver=endpoint"], "an endpoint needs an address"),
-        ("ablate", ["--study=words", "--aggregator=endpoint"], "--base_url"),
-        ("train_language_td", ["--skills=0x1"], "--skills is '0x1'"),
-        ("train_language_td", ["--threshold=2"], "--threshold is 2.0; it must be at least 0 and at most 1"),
-        ("train_language_td", ["--row_tokens=64"], "--row_tokens is 64, but a prompt takes 29 tokens"),
-        ("train_language_td", ["--aggregator=/nowhere"], "no model at '/nowhere'"),
-        *(
-            ("train_language_td", [f"--{name}={value}"], f"--{name} is {value}; it must be")
-            for name, value in (("states", -3), ("test_states", 0), ("variations", 0), ("look_ahead", 0))
-        ),
-        ("train_language_td", ["--judge_games=0"], "--judge_games is 0; it must be"),
-        ("ablate", ["--study=mask", "--opponent=both"], "--opponent is 'both'; choose one of random, first_move"),
-        ("ablate", ["--study=all"], "--study is 'all'; choose one or more of one algorithm"),
-    ],
-)
-def test_bad_arguments_are_refused_before_work(name, args, message, tmp_path):
-    assert message in refusal(name, *args, f"--run_dir={tmp_path / 'run'}")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_scalar_critic_is_trained_on_the_same_positions_and_has_no_words(language_td, tmp_path):

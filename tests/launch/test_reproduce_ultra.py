@@ -18,7 +18,7 @@ from nlrl_jax.algorithms.analyst import CriticalState, Findings, load, save
 from nlrl_jax.algorithms.refiners import methods
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Verdict
-from nlrl_jax.run import directory, models, results
+from nlrl_jax.run import models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.reports import ultra as report
 from nlrl_jax.run.reports import ultra_tables
@@ -38,10 +38,7 @@ def run(folder, *args, start=scripts.run):
     fitting = ["--cell=8"] * (not given("game")) + ["--base_iterations=2"] * (not given("base"))
     if not given("methods") or re.search("--methods=.*(RICE|MASK-R)", " ".join(args)):
         fitting.append("--mask_iterations=1")
-    try:
-        return start("reproduce_ultra", *SMALL, *fitting, f"--run_dir={folder}", *args)
-    finally:
-        directory.close_run(folder)  # the end of the process does it
+    return start("reproduce_ultra", *SMALL, *fitting, f"--run_dir={folder}", *args)
 
 
 def refusal(folder, *args):
@@ -142,10 +139,7 @@ def test_resume_runs_only_the_missing_stages(done, capsys):
 
 def test_resume_alone_takes_the_stored_config(done, capsys):
     before, config = outcomes(done), (done / "config.json").read_text()
-    try:
-        scripts.run("reproduce_ultra", f"--run_dir={done}", "--resume")
-    finally:
-        directory.close_run(done)
+    scripts.run("reproduce_ultra", f"--run_dir={done}", "--resume")
     assert outcomes(done) == before and (done / "config.json").read_text() == config
     assert "changed" not in capsys.readouterr().out
 
@@ -260,39 +254,6 @@ def test_a_giant_reply_is_shortened_on_the_page():
     text = parts["reward of 1 (taken)"]
     assert len(text) < 1.1 * report.LONGEST and text.endswith(f"({8 * 10**5 - report.LONGEST:,} more characters)")
     assert report.shortened("x" * report.LONGEST) == "x" * report.LONGEST
-
-
-@pytest.mark.parametrize(
-    "args, says",
-    [
-        (["--methods=PPO,GUESS"], "method 'GUESS' is not known"),
-        (["--game=chess"], "unknown game 'chess'"),
-        (["--game=hopper", "--methods=HLC"], "HLC needs a hand-designed reward"),
-        (["--base=/nowhere"], "holds no base agent"),
-        (["--bases=0"], "--bases is 0"),
-        (["--analyst=tools"], "--analyst tools adds offsets to continuous actions; those of pong are not"),
-        (["--game=hopper", "--contact_forces"], "--contact_forces does nothing for hopper, only for ant"),
-        (["--step=0.1"], "--step does nothing for pong"),
-        (["--hold=9", "--horizon=8"], "hold is 9; it must not exceed horizon (8)"),
-        (["--analyst=endpoint"], "an endpoint needs an address"),
-        (["--eval_every=0"], "--eval_every is 0; it must be at least 1"),
-        (["--seeds=0"], "--seeds is 0"),
-        (["--cell=0"], "--cell is 0"),
-        (["--game=hopper", "--radius=0"], "--radius is 0.0; it must be above 0"),
-        (["--floor=nan"], "--floor is nan"),
-        (["--floor=inf"], "--floor is inf; it must be below inf"),
-        (["--alpha=-1"], "--alpha is -1.0; it must be at least 0"),
-        (["--radius=0.5"], "--radius does nothing for pong, only for hopper, walker2d, ant, your own games"),
-        (["--physics=c"], "--physics does nothing for pong"),
-        (["--game=ant", "--cell=3"], "--cell does nothing for ant, only for pong"),
-        (["--game=hopper", "--points=21"], "--points does nothing for hopper"),
-        (["--game=my_module:game", "--points=3"], "--points does nothing for your own games, only for pong"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_trained(tmp_path, args, says):
-    assert says in refusal(tmp_path / "run", *args)
-    left = {path.name for path in tmp_path.rglob("*")}
-    assert left <= {"run", ".lock", "config.json"}  # with which the corrected command starts
 
 
 @pytest.mark.parametrize("game", ["pong", "hopper", "ant"])

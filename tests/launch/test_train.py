@@ -21,17 +21,11 @@ TINY = (
 
 
 def train(run_dir, *args):
-    try:
-        run("train_ms_grpo", f"--run_dir={run_dir}", *TINY, *args)
-    finally:
-        directory.close_run(run_dir)  # the end of the process does it
+    run("train_ms_grpo", f"--run_dir={run_dir}", *TINY, *args)
 
 
 def refused(run_dir, *args):
-    try:
-        return refusal("train_ms_grpo", f"--run_dir={run_dir}", *TINY, *args)
-    finally:
-        directory.close_run(run_dir)
+    return refusal("train_ms_grpo", f"--run_dir={run_dir}", *TINY, *args)
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +76,7 @@ def test_killed_and_resumed_is_the_same_run_bit_for_bit(whole, tmp_path, capsys)
 
 def test_resume_alone_takes_the_stored_config_and_says_where_it_is(whole, tmp_path, capsys):
     run_dir = shutil.copytree(whole, tmp_path / "run")
-    try:
-        run("train_ms_grpo", f"--run_dir={run_dir}", "--resume")
-    finally:
-        directory.close_run(run_dir)
+    run("train_ms_grpo", f"--run_dir={run_dir}", "--resume")
     assert "resuming at iteration 4" in capsys.readouterr().out
     config = directory.read_config(run_dir)
     assert config["group_size"] == 8 and config["script"] == "train_ms_grpo"
@@ -99,43 +90,6 @@ def test_another_configuration_is_not_resumed(whole):
     assert "beta: 0.1 -> 0.2" in line and "seed: 0 -> 3" in line and "iterations" not in line
     assert "already holds a run" in refused(whole, "--iterations=4")
     assert (whole / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "args, message",
-    [
-        (["--group_sample=9"], "group_sample (G') is 9; it must be between 2 and group_size (G) = 8"),
-        (["--game=chess"], "unknown game 'chess'"),
-        (["--kl_estimator=k9"], "--kl_estimator is 'k9'; choose one of k1, k2, k3"),
-        (["--prompt=long"], "'long'"),
-        (["--max_tokens=2000"], "Lower max_tokens"),
-        (["--mesh=3,1,1"], "mesh data=3 x fsdp=1 x tensor=1 needs 3 devices"),
-        (["--lora_rank=0"], "--lora_rank is 0"),
-        (["--iterations=0"], "--iterations is 0; it must be at least 1"),
-        (["--checkpoint_every=0"], "--checkpoint_every is 0"),
-        (["--eval_episodes=0"], "--eval_episodes is 0"),
-        (["--learning_rate=nan"], "--learning_rate is nan"),
-        (["--beta=-1"], "--beta is -1.0"),
-        (["--temperature=nan"], "--temperature is nan"),
-        (["--micro_batch=-1"], "--micro_batch is -1"),
-        (["--clip_low=-1"], "--clip_low is -1.0"),
-        (["--max_turns=0"], "--max_turns is 0"),
-        (["--game=snake", "--maps=all"], "--maps does nothing for snake"),
-        (["--game=nowhere:game"], "there is no module 'nowhere'"),
-        (["--game=json:game"], "json has no TextGame named 'game'"),
-        (["--dtype=float7"], "--dtype is 'float7'; choose one of '', float32, bfloat16"),
-        (["--model=/nowhere/model"], "no model at '/nowhere/model'"),
-    ],
-)
-def test_bad_settings_are_refused_before_any_work(tmp_path, args, message):
-    run_dir = tmp_path / "run"
-    line = refused(run_dir, *args)
-    assert message in line and "\n" not in line
-    assert not run_dir.exists()
-
-
-def test_run_dir_is_asked_for():
-    assert "--run_dir" in refusal("train_ms_grpo", "--model=nano")
 
 
 @pytest.mark.slow

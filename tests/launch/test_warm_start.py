@@ -10,12 +10,11 @@ import envs
 from envs.walkers import WALKS, demonstrate, reply_template
 from launch.warm_start import readable
 from nlrl_jax.algorithms.demonstrations import compile_reply
-from nlrl_jax.run import directory
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.text.parser import ReplyFormat, reference_parse
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.weights.load import load_model, load_tokenizer
-from tests.launch.scripts import refusal, run
+from tests.launch.scripts import run
 from tests.tokenizers_from_wheels import small_tokenizer
 
 
@@ -47,10 +46,7 @@ def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
         "--lora_rank=4",
         "--max_tokens=24",
     )
-    try:
-        run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=8")
-    finally:
-        directory.close_run(tmp_path)
+    run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=8")
     losses = [row["loss"] for row in read_rows(tmp_path)]
     assert len(losses) == 8 and np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
     loaded = load_model(str(tmp_path / "model"))
@@ -68,9 +64,3 @@ def test_replies_that_cannot_be_read_are_shown():
     assert readable([("<action>Up</action>", True), ("Up", False), ("<action>Up</action>", True)]) == line
     warned = readable([("to go up I", False), ("?", False)])
     assert "0 of 2" in warned and "warning: most replies cannot be read, such as 'to go up I', so that" in warned
-
-
-def test_bad_input(tmp_path):
-    assert "--batch is 0" in refusal("warm_start", f"--run_dir={tmp_path}", "--model=nano", "--batch=0")
-    directory.close_run(tmp_path)
-    assert "--run_dir runs/NAME" in refusal("warm_start", "--model=nano")
