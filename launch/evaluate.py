@@ -4,8 +4,8 @@
     python -m launch.evaluate --model smollm2 --game snake --episodes 8 --max_tokens 100
     python -m launch.evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
 
-With --run_dir the model, the prompt form, the maps and the latest checkpoint are those of the run; else --model
-and perhaps --adapter. The same --seed always gives the same initial states.
+With --run_dir, the model, prompt form, maps and latest checkpoint are the run's; otherwise give --model and, if
+there is one, --adapter. The same --seed always gives the same initial states.
 """
 
 from __future__ import annotations

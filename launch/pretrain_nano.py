@@ -284,7 +284,7 @@ def define_flags() -> None:
     flags.DEFINE_string("out", "", "folder to write the model to: new, empty, or of an earlier pretrain_nano")
     flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay")
     flags.DEFINE_integer("steps", 700, "grids, babyai, alfworld: training steps", lower_bound=1)
-    flags.DEFINE_integer("snake_every", 8, "grids: one step in so many is Snake, the rest FrozenLake", lower_bound=1)
+    flags.DEFINE_integer("snake_every", 8, "grids: one of this many steps is Snake, the rest FrozenLake", lower_bound=1)
     flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
     flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")

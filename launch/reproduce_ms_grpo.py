@@ -5,8 +5,9 @@
     python -m launch.reproduce_ms_grpo --scale paper --model ~/models/Qwen2.5-3B-Instruct --run_dir runs/paper
 
 Trains one agent on Snake-Standard and one on FrozenLake-NotSlippery under several seeds, and evaluates each, as
-it learns, on all four variants: greedy, 20 replies and steps, the same 50 initial states. A DQN on Snake stands
-beside them. Leaves table_1.md, figure_1.png, figure_2.png and report.html; --resume continues where it stopped.
+it learns, on all four variants: greedy, 20 replies and steps, the same 50 initial states. A DQN on Snake (of
+`--dqn_iterations`) is trained for comparison. Writes table_1.md, figure_1.png, figure_2.png and report.html; --resume
+continues where it stopped.
 
 Departures from the paper: evaluation maps of FrozenLake follow the paper's distribution, training maps leave out the
 held-out eighth of them; all seeds start from one untrained model, greedy, so the start has no spread over seeds.
@@ -104,7 +105,7 @@ class MatrixConfig:
     seeds: int = option(0, "runs of each agent, under the seeds 0, 1, ...; 0: the scale's own number", least=0)
     iterations: int = option(0, "iterations of Algorithm 1; 0: the scale's own number", least=0)
     dqn_iterations: int = option(0, "iterations of the DQN; 0: the scale's own number", least=0)
-    apart: bool = option(False, "spread the seeds over all devices, as many as take equally many each")
+    apart: bool = option(False, "spread the seeds over as many devices as can take equal numbers of them")
 
     def __post_init__(self):
         check(self)
@@ -144,7 +145,7 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
 
 
 def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.Path:
-    """The final agents beside the untrained model and the DQN. Error bars: one standard deviation over seeds,
+    """The final agents, the untrained model and the DQN. Error bars: one standard deviation over seeds,
     for the DQN over episodes."""
     panels = {}
     for name, title in VARIANTS.items():
@@ -239,11 +240,11 @@ def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: f
     """Prints the plan of several runs under `seeds` seeds each.
 
     Args:
-      target: of `run.targets`, to compile for one such device; empty: the one at hand.
-      tflops: rate of the device in mind, in 1e12 floating-point operations a second; 0: measured on the one at hand.
+      target: of `run.targets`, to compile for one such device; empty: this machine's.
+      tflops: floating-point operations per second of the intended device, in 1e12; 0: measured on this machine's.
     """
     rate = tflops * 1e12 or matmul_rate()
-    device = "a device" if tflops else f"the device at hand, {jax.devices()[0].device_kind}, measured"
+    device = "a device" if tflops else f"this machine's device, {jax.devices()[0].device_kind}, measured"
     print(f"{device}: {rate / 1e12:.3g} TFLOP/s in a plain matrix product")
     mesh = make_mesh(devices=targets.devices(target)) if target else None
     total = 0.0
@@ -260,16 +261,16 @@ def show(configs: dict[str, TrainConfig], seeds: int, vectorize: bool, tflops: f
             f"  prompt {len(policy.template.prefix)} shared + {policy.template.max_length} own tokens, "
             f"reply {config.sampling.max_tokens}, G={config.learning.group_size}, G'={config.learning.group_sample}, "
             f"groups {config.learning.num_groups}\n"
-            f"  memory on {target or 'the device at hand'} {memory['all'] / GIB:.2f} GiB: arguments "
+            f"  memory on {target or 'this device'} {memory['all'] / GIB:.2f} GiB: arguments "
             f"{memory['arguments'] / GIB:.2f}, temporaries {memory['temporaries'] / GIB:.2f} (compiled in "
             f"{time.monotonic() - clock:.0f} s)\n"
             f"  an iteration, at most: {work.prompt_tokens:,} prompt tokens, {work.reply_tokens:,} written, "
             f"{work.learned_tokens:,} learned from, {work.flop / 1e12:.4g} TFLOP\n"
-            f"  all of it: {hours:.3g} hours of a device at the rate above"
+            f"  in total: {hours:.3g} device hours at the rate above"
         )
     print(
-        f"\nin all {total:.3g} device hours at the rate of a plain matrix product. Writing replies is bound by memory "
-        "and slower than that; episodes end early and replies are short, which is faster."
+        f"\n{total:.3g} device hours in total, at the rate of a plain matrix product. Writing replies is bound by "
+        "memory and slower; episodes that end early and short replies make it faster."
     )
 
 
@@ -304,7 +305,7 @@ def main(argv: list[str]) -> None:
 def define_flags() -> None:
     app.flags_of(MatrixConfig, dry_run="print what would be run, its memory and its work, and stop")()
     flags.DEFINE_float(
-        "device_tflops", 0.0, "with --dry_run: reckon with a device of this rate, not the one at hand", 0.0
+        "device_tflops", 0.0, "with --dry_run: assume a device of this rate instead of measuring this machine's", 0.0
     )
     flags.DEFINE_enum(
         "target",

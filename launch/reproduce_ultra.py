@@ -101,7 +101,7 @@ def parse_config() -> RunConfig:
             raise ValueError(f"--{name} does nothing for {kind}, only for {', '.join(ONLY_FOR[name])}; leave it out")
     models.check_endpoint_is_used(config.analyst)
     if config.base:
-        config_flags.leave_out("with --base, whose agents are trained", "base_iterations")
+        config_flags.leave_out("with --base, whose agents are already trained", "base_iterations")
     if config.analyst != TOOLS:
         searched = (option.name for option in options_of(SearchConfig))
         config_flags.leave_out(f"with --analyst {config.analyst}, only with {TOOLS}", *searched)
@@ -126,11 +126,11 @@ def runs_of(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> list[Run]
 
 
 def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
-    """All stages in a folder that is there, locked and holds the config; returns the tables and the last line."""
+    """All stages in an opened run folder; returns the tables and the last line."""
     runs = runs_of(config, run_dir, resume)
     run = runs[0]
     analyst = run.analyst()  # a wrong address or model fails before anything is trained
-    base, trajectories, findings, refined = refine(run, analyst)  # whose films and cases stand for all
+    base, trajectories, findings, refined = refine(run, analyst)  # the page shows the films and cases of this agent
     for other in runs[1:]:
         refine(other, analyst)
     scores, continuous = stored_scores(runs), run.agent.continuous

@@ -6,13 +6,13 @@
     python -m launch.run_language_gpi --scale paper --run_dir runs/gpi_paper       # needs $OPENAI_API_KEY
 
 Rows: the language policy alone; Q^L without look-ahead and the improvement I; language GPI with (K, N) = (1, 3),
-(4, 1), (4, 3), (6, 3), (8, 3). All play the same 30 starts under 3 seeds, 90 mazes in lockstep. Leaves results.json,
-table.md, metrics.jsonl, return_against_k.png, report.html and usage.json; finished rows are kept, so --resume continues
-with the next one.
+(4, 1), (4, 3), (6, 3), (8, 3); `--mazes`, `--rows` and `--starts` choose fewer. All play the same 30 starts under 3
+seeds, 90 mazes in lockstep. Writes results.json, table.md, metrics.jsonl, return_against_k.png, report.html and
+usage.json; finished rows are kept, so --resume continues with the next one.
 
 Details that the paper leaves open, and departures:
 - each maze has 25 cells to start from, so 30 starts cannot all differ: every cell once, five of them twice;
-- the numbers behind +- are deviations of the mean return over the seeds;
+- the numbers after +- are deviations of the mean return over the seeds;
 - the goal of the medium maze is ours (see `envs.maze`), so its returns are not comparable with the paper's;
 - the paper shows the action history in the observation. The scale `paper` does so (--history 100). The rules by default
   read the present and, in V^L, the look-ahead (--history 0), so that their gain is the look-ahead's: rules that count
@@ -62,9 +62,9 @@ PRESETS = {"nano": {}, "paper": {"backend": "endpoint", "model": "gpt-4o-mini-20
 
 @dataclasses.dataclass(frozen=True)
 class GPIRunConfig:
-    """Everything that decides what a run computes."""
+    """Everything that determines what a run computes."""
 
-    backend: str = option("scripted", f"who plays all roles: {', '.join(BACKENDS)}", choices=BACKENDS)
+    backend: str = option("scripted", f"the model of all roles: {', '.join(BACKENDS)}", choices=BACKENDS)
     model: str = option("nano", "local: nano, a Hugging Face folder or .gguf; endpoint: the server's name for it")
     endpoint: models.Endpoint = part(
         models.Endpoint(base_url="https://api.openai.com/v1"), without=("endpoint_model", "endpoint_tokenizer")

@@ -5,7 +5,7 @@
 
 An iteration is `steps_per_iteration` moves in each of `num_envs` games, with a gradient step after each move.
 `--sweep` trains the paper's 45 combinations of learning rate, discount and epsilon decay as one vectorised program.
-The last line reads `greedy return: <before> -> <after>`.
+`--buffer_size` and `--learning_starts` are in transitions. The last line reads `greedy return: <before> -> <after>`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SWEEP = {  # the appendix's search space
 
 @dataclasses.dataclass(frozen=True)
 class DQNRunConfig:
-    """Everything that decides what a run computes."""
+    """Everything that determines what a run computes."""
 
     game: str = option("snake", "a game on a grid, such as snake or frozen_lake, or your own as my_module:text_game")
     seed: int = seed_option("everything random follows from it")
@@ -50,7 +50,7 @@ class DQNRunConfig:
     )
     sweep: bool = option(False, "train every combination of the paper's search space at once")
     eval_episodes: int = option(50, "greedy episodes from fixed initial states", least=1)
-    eval_every: int = option(5, "evaluate every so many iterations", least=1)
+    eval_every: int = option(5, "iterations between evaluations", least=1)
     checkpoint_every: int = option(20, "iterations between checkpoints", least=1)
 
     def __post_init__(self):
@@ -87,7 +87,7 @@ class Trainer:
         self._evaluate = jax.jit(jax.vmap(play) if config.sweep else play)
 
     def init(self):
-        """The fresh state; with a sweep the same network and games under every combination."""
+        """The initial state; with a sweep, the same network and games under every combination."""
         game = self.game
         state = init_state(game.env, game.params, self.dqn, jax.random.key(self.config.seed))
         if self.config.sweep:
@@ -98,7 +98,7 @@ class Trainer:
         return jax.tree.map(lambda leaf: jax.device_put(jnp.array(leaf), jax.devices()[0]), state)
 
     def update(self, state, key):
-        """One iteration. The randomness lies in the state, so `key` is not used."""
+        """One iteration. The state holds the randomness, so `key` is not used."""
         del key
         state, metrics = self._chunk(state)
         return state, {name: np.asarray(value, np.float64).mean() for name, value in metrics.items()}

@@ -3,9 +3,10 @@
     python -m launch.train_language_actor_critic --run_dir runs/actor_critic
     python -m launch.train_language_actor_critic --scale paper --dry_run
 
-NLRL, algorithm 3, section 5.3. At nano scale the built-in model is policy and value model, and rules aggregate and
-improve (`envs/tic_tac_toe/rule_based.py`); `--aggregator endpoint` prompts a server instead. For each opponent the
-LLM-PPO baseline plays as many games from the same prompt (`--ppo`), and other models can play as prompted
+NLRL, algorithm 3, section 5.3. At nano scale the built-in model is both policy and value model, and rules aggregate and
+improve (`envs/tic_tac_toe/rule_based.py`); `--aggregator endpoint` prompts a server instead. The policy proposes
+`--num_samples` moves for a position; `--large_max_tokens` limits the large model's replies. For each opponent, the
+LLM-PPO baseline trains on as many games from the same prompt (`--ppo`), and other models can play as prompted
 (`--prompted smollm2,endpoint`), all in one plot. The last lines read `win rate (OPPONENT): <before> -> <after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
@@ -59,11 +60,11 @@ _PPO_OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
+    """Everything that determines what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
     models: Models = part(Models())
     words: str = option(
-        "threats", "what the rules write beside a number: threats, deciding, counts or number; see "
+        "threats", "what the rules write in addition to a number: threats, deciding, counts or number; see "
         "envs/tic_tac_toe/rule_based.py", choices=scripts.WORDS,
     )  # fmt: skip
     opponent: str = option("both", "first_move, random or both", choices=("both", *OPPONENTS))
@@ -78,16 +79,16 @@ class RunConfig:
             values=Sampling(32, 0.5),
         )
     )  # fmt: skip
-    average: int = option(
-        3, "the judged policy is the mean of the last so many iterations' weights; the paper: 1", least=1
-    )
-    format_examples: int = option(0, "random replies that teach the reply format; nano_board knows it", least=0)
+    average: int = option(3, "iterations whose policies' weights are averaged for evaluation; the paper: 1", least=1)
+    format_examples: int = option(0, "random replies that first teach the reply format; nano_board needs none", least=0)
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, epochs=4, batch_size=4, max_length=256, packed=True),
         names={"max_length": "row_tokens"},
         without=("schedule", "warmup", "weight_decay", "clip_norm", "b2", "seed"),
     )
-    policy_learning_rate: float = option(2e-4, "policy SFT learning rate; too high a rate ends exploration", above=0)
+    policy_learning_rate: float = option(
+        2e-4, "learning rate of the policy's SFT; too high a rate ends exploration", above=0
+    )
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
     ppo_learning: LanguagePPOConfig = part(
@@ -179,7 +180,7 @@ def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: U
 def setup(
     config: RunConfig, opponent: str, large: LanguageModel, *learners: Learn, model: str = ""
 ) -> ActorCriticSetup:
-    """The fixed side of the algorithm.
+    """The part of the algorithm that does not learn.
 
     Args:
       learners: of policy and value model; none for an evaluation.
@@ -311,7 +312,7 @@ def main(argv: list[str]) -> None:
     try:
         for opponent, method in matches:
             finished[opponent, method] = run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
-    except SystemExit:  # Ctrl-C leaves the report of what is done
+    except SystemExit:  # Ctrl-C still writes the report of what is finished
         if (run_dir / opponent / method / results.RESULTS).is_file():
             finished[opponent, method] = results.read(run_dir / opponent / method)
         if finished:

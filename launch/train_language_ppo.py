@@ -36,7 +36,7 @@ GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run computes. Defaults: nano scale."""
+    """Everything that determines what a run computes. Defaults: nano scale."""
 
     model: str = option("nano_board", "nano_board, smollm2, a Hugging Face folder or a .gguf file")
     templates: TemplateOptions = part(TemplateOptions())

@@ -6,12 +6,13 @@
 
 NLRL, algorithm 2, section 5.2. First, positions are collected from games between MCTS players of mixed skill, and a
 strong one plays look-ahead variations from each; both are kept in RUN_DIR/data. Then the value model learns the
-aggregator's summaries of the variations and of the model's own evaluations of their ends. Accuracy is on held-out
-positions, against win rates by MCTS, at two thresholds (`--threshold` and the authors' 0.2), beside what does not learn
-(`nlrl_jax/algorithms/td_controls.py`) and other models as prompted (`--prompted smollm2,endpoint`, Figure 5a). The last
-line reads `advantage accuracy: <before> -> <after>`.
+aggregator's summaries of the variations and of the model's own evaluations of their ends. Accuracy is measured on
+held-out positions against win rates by MCTS, at two thresholds (`--threshold` and the authors' 0.2), and compared with
+baselines that do not learn (`nlrl_jax/algorithms/td_controls.py`) and with other models as prompted (`--prompted
+smollm2,endpoint`, Figure 5a). `--large_max_tokens` limits the replies of the large model. The last line reads
+`advantage accuracy: <before> -> <after>`.
 
-Departures from the paper: see `nlrl_jax/algorithms/language_td.py`. At nano scale rules stand in for the large
+Departures from the paper: see `nlrl_jax/algorithms/language_td.py`. At nano scale rules replace the large
 model, MCTS searches less, evaluations are written at temperature 0 and SFT restarts from the base model in every
 iteration. `--format_examples` first teaches the reply format, with random advantages, to models other than nano_board.
 """
@@ -54,11 +55,11 @@ MAY_CHANGE = ("iterations", "micro_batch", "remat", "mesh")
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
+    """Everything that determines what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
     models: Models = part(Models())
     critic: str = option(
-        "words", "words, or number: the control, a value head that regresses on the numbers behind the words",
+        "words", "words, or number: the control, a value head that regresses on the numbers that the words stand for",
         choices=("words", "number"),
     )  # fmt: skip
     number_batch: int = option(12, "critic number: positions per gradient step", least=1)
@@ -72,9 +73,9 @@ class RunConfig:
     data: TDDataConfig = part(
         TDDataConfig(12_000, 1000, simulations=100, rollouts=1, skills="2x1,8x1,32x1,64x4", judge_games=32)
     )
-    threshold: float = option(0.4, "test positions with a win rate nearer to 0 are left out as level", least=0, most=1)
-    iterations: int = option(4, "iterations of language TD; 0: only judge what does not learn", least=0)
-    format_examples: int = option(0, "random evaluations that teach the reply format; nano_board knows it", least=0)
+    threshold: float = option(0.4, "test positions with a win rate closer to 0 are left out", least=0, most=1)
+    iterations: int = option(4, "iterations of language TD; 0: only the baselines that do not learn", least=0)
+    format_examples: int = option(0, "random evaluations that teach the reply format; nano_board needs none", least=0)
     learning: LanguageTDConfig = part(LanguageTDConfig(values=Sampling(64, 0.0, 50, 0.95)))
     restart: bool = option(True, "restart SFT from the base model in every iteration; false: continue")
     sft: SFTConfig = part(
@@ -151,7 +152,8 @@ def trainer_of(
 
 
 def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Path) -> dict[str, dict[str, float]]:
-    """What does not learn, on the same positions: controls by rule, also beside an endpoint, and models as prompted."""
+    """Baselines that do not learn, on the same positions: controls, whose rules never ask an endpoint, and models as
+    prompted."""
     rules, learning = ScriptedModel(scripts.SCRIPTS), config.learning
     value = ValueFunction(rules, config.roles.value, learning.values)
     found = td_controls.controls(
@@ -165,7 +167,7 @@ def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Pa
 
 
 def _grid(board: str) -> str:
-    """The drawn board without the names of its rows and columns."""
+    """The board as text, without the labels of rows and columns."""
     *rows, letters = board.splitlines()
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 

@@ -49,7 +49,7 @@ SHOWN = 6  # episodes in the report
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides what a run computes."""
+    """Everything that determines what a run computes."""
 
     game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game")
     maps: str = option(
@@ -67,9 +67,9 @@ class TrainConfig:
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
     seed: int = seed_option("everything random follows from it")
-    eval_episodes: int = option(50, "greedy episodes from fixed initial states, before and after", least=1)
+    eval_episodes: int = option(50, "greedy episodes of an evaluation, from fixed initial states", least=1)
     eval_turns: int = option(20, "maximum replies, and environment steps, per evaluation episode", least=1)
-    eval_every: int = option(0, "evaluate every so many iterations too; 0: only before and after", least=0)
+    eval_every: int = option(0, "iterations between evaluations during training; 0: only before and after", least=0)
     checkpoint_every: int = option(25, "iterations between checkpoints", least=1)
 
     def __post_init__(self):
@@ -110,7 +110,7 @@ PRESETS = {
 }  # fmt: skip
 
 
-# What may differ when a run is resumed: how long or how fast it is and what is watched, not what it learns.
+# Options that may differ when a run is resumed: they change its length, speed or logging, not what it learns.
 MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", "probe")
 
 

@@ -3,12 +3,13 @@
     python -m launch.warm_start --model smollm2 --game frozen_lake --run_dir runs/format
     python -m launch.train_ms_grpo --model runs/format/model --game frozen_lake --run_dir runs/smollm2
 
-A small model that never writes the action tag earns the same return in every episode of a group, and MS-GRPO
-has nothing to select. The demonstrations come from walkers that look at nothing in their way (`--skilled_share 0`):
-they show the form and not the game. With some skilled walkers among walkers of habit (`--skilled_share 0.4 --habit`)
-a model that can see follows the habit: reinforcement learning has something to select. Every batch is new; a LoRA
-adapter learns and is merged into the Hugging Face folder RUN_DIR/model, which is then an ordinary model: the
-reference of the KL penalty is the warm start.
+A small model that never writes the action tag earns the same return in every episode of a group, so MS-GRPO has
+nothing to select. By default the demonstrations come from walkers that ignore obstacles (`--skilled_share 0`): they
+show the format, not the game. If some walkers are skilled and the others follow a fixed habit (`--skilled_share 0.4
+--habit`), the model's actions depend on the board and vary in quality, which gives reinforcement learning something to
+select. Every batch is new. A LoRA adapter (`--lora_rank`, `--lora_alpha`) learns, with `--checkpoint_every` steps
+between checkpoints, and is merged into the Hugging Face folder RUN_DIR/model, an ordinary model; `--revision` names a
+branch, tag or commit of a Hub id.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CHECKED = 16  # replies read afterwards
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
-    """Everything that decides what a warm start computes."""
+    """Everything that determines what a warm start computes."""
 
     model: str = option("smollm2", players.MODELS)
     templates: TemplateOptions = part(TemplateOptions())
@@ -71,7 +72,7 @@ class WarmStartConfig:
 
 
 class Setup(NamedTuple):
-    """The game whose replies are shown, the model, and its policy with the form of its prompts."""
+    """The game of the demonstrations, the model, its policy, and the form of its prompts."""
 
     game: TextGame
     loaded: LoadedModel
@@ -80,7 +81,7 @@ class Setup(NamedTuple):
 
 
 def build(config: WarmStartConfig) -> Setup:
-    """What a warm start needs, before anything is written.
+    """Loads what a warm start needs, before anything is written.
 
     Raises:
       ValueError: --skilled_share or --habit for a game that has no such walkers; see `envs.make`, `players.load`,
@@ -103,7 +104,7 @@ def build(config: WarmStartConfig) -> Setup:
 
 
 def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: Setup | None = None) -> pathlib.Path:
-    """Trains in a folder that is this run's. Returns the folder of the model; what is there already is not made again.
+    """Trains in an opened run folder. Returns the folder of the model, which is not made again if it is finished.
 
     Raises:
       ValueError: see `build`, which makes a `setup` where none is given.
@@ -144,7 +145,7 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: S
 
 
 def readable(replies: list[tuple[str, bool]]) -> str:
-    """What to print of replies, each with whether it is actions of the game and nothing else."""
+    """A line about replies, each given with whether it holds valid actions only; a warning if most do not."""
     bad = [text for text, good in replies if not good]
     line = f"readable replies after the warm start: {len(replies) - len(bad)} of {len(replies)} (greedy, first turns)"
     if 2 * len(bad) <= len(replies):

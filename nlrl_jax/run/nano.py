@@ -50,7 +50,7 @@ class Language:
 
     Attributes:
       names: regular expression of the things' names, with the blank in front.
-      place: text whose second token behind it says where the thing in between is; "" has none.
+      place: text whose second-next token gives the position of the thing named in between; "" for none.
       guessed: whether the names in observations weigh as much as others: not where most of them cannot be known.
       window: maximum tokens of an example. batch: windows per step. positions: of the model: a window, and the
         lines of a rollout.
@@ -113,7 +113,7 @@ def windows(
 ) -> Iterator[Example]:
     """Windows of random episodes, for ever: prompt, goal, then lines from an observation on.
 
-    Everything behind the prompt is learned, the end token where the episode ends in the window. Names, verdicts and the
+    Everything after the prompt is learned, the end token where the episode ends in the window. Names, verdicts and the
     places of reflections weigh `_HEAVY` times as much as other tokens: they are what a rollout is worth.
     """
     rng, (newline,), end = random.Random(seed), tokenizer.encode("\n"), tokenizer.end_id
@@ -163,10 +163,10 @@ def pretrain(
     seed: int,
     init_from: str = "",
 ) -> None:
-    """Trains tokenizer and weights on episodes, given as (prompt, text behind it), and writes them to `out`.
+    """Trains tokenizer and weights on episodes, given as (prompt, continuation), and writes them to `out`.
 
     Args:
-      init_from: the folder of a model to go on from, with its tokenizer; "" begins anew.
+      init_from: the folder of a model to continue from, with its tokenizer; "" starts from scratch.
     """
     if init_from:
         tokenizer = Tokenizer.from_pretrained(init_from)

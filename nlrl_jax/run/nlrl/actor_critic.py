@@ -47,10 +47,10 @@ class Trainer:
     """The actor-critic against one opponent, with its models; its state is a `Learned`.
 
     Attributes:
-      opponent: its name on the page.
+      opponent: the name shown on the page.
       base: the model that both begin with. train: the collection of it that learns.
       teach_format: learns `format_policy` and `format_value`, which teach the reply formats before the first iteration.
-      average: the judged policy is the mean of the last so many.
+      average: number of latest policies whose mean is evaluated.
       eval_games: greedy games of an evaluation.
       draw: a view's board -> the board on the page.
     """
@@ -73,7 +73,7 @@ class Trainer:
         self.viewer = Viewer(self.setup.game)
 
     def init(self) -> Learned:
-        """The base model, as policy and as value model, each after it learned its reply format."""
+        """The base model as policy and as value model, each after learning its reply format."""
 
         def learned(pairs):
             model = self.teach_format(self.base, pairs)[0] if pairs else self.base

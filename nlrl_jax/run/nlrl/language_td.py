@@ -46,8 +46,8 @@ class Trainer:
       base: the value model before it learned anything. train: the collection of it that learns.
       first_value: evaluates in the first iteration in place of the value model.
       restart: SFT begins from the base model in every iteration.
-      thresholds: positions whose win rate is nearer to 0 are level; the run's own first.
-      format_pairs: what teaches the reply format before the first iteration.
+      thresholds: positions whose win rate is closer to 0 are level; the run's own comes first.
+      format_pairs: examples that teach the reply format before the first iteration.
       draw: a view's board -> the board on the page.
     """
 

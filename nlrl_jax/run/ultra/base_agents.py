@@ -1,4 +1,4 @@
-"""Base agents of other ULTRA runs, as `--base` names them."""
+"""Base agents of other ULTRA runs, which `--base` names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nlrl_jax.weights.checkpoint import Checkpoints
 
 
 def base_folders(base: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
-    """(run, folder that holds `base/`) of every base agent that `--base` names: run folders, by commas.
+    """(run, folder that holds `base/`) of every base agent in the run folders that `--base` lists.
 
     Raises:
       ValueError: a folder that is no run, or holds no base agent.

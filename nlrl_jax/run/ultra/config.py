@@ -17,18 +17,18 @@ TOOLS = "tools"  # the analyst that asks the simulator
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides what a run computes. The defaults are those of Pong at scale quick."""
+    """Everything that determines what a run computes. The defaults are those of Pong at scale quick."""
 
     game: str = option("pong", "pong, hopper, walker2d, ant, or your own as my_module:control_game")
     methods: str = option("all", f"comma-separated, or all: {', '.join(refiners.METHODS)}")
     bases: int = option(1, "base agents, each trained with a seed of its own and refined by every method", least=1)
     seeds: int = option(3, "seeds of refinement, for each base agent", least=1)
-    seed: int = seed_option("everything random follows from it; base agent n has this and n", counted_up=True)
-    base: str = option("", "run folders by commas whose base agents are refined; empty trains them")
+    seed: int = seed_option("everything random follows from it; base agent n has seed + n", counted_up=True)
+    base: str = option("", "run folders, separated by commas, whose base agents are refined; empty: train new ones")
     base_iterations: int = option(60, "updates of 2048 steps that train the base agent", least=0)
     iterations: int = option(200, "updates of 2048 steps of refinement, for each seed and method", least=1)
     learning_rate: float = option(1e-4, "PPO's learning rate in refinement", above=0)
-    rice_learning_rate: float = option(1e-5, "that of RICE, its paper's", above=0)
+    rice_learning_rate: float = option(1e-5, "RICE's learning rate, its own paper's", above=0)
     episodes: int = option(3000, "episodes of the base agent that the analyst reads", least=1)
     episode_steps: int = option(400, "maximum steps of such an episode", least=1)
     analyst: str = option("scripted", "scripted, tools (robots: asks the simulator), endpoint, or a local model's name")
@@ -43,7 +43,7 @@ class RunConfig:
     mask_iterations: int = option(50, "updates that train the mask network of RICE and MASK-R", least=0)
     eval_episodes: int = option(3000, "episodes of the evaluations before and after", least=1)
     curve_episodes: int = option(200, "episodes of the evaluations during refinement", least=1)
-    eval_every: int = option(20, "updates between these", least=1)
+    eval_every: int = option(20, "updates between evaluations during refinement", least=1)
     checkpoint_every: int = option(50, "updates between checkpoints", least=1)
 
     def __post_init__(self):
@@ -51,7 +51,7 @@ class RunConfig:
 
 
 def folder_of(run_dir: pathlib.Path, config: RunConfig, number: int) -> pathlib.Path:
-    """Where a run keeps all that belongs to one of its base agents: in itself, where it has only one."""
+    """The folder of one base agent: the run's own folder if there is only one."""
     return run_dir / f"base_{number}" if config.bases > 1 else run_dir
 
 
@@ -61,5 +61,5 @@ def seeds_of(config: RunConfig, number: int) -> list[int]:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things: "1 update", "2 updates"."""
+    """A count with its noun: "1 update", "2 updates"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -71,7 +71,7 @@ def _read(run: Run) -> list[str]:
 
 
 def lengthened(episodes: Sequence[Episode], steps: int, number: int) -> Episode:
-    """An episode of so many steps, made of the steps of others, again and again; it was cut and did not end."""
+    """An episode of the given length that repeats the steps of others; it is truncated, not terminated."""
     order = [episodes[(number + n) % len(episodes)] for n in range(len(episodes))]
     whole = lambda parts: np.concatenate([*parts] * -(-steps // sum(map(len, order))))[:steps]
     observations = whole([episode.observations[:-1] for episode in order])
@@ -81,7 +81,7 @@ def lengthened(episodes: Sequence[Episode], steps: int, number: int) -> Episode:
 
 
 def _counted(run: Run, episodes: Sequence[Episode]) -> tuple[str, float, float]:
-    """(calls and tokens if all the run's episodes were like these; tokens whatever their number, and for each)."""
+    """(table of calls and tokens if all episodes were like these; tokens spent once; tokens per episode)."""
     game, config = run.game, run.config
     longest = "x" * CHARACTERS * AnalysisConfig().analysis.max_tokens  # what the prompts for rewards quote
     model, usage = CountingModel({**game.scripts, "analyse": lambda context, rng: longest}), Usage()

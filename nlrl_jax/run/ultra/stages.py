@@ -74,11 +74,11 @@ class Run:
         self._evaluate = jax.jit(returns, static_argnums=(3, 4))
 
     def key(self, number: int) -> jax.Array:
-        """The randomness of one stage."""
+        """The random key of one stage."""
         return jax.random.fold_in(jax.random.key(check_seed(self.seed)), number)
 
     def scores(self, states: PPOState, episodes: int) -> dict[str, np.ndarray]:
-        """Mean returns of a stack of agents, all on the same episodes' seeds: [n] for each of `SCORES`."""
+        """Mean returns of a stack of agents in episodes with the same seeds: [n] for each of `SCORES`."""
         played = lambda greedy: self._evaluate(states.params, states.obs_moments, self.key(1), episodes, greedy)
         return {name: np.asarray(played(name == "greedy")).mean(axis=1) for name in SCORES}
 
@@ -108,7 +108,7 @@ class Run:
         return loop.train(folder, update, state, plan)
 
     def _copied(self, folder: pathlib.Path, fresh: PPOState) -> PPOState:
-        """The agent of `--base`, stored in this run's folder: the other run may change from now on."""
+        """The agent of `--base`, copied to this run's folder, because the other run may change later."""
         other, step = base_of(self.config.base, self.config.game, self.number, self.config.contact_forces)
         _, learned, _ = Checkpoints(other / "checkpoints").restore(fresh.learned(), step, part_of(other))
         state = fresh.replace(**learned)
@@ -197,10 +197,10 @@ class Run:
         return dataclasses.replace(shared, mean_action=mean_action, rice_rate=config.rice_learning_rate), findings
 
     def guided(self, base: PPOState, shared: Shared, start: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Scores of the base agent with the table at its side and nothing learned: bad advice shows here at once.
+        """Scores of the base agent guided by the table before any learning, which reveal bad advice at once.
 
         Args:
-          start: without the table, stored beside them.
+          start: its scores without the table, stored with them.
         """
         if self._guided_results.exists():
             return _scores_of(results.read(self._guided_results.parent)["after"])
@@ -221,7 +221,7 @@ class Run:
         return after
 
     def before_learning(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(the base agent's scores, those with the table at its side), as `guided` stored them."""
+        """(the base agent's scores alone, and guided by the table), as `guided` stored them."""
         stored = results.read(self._guided_results.parent)
         return stored["before"], stored["after"]
 
