@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching, growing, heap
-from nlrl_jax.backends.prefix_cache import PrefixCache
+from nlrl_jax.backends import batching, kv_generation, malloc
+from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.placement import gathered
@@ -53,7 +53,7 @@ class LocalModel:
       cache_mb: memory for the keys and values of texts that later calls may go on with, 10^6 bytes; 0 keeps none. It
         pays where texts grow (benchmarks/prefix_cache.py: a tenth to a third of the time); for short prompts that are
         answered once, refilled rows are up to three times as fast (benchmarks/local_backend.py --cache_mb 300).
-      cache: `prefix_cache.PrefixCache`, or None. It grows and forgets from call to call, and yet the model is a value:
+      cache: `kv_cache.KVCache`, or None. It grows and forgets from call to call, and yet the model is a value:
         what it holds follows from the weights and the texts alone, so it decides how long a call takes and not what it
         returns. It belongs to these weights: a model made by `with_variables` or `dataclasses.replace` has its own.
     """
@@ -65,7 +65,7 @@ class LocalModel:
     refill: float = 0.25
     share_prefix: bool = True
     cache_mb: float = 0.0
-    cache: PrefixCache | None = dataclasses.field(default=None, init=False, repr=False)
+    cache: KVCache | None = dataclasses.field(default=None, init=False, repr=False)
     can_score: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self):
@@ -83,7 +83,7 @@ class LocalModel:
         if not self.cache_mb >= 0:
             raise ValueError(f"cache_mb is {self.cache_mb}; it must be at least 0 (no cache)")
         if self.cache_mb:
-            object.__setattr__(self, "cache", PrefixCache(self.model.config, self.cache_mb))
+            object.__setattr__(self, "cache", KVCache(self.model.config, self.cache_mb))
 
     def with_variables(self, variables: Any) -> LocalModel:
         """The same model with other weights. Nothing is compiled again."""
@@ -109,11 +109,11 @@ class LocalModel:
         written, weights = {}, self._weights()
         if self.cache is not None:
             arguments = (prompts, rows, self.rows, sampling, ends, key)
-            written = growing.write(self.model, weights, self.cache, *arguments)
+            written = kv_generation.write(self.model, weights, self.cache, *arguments)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
             written |= self._write(weights, prompts, {i: rows[i] for i in left}, sampling, ends, key)
-        heap.trim()
+        malloc.trim()
         replies = []
         for i, prompt in enumerate(which):
             tokens, ended = written[prompt if greedy else i]
@@ -145,12 +145,12 @@ class LocalModel:
         known, weights = {}, self._weights()
         if self.cache is not None:
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
-            known = growing.log_probs(self.model, weights, self.cache, texts, self.rows)
+            known = kv_generation.log_probs(self.model, weights, self.cache, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
         log_probs = (
             known | dict(zip(left, self._log_probs(weights, prompts, [pairs[n] for n in left]))) if left else known
         )
-        heap.trim()
+        malloc.trim()
         flat = iter(place)
         read = [len(prompts[prompt]) for prompt in which]
         return [

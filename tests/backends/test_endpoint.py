@@ -12,9 +12,9 @@ import time
 import pytest
 
 from nlrl_jax.backends import endpoint, transport
-from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError, retry_after, retry_wait
 from nlrl_jax.backends.usage import BudgetExceeded, Metered, Usage
 from nlrl_jax.types import Chat, Reply, Sampling, Score
@@ -515,7 +515,7 @@ def test_more_duplicates_than_last_time_pay_for_the_new_ones_only(tmp_path):
 RUN = """
 import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from nlrl_jax.backends.cache import DiskCache
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Usage

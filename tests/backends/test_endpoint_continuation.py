@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from nlrl_jax.backends import transport
-from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import ModelConfig

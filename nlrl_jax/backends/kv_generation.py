@@ -16,25 +16,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.backends import batching, forest
-from nlrl_jax.backends.prefix_cache import PrefixCache
+from nlrl_jax.backends import batching, token_tree
+from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.lm import decode as steps
-from nlrl_jax.lm import forest as programs
+from nlrl_jax.lm import kv_pool
 from nlrl_jax.lm.attention import Context
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling
 
 MOST = 512  # tokens of a read
-SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `forest.levels` is tried with each; the cheapest is taken
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `token_tree.levels` is tried with each; the cheapest is taken
 
-_empty = jax.jit(programs.empty_pool, static_argnums=(0, 1))
-_load = jax.jit(programs.load)
-_store = jax.jit(programs.store, donate_argnums=0)
-_read = jax.jit(programs.read, static_argnums=0)
-_keep = jax.jit(programs.keep)
+_empty = jax.jit(kv_pool.empty_pool, static_argnums=(0, 1))
+_load = jax.jit(kv_pool.load)
+_store = jax.jit(kv_pool.store, donate_argnums=0)
+_read = jax.jit(kv_pool.read, static_argnums=0)
+_keep = jax.jit(kv_pool.keep)
 _reply = jax.jit(steps.reply, static_argnums=(0, 6, 8))
-_log_probs = jax.jit(programs.next_log_probs, static_argnums=0)
+_log_probs = jax.jit(kv_pool.next_log_probs, static_argnums=0)
 _compiled: set[Any] = set()
 _compiling = threading.Lock()
 
@@ -50,7 +50,7 @@ def _compiled_once(*program):
 def write(
     model: Transformer,
     variables: Any,
-    cache: PrefixCache,
+    cache: KVCache,
     prompts: Sequence[tuple[int, ...]],
     queue: Sequence[int],
     rows: int,
@@ -74,7 +74,7 @@ def write(
 def log_probs(
     model: Transformer,
     variables: Any,
-    cache: PrefixCache,
+    cache: KVCache,
     pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     rows: int,
 ) -> dict[int, float]:
@@ -93,7 +93,7 @@ def log_probs(
 class _whole:
     """Empties the cache if what was promised to be in it may not be."""
 
-    def __init__(self, cache: PrefixCache):
+    def __init__(self, cache: KVCache):
         self.cache = cache
 
     def __enter__(self):
@@ -104,10 +104,10 @@ class _whole:
             self.cache.clear()
 
 
-def _chunks(cache: PrefixCache, texts, rows: int, room: int) -> Iterator[list[int]]:
+def _chunks(cache: KVCache, texts, rows: int, room: int) -> Iterator[list[int]]:
     """Numbers of sorted texts that are worked on together: `rows` at most, and no more than half the cache holds."""
     chunk, tokens = [], 0
-    shared = forest.common([np.array(text) for text in texts])
+    shared = token_tree.common([np.array(text) for text in texts])
     for i, text in enumerate(texts):
         new = len(text) + room - (int(shared[i]) if chunk else 0)
         if chunk and (len(chunk) == rows or tokens + new > cache.capacity // 2):
@@ -125,9 +125,9 @@ def _contexts(model, cache, program: str, queries: int, paths, shared, path, see
 
     Args:
       queries: what the program would pad its queries to at least.
-      paths, shared: as of `forest.levels`; path, sees: int [queries before padding], as of `forest.members`.
+      paths, shared: as of `token_tree.levels`; path, sees: int [queries before padding], as of `token_tree.members`.
     """
-    cuts = [forest.levels(paths, shared, share) for share in SHARES]
+    cuts = [token_tree.levels(paths, shared, share) for share in SHARES]
     wanted = [(queries, *(n for level in levels for n in _size(cache, program, level, path))) for levels in cuts]
     which, (total, *sizes) = cache.shapes.choose(program, wanted)
     pad = total - len(path)
@@ -136,23 +136,23 @@ def _contexts(model, cache, program: str, queries: int, paths, shared, path, see
     for level, (G, C, N) in zip(cuts[which], zip(*[iter(sizes)] * 3)):
         if G:
             pool = cache.pool if cache.pool is not None else _empty(model, cache.device_slots)
-            rows = forest.rows_of(level.counts(path), N)
-            kv = _load(pool, forest.table(level, rows, G, C))
-            out.append(Context(*kv, *forest.members(level, path, sees, G, N)))
+            rows = token_tree.rows_of(level.counts(path), N)
+            kv = _load(pool, token_tree.table(level, rows, G, C))
+            out.append(Context(*kv, *token_tree.members(level, path, sees, G, N)))
     return total, tuple(out)
 
 
-def _size(cache: PrefixCache, program: str, level: forest.Level, path: np.ndarray) -> tuple[int, int, int]:
+def _size(cache: KVCache, program: str, level: token_tree.Level, path: np.ndarray) -> tuple[int, int, int]:
     """The cheapest G, C, N of a level, rounded up; 0 where it is empty."""
     if not level.parts:
         return 0, 0, 0
     counts, length = level.counts(path), -(-max(map(len, level.parts)) // 64) * 64
     powers = [1 << i for i in range(int(counts.max(initial=1)).bit_length() + 1)]
-    sizes = [(batching.bucket(int(forest.rows_of(counts, N).sum()), 1), length, N) for N in powers]
+    sizes = [(batching.bucket(int(token_tree.rows_of(counts, N).sum()), 1), length, N) for N in powers]
     return min(sizes, key=lambda size: cache.shapes.cost(program, (0, *size)))
 
 
-def _put(model, cache: PrefixCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:
+def _put(model, cache: KVCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:
     """Stores tokens `source` of kv [layers, A, B, K, D], padded to Q of them."""
     size = cache.device_slots
     have = 0 if cache.pool is None else cache.pool.k.shape[2]
@@ -174,13 +174,13 @@ def _everywhere(sharding):
     return sharding
 
 
-def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[int, int, jax.Array]]:
+def _read_all(model, variables, cache, woods: token_tree.Forest) -> Iterator[tuple[int, int, jax.Array]]:
     """Reads a forest and stores it, in pieces: (first entry, one past the last, hidden [T, H])."""
     cache.stats.reused += int((woods.known - np.minimum(woods.known, woods.shared)).sum())
     for start in range(0, len(woods.token), MOST):
         stop = min(start + MOST, len(woods.token))
         n = stop - start
-        seen, text = forest.seen(woods, start, stop)
+        seen, text = token_tree.seen(woods, start, stop)
         # Of the texts that have entries here: what any of these sees of it.
         used = np.unique(text)
         most = np.zeros(len(woods.paths), np.int64)
@@ -203,7 +203,7 @@ def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[i
 
 def _write_chunk(model, variables, cache, texts, which, draws, sampling, ends, key):
     """Replies to texts[which[i]], drawn as number draws[i]; None if the cache has no room."""
-    woods = forest.grow(cache, texts, [len(text) - 1 for text in texts])
+    woods = token_tree.grow(cache, texts, [len(text) - 1 for text in texts])
     if woods is None:
         return None
     which, n = np.array(which), len(which)
@@ -239,7 +239,7 @@ def _keep_replies(model, cache, kv, texts, paths, which, replies, done, N) -> No
         P = len(texts[prompt])
         source.append(row * N + np.arange(len(reply)))
         slots.append(cache.add(texts[prompt] + tuple(reply), paths[prompt], P))
-    source, slots = (np.concatenate(x) if x else forest.NOTHING for x in (source, slots))
+    source, slots = (np.concatenate(x) if x else token_tree.NOTHING for x in (source, slots))
     slots, first = np.unique(slots, return_index=True)  # equal replies to one prompt are kept once
     if len(slots):
         _put(model, cache, kv, source[first], slots, batching.bucket(len(slots), 64))
@@ -251,7 +251,7 @@ def _score_chunk(model, variables, cache, pairs):
     wanted = [len(text) for text in texts]
     for i, (prompt, _) in zip(which, pairs):
         wanted[i] = min(wanted[i], len(prompt) - 1)
-    woods = forest.grow(cache, texts, wanted)
+    woods = token_tree.grow(cache, texts, wanted)
     if woods is None:
         return None
     entry = np.concatenate(

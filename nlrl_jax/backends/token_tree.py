@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nlrl_jax.backends.prefix_cache import PrefixCache
+from nlrl_jax.backends.kv_cache import KVCache
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -66,7 +66,7 @@ def common(texts: Sequence[np.ndarray]) -> np.ndarray:
     return shared
 
 
-def grow(cache: PrefixCache, texts: Sequence[tuple[int, ...]], wanted: Sequence[int]) -> Forest | None:
+def grow(cache: KVCache, texts: Sequence[tuple[int, ...]], wanted: Sequence[int]) -> Forest | None:
     """Looks texts up, gives what is new its slots, and says what must be read; None if the cache has no room.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from nlrl_jax.backends.calls import Calls
+from nlrl_jax.backends.call_progress import CallProgress
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.transport import ApiKey, Stopped, Transport
 from nlrl_jax.backends.usage import Usage
@@ -21,7 +21,7 @@ def do(
     options: EndpointOptions,
     usage: Usage,
     role: str,
-    calls: Calls,
+    calls: CallProgress,
     size: Callable[[J], int] = lambda job: 1,
     first_alone: bool = False,
 ) -> None:

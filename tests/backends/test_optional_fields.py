@@ -8,7 +8,7 @@ import pytest
 from nlrl_jax.backends import transport
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.fields import named_fields
+from nlrl_jax.backends.optional_fields import named_fields
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Chat, Sampling
