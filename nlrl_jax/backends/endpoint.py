@@ -1,4 +1,4 @@
-"""A language model behind the address of an OpenAI-compatible server."""
+"""A language model served by an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Route(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EndpointModel:
-    """A model behind /chat/completions (and /completions, for scores).
+    """A model at /chat/completions (and /completions, for scores).
 
     `complete` and `score` block until everything has arrived. Each reply is counted and cached as it arrives, so an
     error, a spent budget or a kill loses nothing that was paid for. A message without a text is, after all retries, an
@@ -293,7 +293,7 @@ class EndpointModel:
         return cache_key({**parts, "asked": asked, "which": which})
 
     def _run(self, todo: Sequence[Any], work: Callable, role: str, size=lambda job: 1, first_alone=False) -> None:
-        request_pool.do(todo, work, self.options, self.usage, role, self.calls, size, first_alone)
+        request_pool.do(todo, work, self.options, role, self.calls, size, first_alone)
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is asked of an endpoint before a run: whether it answers at all, and whether it scores."""
+"""Checks of an endpoint before a run: whether it answers at all, and whether it scores."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _post(model: EndpointModel, path: str, body: dict[str, Any], read: Callable,
         transport.post(path, body, read, revise)
         return ()
 
-    request_pool.do([path], work, model.options, model.usage, role, model.calls)
+    request_pool.do([path], work, model.options, role, model.calls)
 
 
 def _answers_at(model: EndpointModel, path: str) -> bool:
