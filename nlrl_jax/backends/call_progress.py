@@ -1,4 +1,4 @@
-"""What an endpoint is doing: calls done of how many, tokens, what is left of the budget, and the time left."""
+"""Progress of an endpoint's calls: calls done of how many, tokens, what is left of the budget, and the time left."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which texts' keys and values are kept on the device, and where: a trie of tokens over a pool of slots.
 
-One slot holds one token behind one text, so texts that fork share the slots of what they have in common. A slot's
+One slot holds one token after one text, so texts that fork share the slots of what they have in common. A slot's
 number is also its node's: {(parent's slot, token): slot}. Whoever uses a node has used all before it, so the slots that
 were used longest ago, deepest first, can always be dropped without leaving a hole.
 """
@@ -107,7 +107,7 @@ class KVCache:
         return True
 
     def add(self, tokens: Sequence[int], path: np.ndarray, first: int) -> np.ndarray:
-        """Gives tokens[first:], which come behind the slots `path` [first], slots of their own -> int64 [...].
+        """Gives tokens[first:], which follow the slots `path` [first], slots of their own -> int64 [...].
 
         Those that have one already keep it. There must be `room`.
         """

@@ -27,7 +27,7 @@ def do(
 
     Args:
       work: (transport, job) -> the jobs that are left of it.
-      progress: is told of the calls; its ledger counts the tokens.
+      progress: counts the calls; its ledger counts the tokens.
       size: calls that a job makes.
       first_alone: the others wait for the first one, which finds out what the server does not take.
     """

@@ -1,6 +1,6 @@
-"""What a call must read of texts that share their beginnings with each other and with the cache. Numpy on the host.
+"""The token tree of a call: what must be computed of texts that share beginnings with each other and the cache.
 
-The texts come sorted, so that each shares most with the one before it. New tokens form a forest: its roots come behind
+The texts come sorted, so that each shares most with the one before it. New tokens form a forest: its roots follow
 known tokens, and no token stands in it twice.
 """
 
@@ -136,7 +136,7 @@ def levels(paths: Sequence[np.ndarray], shared: np.ndarray, share: float, least:
 
     Args:
       paths: in lexical order; shared: what each shares with the one before it.
-      share: of a path, behind what all begin with, that neighbours in a cluster have in common at least.
+      share: of a path, after the beginning common to all, that neighbours in a cluster have in common at least.
       least: what all begin with stands by itself from this length on.
     """
     lengths = np.array([len(path) for path in paths])

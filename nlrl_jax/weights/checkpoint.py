@@ -281,7 +281,7 @@ def _index(folder: pathlib.Path, of_run: str) -> dict[str, Any]:
         run = index["metadata"].get("run")
         dict(index["leaves"])
     except Exception as error:
-        raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or not one of ours") from error
+        raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or written by another program") from error
     if of_run and run and run != of_run:
         raise _Refused("it was written by a run with another configuration, or in another part of this run")
     return index
