@@ -56,12 +56,12 @@ class Ours:
         import jax
         import jax.numpy as jnp
 
-        from nlrl_jax.backends import heap
+        from nlrl_jax.backends import malloc
         from nlrl_jax.lm.config import LoraConfig
         from nlrl_jax.lm.transformer import Transformer
         from nlrl_jax.weights import huggingface
 
-        heap.keep()  # as every script does
+        malloc.keep()  # as every script does
         config, params = huggingface.load(folder, lora=LoraConfig(RANK, ALPHA))
         self.jax, self.jnp = jax, jnp
         self.model, self.variables = Transformer(config), {"params": params}

@@ -36,7 +36,7 @@ import envs
 from benchmarks.models import MODELS, prompts_of
 from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
-from nlrl_jax.backends import heap
+from nlrl_jax.backends import malloc
 from nlrl_jax.config import make
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    heap.keep()  # as every script does
+    malloc.keep()  # as every script does
     given = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
     own = {"model": args.model, "game": args.game, "dtype": args.dtype, "remat": args.remat}
     config = make(TrainConfig, **{**PRESETS[args.preset], **given, **own})

@@ -223,7 +223,7 @@ class Chat:
     Attributes:
       messages: ({"role": "system" | "user" | "assistant", "content": text}, ...). If the last one is the assistant's,
         it is left open: the reply continues its text, with nothing between.
-      context: the data behind the messages. Only a scripted model reads it; a real one computes the same without.
+      context: the data that the messages were made from. Only a scripted model reads it; a real one ignores it.
     """
 
     messages: tuple[Mapping[str, str], ...]
@@ -247,7 +247,7 @@ class Reply(NamedTuple):
     """A language model's reply.
 
     text: without the end token, and before a stop string.
-    prompt_tokens, tokens: tokens read and written, also those behind a stop string; 0 where nothing was computed.
+    prompt_tokens, tokens: tokens read and written, also those after a stop string; 0 where nothing was computed.
     ended: False where the reply was cut at `max_tokens`, was refused, or never came.
     cached: from a cache, at no cost.
     refused: a content filter or the model itself refused.
@@ -291,7 +291,7 @@ def cut(reply: Reply, stop: Sequence[str]) -> Reply:
 
 
 class LanguageModel(Protocol):
-    """A language model behind a host-side algorithm. A value: no call changes it.
+    """A language model as host-side algorithms see it. A value: no call changes it.
 
     Attributes:
       can_score: whether `score` works.

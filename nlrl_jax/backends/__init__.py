@@ -1,1 +1,1 @@
-"""Language models for host-side algorithms: in this process, behind an address, or scripted."""
+"""Language models for host-side algorithms: in this process, at an endpoint, or scripted."""

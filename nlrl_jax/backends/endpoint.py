@@ -1,4 +1,4 @@
-"""A language model behind the address of an OpenAI-compatible server."""
+"""A language model served by an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nlrl_jax.backends import jobs
-from nlrl_jax.backends.answers import is_filtered, read_replies, read_score
-from nlrl_jax.backends.cache import DiskCache, cache_key
-from nlrl_jax.backends.calls import Calls
-from nlrl_jax.backends.continuing import Continuations, continuation, is_another_message
+from nlrl_jax.backends import request_pool
+from nlrl_jax.backends.call_progress import CallProgress
+from nlrl_jax.backends.continuation import Continuations, continuation, is_another_message
 from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.fields import CONTINUE, DOUBTFUL, KnownFields, Request
+from nlrl_jax.backends.optional_fields import CONTINUE, DOUBTFUL, KnownFields, Request
+from nlrl_jax.backends.reply_cache import DiskCache, cache_key
+from nlrl_jax.backends.responses import is_filtered, read_replies, read_score
 from nlrl_jax.backends.transport import ApiKey, EndpointError, Transport
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
@@ -49,18 +49,18 @@ class _Route(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EndpointModel:
-    """A model behind /chat/completions (and /completions, for scores).
+    """A model at /chat/completions (and /completions, for scores).
 
     `complete` and `score` block until everything has arrived. Each reply is counted and cached as it arrives, so an
     error, a spent budget or a kill loses nothing that was paid for. A message without a text is, after all retries, an
-    empty reply that has not ended. A prompt or reply stopped by a content filter is a reply with `refused`. Of the
-    optional fields (`n`, `seed`, `top_k`, `stop`, ...) those that the server refuses, in whatever form, are left out
-    from then on (`backends.fields`); those of `extra` never are. Stop strings are also looked for here, so a server
-    that does not know them, or only the first four, costs tokens and nothing else.
+    empty reply that has not ended. A prompt or reply stopped by a content filter is a reply with `refused`. Optional
+    fields (`n`, `seed`, `top_k`, `stop`, ...) that the server refuses, in whatever form, are left out from then on
+    (`backends.optional_fields`); those of `extra` never are. Stop strings are also applied here, so a server that does
+    not know them, or takes only the first four, costs tokens and nothing else.
 
     An open assistant message is continued by /completions if there is a `render`, with every server that has it; else
     by /chat/completions with `continue_final_message`, which vLLM, SGLang and llama.cpp understand. Where a server
-    begins a new message instead, what it repeats is taken off (`backends.continuing`).
+    begins a new message instead, what it repeats is taken off (`backends.continuation`).
 
     Attributes:
       options: address, limits and further fields of each request, which replace ours of the same name.
@@ -86,7 +86,7 @@ class EndpointModel:
     cached_as: str = ""
     known: KnownFields = dataclasses.field(default_factory=KnownFields, repr=False)
     continuations: Continuations = dataclasses.field(default_factory=Continuations, repr=False)
-    calls: Calls = dataclasses.field(init=False, repr=False)
+    calls: CallProgress = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
         EndpointOptions.__post_init__(self.options)  # a config that inherits them may have its own
@@ -94,7 +94,7 @@ class EndpointModel:
         if not self.model:
             raise ValueError("an endpoint needs the name of its model (--endpoint_model NAME)")
         ApiKey(self.options.api_key_env)
-        object.__setattr__(self, "calls", Calls(self.usage, self.options.token_budget))
+        object.__setattr__(self, "calls", CallProgress(self.usage, self.options.token_budget))
 
     @property
     def can_score(self) -> bool:
@@ -293,7 +293,7 @@ class EndpointModel:
         return cache_key({**parts, "asked": asked, "which": which})
 
     def _run(self, todo: Sequence[Any], work: Callable, role: str, size=lambda job: 1, first_alone=False) -> None:
-        jobs.do(todo, work, self.options, self.usage, role, self.calls, size, first_alone)
+        request_pool.do(todo, work, self.options, role, self.calls, size, first_alone)
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:

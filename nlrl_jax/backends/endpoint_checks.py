@@ -1,4 +1,4 @@
-"""What is asked of an endpoint before a run: whether it answers at all, and whether it scores."""
+"""Checks of an endpoint before a run: whether it answers at all, and whether it scores."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nlrl_jax.backends import jobs
-from nlrl_jax.backends.answers import read_score
+from nlrl_jax.backends import request_pool
 from nlrl_jax.backends.endpoint import NO_SCORES, EndpointModel
-from nlrl_jax.backends.fields import KnownFields, Request
+from nlrl_jax.backends.optional_fields import KnownFields, Request
+from nlrl_jax.backends.responses import read_score
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
 from nlrl_jax.backends.usage import CHECK
 from nlrl_jax.types import Chat
@@ -102,7 +102,7 @@ def _post(model: EndpointModel, path: str, body: dict[str, Any], read: Callable,
         transport.post(path, body, read, revise)
         return ()
 
-    jobs.do([path], work, model.options, model.usage, role, model.calls)
+    request_pool.do([path], work, model.options, role, model.calls)
 
 
 def _answers_at(model: EndpointModel, path: str) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching, growing, heap
-from nlrl_jax.backends.prefix_cache import PrefixCache
+from nlrl_jax.backends import batching, kv_generation, malloc
+from nlrl_jax.backends.kv_cache import KVCache
+from nlrl_jax.backends.kv_generation import Draw, Network
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.placement import gathered
@@ -53,7 +54,7 @@ class LocalModel:
       cache_mb: memory for the keys and values of texts that later calls may go on with, 10^6 bytes; 0 keeps none. It
         pays where texts grow (benchmarks/prefix_cache.py: a tenth to a third of the time); for short prompts that are
         answered once, refilled rows are up to three times as fast (benchmarks/local_backend.py --cache_mb 300).
-      cache: `prefix_cache.PrefixCache`, or None. It grows and forgets from call to call, and yet the model is a value:
+      cache: `kv_cache.KVCache`, or None. It grows and forgets from call to call, and yet the model is a value:
         what it holds follows from the weights and the texts alone, so it decides how long a call takes and not what it
         returns. It belongs to these weights: a model made by `with_variables` or `dataclasses.replace` has its own.
     """
@@ -65,7 +66,7 @@ class LocalModel:
     refill: float = 0.25
     share_prefix: bool = True
     cache_mb: float = 0.0
-    cache: PrefixCache | None = dataclasses.field(default=None, init=False, repr=False)
+    cache: KVCache | None = dataclasses.field(default=None, init=False, repr=False)
     can_score: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self):
@@ -83,7 +84,7 @@ class LocalModel:
         if not self.cache_mb >= 0:
             raise ValueError(f"cache_mb is {self.cache_mb}; it must be at least 0 (no cache)")
         if self.cache_mb:
-            object.__setattr__(self, "cache", PrefixCache(self.model.config, self.cache_mb))
+            object.__setattr__(self, "cache", KVCache(self.model.config, self.cache_mb))
 
     def with_variables(self, variables: Any) -> LocalModel:
         """The same model with other weights. Nothing is compiled again."""
@@ -106,14 +107,15 @@ class LocalModel:
         greedy = sampling.temperature == 0
         rows = list(range(len(prompts))) if greedy else which
         key = jax.random.key(zlib.crc32(f"{seed}/{role}".encode()))  # `key` itself would drop all but 32 bits
+        draw = Draw(sampling, ends, key)
         written, weights = {}, self._weights()
         if self.cache is not None:
-            arguments = (prompts, rows, self.rows, sampling, ends, key)
-            written = growing.write(self.model, weights, self.cache, *arguments)
+            network = Network(self.model, weights, self.cache)
+            written = kv_generation.write(network, prompts, rows, self.rows, draw)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
-            written |= self._write(weights, prompts, {i: rows[i] for i in left}, sampling, ends, key)
-        heap.trim()
+            written |= self._write(weights, prompts, {i: rows[i] for i in left}, draw)
+        malloc.trim()
         replies = []
         for i, prompt in enumerate(which):
             tokens, ended = written[prompt if greedy else i]
@@ -124,7 +126,7 @@ class LocalModel:
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """The log-probability, at temperature 1 and without an end token, of each continuation after its chat.
 
-        A continuation is tokenised by itself and put behind the chat, as if the model had written these tokens.
+        A continuation is tokenised by itself and appended to the chat, as if the model had written these tokens.
 
         Raises:
           ValueError: a continuation has no tokens, or does not fit the model's context; the lists differ in length.
@@ -144,13 +146,14 @@ class LocalModel:
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
         known, weights = {}, self._weights()
         if self.cache is not None:
+            network = Network(self.model, weights, self.cache)
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
-            known = growing.log_probs(self.model, weights, self.cache, texts, self.rows)
+            known = kv_generation.log_probs(network, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
         log_probs = (
             known | dict(zip(left, self._log_probs(weights, prompts, [pairs[n] for n in left]))) if left else known
         )
-        heap.trim()
+        malloc.trim()
         flat = iter(place)
         read = [len(prompts[prompt]) for prompt in which]
         return [
@@ -164,7 +167,7 @@ class LocalModel:
         return self.variables if mesh is None or mesh.shape["fsdp"] == 1 else _gathered(self.model, self.variables)
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
-        """The distinct prompts as token ids, and which of them each chat is; each asks for `room` behind it."""
+        """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
         encode = _Memo(self.tokenizer.encode)
         prompts = [encode(self.tokenizer.render_chat(chat.messages)) for chat in chats]
         most = self.model.config.max_positions
@@ -195,7 +198,7 @@ class LocalModel:
         return ends
 
     def _split(self, weights: Any, prompts: list[tuple[int, ...]]) -> tuple[KeyValues | None, list[tuple[int, ...]]]:
-        """The shared prefix, and what each prompt has behind it."""
+        """The shared prefix, and the rest of each prompt."""
         P = batching.shared_prefix(prompts) if self.share_prefix else 0
         if not P:
             return None, prompts
@@ -211,7 +214,7 @@ class LocalModel:
             tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
         return _prefill(self.model, weights, tokens, lengths, prefix)
 
-    def _write(self, weights, prompts, rows: dict[int, int], sampling, ends, key) -> dict[int, tuple[list[int], bool]]:
+    def _write(self, weights, prompts, rows: dict[int, int], draw: Draw) -> dict[int, tuple[list[int], bool]]:
         """Replies to prompts[rows[i]] by i: (tokens with the end token, whether there is one)."""
         prefix, prompts = self._split(weights, prompts)
         rows_of = [[] for _ in prompts]
@@ -220,13 +223,14 @@ class LocalModel:
         written = {}
         for batch in batching.plan([len(p) for p in prompts], [len(r) for r in rows_of], self.rows):
             queue = deque((n, i) for n, prompt in enumerate(batch.prompts) for i in rows_of[prompt])
-            self._work(
-                weights, [prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, sampling, ends, key, written
+            written |= self._write_batch(
+                weights, [prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, draw
             )
         return written
 
-    def _work(self, weights, prompts, S, queue, prefix, sampling, ends, key, written) -> None:
-        """Writes the replies of a batch: `queue` holds (prompt, draw number), `written` takes {draw number: reply}."""
+    def _write_batch(self, weights, prompts, S, queue, prefix, draw: Draw) -> dict:
+        """The replies of a batch by draw number; `queue` holds (prompt, draw number)."""
+        sampling, written = draw.sampling, {}
         R, M = batching.power_of_two(len(queue), self.rows), batching.power_of_two(len(prompts), self.rows)
         N = batching.bucket(sampling.max_tokens)
         static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
@@ -249,17 +253,17 @@ class LocalModel:
                     state = _empty(self.model, R, S + N, N)
                     if self.model.mesh is None:
                         state = jax.device_put(state, block.last.sharding)
-                source, draw = np.full(R, -1, np.int32), np.zeros(R, np.int32)
+                source, number = np.full(R, -1, np.int32), np.zeros(R, np.int32)
                 while queue and free and queue[0][0] < first + M:
                     row = free.popleft()
-                    source[row], draw[row] = queue[0][0] - first, queue[0][1]
+                    source[row], number[row] = queue[0][0] - first, queue[0][1]
                     occupant[row] = queue.popleft()[1]
-                state = _admit(state, block, source, draw, limit, np.int32(index), self.model.mesh)
+                state = _admit(state, block, source, number, limit, np.int32(index), self.model.mesh)
                 if not (queue and free):
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
-            options = (static, ends, prefix, temperature)
-            state = _decode(self.model, weights, state, key, stop_at, *options)
+            options = (static, draw.ends, prefix, temperature)
+            state = _decode(self.model, weights, state, draw.key, stop_at, *options)
             # One transfer: everything the host decides on.
             small = (
                 state.tokens,
@@ -273,6 +277,7 @@ class LocalModel:
             for row in np.flatnonzero((occupant >= 0) & ~runs):
                 written[int(occupant[row])] = (tokens[row, : lengths[row]].tolist(), bool(ended[row]))
                 occupant[row] = -1
+        return written
 
     def _log_probs(self, weights, prompts, pairs) -> list[float]:
         """log p of each pair (prompt number, continuation tokens)."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import LanguageModelError
 
@@ -125,41 +126,31 @@ class Transport:
     """Sends requests, from any number of threads, while its `with` block runs.
 
     Args:
-      base_url: without a slash at the end.
-      timeout: seconds for one attempt, from sending to the last byte.
-      max_retries: further attempts after a 408, 409, 425, 429 or 5xx, a timeout, a cut connection or an invalid
-        response.
-      connections: maximum number at once.
+      options: address, key and limits. A request is retried after a 408, 409, 425, 429 or 5xx, a timeout, a cut
+        connection or an invalid response; nothing is sent once `usage` has reached the token budget.
       usage, role: where responses are counted.
-      token_budget: tokens in `usage` from which on nothing is sent; 0 is no limit.
-      waiting: told why a request waits for another attempt.
+      waiting: called with the reason when a request waits for another attempt.
 
     Attributes:
-      failure: what `stop` was given first.
+      failure: the first one given to `stop`.
     """
 
     def __init__(
         self,
-        base_url: str,
-        key: ApiKey,
-        timeout: float,
-        max_retries: int,
-        connections: int,
+        options: EndpointOptions,
         usage: Usage,
         role: str,
-        token_budget: int = 0,
         waiting: Callable[[str], None] = lambda why: None,
     ):
-        self.waiting = waiting
-        self.base_url, self.key, self.timeout, self.max_retries = base_url, key, timeout, max_retries
-        self.usage, self.role, self.token_budget = usage, role, token_budget
+        self.options, self.usage, self.role, self.waiting = options, usage, role, waiting
+        self.key = ApiKey(options.api_key_env)
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._client = httpx.Client(
-            headers=key.headers(),
-            timeout=timeout,
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            headers=self.key.headers(),
+            timeout=options.timeout,
+            limits=httpx.Limits(max_connections=options.concurrency, max_keepalive_connections=options.concurrency),
         )
 
     def __enter__(self) -> Transport:
@@ -198,12 +189,12 @@ class Transport:
         while True:
             if self._stop.is_set():
                 raise Stopped
-            self.usage.check_budget(self.token_budget)
+            self.usage.check_budget(self.options.token_budget)
             try:
                 return self._attempt(path, body, read)
             except Failure as error:
                 failure = error
-            was_final, left = failure.is_final, self.max_retries - attempt
+            was_final, left = failure.is_final, self.options.max_retries - attempt
             other = revise(failure, attempt, left)
             if other is None and (failure.is_final or left <= 0):
                 break
@@ -213,20 +204,20 @@ class Transport:
                 body = other
                 continue
             wait = retry_wait(attempt - 1, failure.wait)
-            _log.info("%s%s: %s; attempt %d in %.2g s", self.base_url, path, failure, attempt + 1, wait)
+            _log.info("%s%s: %s; attempt %d in %.2g s", self.options.url, path, failure, attempt + 1, wait)
             why = f"status {failure.status}" if failure.status else str(failure)
-            self.waiting(f"{why[:60]}, attempt {attempt + 1} of {self.max_retries + 1} in {wait:.0f} s")
+            self.waiting(f"{why[:60]}, attempt {attempt + 1} of {self.options.max_retries + 1} in {wait:.0f} s")
             if self._stop.wait(wait):
                 raise Stopped
             self.usage.add(self.role, retries=1)
         if failure.fallback is not None:
             return failure.fallback
         if failure.is_final:
-            message = f"{self.base_url}{path} answered with {failure}. {failure.advice}"
+            message = f"{self.options.url}{path} answered with {failure}. {failure.advice}"
             raise EndpointError(self.key.hide(message), failure.status, failure.body)
         raise EndpointError(
-            f"{self.base_url}{path} failed {attempt + 1} times, the last time with: {failure}. Earlier replies are in "
-            "the cache, if there is one: run again later, or with a longer --timeout, more --max_retries or less "
+            f"{self.options.url}{path} failed {attempt + 1} times, the last time with: {failure}. Earlier replies are "
+            "in the cache, if there is one: run again later, or with a longer --timeout, more --max_retries or less "
             "--concurrency",
             failure.status,
         )
@@ -261,11 +252,11 @@ class Transport:
     def _exchange(self, path: str, sent: bytes) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and body. The timeout is for all of it, where httpx's is for each piece; the body is cut off
         above `MAX_BYTES`."""
-        deadline = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.options.timeout
         headers = {"Content-Type": "application/json"}
         content = bytearray()
         try:
-            with self._client.stream("POST", self.base_url + path, content=sent, headers=headers) as response:
+            with self._client.stream("POST", self.options.url + path, content=sent, headers=headers) as response:
                 for piece in response.iter_bytes():
                     content += piece
                     if time.monotonic() > deadline:
@@ -273,7 +264,7 @@ class Transport:
                     if len(content) > MAX_BYTES:
                         break
         except httpx.TimeoutException:
-            raise Failure(f"no whole response within {self.timeout:g} s") from None
+            raise Failure(f"no whole response within {self.options.timeout:g} s") from None
         except httpx.HTTPError as error:
             away = isinstance(error, httpx.ConnectError)
             raise Failure(self.key.hide(f"{type(error).__name__}: {error}"), is_unreachable=away) from None

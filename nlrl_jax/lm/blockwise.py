@@ -3,7 +3,7 @@
 The softmax over the keys is summed up block by block: M. Rabe and C. Staats, "Self-attention does not need O(n^2)
 memory", 2021, arXiv:2112.05682. Its gradient makes each block of scores again, from queries, keys and the logarithm of
 the sum of a query's weights: T. Dao et al., "FlashAttention", 2022, arXiv:2205.14135, algorithms 1 and 4. Here they are
-plain XLA, for any device, mesh and `vmap`, and pairs of blocks behind the diagonal are left out.
+plain XLA, for any device, mesh and `vmap`, and pairs of blocks beyond the diagonal are left out.
 
 Letters: B batch, L queries, S own key slots, P prefix tokens, K key/value heads, R query heads per key/value head,
 D head size; N blocks of C queries.
@@ -127,7 +127,7 @@ def attend(
 
 
 def _filled(x: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """x with zeros behind it along an axis, up to a multiple."""
+    """x padded with zeros at the end of an axis, up to a multiple."""
     return jnp.pad(x, [(0, -size % multiple if n == axis else 0) for n, size in enumerate(x.shape)])
 
 

@@ -80,7 +80,7 @@ def render(source: str, date: str = "", **variables: Any) -> str:
     """
     try:
         return _compile(source, date).render(**variables)
-    except Exception as error:  # anything: a template is a program of somebody else's
+    except Exception as error:  # anything: a template is foreign code
         raise ValueError(f"the chat template refused the chat: {error}") from error
 
 

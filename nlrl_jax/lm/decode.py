@@ -91,7 +91,7 @@ def empty_rows(model: Transformer, num: int, slots: int, max_tokens: int) -> Row
 def prefill(
     model: Transformer, variables: Any, prompts: jax.Array, lengths: jax.Array, prefix: KeyValues | None = None
 ) -> Prefilled:
-    """Reads left-padded prompts int32 [M, S] of `lengths` [M] (each at least 1), behind the prefix."""
+    """Reads left-padded prompts int32 [M, S] of `lengths` [M] (each at least 1), after the prefix."""
     S = prompts.shape[1]
     slots, pad = jnp.arange(S), (S - lengths)[:, None]
     positions = prefix_length(prefix) + jnp.maximum(slots - pad, 0)
@@ -170,7 +170,7 @@ def decode(
       stop_at: int32 [].
       sampling: `max_tokens` is not read: each row has its limit.
       ends: bool [V], tokens that end a reply.
-      prefix: the one that the prompts were read behind.
+      prefix: the one that comes before the prompts.
       temperature: float [], in place of `sampling.temperature`, unless that is greedy.
       contexts: what the rows' slots come after, in place of a prefix; then
       read: int32 [R], its tokens for each row.
@@ -225,7 +225,7 @@ def reply(
 
 
 def _write(model, variables, rows, hidden, key, sampling, ends, temperature) -> Rows:
-    """Draws each running row's next token behind `hidden` [R, H]."""
+    """Draws each running row's next token from `hidden` [R, H]."""
 
     def draw_token(draw, i, logits):
         own = jax.random.fold_in(jax.random.fold_in(key, draw), i)
@@ -266,6 +266,6 @@ def score_continuations(
         valid = jnp.arange(S + C - 1) >= S - lengths
         cache = Cache(kv, jnp.int32(S))
         tokens = continuations[:, :-1]
-        behind, _ = model.apply(variables, tokens, positions, valid=valid, cache=cache, prefix=prefix)
-        hidden = jnp.concatenate([hidden, behind], axis=1)
+        later, _ = model.apply(variables, tokens, positions, valid=valid, cache=cache, prefix=prefix)
+        hidden = jnp.concatenate([hidden, later], axis=1)
     return token_log_probs(model, variables, hidden, continuations)

@@ -196,7 +196,7 @@ class Tokenizer:
         Args:
           chat: messages `{"role": ..., "content": ...}`.
           add_generation_prompt: whether to open the assistant's turn at the end. If the last message is the
-            assistant's, it is left open: its content stands behind the opened turn as it is. Without a chat template
+            assistant's, it is left open: its content follows the opened turn unchanged. Without a chat template
             such a chat is the contents of its messages with an empty line between them.
 
         Raises:

@@ -18,7 +18,7 @@ import jax
 from absl import app as absl_app
 from absl import flags
 
-from nlrl_jax.backends import heap
+from nlrl_jax.backends import malloc
 from nlrl_jax.config import flat, replace
 from nlrl_jax.run import processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
@@ -50,7 +50,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
         join_processes()
-        heap.keep()
+        malloc.keep()
         try:
             check_numbers()
             main(argv)

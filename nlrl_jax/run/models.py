@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends import endpoint_checks
-from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_seed, listed, option

@@ -33,7 +33,7 @@ class CompiledTemplate:
 
     Attributes:
       prefix: int32 [P], the tokens that every rendering begins with.
-      max_length: no rendering has more tokens behind the prefix.
+      max_length: no rendering has more tokens after the prefix.
       program: the tables of what follows the prefix.
       pad_id: what the result is padded with.
     """
@@ -44,7 +44,7 @@ class CompiledTemplate:
     pad_id: int
 
     def __call__(self, fields: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        """The tokens behind the prefix for one state.
+        """The tokens after the prefix for one state.
 
         Args:
           fields: name -> int array; what the template's `render` reads. Missing items of lists may hold anything.
@@ -93,7 +93,7 @@ class _Builder:
         self.lists: list[tuple[str, int]] = []
 
     def build(self, template: Template) -> tuple[str, list[Piece], list[tuple[str, int]]]:
-        """The static prefix text, the pieces behind it, and the lists they refer to."""
+        """The static prefix text, the pieces after it, and the lists they refer to."""
         things, gaps = split_parts(template.parts)
         rest = [part for pair in zip(things, gaps[1:], strict=True) for part in pair]
         if not things:
@@ -102,8 +102,8 @@ class _Builder:
         prefix = gaps[0][:cut]
         current = self._open(gaps[0][cut:], things[0], rest[1:])
         for i, thing in enumerate(things[1:], start=1):
-            gap, behind = gaps[i], rest[2 * i :]
-            rights = ahead(behind, len(current.lefts))
+            gap, after = gaps[i], rest[2 * i :]
+            rights = ahead(after, len(current.lefts))
             cuts = self._cutter.find_cut(current.lefts, gap, rights)
             if cuts is None:
                 merged = None
@@ -116,7 +116,7 @@ class _Builder:
             first, last = cuts if cuts[1] - cuts[0] > _SHORT else (cuts[0], cuts[0])
             self._close(current, gap[:first])
             self._static(gap[first:last])
-            current = self._open(gap[last:], thing, behind[1:])
+            current = self._open(gap[last:], thing, after[1:])
         first, _ = self._cutter.find_cut(current.lefts, gaps[-1], ("",))
         self._close(current, gaps[-1][:first])
         self._static(gaps[-1][first:])
@@ -126,10 +126,10 @@ class _Builder:
         if text:
             self.pieces.append(Piece(Gate(), (), (text,)))
 
-    def _open(self, prefix: str, thing, behind):
+    def _open(self, prefix: str, thing, after):
         if isinstance(thing, Slot):
             return _OpenSlot(prefix, thing)
-        return _open_list(self._cutter, prefix, thing, behind)
+        return _open_list(self._cutter, prefix, thing, after)
 
     def _close(self, current, suffix: str):
         if isinstance(current, _OpenSlot):
@@ -200,7 +200,7 @@ class _OpenList:
         return pieces
 
 
-def _open_list(cutter: Cutter, prefix: str, of: List, behind) -> _OpenList:
+def _open_list(cutter: Cutter, prefix: str, of: List, after) -> _OpenList:
     """Makes the cuts inside a list: between the slots of an item, and between two items."""
     head, tail = prefix + of.gaps[0], of.gaps[-1]
     between = tail + of.separator + of.gaps[0]
@@ -209,7 +209,7 @@ def _open_list(cutter: Cutter, prefix: str, of: List, behind) -> _OpenList:
     for j, slot in enumerate(of.slots[1:], start=1):
         gap = of.gaps[j]
         lefts = [(drawn if done else head) + text for text in current.strings]
-        rights = ahead([*rest_of_item(of, j), *behind], len(lefts))
+        rights = ahead([*rest_of_item(of, j), *after], len(lefts))
         cuts = cutter.find_cut(lefts, gap, rights)
         if cuts is None:
             merged = merge(current, gap, slot)
@@ -227,7 +227,7 @@ def _open_list(cutter: Cutter, prefix: str, of: List, behind) -> _OpenList:
         return _OpenList(of, prefix, head, "", tuple(done), "", tail)
 
     lefts = [("" if len(done) > 1 else head) + text for text in last.strings]
-    rights = ahead([*rest_of_item(of, 0), *behind], len(lefts))
+    rights = ahead([*rest_of_item(of, 0), *after], len(lefts))
     cuts = cutter.find_cut(lefts, between, rights)
     if cuts is None:
         raise cutter.refusal(last, lefts, between, rights, f"the next item of {of}")

@@ -2,15 +2,15 @@
 
 The tokenizer splits a text into pre-tokens and merges only within them, so a text may be encoded in
 parts if and only if the parts meet at pre-token borders. Whether two strings meet at one depends on
-both: Qwen and Llama-3 glue a space to the word behind it and newlines to the punctuation before them.
+both: Qwen and Llama-3 glue a space to the word after it and newlines to the punctuation before them.
 
 A template consists of *things* (slots and lists) with literal *gaps* between them. For each gap
-`find_cut` looks for positions that are borders for every text that may stand before and behind it.
+`find_cut` looks for positions that are borders for every text that may stand before and after it.
 What lies before the first such position is drawn into the strings of the thing on the left, what lies
-behind the last into those on the right.
+after the last into those on the right.
 
 The texts before a gap begin at the last cut, which is a border already; the splitters in use look
-ahead but never behind, so nothing further left matters. The texts behind it are followed as far as
+ahead but never behind, so nothing further left matters. The texts after it are followed as far as
 their number allows (`ahead`). `compile.py` checks the result against whole renderings besides.
 """
 

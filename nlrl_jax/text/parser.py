@@ -222,7 +222,7 @@ def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[
     Action words count also as the tokenizer spells them; errors: see `ReplyFormat.for_tokenizer`.
 
     `tokens` is int32 [L], the generated tokens, right-padded; `length` counts those that were
-    generated, the end of the reply included. What stands behind `length` is not read.
+    generated, the end of the reply included. Tokens after `length` are not read.
     """
     reply_format = reply_format.for_tokenizer(tokenizer)
     flat_bytes, offsets = tokenizer.token_bytes

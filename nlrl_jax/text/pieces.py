@@ -57,7 +57,7 @@ class Program:
       gate: [P] into the gates: always, then for each list its items and "empty".
       at, low, size, stride: [P, M] row = base + sum(clip(values[at] - low, 0, size - 1) * stride).
       layout: fields and how many values are read from each (None: it is a scalar), in the order of the values.
-      lists: (count field, max_items) of each list; the last-item flags stand behind the fields' values.
+      lists: (count field, max_items) of each list; the last-item flags follow the fields' values.
       max_length: no rendering has more tokens.
     """
 

@@ -1,7 +1,7 @@
 """`MovePolicy`: a language model that chooses a move by scoring words, in one forward pass and without writing text.
 
 A move's score is the log-probability of its word as the beginning of the reply; `move_log_probs` turns the scores into
-a policy over the legal moves. Words of several tokens are read as a trie behind the prompt (`text/word_trie.py`), so
+a policy over the legal moves. Words of several tokens are read as a trie after the prompt (`text/word_trie.py`), so
 even those of breakthrough take one pass. The bare word is scored, also where the prompt asks for a JSON object. Games
 are played in `rollouts/scored_words.py`.
 """
@@ -91,7 +91,7 @@ class MovePolicy:
         return compute_prefix(self.model, variables, self.template.prefix)
 
     def read(self, fields: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """The prompts behind the prefix: fields [B, ...] -> (int32 [B, S] left-padded, lengths int32 [B])."""
+        """The prompts after the prefix: fields [B, ...] -> (int32 [B, S] left-padded, lengths int32 [B])."""
         tokens, lengths = jax.vmap(self.template)(fields)
         return left_pad(tokens, lengths), lengths
 
@@ -126,8 +126,8 @@ class MovePolicy:
         M = self.words.tokens.size
         prompt = jnp.tril(jnp.ones((S, S), bool)) & valid[:, None, :]
         prompt = jnp.concatenate([prompt, jnp.zeros((B, S, M), bool)], axis=2)
-        behind = jnp.broadcast_to(valid[:, None, :], (B, M, S))
-        return jnp.concatenate([prompt, jnp.concatenate([behind, _each(self.words.sees, B)], axis=2)], axis=1)
+        words = jnp.broadcast_to(valid[:, None, :], (B, M, S))
+        return jnp.concatenate([prompt, jnp.concatenate([words, _each(self.words.sees, B)], axis=2)], axis=1)
 
     def _first_token_logits(self, params: Any, hidden: jax.Array) -> jax.Array:
         """[B, A] where every word is one token: the words' columns alone, as [B, V] would be large."""

@@ -1,4 +1,4 @@
-"""Words of several tokens as a trie, so that one forward pass behind a prompt scores all of them.
+"""Words of several tokens as a trie, so that one forward pass after a prompt scores all of them.
 
     trie = word_trie([[3, 7], [3, 8], [5]])
     # the forward pass reads the prompt and then trie.tokens = [3]; `3` is read once for the two words it begins

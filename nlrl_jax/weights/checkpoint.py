@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what was learned, exactly, by Orbax. Never a pickle.
+"""Checkpoints of a run, exact to the bit, by Orbax. Never a pickle.
 
     checkpoints = Checkpoints(run_dir / "checkpoints")
     checkpoints.save(25, {"lora": lora, "opt_state": opt_state, "iteration": iteration}, {"note": "..."})
@@ -38,7 +38,7 @@ _CONTENTS = {"index", "tree", "_CHECKPOINT_METADATA"}
 
 
 class Checkpoints:
-    """The last `keep` checkpoints in a folder; what else lies there is passed over. One process writes; any number may
+    """The last `keep` checkpoints in a folder; other files there are left alone. One process writes; any number may
     read. The processes of one run call `save` and `restore` together, and decide alike.
 
     A tree is a pytree of arrays (typed PRNG keys are not arrays of numbers: store their seed in the metadata).
@@ -228,13 +228,11 @@ def _orbax() -> ModuleType:
     return orbax.checkpoint
 
 
-def _flatten(tree: Any) -> dict[str, Any]:
-    """Leaves by dotted path, such as "lora.layers.q.a"."""
-    return {_name(path): leaf for path, leaf in _paths(tree)}
-
-
-def _name(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "tree"
+def _flatten(tree: Any, part: str = "") -> dict[str, Any]:
+    """Leaves by dotted path below `part`, such as "lora.layers.q.a"."""
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+    named = [(name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return {".".join(filter(None, (part, path))) or "tree": leaf for path, leaf in named}
 
 
 def _host(name: str, leaf: Any) -> Any:
@@ -262,14 +260,14 @@ def _read(folder: pathlib.Path, template: Any, name: str, whole: bool, of_run: s
     """
     index = _in_all(lambda: _index(folder, of_run))
     stored = index["leaves"]
-    prefix = name and f"{name}."
-    wanted = {name if name and not path else prefix + _name(path): leaf for path, leaf in _paths(template)}
-    _check_same(stored, wanted, prefix, name, whole)
+    wanted = _flatten(template, name)
+    _check_same(stored, wanted, name, whole)
     leaves = _in_all(lambda: _arrays(folder, stored, wanted))
     sums = checksums({key: array for key, array in leaves.items() if "sum" in stored[key]})
     damaged = [key for key, found in sums.items() if found != stored[key]["sum"]]
     damaged += [key for key, array in leaves.items() if _differs_in_crc(array, stored[key])]
-    _in_all(lambda: _refuse_damaged(damaged))
+    if damaged := next(filter(None, multihost.every(damaged)), []):
+        raise _Refused(f"the bytes of leaf {damaged[0]} are not those that were saved: it is damaged")
     values = [_as_template(leaves[key], leaf) for key, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(template), values), index["metadata"]
 
@@ -283,7 +281,7 @@ def _index(folder: pathlib.Path, of_run: str) -> dict[str, Any]:
         run = index["metadata"].get("run")
         dict(index["leaves"])
     except Exception as error:
-        raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or not one of ours") from error
+        raise _Refused(f"its index cannot be read ({_brief(error)}): damaged, or written by another program") from error
     if of_run and run and run != of_run:
         raise _Refused("it was written by a run with another configuration, or in another part of this run")
     return index
@@ -309,24 +307,14 @@ def _handled(handler: str, folder: pathlib.Path, **args: Any) -> Any:
 
 
 def _differs_in_crc(array: Any, stored: dict[str, Any]) -> bool:
-    """Whether a leaf, if it is whole here, is not the one of an older checkpoint."""
-    whole = not isinstance(array, jax.Array) or array.is_fully_addressable
-    if not whole or "crc32" not in stored:
+    """Whether a leaf, if it is whole here, differs from the CRC of an older checkpoint."""
+    if "crc32" not in stored or isinstance(array, jax.Array) and not array.is_fully_addressable:
         return False
     return zlib.crc32(np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8).data) != stored["crc32"]
 
 
-def _refuse_damaged(leaves: list[str]) -> None:
-    if leaves:
-        raise _Refused(f"the bytes of leaf {leaves[0]} are not those that were saved: it is damaged")
-
-
-def _paths(template: Any) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_flatten_with_path(template)[0]
-
-
-def _check_same(stored: dict, wanted: dict, prefix: str, name: str, whole: bool) -> None:
-    mine = {key for key in stored if whole or key == name or key.startswith(prefix)}
+def _check_same(stored: dict, wanted: dict, name: str, whole: bool) -> None:
+    mine = {key for key in stored if whole or key == name or key.startswith(f"{name}.")}
     if not mine:
         parts = sorted({key.partition(".")[0] for key in stored})
         raise ValueError(f"the checkpoint has no part {name!r}; its parts are {', '.join(parts)}")

@@ -3,7 +3,7 @@
     tensors = Tensors("Qwen2.5-0.5B-Instruct")
     rows = tensors.read("model.norm.weight", (slice(0, 8),))
 
-An index is somebody else's file: it may name .safetensors files inside its folder and nothing more.
+An index is not trusted: it may name .safetensors files inside its folder and nothing more.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from nlrl_jax.backends import endpoint_checks, transport
+from nlrl_jax.backends import endpoint_checks
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.transport import EndpointError
@@ -15,16 +15,8 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run import directory, models
 from nlrl_jax.types import Chat, Sampling
 from tests.backends import server as s
+from tests.backends.endpoints import KEY
 from tests.backends.server import Server
-
-KEY = "sk-proj-9f8e7d6c5b4a32100123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(transport, "BACKOFF", 0.001)
 
 
 def check(url, **options):

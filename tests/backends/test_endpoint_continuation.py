@@ -6,11 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from nlrl_jax.backends import transport
-from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.config import ModelConfig
@@ -29,12 +28,6 @@ NO_SPECIAL = "add_special_tokens=false"
 # Of the endpoint http://x/v1, the chat "hi", `Sampling(20, 1.0, 5)`, extra `top_p=null` and seed 3, as written before
 # there were stop strings.
 OLD_KEY = "086062964ada3ce96a1c0ff1f19789e14f7844fff6d99de655332e0315ae9b1c"
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(transport, "BACKOFF", 0.01)
 
 
 def model(server, cache=None, render=None, **options):

@@ -9,9 +9,9 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.by_role import ByRole
-from nlrl_jax.backends.cache import DiskCache
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.run import parts, planning

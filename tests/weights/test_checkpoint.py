@@ -124,7 +124,7 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
     else:
         path = next(p for p in (latest / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
         path.write_bytes(path.read_bytes()[:-20])
-    with pytest.warns(UserWarning, match="checkpoints/3 is refused.*(damaged|not one of ours)"):
+    with pytest.warns(UserWarning, match="checkpoints/3 is refused.*damaged"):
         step, tree, metadata = saved.restore(make_tree())
     assert (step, metadata) == (2, {"step": 2})
     assert_same_bits(tree, make_tree(2))

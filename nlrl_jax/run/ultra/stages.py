@@ -19,8 +19,7 @@ from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.refiners.methods import Shared
 from nlrl_jax.algorithms.ultra import LookupTable
-from nlrl_jax.backends.cache import DiskCache
-from nlrl_jax.backends.cached import CachedModel
+from nlrl_jax.backends.reply_cache import CachedModel, DiskCache
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check_seed
 from nlrl_jax.roles.trajectories import Verdict

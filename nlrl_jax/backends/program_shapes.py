@@ -1,4 +1,4 @@
-"""The shapes of the programs for growing texts: few, as each must be compiled, and none much dearer than needed.
+"""Shapes of the programs for growing texts: few, as each must be compiled, and none much costlier than needed.
 
 A shape is (queries, and G groups, C keys, N queries of a group for each level of context). A program that is larger
 than a call needs is used until it has wasted as much as compiling a better one takes.

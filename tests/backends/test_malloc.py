@@ -10,21 +10,21 @@ import pytest
 # In a process of its own: in one whose heap has free pages, the blocks would not make it grow.
 PROGRAM = """
 import ctypes
-from nlrl_jax.backends import heap
+from nlrl_jax.backends import malloc
 
 BLOCK, NUMBER = 100_000, 5_000  # below glibc's threshold for mappings of their own; 500 MB in all
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
-before = heap._size = heap.resident()
+before = malloc._size = malloc.resident()
 blocks = [libc.malloc(BLOCK) for _ in range(NUMBER)]
 for block in blocks:
     ctypes.memset(block, 1, BLOCK)
 for block in blocks[:-1]:
     libc.free(block)
-freed = heap.resident()
-heap.trim()
-print((freed - before) / (BLOCK * NUMBER), (heap.resident() - before) / (BLOCK * NUMBER))
+freed = malloc.resident()
+malloc.trim()
+print((freed - before) / (BLOCK * NUMBER), (malloc.resident() - before) / (BLOCK * NUMBER))
 """
 
 
@@ -37,15 +37,15 @@ def test_freed_blocks_below_a_used_one_are_given_back():
 
 
 KEPT = """
-from nlrl_jax.backends import heap
+from nlrl_jax.backends import malloc
 import numpy as np
 
-heap.keep()
+malloc.keep()
 def pages(name):
     return int(open("/proc/self/smaps_rollup").read().split(name + ":")[1].split()[0]) / 1024
 for _ in range(2):
     x = np.ones(25_000_000)
-    print(pages("AnonHugePages"), heap.resident() / 2**20)
+    print(pages("AnonHugePages"), malloc.resident() / 2**20)
     del x
 """
 

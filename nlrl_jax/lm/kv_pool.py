@@ -1,4 +1,4 @@
-"""Reading texts that share their beginnings: each token once, behind keys and values that are kept in a pool.
+"""Reading texts that share their beginnings: each token once, with the keys and values of earlier ones in a pool.
 
     kv = load(pool, slots)                                        # what is known, per group of texts
     hidden, new = read(model, variables, tokens, ..., contexts)   # what is new: a forest, one token per node
@@ -62,7 +62,7 @@ def read(
     """Reads a forest of tokens -> (hidden [T, H], keys and values [layers, 1, T, K, D]).
 
     Args:
-      tokens: int32 [T], the nodes, parents first, a node's descendants right behind it.
+      tokens: int32 [T], the nodes, parents first, each node directly followed by its descendants.
       positions: int32 [T], each node's place in its text.
       ends: int32 [T], one past each node's last descendant.
       contexts: what comes before the roots.

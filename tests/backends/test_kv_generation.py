@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from nlrl_jax.backends import growing
+from nlrl_jax.backends import kv_generation
+from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.prefix_cache import PrefixCache
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.types import Chat, Sampling
@@ -93,7 +93,7 @@ def test_neither_rows_nor_a_cache_that_is_too_small_change_an_answer(plain, expe
 
 def test_a_text_loses_its_end_first():
     """What lost its beginning would be found after another text that begins in the same slot."""
-    cache, none = PrefixCache(CONFIG, 16 * 256 / 1e6), np.zeros(0, np.int64)
+    cache, none = KVCache(CONFIG, 16 * 256 / 1e6), np.zeros(0, np.int64)
     assert cache.capacity == 16 and cache.room(12)
     cache.start()
     slots = cache.add(range(12), none, 0)
@@ -109,7 +109,7 @@ def test_a_text_longer_than_the_cache_and_one_longer_than_a_read(plain, monkeypa
     assert small.cache.capacity == 200 < length(plain, RULES * 9)
     agree(small.complete(long, WARM, "policy"), want[0])
     agree(sum(small.score(long, [["up", "down"]] * 2, "policy"), []), sum(want[1], []))
-    monkeypatch.setattr(growing, "MOST", 16)
+    monkeypatch.setattr(kv_generation, "MOST", 16)
     large = dataclasses.replace(plain, cache_mb=1)
     agree(large.complete(long, WARM, "policy"), want[0])
     agree(sum(large.score(long, [["up", "down"]] * 2, "policy"), []), sum(want[1], []))
@@ -143,7 +143,7 @@ def test_a_call_that_fails_leaves_nothing_wrong_behind(cached, plain, monkeypatc
     def fail(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(growing, "_read", fail)
+    monkeypatch.setattr(kv_generation, "_read", fail)
     with pytest.raises(KeyboardInterrupt):
         cached.complete(chats, GREEDY, "policy")
     monkeypatch.undo()
@@ -151,7 +151,7 @@ def test_a_call_that_fails_leaves_nothing_wrong_behind(cached, plain, monkeypatc
 
 
 def test_few_programs_serve_a_text_that_grows(cached):
-    programs = (growing._read, growing._reply, growing._log_probs)
+    programs = (kv_generation._read, kv_generation._reply, kv_generation._log_probs)
     before = [program._cache_size() for program in programs]
     episode(cached, steps=6, rules=RULES + "Again. ")
     added = [program._cache_size() - n for program, n in zip(programs, before)]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nlrl_jax.backends import forest, shapes
-from nlrl_jax.backends.shapes import COMPILING, MORE, STEPS, Shapes
+from nlrl_jax.backends import program_shapes, token_tree
+from nlrl_jax.backends.program_shapes import COMPILING, MORE, STEPS, Shapes
 from nlrl_jax.lm.config import ModelConfig
 
 CONFIG = ModelConfig(512, 128, 384, 4, 4, 4, 32, 640)
@@ -14,7 +14,7 @@ SMALL, LARGE = (64, 1, 64, 64, 64, 64, 1), (128, 1, 64, 128, 128, 256, 1)
 @pytest.fixture
 def tight(monkeypatch):
     """New programs are no larger than needed."""
-    monkeypatch.setattr(shapes, "MORE", 0.0)
+    monkeypatch.setattr(program_shapes, "MORE", 0.0)
 
 
 def test_a_larger_program_is_used_until_it_has_wasted_a_compilation(tight):
@@ -38,7 +38,7 @@ def test_a_new_program_does_an_older_ones_work_where_that_costs_little(tight, mo
     known = Shapes(CONFIG)
     known.choose("reply", [wide])
     assert known.choose("reply", [long])[1] == tuple(map(max, wide, long))
-    monkeypatch.setattr(shapes, "FACTOR", 1.0)
+    monkeypatch.setattr(program_shapes, "FACTOR", 1.0)
     strict = Shapes(CONFIG)
     strict.choose("reply", [wide])
     assert strict.choose("reply", [long])[1] == long
@@ -55,14 +55,14 @@ def test_a_new_program_has_room_where_that_costs_next_to_nothing():
 
 def test_a_large_group_takes_several_rows():
     """Each query finds its own place, and in it the keys of its path."""
-    level = forest.Level([np.array([5, 6, 7]), np.array([9])], np.array([0, 1, -1]), np.array([2, 2, 2]))
+    level = token_tree.Level([np.array([5, 6, 7]), np.array([9])], np.array([0, 1, -1]), np.array([2, 2, 2]))
     path, sees = np.array([0, 0, 1, 0, 2, -1, 0, 0]), np.array([5, 3, 3, 4, 4, 0, 2, 5])
     counts = level.counts(path)
     assert counts.tolist() == [5, 1]
-    rows = forest.rows_of(counts, 2)
+    rows = token_tree.rows_of(counts, 2)
     assert rows.tolist() == [3, 1]
-    slots = forest.table(level, rows, 6, 4)
-    who, visible, place = forest.members(level, path, sees, 6, 2)
+    slots = token_tree.table(level, rows, 6, 4)
+    who, visible, place = token_tree.members(level, path, sees, 6, 2)
     assert place.tolist()[4:6] == [-1, -1] and len({p for p in place.tolist() if p >= 0}) == 6
     for query, (own, seen) in enumerate(zip(path, sees)):
         if place[query] >= 0:

@@ -1,6 +1,6 @@
 """Which texts' keys and values are kept on the device, and where: a trie of tokens over a pool of slots.
 
-One slot holds one token behind one text, so texts that fork share the slots of what they have in common. A slot's
+One slot holds one token after one text, so texts that fork share the slots of what they have in common. A slot's
 number is also its node's: {(parent's slot, token): slot}. Whoever uses a node has used all before it, so the slots that
 were used longest ago, deepest first, can always be dropped without leaving a hole.
 """
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nlrl_jax.backends.shapes import Shapes
+from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.lm.config import ModelConfig
 
 
 @dataclasses.dataclass
-class PrefixStats:
+class KVCacheStats:
     """Tokens since the cache was made.
 
     read: put through the network as part of a prompt or of a scored continuation (not those written).
@@ -31,13 +31,13 @@ class PrefixStats:
     evicted: int = 0
 
 
-class PrefixCache:
+class KVCache:
     """The index of the pool, and the pool itself; mutable, and not safe without `lock`.
 
     Attributes:
       capacity: slots at most.
       pool: `KeyValues` [layers, K, slots, D], or None while nothing is stored.
-      stats: see `PrefixStats`. shapes: of the programs that use it; they outlive what it holds.
+      stats: see `KVCacheStats`. shapes: of the programs that use it; they outlive what it holds.
     """
 
     def __init__(self, config: ModelConfig, megabytes: float):
@@ -45,7 +45,7 @@ class PrefixCache:
         per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
         self.capacity = int(megabytes * 1e6 / per_token)
         self.vocab_size = config.vocab_size
-        self.stats = PrefixStats()
+        self.stats = KVCacheStats()
         self.shapes = Shapes(config)
         self.lock = threading.Lock()
         self.clear()
@@ -107,7 +107,7 @@ class PrefixCache:
         return True
 
     def add(self, tokens: Sequence[int], path: np.ndarray, first: int) -> np.ndarray:
-        """Gives tokens[first:], which come behind the slots `path` [first], slots of their own -> int64 [...].
+        """Gives tokens[first:], which follow the slots `path` [first], slots of their own -> int64 [...].
 
         Those that have one already keep it. There must be `room`.
         """

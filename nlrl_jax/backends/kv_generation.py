@@ -1,4 +1,4 @@
-"""Replies to and scores behind texts that grow: a token that the cache still holds is not read again.
+"""Replies and scores for texts that grow: a token in the key/value cache is not computed again.
 
 A call's texts are sorted, which puts those that share most side by side, and cut into chunks that fit the cache. A
 chunk is one read of what is new, or several where that is long, and one loop that writes the replies. Attention reads
@@ -10,31 +10,31 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.backends import batching, forest
-from nlrl_jax.backends.prefix_cache import PrefixCache
+from nlrl_jax.backends import batching, token_tree
+from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.lm import decode as steps
-from nlrl_jax.lm import forest as programs
+from nlrl_jax.lm import kv_pool
 from nlrl_jax.lm.attention import Context
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling
 
 MOST = 512  # tokens of a read
-SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `forest.levels` is tried with each; the cheapest is taken
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `token_tree.levels` is tried with each; the cheapest is taken
 
-_empty = jax.jit(programs.empty_pool, static_argnums=(0, 1))
-_load = jax.jit(programs.load)
-_store = jax.jit(programs.store, donate_argnums=0)
-_read = jax.jit(programs.read, static_argnums=0)
-_keep = jax.jit(programs.keep)
+_empty = jax.jit(kv_pool.empty_pool, static_argnums=(0, 1))
+_load = jax.jit(kv_pool.load)
+_store = jax.jit(kv_pool.store, donate_argnums=0)
+_read = jax.jit(kv_pool.read, static_argnums=0)
+_keep = jax.jit(kv_pool.keep)
 _reply = jax.jit(steps.reply, static_argnums=(0, 6, 8))
-_log_probs = jax.jit(programs.next_log_probs, static_argnums=0)
+_log_probs = jax.jit(kv_pool.next_log_probs, static_argnums=0)
 _compiled: set[Any] = set()
 _compiling = threading.Lock()
 
@@ -47,45 +47,47 @@ def _compiled_once(*program):
     _compiled.add(program)
 
 
+class Network(NamedTuple):
+    """A model, its variables and the key/value cache that belongs to them."""
+
+    model: Transformer
+    variables: Any
+    cache: KVCache
+
+
+class Draw(NamedTuple):
+    """How tokens are drawn: sampling, end tokens (bool [V]) and the key of the whole call."""
+
+    sampling: Sampling
+    ends: np.ndarray
+    key: jax.Array
+
+
 def write(
-    model: Transformer,
-    variables: Any,
-    cache: PrefixCache,
-    prompts: Sequence[tuple[int, ...]],
-    queue: Sequence[int],
-    rows: int,
-    sampling: Sampling,
-    ends: np.ndarray,
-    key: jax.Array,
+    net: Network, prompts: Sequence[tuple[int, ...]], queue: Sequence[int], rows: int, draw: Draw
 ) -> dict[int, tuple[list[int], bool]]:
     """Replies to prompts[queue[i]] by i, as many as the cache has room for: (tokens, whether an end token is last)."""
-    draws = sorted(range(len(queue)), key=lambda i: prompts[queue[i]])
+    order = sorted(range(len(queue)), key=lambda i: prompts[queue[i]])
     written = {}
-    with cache.lock:
-        for chunk in _chunks(cache, [prompts[queue[i]] for i in draws], rows, sampling.max_tokens):
-            numbers = [draws[i] for i in chunk]
+    with net.cache.lock:
+        for chunk in _chunks(net.cache, [prompts[queue[i]] for i in order], rows, draw.sampling.max_tokens):
+            numbers = [order[i] for i in chunk]
             texts, which = batching.distinct([prompts[queue[i]] for i in numbers])
-            with _whole(cache):
-                found = _write_chunk(model, variables, cache, texts, which, numbers, sampling, ends, key)
+            with _whole(net.cache):
+                found = _write_chunk(net, texts, which, numbers, draw)
             written.update(zip(numbers, found, strict=True) if found else ())
     return written
 
 
-def log_probs(
-    model: Transformer,
-    variables: Any,
-    cache: PrefixCache,
-    pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    rows: int,
-) -> dict[int, float]:
+def log_probs(net: Network, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], rows: int) -> dict[int, float]:
     """log p(continuation | prompt) of each pair by its number, as many as the cache has room for."""
     order = sorted(range(len(pairs)), key=lambda n: pairs[n][0] + pairs[n][1][:-1])
     out = {}
-    with cache.lock:
-        for chunk in _chunks(cache, [pairs[n][0] + pairs[n][1][:-1] for n in order], 4 * rows, 0):
+    with net.cache.lock:
+        for chunk in _chunks(net.cache, [pairs[n][0] + pairs[n][1][:-1] for n in order], 4 * rows, 0):
             numbers = [order[i] for i in chunk]
-            with _whole(cache):
-                found = _score_chunk(model, variables, cache, [pairs[n] for n in numbers])
+            with _whole(net.cache):
+                found = _score_chunk(net, [pairs[n] for n in numbers])
             out.update(zip(numbers, found, strict=True) if found else ())
     return out
 
@@ -93,7 +95,7 @@ def log_probs(
 class _whole:
     """Empties the cache if what was promised to be in it may not be."""
 
-    def __init__(self, cache: PrefixCache):
+    def __init__(self, cache: KVCache):
         self.cache = cache
 
     def __enter__(self):
@@ -104,10 +106,10 @@ class _whole:
             self.cache.clear()
 
 
-def _chunks(cache: PrefixCache, texts, rows: int, room: int) -> Iterator[list[int]]:
+def _chunks(cache: KVCache, texts, rows: int, room: int) -> Iterator[list[int]]:
     """Numbers of sorted texts that are worked on together: `rows` at most, and no more than half the cache holds."""
     chunk, tokens = [], 0
-    shared = forest.common([np.array(text) for text in texts])
+    shared = token_tree.common([np.array(text) for text in texts])
     for i, text in enumerate(texts):
         new = len(text) + room - (int(shared[i]) if chunk else 0)
         if chunk and (len(chunk) == rows or tokens + new > cache.capacity // 2):
@@ -120,14 +122,15 @@ def _chunks(cache: PrefixCache, texts, rows: int, room: int) -> Iterator[list[in
         yield chunk
 
 
-def _contexts(model, cache, program: str, queries: int, paths, shared, path, sees) -> tuple[int, tuple[Context, ...]]:
+def _contexts(net, program: str, queries: int, paths, shared, path, sees) -> tuple[int, tuple[Context, ...]]:
     """The padded number of queries, and what they see of paths in the pool.
 
     Args:
       queries: what the program would pad its queries to at least.
-      paths, shared: as of `forest.levels`; path, sees: int [queries before padding], as of `forest.members`.
+      paths, shared: as of `token_tree.levels`; path, sees: int [queries before padding], as of `token_tree.members`.
     """
-    cuts = [forest.levels(paths, shared, share) for share in SHARES]
+    cache = net.cache
+    cuts = [token_tree.levels(paths, shared, share) for share in SHARES]
     wanted = [(queries, *(n for level in levels for n in _size(cache, program, level, path))) for levels in cuts]
     which, (total, *sizes) = cache.shapes.choose(program, wanted)
     pad = total - len(path)
@@ -135,29 +138,29 @@ def _contexts(model, cache, program: str, queries: int, paths, shared, path, see
     out = []
     for level, (G, C, N) in zip(cuts[which], zip(*[iter(sizes)] * 3)):
         if G:
-            pool = cache.pool if cache.pool is not None else _empty(model, cache.device_slots)
-            rows = forest.rows_of(level.counts(path), N)
-            kv = _load(pool, forest.table(level, rows, G, C))
-            out.append(Context(*kv, *forest.members(level, path, sees, G, N)))
+            pool = cache.pool if cache.pool is not None else _empty(net.model, cache.device_slots)
+            rows = token_tree.rows_of(level.counts(path), N)
+            kv = _load(pool, token_tree.table(level, rows, G, C))
+            out.append(Context(*kv, *token_tree.members(level, path, sees, G, N)))
     return total, tuple(out)
 
 
-def _size(cache: PrefixCache, program: str, level: forest.Level, path: np.ndarray) -> tuple[int, int, int]:
+def _size(cache: KVCache, program: str, level: token_tree.Level, path: np.ndarray) -> tuple[int, int, int]:
     """The cheapest G, C, N of a level, rounded up; 0 where it is empty."""
     if not level.parts:
         return 0, 0, 0
     counts, length = level.counts(path), -(-max(map(len, level.parts)) // 64) * 64
     powers = [1 << i for i in range(int(counts.max(initial=1)).bit_length() + 1)]
-    sizes = [(batching.bucket(int(forest.rows_of(counts, N).sum()), 1), length, N) for N in powers]
+    sizes = [(batching.bucket(int(token_tree.rows_of(counts, N).sum()), 1), length, N) for N in powers]
     return min(sizes, key=lambda size: cache.shapes.cost(program, (0, *size)))
 
 
-def _put(model, cache: PrefixCache, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:
+def _put(net: Network, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:
     """Stores tokens `source` of kv [layers, A, B, K, D], padded to Q of them."""
-    size = cache.device_slots
+    cache, size = net.cache, net.cache.device_slots
     have = 0 if cache.pool is None else cache.pool.k.shape[2]
     if have < size:
-        larger = jax.device_put(_empty(model, size), _everywhere(kv.k.sharding))
+        larger = jax.device_put(_empty(net.model, size), _everywhere(kv.k.sharding))
         if have:
             at = (0, 0, 0, 0)
             larger = KeyValues(*(jax.lax.dynamic_update_slice(new, old, at) for new, old in zip(larger, cache.pool)))
@@ -174,13 +177,14 @@ def _everywhere(sharding):
     return sharding
 
 
-def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[int, int, jax.Array]]:
+def _read_all(net: Network, woods: token_tree.Forest) -> Iterator[tuple[int, int, jax.Array]]:
     """Reads a forest and stores it, in pieces: (first entry, one past the last, hidden [T, H])."""
+    cache = net.cache
     cache.stats.reused += int((woods.known - np.minimum(woods.known, woods.shared)).sum())
     for start in range(0, len(woods.token), MOST):
         stop = min(start + MOST, len(woods.token))
         n = stop - start
-        seen, text = forest.seen(woods, start, stop)
+        seen, text = token_tree.seen(woods, start, stop)
         # Of the texts that have entries here: what any of these sees of it.
         used = np.unique(text)
         most = np.zeros(len(woods.paths), np.int64)
@@ -188,70 +192,71 @@ def _read_all(model, variables, cache, woods: forest.Forest) -> Iterator[tuple[i
         shared = np.array([woods.shared[a + 1 : b + 1].min() for a, b in zip(used[:-1], used[1:])], np.int64)
         paths = [woods.paths[i][: most[i]] for i in used]
         between = (paths, np.concatenate([[0], shared]), np.searchsorted(used, text), seen)
-        T, contexts = _contexts(model, cache, "read", batching.bucket(n, 32), *between)
+        T, contexts = _contexts(net, "read", batching.bucket(n, 32), *between)
         tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
         tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
         ends[:n] = np.minimum(woods.end[start:stop], stop) - start
-        with _compiled_once(model, "read", T, *(context.shape for context in contexts)):
-            hidden, kv = _read(model, variables, tokens, positions, ends, contexts)
+        with _compiled_once(net.model, "read", T, *(context.shape for context in contexts)):
+            hidden, kv = _read(net.model, net.variables, tokens, positions, ends, contexts)
         fresh = np.flatnonzero(woods.slot[start:stop] >= 0)
         if len(fresh):
-            _put(model, cache, kv, fresh, woods.slot[start + fresh], T)
+            _put(net, kv, fresh, woods.slot[start + fresh], T)
         cache.stats.read += n
         yield start, stop, hidden
 
 
-def _write_chunk(model, variables, cache, texts, which, draws, sampling, ends, key):
-    """Replies to texts[which[i]], drawn as number draws[i]; None if the cache has no room."""
-    woods = forest.grow(cache, texts, [len(text) - 1 for text in texts])
+def _write_chunk(net: Network, texts, which, numbers, draw: Draw):
+    """Replies to texts[which[i]], drawn as number numbers[i]; None if the cache has no room."""
+    sampling = draw.sampling
+    woods = token_tree.grow(net.cache, texts, [len(text) - 1 for text in texts])
     if woods is None:
         return None
     which, n = np.array(which), len(which)
     last = np.array([woods.at[i][-1] for i in which])
-    pieces = list(_read_all(model, variables, cache, woods))
+    pieces = list(_read_all(net, woods))
     lengths = np.array([len(text) for text in texts])[which]
-    R, contexts = _contexts(model, cache, "reply", batching.bucket(n, 4), woods.paths, woods.shared, which, lengths)
-    hidden = jnp.zeros((R, model.config.hidden_size), pieces[0][2].dtype)
+    R, contexts = _contexts(net, "reply", batching.bucket(n, 4), woods.paths, woods.shared, which, lengths)
+    hidden = jnp.zeros((R, net.model.config.hidden_size), pieces[0][2].dtype)
     for start, stop, states in pieces:
         where = np.full(R, -1, np.int32)
         where[:n] = np.where((start <= last) & (last < stop), last - start, -1)
         hidden = _keep(hidden, states, where)
-    read, draw, limit = (np.zeros(R, np.int32) for _ in range(3))
-    read[:n], draw[:n], limit[:n] = lengths, draws, sampling.max_tokens
+    read, number, limit = (np.zeros(R, np.int32) for _ in range(3))
+    read[:n], number[:n], limit[:n] = lengths, numbers, sampling.max_tokens
     static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
     temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
     N = -(-sampling.max_tokens // 8) * 8
-    with _compiled_once(model, "reply", R, N, static, *(context.shape for context in contexts)):
-        state = _reply(model, variables, hidden, read, draw, limit, N, key, static, ends, contexts, temperature)
+    with _compiled_once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
+        inputs = (net.model, net.variables, hidden, read, number, limit)
+        state = _reply(*inputs, N, draw.key, static, draw.ends, contexts, temperature)
     tokens, sizes, ended, steps_done = jax.device_get(whole((state.tokens, state.lengths, state.ended, state.index)))
     replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]
-    _keep_replies(model, cache, state.kv, texts, woods.paths, which, replies, int(steps_done), N)
+    prompts = [(texts[i], woods.paths[i]) for i in which]
+    _keep_replies(net, state.kv, prompts, [reply[: int(steps_done)] for reply in replies], N)
     return list(zip(replies, ended[:n].tolist(), strict=True))
 
 
-def _keep_replies(model, cache, kv, texts, paths, which, replies, done, N) -> None:
-    """Stores the tokens that were written, as far as they were put through the network."""
+def _keep_replies(net: Network, kv, prompts, replies, N: int) -> None:
+    """Stores the tokens of replies that were put through the network; each prompt is (text, slots of its tokens)."""
     source, slots = [], []
-    for row, (prompt, reply) in enumerate(zip(which, replies, strict=True)):
-        reply = reply[:done]
-        if not cache.room(len(reply)):
+    for row, ((text, path), reply) in enumerate(zip(prompts, replies, strict=True)):
+        if not net.cache.room(len(reply)):
             break
-        P = len(texts[prompt])
         source.append(row * N + np.arange(len(reply)))
-        slots.append(cache.add(texts[prompt] + tuple(reply), paths[prompt], P))
-    source, slots = (np.concatenate(x) if x else forest.NOTHING for x in (source, slots))
+        slots.append(net.cache.add(text + tuple(reply), path, len(text)))
+    source, slots = (np.concatenate(x) if x else token_tree.NOTHING for x in (source, slots))
     slots, first = np.unique(slots, return_index=True)  # equal replies to one prompt are kept once
     if len(slots):
-        _put(model, cache, kv, source[first], slots, batching.bucket(len(slots), 64))
+        _put(net, kv, source[first], slots, batching.bucket(len(slots), 64))
 
 
-def _score_chunk(model, variables, cache, pairs):
+def _score_chunk(net: Network, pairs):
     """log p of each pair; None if the cache has no room. Pairs come sorted by prompt + continuation[:-1]."""
     texts, which = batching.distinct([prompt + ids[:-1] for prompt, ids in pairs])
     wanted = [len(text) for text in texts]
     for i, (prompt, _) in zip(which, pairs):
         wanted[i] = min(wanted[i], len(prompt) - 1)
-    woods = forest.grow(cache, texts, wanted)
+    woods = token_tree.grow(net.cache, texts, wanted)
     if woods is None:
         return None
     entry = np.concatenate(
@@ -259,7 +264,7 @@ def _score_chunk(model, variables, cache, pairs):
     )
     target = np.concatenate([ids for _, ids in pairs])
     found = np.zeros(len(entry))
-    for start, stop, hidden in _read_all(model, variables, cache, woods):
+    for start, stop, hidden in _read_all(net, woods):
         here = np.flatnonzero((start <= entry) & (entry < stop))
         if not len(here):
             continue
@@ -267,6 +272,6 @@ def _score_chunk(model, variables, cache, pairs):
         U, Q = batching.bucket(len(asked)), batching.bucket(len(here))
         where, rows, targets = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
         where[: len(asked)], rows[: len(here)], targets[: len(here)] = asked, row, target[here]
-        found[here] = np.asarray(whole(_log_probs(model, variables, hidden, where, rows, targets)))[: len(here)]
+        found[here] = np.asarray(whole(_log_probs(net.model, net.variables, hidden, where, rows, targets)))[: len(here)]
     begins = np.cumsum([0] + [len(ids) for _, ids in pairs])[:-1]
     return np.add.reduceat(found, begins).tolist()

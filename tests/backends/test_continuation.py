@@ -3,7 +3,7 @@
 import pytest
 
 from nlrl_jax.backends import transport
-from nlrl_jax.backends.continuing import continuation
+from nlrl_jax.backends.continuation import continuation
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Usage

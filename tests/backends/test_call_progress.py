@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from nlrl_jax.backends import calls, transport
-from nlrl_jax.backends.calls import Calls
+from nlrl_jax.backends import call_progress, transport
+from nlrl_jax.backends.call_progress import CallProgress
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Usage
@@ -22,20 +22,20 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(calls.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(call_progress.time, "monotonic", lambda: now[0])
     return now
 
 
 def test_a_line_has_calls_tokens_the_budget_and_the_time_left(clock):
     usage = Usage()
-    shown = Calls(usage, 1_000_000, io.StringIO())
+    shown = CallProgress(usage, 1_000_000, io.StringIO())
     shown.begin(120)
     assert shown.text() == "endpoint: 0 of 120 calls, 0 tokens, 1,000,000 left of the budget"
     usage.add("policy", paid=45_120)
     clock[0] += 60
     shown.done(40)
     assert shown.text() == "endpoint: 40 of 120 calls, 45,120 tokens, 954,880 left of the budget, about 2:00 left"
-    assert Calls(usage).text() == "endpoint: 0 of 0 calls, 45,120 tokens"
+    assert CallProgress(usage).text() == "endpoint: 0 of 0 calls, 45,120 tokens"
     shown.begin(40)  # of another thread, at the same time
     assert shown.text().startswith("endpoint: 40 of 160 calls")
     shown.done(120)
@@ -45,7 +45,7 @@ def test_a_line_has_calls_tokens_the_budget_and_the_time_left(clock):
 
 def test_without_a_terminal_there_is_a_line_now_and_then(clock):
     file = io.StringIO()
-    shown = Calls(Usage(), 0, file)
+    shown = CallProgress(Usage(), 0, file)
     shown.begin(100)
     for _ in range(100):
         clock[0] += 1
@@ -59,7 +59,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(clock):
 
 def test_in_a_terminal_one_line_changes_and_is_gone_in_the_end(clock):
     file = Terminal()
-    shown = Calls(Usage(), 0, file)
+    shown = CallProgress(Usage(), 0, file)
     shown.begin(3)
     shown.done()
     assert file.getvalue() == ""  # it may be over in a moment
@@ -79,7 +79,7 @@ def test_an_endpoint_counts_replies_also_where_it_fails(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(transport, "BACKOFF", 0.001)
     seen = []
-    monkeypatch.setattr(Calls, "waiting", lambda self, why: seen.append(why))
+    monkeypatch.setattr(CallProgress, "waiting", lambda self, why: seen.append(why))
     chats = [Chat.of(f"question {i}") for i in range(3) for _ in range(4)]
     for refused in ("n", "none", "messages"):
         bad = lambda request, name=refused: s.status(500) if name in request.body else s.well

@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-from nlrl_jax.backends import transport
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.fields import named_fields
+from nlrl_jax.backends.optional_fields import named_fields
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Chat, Sampling
@@ -33,12 +32,6 @@ FORMS = {
     "cut": s.cut,
     "closed": s.closed,
 }
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(transport, "BACKOFF", 0.001)
 
 
 def model(server, **options):

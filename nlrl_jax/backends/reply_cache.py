@@ -1,17 +1,90 @@
-"""A language model whose replies and scores are kept on disk, so that a resumed run does not compute them again."""
+"""Replies and scores on disk, and a language model that answers each question once, also across a kill."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
+import os
+import pathlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nlrl_jax.backends.cache import DiskCache, cache_key
 from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling, Score
 
 A = TypeVar("A", Reply, Score)
 PIECE = 256  # chats, or continuations, per call of the model; a kill loses at most this many answers
+
+
+def cache_key(parts: Mapping[str, Any]) -> str:
+    """A sha256 in hex of everything that decides an entry. The order of the fields does not matter.
+
+    Raises:
+      TypeError: a part is not JSON-able.
+    """
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class DiskCache:
+    """A folder of entries, each a JSON object under a sha256.
+
+    An entry is written beside its place and moved there, so it is whole or absent whenever the process is killed.
+    Nothing is flushed to the disk: a power cut may tear the last entries. A torn entry counts as absent.
+
+    Attributes:
+      folder: made if missing. Several caches, in several processes, may share it.
+
+    Raises:
+      ValueError: the folder cannot be made or written.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = pathlib.Path(folder).expanduser().absolute()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise ValueError(f"the cache folder {self.folder} cannot be written: {error.strerror}") from None
+
+    def __repr__(self) -> str:
+        return f"DiskCache({str(self.folder)!r})"
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The entry; None where it is absent or torn."""
+        try:
+            entry = json.loads(self._path(key).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return entry if isinstance(entry, dict) else None
+
+    def put(self, key: str, entry: Mapping[str, Any]) -> None:
+        """Writes an entry, in place of an earlier one."""
+        path = self._path(key)
+        path.parent.mkdir(exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                json.dump(dict(entry), file)
+            os.replace(unfinished, path)
+        except BaseException:
+            pathlib.Path(unfinished).unlink(missing_ok=True)
+            raise
+
+    def get_reply(self, key: str) -> Reply | None:
+        """An entry as a reply that cost nothing."""
+        entry = self.get(key)
+        return None if entry is None else Reply(**entry, cached=True)
+
+    def put_reply(self, key: str, reply: Reply) -> None:
+        """Writes a reply without its token counts."""
+        self.put(key, {name: getattr(reply, name) for name in ("text", "ended", "refused")})
+
+    def _path(self, key: str) -> pathlib.Path:
+        return self.folder / key[:2] / (key + ".json")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

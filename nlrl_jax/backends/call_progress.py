@@ -1,4 +1,4 @@
-"""What an endpoint is doing: calls done of how many, tokens, what is left of the budget, and the time left."""
+"""Progress of an endpoint's calls: calls done of how many, tokens, what is left of the budget, and the time left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUIET = 2.0  # seconds of work before anything is shown in a terminal
 EVERY = 30.0  # seconds between lines elsewhere
 
 
-class Calls:
+class CallProgress:
     """Shows the calls under way: in a terminal one line that changes, elsewhere a line every `EVERY` seconds.
 
     Any number of threads may `begin` and `done`; the calls of all of them are counted together.

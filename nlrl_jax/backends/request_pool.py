@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from nlrl_jax.backends.calls import Calls
+from nlrl_jax.backends.call_progress import CallProgress
 from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.transport import ApiKey, Stopped, Transport
-from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.transport import Stopped, Transport
 
 J = TypeVar("J")  # one request to make
 
@@ -19,9 +18,8 @@ def do(
     jobs: Sequence[J],
     work: Callable[[Transport, J], Iterable[J]],
     options: EndpointOptions,
-    usage: Usage,
     role: str,
-    calls: Calls,
+    progress: CallProgress,
     size: Callable[[J], int] = lambda job: 1,
     first_alone: bool = False,
 ) -> None:
@@ -29,21 +27,21 @@ def do(
 
     Args:
       work: (transport, job) -> the jobs that are left of it.
-      size: calls of a job, for `calls`.
+      progress: counts the calls; its ledger counts the tokens.
+      size: calls that a job makes.
       first_alone: the others wait for the first one, which finds out what the server does not take.
     """
     if not jobs:
         return
-    key, limits = ApiKey(options.api_key_env), (options.timeout, options.max_retries, options.concurrency)
     total, finished = sum(map(size, jobs)), []
-    calls.begin(total)
-    with Transport(options.url, key, *limits, usage, role, options.token_budget, calls.waiting) as transport:
+    progress.begin(total)
+    with Transport(options, progress.usage, role, progress.waiting) as transport:
 
         def guarded(job: J) -> Iterable[J]:
             try:
                 rest = list(work(transport, job))
                 finished.append(size(job) - sum(map(size, rest)))
-                calls.done(finished[-1])
+                progress.done(finished[-1])
                 return rest
             except Stopped:
                 pass
@@ -64,4 +62,4 @@ def do(
                 if transport.failure is not None:
                     raise transport.failure
         finally:
-            calls.done(total - sum(finished))
+            progress.done(total - sum(finished))

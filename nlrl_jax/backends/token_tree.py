@@ -1,6 +1,6 @@
-"""What a call must read of texts that share their beginnings with each other and with the cache. Numpy on the host.
+"""The token tree of a call: what must be computed of texts that share beginnings with each other and the cache.
 
-The texts come sorted, so that each shares most with the one before it. New tokens form a forest: its roots come behind
+The texts come sorted, so that each shares most with the one before it. New tokens form a forest: its roots follow
 known tokens, and no token stands in it twice.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nlrl_jax.backends.prefix_cache import PrefixCache
+from nlrl_jax.backends.kv_cache import KVCache
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -66,7 +66,7 @@ def common(texts: Sequence[np.ndarray]) -> np.ndarray:
     return shared
 
 
-def grow(cache: PrefixCache, texts: Sequence[tuple[int, ...]], wanted: Sequence[int]) -> Forest | None:
+def grow(cache: KVCache, texts: Sequence[tuple[int, ...]], wanted: Sequence[int]) -> Forest | None:
     """Looks texts up, gives what is new its slots, and says what must be read; None if the cache has no room.
 
     Args:
@@ -136,7 +136,7 @@ def levels(paths: Sequence[np.ndarray], shared: np.ndarray, share: float, least:
 
     Args:
       paths: in lexical order; shared: what each shares with the one before it.
-      share: of a path, behind what all begin with, that neighbours in a cluster have in common at least.
+      share: of a path, after the beginning common to all, that neighbours in a cluster have in common at least.
       least: what all begin with stands by itself from this length on.
     """
     lengths = np.array([len(path) for path in paths])

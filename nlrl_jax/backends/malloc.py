@@ -1,8 +1,8 @@
-"""What glibc does with freed memory on a CPU: it is kept in huge pages, and given back when it has become much.
+"""What glibc does with freed memory on a CPU: it is kept in huge pages, and given back once there is much of it.
 
 A training step takes gigabytes and frees them. By default each step maps them anew, page by page. Compiling a program,
 on the other hand, leaves some tens of megabytes of freed memory in the process, which glibc keeps as long as anything
-behind them is in use: gigabytes after a hundred programs.
+after them is in use: gigabytes after a hundred programs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,184 @@
+"""Replies and scores read from a server's responses, among them odd ones."""
+
+import json
+import threading
+
+import pytest
+
+from nlrl_jax.backends import transport
+from nlrl_jax.backends.reply_cache import DiskCache
+from nlrl_jax.backends.transport import EndpointError
+from nlrl_jax.backends.usage import Metered
+from nlrl_jax.types import Chat, Score
+from tests.backends import server as s
+from tests.backends.endpoints import HOT, chats, model, nowhere, spent, texts
+from tests.backends.server import Server
+
+# What a reply says.
+
+
+def test_a_message_that_never_has_a_text_is_an_empty_reply_after_the_retries(tmp_path):
+    silent = lambda request: s.null if request.asked == "question 1" else s.well
+    cache = DiskCache(tmp_path)
+    with Server(behaviour=silent) as server:
+        ask = model(server, cache=cache)
+        replies = ask.complete(chats(3), HOT, "policy")
+        assert sum(r.asked == "question 1" for r in server.requests) == 4 and spent(ask)["paid"] == 6 * 15
+        assert [bool(reply.text) for reply in replies] == [reply.ended for reply in replies] == [True, False, True]
+        assert replies[1].prompt_tokens == 10
+        model(server, cache=cache).complete(chats(3), HOT, "policy")
+        assert len(server.requests) == 6
+
+
+def test_a_cut_reply_has_not_ended_also_where_it_has_no_text():
+    def cut(whole):
+        for choice in whole["choices"]:
+            choice["finish_reason"] = "length"
+        whole["choices"][1]["message"]["content"] = None  # all was spent on thinking
+
+    with Server(s.says(cut)) as server:
+        replies = model(server).complete(chats(1) * 2, HOT, "policy")
+        assert len(server.requests) == 1
+    assert [r.ended for r in replies] == [False, False] and replies[1].text == ""
+
+
+def test_an_empty_text_and_half_a_surrogate_pair_are_replies():
+    def odd(whole):
+        whole["choices"][0]["message"]["content"] = ""
+        whole["choices"][1]["message"]["content"] = "a\ud83db"
+
+    with Server(s.says(odd)) as server:
+        replies = model(server).complete(chats(1) * 2, HOT, "policy")
+    assert texts(replies) == ["", "a\ufffdb"] and all(r.ended for r in replies)
+
+
+def test_without_token_counts_a_quarter_of_the_bytes_is_taken_and_counted():
+    with Server(s.says(lambda whole: whole.pop("usage"))) as server:
+        ask = model(server)
+        (reply,) = ask.complete([Chat.of("x" * 4000)], HOT, "policy")
+    assert 1000 <= reply.prompt_tokens <= 1100 and 1000 <= reply.tokens <= 1200
+    assert spent(ask)["estimated"] == 1 and spent(ask)["paid"] == reply.prompt_tokens + reply.tokens
+
+
+def filtered(whole):
+    whole["choices"][0] = {"index": 0, "message": {"content": None}, "finish_reason": "content_filter"}
+
+
+def declined(whole):
+    whole["choices"][0]["message"] = {"content": None, "refusal": "I cannot help with that."}
+
+
+AZURE = {"error": {"message": "Please modify your prompt. " * 20, "code": "content_filter"}}
+
+
+@pytest.mark.parametrize(
+    "behaviour, text",
+    [
+        (s.says(filtered), ""),
+        (s.says(declined), "I cannot help with that."),
+        (s.status(400, json.dumps(AZURE)), ""),
+        (s.status(403, '{"error": {"message": "your input was flagged"}}'), ""),
+    ],
+    ids=["filter", "refusal", "filtered prompt", "flagged prompt"],
+)
+def test_a_refusal_of_one_prompt_is_counted_and_neither_sent_again_nor_the_end(behaviour, text, tmp_path):
+    bad = lambda request: behaviour if request.asked == "question 1" else s.well
+    with Server(behaviour=bad) as server:
+        ask = model(server, cache=DiskCache(tmp_path))
+        metered = Metered(ask, ask.usage)
+        replies = metered.complete(chats(3), HOT, "policy")
+        assert len(server.requests) == 3
+        assert spent(ask)["refused"] == 1 and spent(ask)["cut"] == 0
+        assert metered.complete(chats(3), HOT, "policy")[1].refused and len(server.requests) == 3
+    assert [(reply.refused, reply.ended) for reply in replies] == [(False, True), (True, False), (False, True)]
+    assert replies[1].text == text
+
+
+def test_a_text_in_parts_is_read_without_the_thoughts():
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "move "}, {"type": "text", "text": "up"}]
+    with Server(s.says(lambda whole: whole["choices"][0]["message"].update(content=parts))) as server:
+        assert texts(model(server).complete(chats(1), HOT, "policy")) == ["move up"]
+        assert len(server.requests) == 1
+
+
+def test_a_giant_response_is_cut_off_while_it_arrives_and_sent_again(monkeypatch):
+    monkeypatch.setattr(transport, "MAX_BYTES", 100_000)
+    cut_off = threading.Event()
+
+    def giant(handler, request):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(10**12))
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(b" " * 10_000)
+        except OSError:
+            cut_off.set()
+
+    with Server(giant) as server:
+        ask = model(server)
+        (reply,) = ask.complete(chats(1), HOT, "policy")
+        assert cut_off.wait(20) and len(server.requests) == 2
+    assert reply.text.startswith("re: question 0")
+    assert spent(ask)["retries"] == 1 and spent(ask)["paid"] > 25_000
+
+
+# Scores.
+
+
+def echoes(handler, request):
+    """The prompt as tokens of four characters counted from its end, behind a token of its own; -1, -2, ... each."""
+    prompt = request.body["prompt"]
+    odd = len(prompt) % 4
+    tokens = ["<s>"] + ([prompt[:odd]] if odd else []) + [prompt[i : i + 4] for i in range(odd, len(prompt), 4)]
+    log_probs = [None] + [-float(i) for i in range(1, len(tokens))]
+    logprobs = {"tokens": tokens, "token_logprobs": log_probs}
+    usage = {"prompt_tokens": len(tokens), "completion_tokens": 0}
+    s.send(handler, {"choices": [{"index": 0, "text": prompt, "logprobs": logprobs}], "usage": usage})
+
+
+def render(messages):
+    return "".join(message["content"] for message in messages) + ">"
+
+
+def test_scores_are_the_sums_over_the_tokens_of_each_continuation(tmp_path):
+    with Server(behaviour=lambda request: echoes) as server:
+        ask = model(server, render=render, cache=DiskCache(tmp_path))
+        assert ask.can_score
+        batch = [Chat.of("abc"), Chat.of("abcdefg")]
+        rows = ask.score(batch, [["leftdown", "down", ""], ["down", "down"]], "policy")
+        sent = {r.body["prompt"]: r for r in server.requests}
+        again = ask.score(batch, [["leftdown", "down", ""], ["down", "down"]], "policy")
+        assert len(server.requests) == 3  # equal pairs once, an empty one not at all, and all from the cache later
+    # "<s>" "abc>" "left" "down": -2 - 3; "<s>" "abc>" "down": -2; "<s>" "abcd" "efg>" "down": -3
+    counts = [[(-5.0, 2), (-2.0, 1), (0.0, 0)], [(-3.0, 1), (-3.0, 1)]]
+    assert rows == [[Score(*count) for count in row] for row in counts]
+    assert again == [[Score(*count, count[1] > 0) for count in row] for row in counts]
+    body = sent["abc>down"].body
+    assert sent["abc>down"].path == "/v1/completions"
+    assert (body["max_tokens"], body["echo"], body["logprobs"], body["temperature"]) == (0, True, 1, 0.0)
+
+
+def test_a_token_over_the_border_and_a_server_that_does_not_echo_are_errors_at_once():
+    with Server(behaviour=lambda request: echoes) as server:
+        ask = model(server, render=render)
+        with pytest.raises(EndpointError, match="reaches over the border"):
+            ask.score([Chat.of("abc")], [["rightdown"]], "policy")
+        assert len(server.requests) == 1
+    only = s.raw(b'{"choices": [{"logprobs": {"tokens": ["down"], "token_logprobs": [-0.5]}}]}')
+    with Server(only) as server:
+        with pytest.raises(EndpointError, match="does not echo"):
+            model(server, render=render).score([Chat.of("abc")], [["down"]], "policy")
+
+
+def test_a_score_without_log_probabilities_is_retried():
+    with Server(s.raw(b'{"choices": [{"text": "abc>down", "logprobs": null}]}'), echoes) as server:
+        ask = model(server, render=render)
+        assert ask.score([Chat.of("abc")], [["down"]], "policy") == [[Score(-2.0, 1)]]
+
+
+def test_without_scoring_the_refusal_says_what_to_do():
+    ask = nowhere()
+    assert not ask.can_score
+    with pytest.raises(NotImplementedError, match="--endpoint_tokenizer MODEL"):
+        ask.score(chats(1), [["a"]], "policy")
