@@ -60,9 +60,9 @@ class Game:
     goal: str
     target: str
     place: str
-    receptacles: dict[str, str]
-    objects: dict[str, str]
-    inside: dict[str, str]
+    receptacles: dict[str, str] = dataclasses.field(hash=False)
+    objects: dict[str, str] = dataclasses.field(hash=False)
+    inside: dict[str, str] = dataclasses.field(hash=False)
 
 
 class Tables(NamedTuple):

@@ -6,6 +6,7 @@ engine. Tests hold both against each other, word by word.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 
@@ -44,6 +45,13 @@ class World:
         self.opened: set[str] = set()
         self.made: dict[str, set[str]] = {name: set() for name in game.objects}
         self.lit: set[str] = set()
+
+    def copy(self) -> World:
+        """A world that can be stepped without changing this one."""
+        other = copy.copy(self)
+        other.inside, other.opened, other.lit = dict(self.inside), set(self.opened), set(self.lit)
+        other.made = {name: set(made) for name, made in self.made.items()}
+        return other
 
     def intro(self) -> str:
         """The first observation."""
