@@ -10,7 +10,6 @@ from typing import NamedTuple
 from envs.alfworld import data as files
 from envs.alfworld import games, installed
 from envs.alfworld.belief import plain
-from envs.alfworld.resident import Resident
 from envs.alfworld.transcripts import EXPERT, walk
 from envs.alfworld.workers import Request, Workers
 from envs.alfworld.world import NOTHING, World, plan
@@ -137,7 +136,6 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         step=step,
         optimal=optimal,
         examples=examples,
-        scripted=Resident,
         limits={kind: len(paths) for kind, paths in found.items() if paths},
     )
     if data:

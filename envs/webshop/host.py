@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from envs.webshop import catalogue, demonstrations, engine, reward
 from envs.webshop.buyer import WON, Buyer
-from envs.webshop.shopper import Shopper
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Outcome, Start
 
@@ -63,7 +62,6 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
         examples=examples,
         score="score",
         reversible=True,
-        scripted=Shopper,
         expert=Buyer(shop).act,
         limits={"": len(goals)},
     )

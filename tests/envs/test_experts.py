@@ -39,3 +39,12 @@ def test_the_planner_solves_alfworld_in_the_engine_and_the_simulator_says_the_sa
     assert played == play(game.simulator, tasks, game.expert, game.max_steps)
     assert game.reset(tasks) == game.simulator.reset(tasks)
     assert [len(made) for made in played] == [game.optimal(start.state) for start in game.reset(tasks)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("craftax") is None, reason="the extra crafter is not installed")
+def test_the_player_who_knows_the_map_unlocks_half_of_crafter_s_achievements_in_150_steps():
+    game = envs.make_host("crafter")
+    outcomes = play(game, [("", 5000 + i) for i in range(4)], game.expert, 150)
+    scores = [22 * sum(outcome.reward for outcome in made) for made in outcomes]
+    assert sum(scores) / len(scores) >= 11
+    assert all(outcome.valid for made in outcomes for outcome in made)
