@@ -14,7 +14,7 @@ import numpy as np
 from envs.crafter.engine import ACHIEVEMENTS, BLOCKS, World
 
 _ID = {name: i for i, name in enumerate(BLOCKS)}
-_FREE = frozenset(_ID[name] for name in ("grass", "sand", "path"))
+_GROUND = ("grass", "sand", "path")
 _WAYS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
 _FACING = {1: "west", 2: "east", 3: "north", 4: "south"}  # by the engine's direction
 _PICKAXE = {"stone": "wood", "coal": "wood", "iron": "stone", "diamond": "iron"}  # material of the one that is needed
@@ -47,7 +47,7 @@ class _View:
         return BLOCKS[self.map[cell]] if inside else "out_of_bounds"
 
     def free(self, cell: Cell) -> bool:
-        return self.block(cell) in ("grass", "sand", "path") and cell not in self.creatures
+        return self.block(cell) in _GROUND and cell not in self.creatures
 
     def diggable(self, cell: Cell) -> bool:
         block = self.block(cell)
@@ -67,9 +67,9 @@ class _View:
             return 0  # grows in forests that one walks around
         if self.diggable(cell):
             return _DIG
-        if self.block(cell) in ("water", "lava") and cell not in self.creatures and self.has["stone"] > 2:
+        if self.block(cell) == "water" and cell not in self.creatures and self.has["stone"] > 2:
             return _BRIDGE
-        return _STEP * 3 if cell in self.creatures and self.block(cell) in ("grass", "sand", "path") else 0
+        return _STEP * 3 if cell in self.creatures and self.block(cell) in _GROUND else 0
 
 
 def _add(cell: Cell, way: str) -> Cell:
@@ -91,9 +91,9 @@ def _choices(view: _View) -> Iterator[str]:
             yield _on(view, way)
     low = lambda name, least: view.vitals[name] <= least
     if low("drink", 4) or (low("drink", 8) and any(view.block(_add(view.at, way)) == "water" for way in _WAYS)):
-        yield _reach(view, lambda cell: view.block(cell) == "water")
+        yield _find(view, "water")
     if low("food", 5):
-        yield _reach(view, lambda cell: view.block(cell) == "ripe_plant" or view.creatures.get(cell) == "cows")
+        yield _find(view, "ripe_plant", "cows")
     enclosed = _pocket(view, view.at, {}) is not None
     if low("energy", 3) or (enclosed and low("energy", 8)) or _only_sleep_is_left(view):
         if low("energy", 8):
@@ -117,31 +117,29 @@ def _work(view: _View) -> Iterator[str]:
         yield "place plant" if grass else _reach(view, lambda cell: view.block(cell) == "grass", standing=True)
     if "place_plant" not in done and grass:
         yield "do"
-    ripe = lambda cell: view.block(cell) == "ripe_plant"
     if "eat_plant" not in done:
-        yield _reach(view, ripe)
+        yield _find(view, "ripe_plant")
     for material in ("wood", "stone", "iron"):
         yield from _tools(view, material)
     if "place_stone" not in done and has["stone"] and view.free(view.faced):
         yield "place stone"
-    kind = lambda name: lambda cell: view.block(cell) == name
     if "collect_diamond" not in done and has["iron_pickaxe"]:
-        yield _reach(view, kind("diamond"))
+        yield _find(view, "diamond")
     for name, creature in (("eat_cow", "cows"), ("defeat_zombie", "zombies"), ("defeat_skeleton", "skeletons")):
         if name not in done:
-            yield _reach(view, lambda cell, creature=creature: view.creatures.get(cell) == creature)
+            yield _find(view, creature)
     if "collect_drink" not in done:
-        yield _reach(view, kind("water"))
+        yield _find(view, "water")
     if "place_plant" not in done:
-        yield _reach(view, kind("grass"), standing=True)
+        yield _find(view, "grass", standing=True)
     if "defeat_skeleton" not in done:  # skeletons come where it is dark
         yield _reach(view, lambda cell: view.block(cell) == "path" and _far(view, cell), standing=True)
     if has["stone"] < 5 and has["wood_pickaxe"]:
-        yield _reach(view, kind("stone"))
+        yield _find(view, "stone")
     if "eat_cow" not in done or "defeat_zombie" not in done or view.vitals["food"] < 7:
         yield _reach(view, lambda cell: view.block(cell) == "grass" and _far(view, cell), standing=True)
     if "eat_plant" not in done:
-        yield _reach(view, lambda cell: view.block(cell) == "plant", keep_off=True)
+        yield _find(view, "plant", keep_off=True)
 
 
 def _far(view: _View, cell: Cell) -> bool:
@@ -169,10 +167,10 @@ def _tools(view: _View, material: str) -> Iterator[str]:
     blocks = {"wood": "tree", "stone": "stone", "coal": "coal", "iron": "iron"}
     for item in ("wood", "stone", "coal", "iron"):
         if short.get(item, 0) > 0:
-            yield _reach(view, lambda cell, item=item: view.block(cell) == blocks[item])
+            yield _find(view, blocks[item])
     if not table:
         if not new_table:
-            yield _reach(view, lambda cell: view.block(cell) == "crafting_table", beside=True)
+            yield _find(view, "crafting_table", beside=True)
         yield "place table" if view.free(view.faced) else _reach(view, view.free, standing=True)
     if material == "iron" and not furnace:
         yield "place furnace" if view.free(view.faced) else _turn(view)
@@ -192,6 +190,14 @@ def _turn(view: _View) -> str:
 def _on(view: _View, way: str) -> str:
     """Works on the cell on a side that is not free: turns to it, then "do"."""
     return "do" if view.way == way else f"move {way}"
+
+
+def _find(view: _View, *kinds: str, **how: bool) -> str:
+    """The first action on a cheapest way to the nearest block or creature of these kinds; "" without any. See `_reach`
+    for `how`."""
+    cells = [cell for cell, kind in view.creatures.items() if kind in kinds]
+    cells += map(tuple, np.argwhere(np.isin(view.map, [_ID[kind] for kind in kinds if kind in _ID])).tolist())
+    return _reach(view, set(cells).__contains__, **how) if cells else ""
 
 
 def _reach(
@@ -233,12 +239,8 @@ def _enter(view: _View, way: str) -> str:
     """The next action on the way into a neighbouring cell."""
     cell = _add(view.at, way)
     if view.free(cell) or view.way != way:
-        return f"move {way}" if view.block(cell) != "lava" else _bridge_lava(view, way)
-    return "place stone" if view.block(cell) in ("water", "lava") else "do"
-
-
-def _bridge_lava(view: _View, way: str) -> str:
-    return "place stone" if view.way == way else "noop"
+        return f"move {way}"
+    return "place stone" if view.block(cell) == "water" else "do"
 
 
 Changes = dict[Cell, bool]  # cell -> whether it is free now
@@ -260,7 +262,7 @@ def _pocket(view: _View, at: Cell, changes: Changes) -> set[Cell] | None:
 
 
 def _open(view: _View, cell: Cell) -> bool:
-    return view.block(cell) in ("grass", "sand", "path", "lava")
+    return view.block(cell) in (*_GROUND, "lava")
 
 
 def _shelter(view: _View) -> str:
@@ -289,4 +291,4 @@ def _shelter(view: _View) -> str:
             if view.block(cell) != "lava" and len(after) <= 3:
                 number += 1
                 heapq.heappush(queue, (spent + 1, number, cell, way, after, first or action))
-    return _reach(view, lambda cell: view.block(cell) == "stone")
+    return _find(view, "stone")

@@ -7,6 +7,10 @@ import pytest
 import envs
 from nlrl_jax.types import HostGame
 
+needs_crafter = pytest.mark.skipif(
+    importlib.util.find_spec("craftax") is None, reason="the extra crafter is not installed"
+)
+
 
 def play(game: HostGame, tasks, expert, most):
     """(outcomes of each task, most steps taken) of the expert's episodes."""
@@ -41,10 +45,37 @@ def test_the_planner_solves_alfworld_in_the_engine_and_the_simulator_says_the_sa
     assert [len(made) for made in played] == [game.optimal(start.state) for start in game.reset(tasks)]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("craftax") is None, reason="the extra crafter is not installed")
+@needs_crafter
 def test_the_player_who_knows_the_map_unlocks_half_of_crafter_s_achievements_in_150_steps():
     game = envs.make_host("crafter")
     outcomes = play(game, [("", 5000 + i) for i in range(4)], game.expert, 150)
     scores = [22 * sum(outcome.reward for outcome in made) for made in outcomes]
     assert sum(scores) / len(scores) >= 11
     assert all(outcome.valid for made in outcomes for outcome in made)
+
+
+CLOSED = {(0, 1): "stone", (0, -1): "stone", (1, 0): "stone", (-1, 0): "stone"}
+
+
+@needs_crafter
+@pytest.mark.parametrize(
+    "action, state",
+    [
+        ("move east", dict(mobs=[("zombies", 0, 1)])),
+        ("do", dict(mobs=[("zombies", -1, 0)])),
+        ("move west", dict(blocks={(0, -3): "water"}, player_drink=3)),
+        ("move south", dict(mobs=[("cows", 3, 0)], player_food=3)),
+        ("sleep", dict(blocks=CLOSED, player_energy=2)),
+        ("noop", dict(is_sleeping=True)),
+        ("place table", dict(items={"wood": 9})),
+        ("make iron sword", dict(blocks={(0, 1): "table", (1, 1): "furnace"}, items=dict(
+            wood=1, stone=1, coal=1, iron=1,
+            wood_pickaxe=1, wood_sword=1, stone_pickaxe=1, stone_sword=1, iron_pickaxe=1))),
+        ("move north", dict(blocks={(0, 1): "lava", (0, 2): "tree", (-1, 3): "tree"})),
+    ],
+)  # fmt: skip
+def test_what_the_player_who_knows_the_map_does(action, state):
+    from envs.crafter import expert
+    from tests.envs.crafter_worlds import state_of
+
+    assert expert.act(state_of(**state).world) == action
