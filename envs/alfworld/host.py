@@ -28,9 +28,9 @@ _EXAMPLES = 1 << 50  # seeds of examples, which no corpus has
 
 
 class State(NamedTuple):
-    """A game and what has been done in it: an engine repeats that where it has to, so a state can be gone back to.
+    """A game and the commands so far, which an engine can repeat: so earlier states can be restored.
 
-    goal: in words. problem: PDDL. commands: those so far. game: one of our own games; None for a file.
+    goal: in words. problem: PDDL. commands: so far. game: a generated one; None for a downloaded one.
     """
 
     goal: str
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 def examples(label: str, number: int) -> list[History]:
-    """Successful episodes of a walker without mistakes, the kinds of tasks in turn, with notes of this kind."""
+    """Successful episodes without mistakes, the kinds of tasks in turn, with notes of this kind."""
     kind = "" if label == "Value" else label
     tasks = [games.KINDS[i % len(games.KINDS)] for i in range(number)]
     return [walk(task, _EXAMPLES + i, EXPERT, kind, 40).history for i, task in enumerate(tasks)]
@@ -69,10 +69,11 @@ def optimal(state: State) -> int:
 def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame:
     """ALFWorld (LAC, appendix C.1.1): the kinds of tasks are Table 14's, the horizon is the paper's.
 
-    Games are played by processes that last; see `workers.Workers`. A game whose engine is lost twice ends as an error.
+    Worker processes play the games (`workers.Workers`); a game whose engine is lost twice ends as an error. Generated
+    games have an expert, and a simulator that plays them in Python; downloaded ones have neither.
 
     Args:
-      data: a folder with ALFWorld's own games; empty: games of our own in the rooms that ALFRED holds back.
+      data: a folder with ALFWorld's own games; empty: generated games in the rooms that ALFRED holds back.
       workers: processes; 0 is one per core, at most 8.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What commands do in a game of our own and what is seen of it, as the engine tells it, and shortest plans.
+"""Generated games in plain Python: what commands do, what the agent sees, in the engine's words, and shortest plans.
 
-Transcripts by the thousand (`transcripts.py`) are written from this, 10,000 steps a second; games are played in the
-engine. Tests hold both against each other, word by word.
+The simulator and the transcripts use this, 10,000 steps a second; games are played in the engine. Tests compare both
+word by word.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def listed(names) -> str:
 
 
 class World:
-    """The state of a game.
+    """The state of a generated game.
 
     Attributes:
       at: the receptacle where the agent is, "" in the middle of the room. held: what it carries, or "".
