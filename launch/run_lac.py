@@ -7,7 +7,6 @@
     python -m launch.run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
     python -m launch.run_lac --model endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME \\
         --endpoint_tokenizer ORG/NAME --run_dir runs/lac_endpoint
-    python -m launch.run_lac --game alfworld --model nano_alfworld --tasks 5 --run_dir runs/house
     python -m launch.run_lac --game webshop --tasks 40 --run_dir runs/webshop  # a shopper by rule, LATS beside LAC
     python -m launch.run_lac --game webshop --webshop_data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
@@ -78,7 +77,7 @@ class LACRunConfig:
     )
     model: str = option(
         "",
-        "the language model: nano_babyai, nano_alfworld, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, "
+        "the language model: nano_babyai, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, "
         "or scripted: the game's rules that read transcripts; empty: scripted where the game has it, nano_babyai for "
         "babyai",
     )
