@@ -20,7 +20,7 @@ from absl import flags
 
 from nlrl_jax.backends import heap
 from nlrl_jax.config import flat, replace
-from nlrl_jax.run import alike, processes
+from nlrl_jax.run import alike, boards, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
@@ -121,9 +121,10 @@ def flags_of(
     note: str = "",
     dry_run: str = "",
     several: bool = False,
+    metrics: bool = True,
 ) -> Callable[[], None]:
-    """A trainer's `define_flags`: its config's (see `flags.define`), a run's, --dry_run if it has a help text, and
-    those of `several` processes."""
+    """A trainer's `define_flags`: its config's (see `flags.define`), a run's, --dry_run if it has a help text, those
+    of `several` processes, and --wandb if it writes `metrics`."""
 
     def define_flags() -> None:
         define(config, presets, flag, note)
@@ -135,6 +136,9 @@ def flags_of(
             flags.BooleanFlag("overwrite", False, "delete the run in --run_dir first"),
         ):
             flags.DEFINE_flag(one, module_name="Run")
+        if metrics:
+            shown = "Weights & Biases project that also shows the metrics; needs nlrl_jax[wandb]"
+            flags.DEFINE_flag(flags.Flag(flags.ArgumentParser(), "", "wandb", "", shown), module_name="Run")
         if several:
             processes.define_flags()
 
@@ -178,14 +182,19 @@ def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> 
     if not options.run_dir:
         raise ValueError("say where the run's files go: --run_dir runs/NAME")
     values = {"script": script, **flat(config)}
+    project = options.wandb if "wandb" in options else ""
     run_dir, refused = pathlib.Path(options.run_dir).expanduser().absolute(), None
     if processes.first():
         try:
+            if project:
+                boards.check_wandb(project)
             if options.resume and "iterations" in values:
                 check_done(run_dir, values["iterations"])
             if options.overwrite:
                 check_inputs(run_dir, values)
             open_run(run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
+            if project:
+                boards.use_wandb(run_dir, project)
         except ValueError as error:
             refused = error
     if processes.any_of(refused is not None):  # the others wait here until the first one has it
