@@ -42,7 +42,7 @@ from nlrl_jax.run import app, models
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.bases import base_of
 from nlrl_jax.run.directory import read_run
-from nlrl_jax.run.refinement import SCRIPT, Run, starts, stored_scores
+from nlrl_jax.run.refinement import SCRIPT, Run, stored_scores
 from nlrl_jax.run.refinement_config import TOOLS, RunConfig
 from nlrl_jax.run.refinement_plan import plan
 from nlrl_jax.run.report import markdown
@@ -137,7 +137,9 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
     for other in runs[1:]:
         refine(other, analyst)
     scores, continuous = stored_scores(runs), run.agent.continuous
-    tables = ultra_tables.tables(scores, starts(runs), continuous)
+    bases = [report.Base(one.folder, one.seeds, *one.before_learning()) for one in runs]
+    everything = report.Refined(scores, bases, run.steps_per_update, continuous)
+    tables = everything.tables()
     parts = [ultra_tables.trials_header(config.bases, config.seeds) + "\n", *map(markdown, filter(None, tables))]
     text = "\n".join(parts)
     if config.analyst == TOOLS:
@@ -148,11 +150,8 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
     after = jax.tree.map(lambda leaf: leaf[scores[best][main][0].argmax()], refined[best])
     agents = (("before", base), (f"after {best}", after))
     films = {label: run.record(agent, run.key(5), 1, continuous) for label, agent in agents}
-    bases = [report.Base(one.folder, one.seeds, *one.before_learning()) for one in runs]
-    page = report.write(
-        run_dir, run.game, flat(config), tables, scores, bases, run.steps_per_update, trajectories, findings, films,
-        continuous,
-    )  # fmt: skip
+    evidence = report.Evidence(trajectories, findings, films)
+    page = report.write(run_dir, run.game, flat(config), everything, evidence)
     return f"\n{text}\nreport: {page}\n{ultra_tables.headline(scores, continuous)}"
 
 

@@ -69,8 +69,7 @@ def tables(
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Rows of tables 1 and 2 for the finished methods, and ULTRA-RA's gain over the mean of its baselines.
 
-    The paper's percentages for the robots are such gains (Hopper 7.68, Walker2d 13.77, Ant 5.55), over a mean that
-    includes PPO. Its Pong has 165 %, where its rounded scores give 156 %.
+    The paper's percentages are such gains, over a mean that includes PPO.
 
     Args:
       start: score -> [bases], of the base agents.
@@ -108,4 +107,6 @@ def headline(scores: Scores, continuous: bool) -> str:
     if not {"PPO", "ULTRA-RA"} <= scores.keys():
         return ""
     ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
-    return f"ULTRA-RA over PPO: {rounded(ppo.mean())} -> {rounded(ours.mean())}, {gain_text(gain(ours, ppo))}"
+    verdict = gain(ours, ppo).verdict
+    noise = "" if verdict in ("above", "below") else f" ({verdict})"
+    return f"ULTRA-RA {rounded(ours.mean())}, continued PPO {rounded(ppo.mean())}{noise}"
