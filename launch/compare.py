@@ -173,7 +173,10 @@ def main(argv: list[str]) -> None:
     alone = len(runs) == 1
     (left, old), (right, new) = ((runs[0], "before"), (runs[0], "after")) if alone else zip(runs[:2], ("after",) * 2)
     episodes = lambda run, when: run["results"].get("transcripts", {}).get(when, [])
-    names = ("before", "after") if alone else (left["name"], right["name"])
+    shown = labels([run["name"] for run in runs])
+    compared = " and ".join(shown) if len(runs) < 4 else f"{len(runs)} runs"
+    title = f"{runs[0]['name']}: before and after" if alone else f"{compared} compared"
+    names = ("before", "after") if alone else (shown[0], shown[1])
     notes = [
         f"{header('the seeds of a run')} Metrics without an arrow are means over the last tenth of the run. The "
         f"configuration below is that of {runs[0]['name']}.",
@@ -182,15 +185,12 @@ def main(argv: list[str]) -> None:
     ]
     page = write_report(
         out.parent,
-        title=f"{runs[0]['name']}: before and after" if alone else f"{len(runs)} runs compared",
+        title=title,
         question=QUESTIONS[not alone],
         config=runs[0]["config"],
         blocks=[
             Table("Results", rows, " ".join(notes)),
-            *(
-                Picture(path, "Each metric by iteration; bands are one standard deviation over seeds.")
-                for path in pictures
-            ),
+            *(Picture(path, "Metrics by iteration; bands are one deviation over seeds.") for path in pictures),
             Episodes(episodes(left, old), episodes(right, new), names),
         ],
         legend=left["results"].get("legend", {}),

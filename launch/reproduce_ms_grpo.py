@@ -225,9 +225,7 @@ def reproduce(
         config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
         blocks=[
             Table("Results", rows, about),
-            Picture(
-                figure_1(run_dir, results, seeds), "Reward in training; bands are one standard deviation over seeds."
-            ),
+            Picture(figure_1(run_dir, results, seeds), "Reward in training; bands are one deviation over seeds."),
             Picture(figure_2(run_dir, results, dqn), "Reward of every agent on every variant; arms are one deviation."),
             Episodes(*transcripts),
         ],

@@ -220,9 +220,7 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, game: TextGame, polic
             changes(before, after),
             *(f"Warning: {sentence}" for sentence in alarms),
             Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
-            Picture(
-                health, "How replies change in training: nats, and shares of replies and of returns; see the docs."
-            ),
+            Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
             Episodes(episodes["before"], episodes["after"]),
         ],
         headline=headline,

@@ -24,6 +24,7 @@ from nlrl_jax.run.transcript import flaws, outcome, printable
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 _TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9_]*>)")
 _ZERO = re.compile(r"([-0.→± ]|\(all equal\))*")
+_NUMBER = re.compile(r"$|[-+−–]?[0-9.]|[-+−–]$|nan|inf")  # how a number on the page begins
 _NEUTRAL = "_.-#"  # floor and walls of the usual boards
 _COLORS = 10  # cell colours of the style sheet
 _TAG_COLORS = 6
@@ -116,7 +117,7 @@ def write_report(
         headline=headline.replace("->", "→"),
         legend={cell: words for cell, words in (legend or {}).items() if cell in cells},
         foot=_foot(),
-        columns=lambda rows: list(dict.fromkeys(name for row in rows for name in row)),
+        columns=_columns,
         data_uri=_data_uri,
         outcome=outcome,
         flaws=flaws,
@@ -140,15 +141,19 @@ def _template():
     return environment.get_template("report.html")
 
 
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """(name of a column, whether it holds numbers), in the order of their first rows."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [(name, all(_NUMBER.match(str(row.get(name, ""))) for row in rows)) for name in names]
+
+
 def _has_content(block: Block) -> bool:
     """Whether there is anything to show."""
-    return (
-        True
-        if isinstance(block, Picture)
-        else any(block[:2])
-        if isinstance(block, Episodes)
-        else bool(block if isinstance(block, str) else block.rows if isinstance(block, Table) else block[0])
-    )
+    if isinstance(block, Table):
+        return bool(block.rows)
+    if isinstance(block, Episodes):
+        return bool(block.before or block.after)
+    return isinstance(block, Picture) or bool(block if isinstance(block, str) else block[0])
 
 
 def _boards(block: Block) -> list[str]:

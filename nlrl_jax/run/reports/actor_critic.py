@@ -111,9 +111,7 @@ def write(
         question="Does a policy that learns from evaluations in words win more games than before, and than with PPO?",
         config=config,
         blocks=[
-            Table(
-                "Results", rows, "Random moves: share of moves drawn at random because the reply named no legal one."
-            ),
+            Table("Results", rows, "Random moves: share of moves taken at random because a reply named no legal one."),
             Picture(draw(run_dir, results, config["games"]), f"{curve}actor-critic's games end."),
             tokens(usage),
             Exchanges(exchanges),

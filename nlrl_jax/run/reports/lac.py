@@ -76,9 +76,7 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     if panels:
         selected = dict(list(panels.items())[:_CURVES])
         picture = compare(selected, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True)
-        caption = (
-            "Q of the action taken, from the first move of an episode (0) to the last (1). Bands are 95 % intervals."
-        )
+        caption = "Q of the action taken, from the first move of an episode (0) to its last (1). Bands: 95 % intervals."
         drawn.append(Picture(picture, caption))
     return drawn
 

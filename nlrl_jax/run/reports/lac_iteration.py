@@ -100,8 +100,8 @@ def write(
     about = (
         f"Share of tasks solved. {header('tasks', shares=True)} The prior was trained once, so the interval does not "
         "cover other trainings. Fresh tasks are new in each round; held-out tasks are the same in every round. Tokens "
-        "are those read and written in play, with the whole prompt counted at each call, and those read in fine-tuning, "
-        "times the passes over them; held-out tasks are not counted."
+        "are those read and written in play, with the whole prompt counted at each call, and those read in "
+        "fine-tuning, times the passes over them; held-out tasks are not counted."
     )
     return write_report(
         run_dir,

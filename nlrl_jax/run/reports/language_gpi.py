@@ -160,4 +160,4 @@ def headline(results: Results) -> str:
     if first == last:
         return ""
     old, new = (mean_return(finished[name]).mean for name in (first, last))
-    return f"return in {maze}: {old:.2f} ({Row.of(first).title}) -> {new:.2f} ({Row.of(last).title})"
+    return f"return in {maze}: {new:.2f} with {Row.of(last).title}, {old:.2f} with {Row.of(first).title}"

@@ -97,7 +97,7 @@ def write(
             Table("Refiners", second),
             Picture(
                 curves(folder, refined, game.score),
-                f"Score by {headings(continuous)[main_score(continuous)]} in refinement; bands are one standard deviation.",
+                f"Score by {headings(continuous)[main_score(continuous)]} in refinement; bands are one deviation.",
             ),
             *(advice if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
             *hit_rates(bases[0], scores),
@@ -120,9 +120,7 @@ def case_study(
     for n, case in enumerate(cases(evidence.trajectories, findings.states)):
         if draw_case:
             path = pictures.timeline(case, draw_case, words, folder / f"case_{n}.png")
-            drawn.append(
-                Picture(path, "When the analyst saw a critical state, and its reward for the action taken there.")
-            )
+            drawn.append(Picture(path, "Critical states, and the analyst's reward for the action taken in each."))
         exchanges += [exchange(state, words) for state in pictures.telling(case.critical)]
         analysis = ("analysis", shortened(findings.analyses[case.episode.number]))
         exchanges.append({"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [analysis]})
