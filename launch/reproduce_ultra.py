@@ -152,7 +152,7 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
     films = {label: run.record(agent, run.key(5), 1, continuous) for label, agent in agents}
     evidence = report.Evidence(trajectories, findings, films)
     page = report.write(run_dir, run.game, flat(config), everything, evidence)
-    return f"\n{text}\nreport: {page}\n{ultra_tables.headline(scores, continuous)}"
+    return f"\n{text}\nreport: {page}\n{ultra_tables.last_line(scores, continuous)}"
 
 
 def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajectories, Findings, dict[str, PPOState]]:

@@ -80,11 +80,13 @@ def write(
     scores, bases, _, continuous = refined
     findings = evidence.findings
     first, second = refined.tables()
-    counts = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
     kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "that sees text only"
-    advice = [
-        *(guidance(n, base, continuous) for n, base in enumerate(bases)),
-        f"The analyst is a model {kind}. {'With the first base agent: ' * (len(bases) > 1)}{counts}.",
+    counts = [{"reply": name, "times": number} for name, number in sorted(findings.counts.items())]
+    which = "with the first base agent" if len(bases) > 1 else "all stages"
+    analyst = [
+        Table("Before learning", guidance(bases, continuous), "Alone, and guided by the analyst's lookup table."),
+        Table("The analyst's replies", counts, f"A model {kind}; {which}."),
+        Table("Steps in critical states", hit_rates(bases[0], scores), "Of the first base agent and seed."),
     ]
     drawn, exchanges = case_study(folder, game, evidence)
     return write_report(
@@ -99,8 +101,7 @@ def write(
                 curves(folder, refined, game.score),
                 f"Score by {headings(continuous)[main_score(continuous)]} in refinement; bands are one deviation.",
             ),
-            *(advice if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
-            *hit_rates(bases[0], scores),
+            *(analyst if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
             *drawn,
             *(filmed(folder, game, evidence.films) if game.draw else []),
             tokens(Usage(folder)),
@@ -158,11 +159,17 @@ def explained(score: str, config: Mapping[str, Any], bases: int, continuous: boo
     )
 
 
-def guidance(number: int, base: Base, continuous: bool) -> str:
-    """The base agent's score alone and with the table, before anything is learned."""
-    names = headings(continuous)
-    scores = [f"{names[kind]} {rounded(base.start[kind])} alone, {rounded(base.guided[kind])} guided" for kind in names]
-    return f"Base agent {number} before learning: {'; '.join(scores)}."
+def guidance(bases: Sequence[Base], continuous: bool) -> list[dict[str, Any]]:
+    """A row for each base agent: its scores alone and with the table, before anything is learned."""
+    return [
+        {"base agent": number}
+        | {
+            f"{name}, {when}": rounded(scores[kind])
+            for kind, name in headings(continuous).items()
+            for when, scores in (("alone", base.start), ("guided", base.guided))
+        }
+        for number, base in enumerate(bases)
+    ]
 
 
 def shortened(text: str) -> str:
@@ -171,17 +178,15 @@ def shortened(text: str) -> str:
     return f"{text[:LONGEST]} ... ({rest:,} more characters)" if rest > 0 else text
 
 
-def hit_rates(base: Base, scores: Scores) -> list[str]:
-    """The share of steps in critical states, one sentence for each method with a lookup table."""
-    sentences = []
+def hit_rates(base: Base, scores: Scores) -> list[dict[str, str]]:
+    """The share of steps in critical states, a row for each method with a lookup table."""
+    rows = []
     for name in scores:
         metrics = read_metrics(base.folder / name / f"seed_{base.seeds[0]}")
         if "critical" in metrics:
-            critical, replaced = (100 * np.mean(metrics[field]) for field in ("critical", "replaced"))
-            sentences.append(
-                f"{name}: {critical:.1f} % of the steps in critical states, {replaced:.1f} % replaced (first seed)."
-            )
-    return sentences
+            share = lambda field, metrics=metrics: f"{np.mean(metrics[field]):.1%}"
+            rows.append({"method": name, "critical": share("critical"), "action replaced": share("replaced")})
+    return rows
 
 
 def curves(folder: pathlib.Path, refined: Refined, label: str) -> pathlib.Path:

@@ -102,8 +102,16 @@ def main_score(continuous: bool) -> str:
     return "greedy" if continuous else "sampled"
 
 
+def last_line(scores: Scores, continuous: bool) -> str:
+    """ULTRA-RA's gain over continued PPO, for the terminal; "" where one of them was not run."""
+    if not {"PPO", "ULTRA-RA"} <= scores.keys():
+        return ""
+    ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
+    return f"ULTRA-RA over PPO: {rounded(ppo.mean())} -> {rounded(ours.mean())}, {gain_text(gain(ours, ppo))}"
+
+
 def headline(scores: Scores, continuous: bool) -> str:
-    """ULTRA-RA beside continued PPO; "" where one of them was not run."""
+    """The same for the page: both scores, and whether they differ."""
     if not {"PPO", "ULTRA-RA"} <= scores.keys():
         return ""
     ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
