@@ -53,7 +53,7 @@ from nlrl_jax.run import app, directory, loop, models, players, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.report import Picture, Table, markdown, write_report
 from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds
 from nlrl_jax.run.ultra.config import RunConfig as RefinementConfig
@@ -354,14 +354,16 @@ def main(argv: list[str]) -> None:
         table += f"\nWhat does not learn, on the same positions, a set of them for each seed:\n\n{markdown(controls)}"
     write_atomically(run_dir / "table.md", table)
     picture = compare(panels, run_dir / "ablation.png", xlabel, ylabel, nlrl)
+    model = base.analyst if config.algorithm == "ultra" else base.model
     report = write_report(
         run_dir,
-        title=f"Ablation of {config.algorithm}: {', '.join(panels)}",
+        title=f"Ablation of {config.algorithm} ({model}): {', '.join(panels)}",
         question="What does each choice change?",
         config=flat(config),
-        summary=rows,
-        curves=[picture],
-        notes=f"{explained} Bands: {'the same interval' if nlrl else 'one standard deviation'}.",
+        blocks=[
+            Table("Results", rows, explained),
+            Picture(picture, f"One line per setting. Bands: {'95 % intervals' if nlrl else 'one standard deviation'}."),
+        ],
     )
     print(f"\n{table}\npicture: {picture}\nreport:  {report}")
 

@@ -21,7 +21,7 @@ from nlrl_jax.run import app
 from nlrl_jax.run.directory import holds_run, output_file, read_config
 from nlrl_jax.run.metrics import METRICS, read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import distinct, number, write_report
+from nlrl_jax.run.report import Episodes, Picture, Table, distinct, number, write_report
 from nlrl_jax.run.results import RESULTS, read
 from nlrl_jax.statistics import estimate, header
 
@@ -173,25 +173,28 @@ def main(argv: list[str]) -> None:
     alone = len(runs) == 1
     (left, old), (right, new) = ((runs[0], "before"), (runs[0], "after")) if alone else zip(runs[:2], ("after",) * 2)
     episodes = lambda run, when: run["results"].get("transcripts", {}).get(when, [])
+    shown = labels([run["name"] for run in runs])
+    compared = " and ".join(shown) if len(runs) < 4 else f"{len(runs)} runs"
+    title = f"{runs[0]['name']}: before and after" if alone else f"{compared} compared"
+    names = ("before", "after") if alone else (shown[0], shown[1])
+    notes = [
+        f"{header('the seeds of a run')} Metrics without an arrow are means over the last tenth of the run. The "
+        f"configuration below is that of {runs[0]['name']}.",
+        *([f"Constant in all runs, so not drawn: {', '.join(flat)}."] if flat else []),
+        *([f"Not shown: {'; '.join(hidden)}."] if hidden else []),
+    ]
     page = write_report(
         out.parent,
-        title=f"{runs[0]['name']}: before and after" if alone else f"{len(runs)} runs compared",
+        title=title,
         question=QUESTIONS[not alone],
         config=runs[0]["config"],
-        summary=rows,
-        curves=pictures,
-        before=episodes(left, old),
-        after=episodes(right, new),
-        notes=[
-            f"{header('the seeds of a run')} Metrics without an arrow are means over the last tenth of the run. The "
-            f"configuration below is that of {runs[0]['name']}.",
-            *([f"Constant in all runs, so not drawn: {', '.join(flat)}."] if flat else []),
-            *([f"Not in the table: {'; '.join(hidden)}."] if hidden else []),
-            *([] if alone else [f"Episodes: left after {left['name']}, right after {right['name']}."]),
+        blocks=[
+            Table("Results", rows, " ".join(notes)),
+            *(Picture(path, "Metrics by iteration; bands are one deviation over seeds.") for path in pictures),
+            Episodes(episodes(left, old), episodes(right, new), names),
         ],
-        labels=("before", "after") if alone else (left["name"], right["name"]),
-        name=out.name,
         legend=left["results"].get("legend", {}),
+        name=out.name,
     )
     print("\n".join([f"report: {page}", *(f"picture: {path}" for path in pictures)]))
 

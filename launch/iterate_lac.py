@@ -39,7 +39,7 @@ from nlrl_jax.algorithms.lac_iteration import LessonConfig
 from nlrl_jax.algorithms.planners.methods import METHODS, Method, parse
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.usage import Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, option, part
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
@@ -240,7 +240,7 @@ def iterate(config: IterateConfig, run_dir: pathlib.Path) -> list[dict[str, floa
         results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)
     write_model(config, run_dir / "model", loop.prior(config.rounds))
     ends = {name: (plays[0][name], plays[-1][name]) for name in parse(config.evaluate)}
-    page = report.write(run_dir, flat(config), rows, ends, describe_usage(loop.usage), loop.game.legend)
+    page = report.write(run_dir, flat(config), rows, ends, loop.usage, loop.game.legend)
     print(f"report: {page}\n{report.headline(rows, config.teacher)}")
     return rows
 

@@ -39,7 +39,7 @@ from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, matmul_rate, wor
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Bar, Series, bars, compare
-from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.report import Episodes, Picture, Table, markdown, write_report
 from nlrl_jax.run.reports.ablation import over_seeds
 from nlrl_jax.statistics import deviation, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -207,25 +207,24 @@ def reproduce(
     explained = header("seeds of training from one model", seeds)
     text = f"{explained}\n\n{markdown(rows)}"
     write_atomically(run_dir / "table_1.md", text)
-    pictures = [figure_1(run_dir, results, seeds), figure_2(run_dir, results, dqn)]
-    notes = [
-        "Environment reward, invalid actions at -0.5 included, in "
-        f"{configs['snake'].eval_episodes} greedy episodes from the same initial states. {explained} "
-        f"Bands and error bars are one standard deviation.",
-        f"DQN on Snake-Standard after {dqn_config.iterations} iterations: {dqn['eval/env_return']:.2f} "
-        f"({dqn['eval/env_return_std']:.2f} over episodes).",
-        "Below: the first episodes on Snake, then on FrozenLake, before training and with the best run after it.",
-    ]
+    about = (
+        f"Environment reward, with -0.5 for each invalid action, in {configs['snake'].eval_episodes} greedy episodes "
+        f"from the same initial states. {explained} DQN on Snake-Standard after {dqn_config.iterations} iterations: "
+        f"{dqn['eval/env_return']:.2f} (deviation over episodes {dqn['eval/env_return_std']:.2f})."
+    )
+    transcripts = [[one for g in configs for one in results[g]["transcripts"][when]] for when in ("before", "after")]
+    model = configs["snake"].model
     report = write_report(
         run_dir,
-        title="MS-GRPO: every agent on every variant",
+        title=f"MS-GRPO: {model} on every variant",
         question="Does training on one game make a language model play it better, and what does it do to the others?",
         config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
-        summary=rows,
-        curves=pictures,
-        before=[episode for game in configs for episode in results[game]["transcripts"]["before"]],
-        after=[episode for game in configs for episode in results[game]["transcripts"]["after"]],
-        notes=notes,
+        blocks=[
+            Table("Results", rows, about),
+            Picture(figure_1(run_dir, results, seeds), "Reward in training; bands are one deviation over seeds."),
+            Picture(figure_2(run_dir, results, dqn), "Reward of every agent on every variant; arms are one deviation."),
+            Episodes(*transcripts),
+        ],
     )
     own = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in configs]
     return [

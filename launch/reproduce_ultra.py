@@ -47,7 +47,7 @@ from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.ultra.base_agents import base_of
 from nlrl_jax.run.ultra.config import TOOLS, RunConfig
 from nlrl_jax.run.ultra.dry_run import plan
-from nlrl_jax.run.ultra.stages import SCRIPT, Run, starts, stored_scores
+from nlrl_jax.run.ultra.stages import SCRIPT, Run, stored_scores
 from nlrl_jax.types import ControlGame, LanguageModel
 
 ROBOTS, OWN = ("hopper", "walker2d", "ant"), "your own games"
@@ -134,7 +134,9 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
     for other in runs[1:]:
         refine(other, analyst)
     scores, continuous = stored_scores(runs), run.agent.continuous
-    tables = ultra_tables.tables(scores, starts(runs), continuous)
+    bases = [report.Base(one.folder, one.seeds, *one.before_learning()) for one in runs]
+    everything = report.Refined(scores, bases, run.steps_per_update, continuous)
+    tables = everything.tables()
     parts = [ultra_tables.trials_header(config.bases, config.seeds) + "\n", *map(markdown, filter(None, tables))]
     text = "\n".join(parts)
     if config.analyst == TOOLS:
@@ -145,12 +147,9 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
     after = jax.tree.map(lambda leaf: leaf[scores[best][main][0].argmax()], refined[best])
     agents = (("before", base), (f"after {best}", after))
     films = {label: run.record(agent, run.key(5), 1, continuous) for label, agent in agents}
-    bases = [report.Base(one.folder, one.seeds, *one.before_learning()) for one in runs]
-    page = report.write(
-        run_dir, run.game, flat(config), tables, scores, bases, run.steps_per_update, trajectories, findings, films,
-        continuous,
-    )  # fmt: skip
-    return f"\n{text}\nreport: {page}\n{ultra_tables.headline(scores, continuous)}"
+    evidence = report.Evidence(trajectories, findings, films)
+    page = report.write(run_dir, run.game, flat(config), everything, evidence)
+    return f"\n{text}\nreport: {page}\n{ultra_tables.last_line(scores, continuous)}"
 
 
 def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajectories, Findings, dict[str, PPOState]]:

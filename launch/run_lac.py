@@ -44,7 +44,7 @@ from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.scripted import CountingModel
-from nlrl_jax.backends.usage import Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, listed, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
@@ -323,14 +323,14 @@ def main(argv: list[str]) -> None:
         model=model,
         scores=scores,
     )
-    notes = [*describe_usage(usage), *([fewer] if fewer else [])]
-    page = report.write(run_dir, model, flat(config), finished, notes, game.legend, config.model == "scripted")
+    notes, by_rule = [fewer] if fewer else [], config.model == "scripted"
+    page = report.write(run_dir, model, flat(config), finished, usage, notes, game.legend, by_rule)
     last = "reward" if game.score else "success"
     text = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
     print(f"report: {page}\n{game.score or 'success'}: {text} ({model})")
 
 
-define_flags = app.flags_of(LACRunConfig, dry_run="count calls and tokens, and do nothing")
+define_flags = app.flags_of(LACRunConfig, dry_run="count calls and tokens, and do nothing", metrics=False)
 
 if __name__ == "__main__":
     define_flags()

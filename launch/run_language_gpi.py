@@ -41,7 +41,7 @@ from envs.maze.prompts import MazeRoles
 from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.scripted import CountingModel
-from nlrl_jax.backends.usage import Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, listed, option, part, replace, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -51,7 +51,7 @@ from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_gpi as gpi_report
-from nlrl_jax.run.reports.language_gpi import PAPER, Results, Row, first_and_last, mean_return, summarize
+from nlrl_jax.run.reports.language_gpi import TABLE_1, Results, Row, first_and_last, mean_return, summarize
 from nlrl_jax.types import LanguageModel, LanguageModelError, Sampling
 
 SCRIPT = "run_language_gpi"
@@ -72,7 +72,7 @@ class GPIRunConfig:
     templates: TemplateOptions = part(TemplateOptions(shared=True))
     mazes: str = option("double_t,medium", "mazes, separated by commas")
     rows: str = option(
-        ",".join(PAPER), "rows, separated by commas: policy, q, or KxN: K variations, N look-ahead steps"
+        ",".join(TABLE_1), "rows, separated by commas: policy, q, or KxN: K variations, N look-ahead steps"
     )
     observation: str = option("full", "full, or partial: walls alone, no goal and no position", choices=OBSERVATIONS)
     history: int = option(0, "the episode's moves that prompts show", least=0)
@@ -281,7 +281,7 @@ def main(argv: list[str]) -> None:
     finished = run(config, run_dir, flags.FLAGS.resume, usage)
     line = write_results(config, run_dir, finished)
     model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"
-    report = gpi_report.write(run_dir, model, flat(config), finished, describe_usage(usage))
+    report = gpi_report.write(run_dir, model, flat(config), finished, usage)
     print(f"{gpi_report.explained(finished)}\n\n{markdown(gpi_report.table(finished))}report: {report}\n{line}")
 
 

@@ -35,12 +35,12 @@ from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCr
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app, models, players, records, results
+from nlrl_jax.run import app, exchanges, models, players, results
 from nlrl_jax.run.directory import check_done
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
@@ -324,8 +324,8 @@ def main(argv: list[str]) -> None:
 def show(config: RunConfig, run_dir: pathlib.Path, finished: dict, usage: Usage) -> None:
     """Writes the page of what is finished, {(opponent, method): results.json's content}, and prints the last lines."""
     opponents = dict.fromkeys(opponent for opponent, _ in finished)
-    kept = [one for opponent in opponents for one in records.first_and_last(run_dir / opponent / "actor-critic")]
-    report = actor_critic_report.write(run_dir, flat(config), finished, kept, describe_usage(usage))
+    kept = [one for opponent in opponents for one in exchanges.first_and_last(run_dir / opponent / "actor-critic")]
+    report = actor_critic_report.write(run_dir, flat(config), finished, kept, usage)
     print(f"\nreport: {report}")
     for (opponent, method), result in sorted(finished.items(), key=lambda item: item[0][1] != "LLM-PPO"):
         before, after = result["before"], result["after"]

@@ -36,10 +36,10 @@ from nlrl_jax.algorithms.language_td_data import TDDataConfig
 from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.roles.board_games import TDRoles, Viewer
-from nlrl_jax.run import app, loop, models, players, records, results
+from nlrl_jax.run import app, exchanges, loop, models, players, results
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import language_td as language_td_run
@@ -205,9 +205,9 @@ def train(
         stored, positions = results.read(run_dir), trainer.data
         words = zip(positions.test, positions.win_rates, words_before, words_after, strict=True)
         judged = [one for one in words if abs(one[1]) >= config.threshold]
-        exchanges = language_td_report.judged(judged, trainer.game.players, _grid) + records.first_and_last(run_dir)
-        spent = describe_usage(usage)
-        language_td_report.write(run_dir, flat(config), stored, exchanges, spent, config.thresholds)
+        learned_from = exchanges.first_and_last(run_dir)
+        shown = language_td_report.judged(judged, trainer.game.players, _grid) + learned_from
+        language_td_report.write(run_dir, flat(config), stored, shown, usage, config.thresholds)
 
     columns = ("eval/accuracy", "eval/answered", "value/undecided", "sft/loss")
     loop.train(

@@ -36,7 +36,7 @@ from nlrl_jax.lm.sharding import whole, whole_rows
 from nlrl_jax.run import app, loop, players, processes, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
-from nlrl_jax.run.report import write_report
+from nlrl_jax.run.report import Episodes, Picture, changes, write_report
 from nlrl_jax.run.reports import replies
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -273,11 +273,13 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, legend: str, before, 
         title=f"MS-GRPO: {config.model} on {config.game}",
         question=f"Does {config.model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
         config=flat(config),
-        summary={name: (before[name], after[name]) for name in after},
-        curves=[curve, health],
-        notes=[f"Warning: {sentence}" for sentence in alarms],
-        before=episodes["before"],
-        after=episodes["after"],
+        blocks=[
+            changes(before, after),
+            *(f"Warning: {sentence}" for sentence in alarms),
+            Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
+            Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
+            Episodes(episodes["before"], episodes["after"]),
+        ],
         headline=headline,
         legend=legend,
     )

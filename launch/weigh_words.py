@@ -32,7 +32,7 @@ from envs.tic_tac_toe import prompts, rules
 from envs.tic_tac_toe import rule_based as scripts
 from nlrl_jax.algorithms import language_estimates as estimates
 from nlrl_jax.backends.scripted import CountingModel
-from nlrl_jax.backends.usage import Metered, Usage, describe_usage
+from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, listed, option, part, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -41,7 +41,7 @@ from nlrl_jax.rollouts.board_games import random_act, random_opponent, random_vi
 from nlrl_jax.run import app, models, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.report import Table, markdown, tokens, write_report
 from nlrl_jax.statistics import estimate, header, paired
 from nlrl_jax.types import LanguageModel, Sampling
 
@@ -196,9 +196,7 @@ def finish(
         title="What the words of evaluations are worth",
         question="Does an improver choose better moves by evaluations in words than by their numbers alone?",
         config=flat(config),
-        summary=rows,
-        curves=[],
-        notes=[explained, *counts, *describe_usage(usage)],
+        blocks=[Table("Results", rows, explained), *counts, tokens(usage)],
     )
     print(f"{explained}\n\n{markdown(rows)}report: {report}")
     regret = {(row["K"], row["evaluations"]): row["regret"].split()[0] for row in rows}

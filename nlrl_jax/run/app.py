@@ -20,7 +20,7 @@ from absl import flags
 
 from nlrl_jax.backends import malloc
 from nlrl_jax.config import flat, replace
-from nlrl_jax.run import processes
+from nlrl_jax.run import boards, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
 from nlrl_jax.run.flags import parse as parse_flags
@@ -116,12 +116,14 @@ def flags_of(
     note: str = "",
     dry_run: str = "",
     several: bool = False,
+    metrics: bool = True,
 ) -> Callable[[], None]:
     """A trainer's `define_flags`: the config's options (see `flags.define`) and a run's.
 
     Args:
       dry_run: help text of --dry_run; "" for a script without it.
       several: whether several processes may train together.
+      metrics: whether the script writes metrics, and so has --wandb.
     """
 
     def define_flags() -> None:
@@ -131,6 +133,9 @@ def flags_of(
         flags.DEFINE_string("run_dir", "", "the run's folder, for everything that it writes")
         flags.DEFINE_boolean("resume", False, "continue the run in --run_dir from its last checkpoint")
         flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
+        if metrics:
+            shown = "Weights & Biases project that also shows the metrics; needs nlrl_jax[wandb]"
+            flags.DEFINE_string("wandb", "", shown)
         if several:
             processes.define_flags()
 
@@ -173,14 +178,19 @@ def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> 
     if not options.run_dir:
         raise ValueError("say where the run's files go: --run_dir runs/NAME")
     values = {"script": script, **flat(config)}
+    project = options.wandb if "wandb" in options else ""
     run_dir, refused = pathlib.Path(options.run_dir).expanduser().absolute(), None
     if processes.first():
         try:
+            if project:
+                boards.check_wandb(project)
             if options.resume and "iterations" in values:
                 check_done(run_dir, values["iterations"])
             if options.overwrite:
                 check_inputs(run_dir, values)
             open_run(run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
+            if project:
+                boards.use_wandb(run_dir, project)
         except ValueError as error:
             refused = error
     if processes.any_of(refused is not None):  # the others wait here until the first one has it

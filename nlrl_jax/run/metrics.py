@@ -1,4 +1,4 @@
-"""Metrics of a run: metrics.jsonl is the truth, TensorBoard shows the same numbers.
+"""Metrics of a run: metrics.jsonl is the truth; TensorBoard, metrics.csv and wandb show the same numbers.
 
 metrics.jsonl holds one line per iteration, `{"iteration": 3, "return": 0.25, ...}`, and nothing that
 depends on the clock: a run that was killed and resumed leaves the same bytes as one that was not.
@@ -11,17 +11,15 @@ import json
 import math
 import os
 import pathlib
-import re
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from nlrl_jax.run.boards import boards_of
+
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
-TENSORBOARD = "tensorboard"
-_UNKNOWN_TO_TENSORBOARD = re.compile(r"[^-/\w.]")
 
 
 class MetricsWriter:
@@ -29,16 +27,14 @@ class MetricsWriter:
 
     Args:
       run_dir: the run's folder.
-      resume_from: the next iteration to run; lines from there on, and a line cut off by a kill, are dropped, and
-        TensorBoard's events are rewritten from the remaining lines. None: a new run.
+      resume_from: the next iteration to run; lines from there on, and a line cut off by a kill, are dropped. None: a
+        new run.
 
     Raises:
       ValueError: a new run, but there are metrics already; or a line in the middle of the file is damaged.
     """
 
     def __init__(self, run_dir: str | os.PathLike, resume_from: int | None = None):
-        from tensorboardX import SummaryWriter
-
         run_dir = pathlib.Path(run_dir)
         for name in (METRICS, TIMINGS):
             path = run_dir / name
@@ -46,10 +42,7 @@ class MetricsWriter:
                 _drop_from(path, resume_from)
             elif path.exists() and path.stat().st_size:
                 raise ValueError(f"{path} already holds a run's metrics; resume it or choose another --run_dir")
-        shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
-        self._board = SummaryWriter(str(run_dir / TENSORBOARD), flush_secs=10, purge_step=0)
-        for row in read_rows(run_dir):
-            self._show(row.pop("iteration"), row)
+        self._boards = boards_of(run_dir, read_rows(run_dir))
         self._metrics = open(run_dir / METRICS, "a", encoding="utf-8")  # noqa: SIM115
         self._timings = open(run_dir / TIMINGS, "a", encoding="utf-8")  # noqa: SIM115
 
@@ -62,26 +55,25 @@ class MetricsWriter:
         if "iteration" in metrics:
             raise ValueError('a metric cannot be named "iteration"')
         metrics = {name: float(value) for name, value in metrics.items()}
-        _append(self._metrics, {"iteration": int(iteration), **metrics})
+        row = {"iteration": int(iteration), **metrics}
+        _append(self._metrics, row)
         if seconds is not None:
             _append(self._timings, {"iteration": int(iteration), "seconds": float(seconds)})
-        self._show(int(iteration), metrics)
+        for board in self._boards:
+            board.add(row)
 
     def close(self) -> None:
         """Flushes and closes the files."""
         self._metrics.close()
         self._timings.close()
-        self._board.close()
+        for board in self._boards:
+            board.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
-
-    def _show(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._board.add_scalar(_UNKNOWN_TO_TENSORBOARD.sub("_", name), value, iteration)
 
 
 def read_rows(run_dir: str | os.PathLike, name: str = METRICS) -> list[dict[str, Any]]:

@@ -151,6 +151,7 @@ def compare(
       errors: the band is the 95 % interval of the mean (`statistics.half_widths`), and no run is dashed.
     """
     import matplotlib
+    from matplotlib.ticker import MaxNLocator
 
     with matplotlib.rc_context(_STYLE):
         figure, grid = _figure(len(panels))
@@ -167,6 +168,8 @@ def compare(
                 if len(ys) > 1 and not errors:
                     axes.plot(series.x, ys[np.argmax(ys[:, -1])], color=color, linewidth=1, linestyle="--")
             _dress(axes, title, xlabel, ylabel)
+            if all(float(x).is_integer() for series in panel for x in series.x):
+                axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             _limit(axes, f"{title} {ylabel}", np.concatenate([[0.0], *(np.ravel(series.ys) for series in panel)]))
             new = {series.label for series in panel} - named
             if new:  # a legend in the panel where a colour first appears

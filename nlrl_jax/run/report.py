@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import functools
+import importlib.metadata
 import os
 import pathlib
 import re
+import shlex
+import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import processes
 from nlrl_jax.run.transcript import flaws, outcome, printable
@@ -18,11 +24,13 @@ from nlrl_jax.run.transcript import flaws, outcome, printable
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 _TAG = re.compile(r"(</?[A-Za-z][A-Za-z0-9_]*>)")
 _ZERO = re.compile(r"([-0.→± ]|\(all equal\))*")
+_NUMBER = re.compile(r"$|[-+−–]?[0-9.]|[-+−–]$|nan|inf")  # how a number on the page begins
 _NEUTRAL = "_.-#"  # floor and walls of the usual boards
 _COLORS = 10  # cell colours of the style sheet
 _TAG_COLORS = 6
+_STARTED = time.monotonic()
 
-Episode = dict[str, Any]
+Episode = Mapping[str, Any]  # a record of `transcript.transcripts`
 
 
 class Table(NamedTuple):
@@ -33,91 +41,91 @@ class Table(NamedTuple):
     note: str = ""
 
 
+class Picture(NamedTuple):
+    """A PNG or GIF file, which the page will contain, and a line that says how to read it."""
+
+    path: pathlib.Path
+    caption: str
+
+
+class Exchanges(NamedTuple):
+    """Prompts and replies of language models, see `exchanges.Exchange`."""
+
+    exchanges: Sequence[Mapping[str, Any]]
+
+
+class Episodes(NamedTuple):
+    """Episodes side by side; those with the same position should begin in the same state."""
+
+    before: Sequence[Episode]
+    after: Sequence[Episode]
+    labels: tuple[str, str] = ("before", "after")
+
+
+class Stories(NamedTuple):
+    """Episodes decision by decision, as `reports.lac_stories.story` makes them, and how they were selected."""
+
+    stories: Sequence[Mapping[str, Any]]
+    note: str
+
+
+Block = str | Table | Picture | Exchanges | Episodes | Stories  # a string is a paragraph
+
+
 def write_report(
     run_dir: str | os.PathLike,
     title: str,
     question: str,
     config: Mapping[str, Any],
-    summary: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    curves: Sequence[str | os.PathLike] = (),
-    before: Sequence[Episode] = (),
-    after: Sequence[Episode] = (),
-    notes: str | Sequence[str] = (),
-    exchanges: Sequence[Mapping[str, Any]] = (),
-    labels: tuple[str, str] = ("Before", "After"),
-    name: str = "report.html",
+    blocks: Sequence[Block],
     headline: str = "",
     legend: Mapping[str, str] | None = None,
-    tables: Sequence[Table] = (),
-    stories: Sequence[Mapping[str, Any]] = (),
+    name: str = "report.html",
 ) -> pathlib.Path:
     """Writes one self-contained page into the run's folder. Of several processes the first writes.
 
-    All text is escaped; nothing is loaded from elsewhere, and there is no script.
+    All text is escaped; nothing is loaded from elsewhere, and there is no script. The page ends with the configuration,
+    the command, the version, the date and how long this process has run.
 
     Args:
-      title, question: plain text.
+      title, question: plain text. The title names the model.
       config: shown as a table.
-      summary: {metric: (before, after)}, {metric: number}, or rows {column: value} of any table. Of pairs, those that
-        are 0 and 0 or repeat another metric are folded away.
-      curves: PNG and GIF files, inlined; any other name is a metric, drawn from the run's metrics.jsonl.
-      before, after: records of `transcript.transcripts`; those with the same position stand side by side, so they
-        should be episodes from the same initial state. The most telling pair is open (`telling`).
-      notes: paragraphs below the table.
-      exchanges: prompts and replies of language models: {"title", "board" or "", "parts": [(label, text), ...]}.
-      labels: names of the two sides of an episode.
-      name: the file's name.
-      headline: the result in a few words, in large letters, e.g. "greedy success 0.224 → 0.820".
+      blocks: the page in order; those without content are left out.
+      headline: the result in large letters: one number and what it is compared with.
       legend: meaning of the characters on boards (`TextGame.legend`); only those that occur are shown.
-      tables: more tables, between the notes and the pictures.
-      stories: episodes decision by decision, as `reports.lac_stories.story` makes them.
+      name: the file's name.
 
     Returns:
       The file's path.
 
     Raises:
       FileNotFoundError: a picture does not exist.
-      ValueError: the run wrote none of the metrics.
     """
     from markupsafe import Markup
 
-    run_dir = pathlib.Path(run_dir)
+    path = pathlib.Path(run_dir) / name
     if not processes.first():
-        return run_dir / name
-    pairs = [(before[i : i + 1], after[i : i + 1]) for i in range(max(len(before), len(after)))]
-    boards = [board for episode in [*before, *after] for board in _boards(episode)]
-    boards += [exchange["board"] for exchange in exchanges]
-    boards += [board for story in stories for board in (*(turn["board"] for turn in story["turns"]), story["board"])]
+        return path
+    boards = [board for block in blocks for board in _boards(block)]
     colors = cell_colors(boards)
     cells = {cell for board in boards for row in _cells(board) or () for cell in row}
-    columns, rows, hidden = _table(summary)
-    pictures = _pictures(run_dir, curves)
     page = _template().render(
         title=title,
         question=question,
         config=config,
-        columns=columns,
-        rows=rows,
-        hidden=hidden,
+        blocks=[(type(block).__name__, block) for block in blocks if _has_content(block)],
         headline=headline.replace("->", "→"),
         legend={cell: words for cell, words in (legend or {}).items() if cell in cells},
-        images=[(path.stem, _data_uri(path)) for path in pictures if path.suffix == ".png"],
-        films=[(path.stem, _data_uri(path)) for path in pictures if path.suffix == ".gif"],
-        pairs=pairs,
-        most_telling=telling(pairs),
-        notes=[notes] if isinstance(notes, str) else notes,
-        exchanges=exchanges,
-        tables=[(*_table(table.rows)[:2], table) for table in tables],
-        stories=stories,
-        labels=labels,
+        foot=_foot(),
+        columns=_columns,
+        data_uri=_data_uri,
         outcome=outcome,
         flaws=flaws,
-        path=lambda episode: list(dict.fromkeys(_boards(episode))),
+        path=lambda episode: list(dict.fromkeys(_boards_of(episode))),
         draw=lambda board: Markup(draw_board(board, colors)),
         draw_cell=lambda cell: Markup(f'<span class="board">{_draw_cell(cell, colors)}</span>'),
         mark=lambda reply: Markup(mark_reply(reply)),
     )
-    path = run_dir / name
     write_atomically(path, page)
     return path
 
@@ -131,6 +139,92 @@ def _template():
         trim_blocks=True, lstrip_blocks=True, finalize=lambda x: _clean(x),
     )  # fmt: skip
     return environment.get_template("report.html")
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """(name of a column, whether it holds numbers), in the order of their first rows."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [(name, all(_NUMBER.match(str(row.get(name, ""))) for row in rows)) for name in names]
+
+
+def _has_content(block: Block) -> bool:
+    """Whether there is anything to show."""
+    if isinstance(block, Table):
+        return bool(block.rows)
+    if isinstance(block, Episodes):
+        return bool(block.before or block.after)
+    return isinstance(block, Picture) or bool(block if isinstance(block, str) else block[0])
+
+
+def _boards(block: Block) -> list[str]:
+    """The boards that a block shows."""
+    if isinstance(block, Exchanges):
+        return [exchange["board"] for exchange in block.exchanges]
+    if isinstance(block, Episodes):
+        return [board for episode in [*block.before, *block.after] for board in _boards_of(episode)]
+    if isinstance(block, Stories):
+        return [part["board"] for story in block.stories for part in (*story["turns"], story)]
+    return []
+
+
+def _boards_of(episode: Episode) -> list[str]:
+    return [turn["board"] for turn in episode["turns"]] + [episode["final_board"]]
+
+
+def _foot() -> dict[str, str]:
+    """The date, the command, the version and the time taken, for the end of a page."""
+    script = pathlib.Path(sys.argv[0])
+    words = ["nlrl-jax", script.stem] if script.parent.name == "launch" else [script.name]
+    try:
+        version = importlib.metadata.version("nlrl_jax")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        version = "of a checkout"
+    minutes, seconds = divmod(round(time.monotonic() - _STARTED), 60)
+    return {
+        "date": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+        "command": shlex.join([*words, *sys.argv[1:]]),
+        "version": f"nlrl_jax {version}",
+        "time since the last start": f"{minutes} min {seconds} s" if minutes else f"{seconds} s",
+    }
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
+    """An evaluation before and after, a row per metric; those that are 0 or repeat another are named in the note."""
+    order = sorted(after, key=lambda name: name != "success")
+    names, hidden = distinct({name: (before[name], after[name]) for name in order})
+    change = lambda name: after[name] - before[name]
+    rows = [
+        {
+            "metric": name,
+            "before": before[name],
+            "after": after[name],
+            "change": f"{change(name):+.3g}" if change(name) else "",
+        }
+        for name in names
+    ]
+    return Table("Results", rows, f"Not shown: {'; '.join(hidden)}." if hidden else "")
+
+
+def tokens(usage: Usage) -> Table:
+    """The calls and tokens of a run by role, all sections together."""
+    sums: dict[str, Counter] = {}
+    for row in usage.rows():
+        sums.setdefault(row.pop("role").rpartition("/")[2], Counter()).update(row)
+    rare = [name for name in ("refused", "retries", "estimated") if any(row[name] for row in sums.values())]
+    rows = [
+        {
+            "role": role,
+            "calls": f"{row['calls']:,}",
+            "tokens read": f"{row['prompt_tokens']:,}",
+            "tokens written": f"{row['tokens']:,}",
+            "seconds": f"{row['seconds']:,.0f}",
+            "from the cache": f"{row['cache_hits']:,}",
+            "cut": row["cut"],
+            **{name: row[name] for name in rare},
+        }
+        for role, row in sums.items()
+    ]
+    return Table("Language-model calls", rows, "Replies from the cache count no tokens; cut: reached the token limit.")
 
 
 def _clean(value: Any) -> Any:
@@ -215,22 +309,6 @@ def draw_board(board: str, colors: Mapping[str, int]) -> str:
     return f'<div class="board{size}" role="img" aria-label="{_escape(board)}">{lines}</div>'
 
 
-def _boards(episode: Episode) -> list[str]:
-    return [turn["board"] for turn in episode["turns"]] + [episode["final_board"]]
-
-
-def telling(pairs: Sequence[tuple[Sequence[Episode], Sequence[Episode]]]) -> int:
-    """Position of the pair that fails before and succeeds after; among several, or without one, the largest gain."""
-
-    def gain(i: int) -> tuple[bool, float]:
-        if not all(pairs[i]):
-            return False, 0.0
-        (before,), (after,) = pairs[i]
-        return bool(after["success"] and not before["success"]), after["env_return"] - before["env_return"]
-
-    return max(range(len(pairs)), key=gain, default=0)
-
-
 def distinct(table: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
     """(rows worth reading, sentences that name the others): rows of zeros, and rows that repeat an earlier one."""
     shown: dict[tuple[str, ...], str] = {}
@@ -245,32 +323,6 @@ def distinct(table: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
             shown[text] = name
     hidden = [f"always 0: {', '.join(zero)}"] if zero else []
     return list(shown.values()), hidden + [f"equal to {name}: {', '.join(names)}" for name, names in same.items()]
-
-
-def _table(summary) -> tuple[list[str], list[list[str]], list[str]]:
-    """(column names, rows of text, what was left out)."""
-    if not isinstance(summary, Mapping):
-        columns = list(dict.fromkeys(name for row in summary for name in row))
-        return columns, [[number(row.get(name, "")) for name in columns] for row in summary], []
-    if all(not isinstance(value, Sequence) or isinstance(value, str) for value in summary.values()):
-        return ["", "value"], [[name, number(value)] for name, value in summary.items()], []
-    pair = lambda value: value if isinstance(value, Sequence) and not isinstance(value, str) else ("", value)
-    table = {name: pair(summary[name]) for name in sorted(summary, key=lambda name: name != "success")}
-    names, hidden = distinct(table)
-    rows = []
-    for name in names:
-        old, new = table[name]
-        numeric = all(isinstance(x, int | float) for x in (old, new))
-        rows.append([name, number(old), number(new), f"{new - old:+.3g}" if numeric and new != old else ""])
-    return ["", "before", "after", "change"], rows, hidden
-
-
-def _pictures(run_dir: pathlib.Path, curves) -> list[pathlib.Path]:
-    from nlrl_jax.run.plots import learning_curve
-
-    files = [pathlib.Path(curve) for curve in curves if str(curve).endswith((".png", ".gif"))]
-    metrics = [str(curve) for curve in curves if not str(curve).endswith((".png", ".gif"))]
-    return files + ([learning_curve([run_dir], metrics, run_dir / "curves.png")] if metrics else [])
 
 
 def _data_uri(path: pathlib.Path) -> str:

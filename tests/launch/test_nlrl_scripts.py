@@ -10,7 +10,7 @@ from scipy import stats
 
 from launch import ablate, train_language_actor_critic, weigh_words
 from nlrl_jax.config import make, replace
-from nlrl_jax.run import models, records, results
+from nlrl_jax.run import exchanges, models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.nlrl import actor_critic as actor_critic_run
 from nlrl_jax.run.reports import ablation
@@ -76,15 +76,15 @@ def test_a_finished_actor_critic_with_more_iterations_continues_to_the_same_bits
 
 def stop_in_the_second_iteration(monkeypatch):
     """Ctrl-C where an iteration writes its records."""
-    write = records.write
+    write = exchanges.write
 
-    def stop(run_dir, iteration, exchanges):
+    def stop(run_dir, iteration, kept):
         if iteration == 1:
-            monkeypatch.setattr(records, "write", write)
+            monkeypatch.setattr(exchanges, "write", write)
             raise KeyboardInterrupt
-        write(run_dir, iteration, exchanges)
+        write(run_dir, iteration, kept)
 
-    monkeypatch.setattr(records, "write", stop)
+    monkeypatch.setattr(exchanges, "write", stop)
 
 
 @pytest.mark.parametrize(
@@ -305,10 +305,10 @@ def test_a_model_that_is_called_by_its_path_stays_in_the_runs_folder():
 
 def test_value_data_with_any_line_separator_are_read_back(tmp_path):
     pairs = [(Chat.of("a\u2028b\u0085"), "c\u2029\nd")]
-    records.write_pairs(tmp_path / "values.jsonl", pairs)
-    ((chat, reply),) = records.read_pairs(tmp_path / "values.jsonl")
+    exchanges.write_pairs(tmp_path / "values.jsonl", pairs)
+    ((chat, reply),) = exchanges.read_pairs(tmp_path / "values.jsonl")
     assert chat.messages == pairs[0][0].messages and reply == pairs[0][1]
     pieces = [Piece("a\u2028"), Piece(None, -0.5)]
-    records.write_pairs(tmp_path / "pieces.jsonl", [(Chat.of("a", continued="b"), pieces)])
-    ((chat, reply),) = records.read_pairs(tmp_path / "pieces.jsonl")
+    exchanges.write_pairs(tmp_path / "pieces.jsonl", [(Chat.of("a", continued="b"), pieces)])
+    ((chat, reply),) = exchanges.read_pairs(tmp_path / "pieces.jsonl")
     assert chat.is_open and reply == pieces

@@ -8,10 +8,11 @@ import pytest
 
 from envs.babyai.env import text_game
 from envs.babyai.host import host_game
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.reports import lac as page
 from nlrl_jax.run.reports import lac_q as q_values
 from nlrl_jax.run.reports import lac_tables as tables
-from nlrl_jax.run.reports.lac_stories import choose, story
+from nlrl_jax.run.reports.lac_stories import stories
 from tests.run.lac_episodes import finished
 from tests.run.test_report import HOSTILE, Page
 
@@ -128,7 +129,7 @@ def test_q_with_time():
     np.testing.assert_allclose(curves["failed"], [[3, 1.5, 0]])
     assert q_values.q_curves(method([]))["failed"].shape == (0, 11)
     rows = q_values.correlation_table({"lac": method(episodes), "react": method([episode(True)], "react")})
-    assert [row["correlation of Q with time"] for row in rows] == ["LAC", "LAC in the paper (ALFWorld)"]
+    assert [row["correlation of Q with time"] for row in rows] == ["LAC"]
 
 
 def test_infinite_q_values_are_left_out():
@@ -169,9 +170,11 @@ def test_tables_of_a_run():
     assert tables.comparison_table(found, []) == tables.comparison_table(results("rap"), ["rap"]) == []
     costs = {row["per task"]: row for row in tables.cost_table(found)}
     assert costs["LAC"]["moves of successes"] == "2.0" and costs["RAP"]["moves of successes"] == "–"
-    compared = "+0.50 ± 0.57 against the best planner (ReAct): within noise"
-    assert page.sentence(found) == f"LAC solves 0.50 [0.19, 0.81] of 6 tasks, {compared}"
-    assert page.sentence(results("rap")) == "RAP solves 0.00 [0.00, 0.39] of 6 tasks"
+    assert page.headline(found) == "LAC solves 0.50 of the tasks, ReAct 0.00 (within noise)"
+    assert (
+        page.headline(results("lac", "critic_only")) == "LAC solves 0.50 of the tasks, critic only 0.50 (within noise)"
+    )
+    assert page.headline(results("rap")) == "RAP solves 0.00 of the tasks"
 
 
 def test_sweeps_are_a_row_per_variant_and_a_column_per_model():
@@ -184,36 +187,46 @@ def test_sweeps_are_a_row_per_variant_and_a_column_per_model():
     ]
 
 
-def test_three_episodes_are_chosen():
-    found = results()
-    right, won, lost = choose(found)
-    assert right.other == "lac_no_critic" and right.step == 0 and right.episode["success"]
-    assert won.episode["success"] and won.episode is not right.episode and not lost.episode["success"]
-    assert choose(results("lac", "rap"))[0].other == "rap"
-    alone = choose(results("lac"))
-    assert [one.episode["success"] for one in alone] == [True, False] and not alone[0].other
-    assert choose(results("react_think"))[0].method == "react_think" and choose({}) == []
-    shown = story(right, found)
-    assert "the prior prefers “left” and the critic “right”; LAC takes “right”" in shown["lead"]
+def test_the_first_task_of_each_kind_is_shown():
+    shown, missed = stories(results())
+    assert (shown["title"], missed["title"]) == ("LAC on open", "LAC on muddy")
+    assert shown["success"] and not missed["success"] and shown["outcome"].startswith("success, 2 moves, at best 2")
+    assert [one["title"] for one in stories(results("react_think"))] == ["ReAct on open", "ReAct on muddy"]
+    assert stories({}) == []
     first = shown["turns"][0]
-    assert first["open"] and not shown["turns"][1]["open"]
+    assert first["open"] and not shown["turns"][1]["open"] and ("not the prior's best", "action") in first["chips"]
     bars = {row["action"]: row["bars"] for row in first["candidates"]}
     assert [bar["text"] for bar in bars["left"]] == ["0.60", "-2.00", "0.40"]
     assert bars["left"][0]["best"] and bars["right"][1]["best"] and not bars["right"][0]["best"]
     assert [(bar["left"], bar["width"]) for bar in bars["left"]] == [(0, 60.0), (0.0, 50.0), (0, 39.6)]
     assert [leaf[0][0] for _, leaves in first["futures"] for leaf in leaves] == ["left", "right", "wait"]
-    assert shown["end"] == "at 3" and "failure after 6 moves" in shown["asides"][0][0]
+    assert shown["end"] == "at 3"
+
+
+def usage():
+    ledger = Usage()
+    ledger.add("policy", calls=1000)
+    return ledger
 
 
 def test_page(tmp_path):
-    path = page.write(tmp_path, "scripted", {"alpha": 1.0}, results(), ["1,000 calls"], {"P": "agent", "X": "nothing"})
+    path = page.write(
+        tmp_path, "scripted", {"alpha": 1.0}, results(), usage(), ["a note"], {"P": "agent", "X": "nothing"}
+    )
     read = Page(path.read_text(encoding="utf-8"))
     text = "".join(read.text)
     assert not read.open and "script" not in read.elements
-    for words in ("LAC and planners: scripted", "1,000 calls", "LAC against the planners", "Q along time", "P agent"):
+    for words in (
+        "LAC and planners: scripted",
+        "1,000",
+        "a note",
+        "LAC against the planners",
+        "Q along time",
+        "P agent",
+    ):
         assert words in text
-    assert "LAC is right against its prior; LAC without critic fails" in text
-    assert text.index("Whom the improved policy follows") < text.index("Curves") < text.index("decision by decision")
+    order = ("Success", "from the first move", "follow prior or critic?", "Language-model calls", "LAC on open")
+    assert sorted(order, key=text.index) == list(order)
     markdown = (tmp_path / "table.md").read_text()
     assert "| LAC | 0.50 [0.19, 0.81] | 1.00 [0.44, 1.00] |" in markdown and "# Ablations and variants" in markdown
     assert markdown.count("± is the half-width of the 95 % interval") == 3  # over the tables that have any
@@ -241,8 +254,10 @@ def test_a_game_of_the_host_has_the_legend_of_its_boards():
 
 def test_page_of_one_planner(tmp_path):
     """No LAC, no Q-values: its tables are left out, and its episodes shown all the same."""
-    text = "".join(Page(page.write(tmp_path, "x", {}, results("react_think"), []).read_text(encoding="utf-8")).text)
-    assert "Q along time" not in text and "Whom" not in text and "<b>which</b> way?" in text
+    text = "".join(
+        Page(page.write(tmp_path, "x", {}, results("react_think"), usage()).read_text(encoding="utf-8")).text
+    )
+    assert "Q along time" not in text and "prior or critic" not in text and "<b>which</b> way?" in text
     assert not (tmp_path / "q.png").exists()
 
 
@@ -253,7 +268,9 @@ def test_hostile_text_stays_text(tmp_path, hostile, monkeypatch):
     record["futures"] = [[[[hostile] * 3]], []]
     bad = episode(True, q=(1.0, 2.0)) | {"thinking": [record] * 2, "boards": [hostile] * 3, "goal": hostile}
     bad |= {"steps": [[f"think: {hostile}", "OK", ""], ["b", hostile, hostile], [hostile, hostile, ""]]}
-    read = Page(page.write(tmp_path, hostile, {}, {"lac": method([bad])}, [hostile]).read_text(encoding="utf-8"))
+    read = Page(
+        page.write(tmp_path, hostile, {}, {"lac": method([bad])}, usage(), [hostile]).read_text(encoding="utf-8")
+    )
     assert not read.open and not read.elements & {"script", "iframe", "img", "svg", "link"}
     names = {name for name, _ in read.attributes}
     assert not any(name.startswith("on") for name in names) and not names & {"src", "href", "srcdoc"}

@@ -1,11 +1,15 @@
-"""metrics.jsonl survives kills; TensorBoard repeats it."""
+"""metrics.jsonl survives kills; TensorBoard, metrics.csv and wandb repeat it."""
 
+import csv
 import json
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
 
+from nlrl_jax.run import boards, directory
 from nlrl_jax.run.metrics import MetricsWriter, read_metrics, read_rows
 
 
@@ -40,11 +44,74 @@ def test_lines_and_columns(tmp_path):
     assert read_metrics(tmp_path, "timings.jsonl")["seconds"].tolist() == [0.5] * 8
 
 
-def test_each_line_is_there_at_once(tmp_path):
-    writer = MetricsWriter(tmp_path)
-    writer.write(0, {"x": 1.0})
-    assert read_rows(tmp_path) == [{"iteration": 0, "x": 1.0}]
-    writer.close()
+def test_the_same_table_as_csv_where_later_metrics_add_columns(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for i in range(4):
+            writer.write(i, metrics_of(i) | {"never, ended": math.nan})
+        with open(tmp_path / "metrics.csv", newline="") as file:  # each line is there at once
+            rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["iteration", "return", "loss", "never, ended", "eval/success"]
+    assert [row["eval/success"] for row in rows] == ["", "", "", "3.5"] and rows[1]["never, ended"] == "nan"
+    assert [float(row["loss"]) for row in rows] == read_metrics(tmp_path)["loss"].tolist()
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for the package: {run id: {"rows": {step: row}, "asked": what `init` got}}."""
+    kept = {}
+
+    class Run:
+        def __init__(self, **asked):
+            self.rows = kept.setdefault(asked["id"], {"rows": {}})["rows"]
+            kept[asked["id"]]["asked"] = asked
+            self.step = max(self.rows, default=-1) + 1
+
+        def log(self, row, step):
+            assert step not in self.rows and step >= max(self.rows, default=0)
+            self.rows[step] = row
+
+        def finish(self):
+            pass
+
+    class Error(Exception):
+        pass
+
+    def login():
+        raise Error("no key")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=Run, login=login, Error=Error))
+    return kept
+
+
+def test_wandb_shows_the_same_numbers_and_a_resumed_run_continues(tmp_path, wandb):
+    run_dir = tmp_path / "lake"
+    directory.open_run(run_dir, {"script": "test", "game": "lake"})
+    (run_dir / "seed_1").mkdir()
+    write(run_dir / "seed_1", 0, 3)  # before anybody asked for wandb
+    boards.use_wandb(run_dir, "project")
+    write(run_dir / "seed_1", 3, 7, resume_from=3)
+    boards.use_wandb(run_dir, "project")  # --wandb once more with --resume
+    write(run_dir / "seed_1", 5, 9, resume_from=5)
+    ((number, run),) = wandb.items()
+    assert number.endswith("seed_1") and number.replace("-", "").replace("_", "").isalnum()
+    assert run["asked"]["project"] == "project" and run["asked"]["config"]["game"] == "lake"
+    assert (run["asked"]["name"], run["asked"]["group"]) == ("lake/seed_1", "lake")
+    assert run["rows"] == {row.pop("iteration"): row for row in read_rows(run_dir / "seed_1")}
+    write(run_dir, 0, 1)
+    assert len(wandb) == 2 and list(wandb.values())[1]["asked"]["name"] == "lake"
+    directory.close_run(run_dir)
+
+
+def test_wandb_is_checked_before_work_starts(wandb, monkeypatch):
+    with pytest.raises(ValueError, match=r"no key.*wandb login.*WANDB_MODE=offline"):
+        boards.check_wandb("project")
+    with pytest.raises(ValueError, match="none of /"):
+        boards.check_wandb("mine/project")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    boards.check_wandb("project")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError):
+        boards.check_wandb("project")
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"iteration": 7, "re', b'{"iteration": 7, "return": 1.0}'])
@@ -56,7 +123,7 @@ def test_resumed_file_equals_uninterrupted(tmp_path, torn, resume_from):
         file.write(torn)
     assert len(read_rows(tmp_path / "killed")) == 7
     write(tmp_path / "killed", resume_from, 12, resume_from=resume_from)
-    for name in ("metrics.jsonl", "timings.jsonl"):
+    for name in ("metrics.jsonl", "timings.jsonl", "metrics.csv"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     if resume_from == 5:
         assert scalars(tmp_path / "killed") == scalars(tmp_path / "whole")

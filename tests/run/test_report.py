@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from nlrl_jax.run.metrics import MetricsWriter
-from nlrl_jax.run.report import cell_colors, distinct, draw_board, mark_reply, telling, write_report
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.run import report
+from nlrl_jax.run.report import Episodes, Exchanges, Picture, Table, cell_colors, draw_board, mark_reply
 
 BOARD = "P _ O\n_ _ _\nO _ G"
 HOSTILE = [
@@ -28,11 +29,8 @@ def episode(reply="<action>Up</action>", board=BOARD, success=True, **turn):
     return {"success": success, "terminated": True, "env_return": 1.0, "final_board": board, "turns": [record]}
 
 
-def write(tmp_path, before, after, summary=None, curves=(), **options):
-    summary = {"success": (0.37, 0.79)} if summary is None else summary
-    path = write_report(
-        tmp_path, "title", "question?", {"game": "frozen_lake", "rate": 1e-4}, summary, curves, before, after, **options
-    )
+def write(tmp_path, *blocks, **options):
+    path = report.write_report(tmp_path, "title", "question?", {"game": "frozen_lake", "rate": 1e-4}, blocks, **options)
     return path.read_text(encoding="utf-8")
 
 
@@ -58,18 +56,15 @@ class Page(html.parser.HTMLParser):
         self.text.append(data)
 
 
-def plain_page(tmp_path):
-    return Page(write(tmp_path, [episode()], [episode()]))
-
-
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_text_stays_text(tmp_path, hostile):
     before = [episode(hostile, prompt=hostile, actions=[hostile]), episode(board=hostile)]
-    page_text = write(tmp_path, before, [episode(hostile)], notes=hostile, summary={hostile: (hostile, 1.0)})
+    exchange = {"title": hostile, "board": hostile, "parts": [(hostile, hostile)]}
+    blocks = hostile, Table(hostile, [{hostile: hostile}], hostile), Exchanges([exchange])
+    page_text = write(tmp_path, *blocks, Episodes(before, [episode(hostile)]), headline=hostile)
     page = Page(page_text)
     assert not page.open  # every element is closed: the text closed none of ours
-    allowed = plain_page(tmp_path).elements | {"p", "b"}
-    assert page.elements <= allowed and not page.elements & {"script", "iframe", "img", "svg", "link", "object"}
+    assert not page.elements & {"script", "iframe", "img", "svg", "link", "object"}
     names = {name for name, _ in page.attributes}
     assert not any(name.startswith("on") for name in names) and not names & {"src", "href", "srcdoc", "style"}
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e]", page_text)
@@ -77,74 +72,74 @@ def test_hostile_text_stays_text(tmp_path, hostile):
         assert hostile in "".join(page.text)
 
 
-def test_nothing_is_loaded_from_elsewhere(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
-        for i in range(4):
-            writer.write(i, {"return": i})
-    page_text = write(tmp_path, [episode()], [episode()], curves=["return"])
+def test_pictures_are_inlined_and_nothing_is_loaded_from_elsewhere(tmp_path):
+    for name in ("curve.png", "film.gif"):
+        (tmp_path / name).write_bytes(b"GIF89a")
+    page_text = write(tmp_path, *(Picture(tmp_path / name, f"of {name}") for name in ("curve.png", "film.gif")))
     page = Page(page_text)
     sources = [value for name, value in page.attributes if name in ("src", "href", "srcset", "data")]
-    assert len(sources) == 1 and sources[0].startswith("data:image/png;base64,")
+    assert sources == ["data:image/png;base64,R0lGODlh", "data:image/gif;base64,R0lGODlh"]
     assert not re.search(r"https?:|url\(|@import", page_text)
-    assert "default-src 'none'" in page_text
+    assert "default-src 'none'" in page_text and "of film.gif" in page_text
+    with pytest.raises(FileNotFoundError):
+        write(tmp_path, Picture(tmp_path / "none.png", ""))
 
 
 def test_before_and_after(tmp_path):
     flawed = episode("Up", success=False, invalid=2, format_penalty=-1.5, cut=True)
-    page_text = write(tmp_path, [flawed, episode()], [episode(reward=1.0)])
+    shown = Episodes([flawed, episode()], [episode(reward=1.0)])
+    page_text = write(tmp_path, report.changes({"success": 0.37}, {"success": 0.79}), shown)
     text = "".join(Page(page_text).text)
     assert "before: failure, return 1" in text and "after: success, return 1" in text
     for words in ("2 invalid actions", "format penalty -1.5", "reply cut", "reward 1", "+0.42", "0.0001", "question?"):
         assert words in text
     assert 'unused" title="the episode was over">Left' in page_text
-    assert page_text.count("Episode ") == 2
+    assert page_text.count("Episode ") == 2 and page_text.index('episode" open') < page_text.index("Episode 1")
+    assert page_text.count('episode" open') == 1
 
 
-@pytest.mark.parametrize(
-    "summary", [{"return": 0.5}, [{"agent": "a", "snake": 1.0}, {"agent": "b", "lake": 2.0}], {"x": (1, 2), "y": 3.0}]
-)
-def test_tables(tmp_path, summary):
-    assert "<table>" in write(tmp_path, [], [], summary=summary)
-    assert "<table>" not in write(tmp_path, [], [], summary={})
+def test_tables_with_missing_cells_and_none(tmp_path):
+    rows = [{"agent": "a", "snake": 1.23456, "interval": "-0.5 ± 1"}, {"agent": "b", "lake": "–"}]
+    page = write(tmp_path, Table("Title", rows, "a note"), Table("Without rows", []))
+    assert page.count("<table>") == 1 and "Without rows" not in page and "a note" in page and "1.235" in page
+    numbers = [line.partition(">")[2] for line in re.findall(r"<th class=number([^<]*)", page)]
+    assert numbers == ["snake", "interval", "lake"]
 
 
-def test_rows_of_zeros_and_repeats_are_folded(tmp_path):
-    summary = {"env_return": (0.25, 0.5), "invalid": (0, 0.0), "turns": (2.0, 2.0), "success": (0.25, 0.5)}
-    text = "".join(Page(write(tmp_path, [], [], summary=summary)).text)
-    assert text.index("success") < text.index("turns") < text.index("always 0: invalid")
-    assert "equal to success: env_return" in text and text.count("env_return") == 1
-    assert distinct({"a": ["0 → 0", ""], "b": ["10 → 0", ""], "c": ["0 ± 0"]}) == (["b"], ["always 0: a, c"])
+def test_rows_of_zeros_and_repeats_are_named_in_the_note():
+    before = {"env_return": 0.25, "invalid": 0, "turns": 2.0, "success": 0.25}
+    table = report.changes(before, {"env_return": 0.5, "invalid": 0.0, "turns": 2.0, "success": 0.5})
+    assert [row["metric"] for row in table.rows] == ["success", "turns"]
+    assert [row["change"] for row in table.rows] == ["+0.25", ""]
+    assert table.note == "Not shown: always 0: invalid; equal to success: env_return."
+    assert report.distinct({"a": ["0 → 0"], "b": ["10 → 0"], "c": ["0 ± 0"]}) == (["b"], ["always 0: a, c"])
+
+
+def test_tokens_by_role_over_all_sections():
+    usage = Usage()
+    for usage.section in ("first/", "second/"):
+        usage.add("value", calls=600, prompt_tokens=2000, tokens=10, seconds=0.5)
+    usage.add("policy", calls=1, retries=2)
+    rows = {row["role"]: row for row in report.tokens(usage).rows}
+    assert rows["value"]["calls"] == "1,200" and rows["value"]["tokens read"] == "4,000" and "cut" in rows["value"]
+    assert rows["policy"]["retries"] == 2 and "refused" not in rows["policy"]
+    assert report.tokens(Usage()).rows == []
 
 
 def test_headline_and_legend(tmp_path):
     legend = {"P": "player", "X": "player in a hole"}
-    page = write(tmp_path, [episode()], [], headline="success 0.224 -> 0.820", legend=legend)
+    page = write(tmp_path, Episodes([episode()], []), headline="success 0.224 -> 0.820", legend=legend)
     text = "".join(Page(page).text)
     assert text.index("success 0.224 → 0.820") < text.index("question?") < text.index("P player")
     assert "player in a hole" not in text  # no X on any board
 
 
-def test_the_most_telling_episode_is_open(tmp_path):
-    lost, won = episode(success=False) | {"env_return": 0.0}, episode()
-    rich = [episode(success=True) | {"env_return": gain} for gain in (0.0, 9.0)]
-    pairs = lambda before, after: [([b], [a]) for b, a in zip(before, after)]
-    assert telling(pairs([lost, rich[0], lost, lost], [lost, rich[1], won, won])) == 2
-    assert telling(pairs([lost, rich[0]], [lost, rich[1]])) == 1
-    assert telling([([lost], []), ([], [won])]) == telling([]) == 0
-    page = write(tmp_path, [won, lost], [won, won])
-    assert page.count('episode" open') == 1 and page.index('episode" open') < page.index("Episode 2")
-    assert page.index('episode" open') > page.index("Episode 1")
-
-
-def test_films_are_inlined(tmp_path):
-    (tmp_path / "before.gif").write_bytes(b"GIF89a")
-    page = write(tmp_path, [], [], curves=[tmp_path / "before.gif"])
-    assert 'src="data:image/gif;base64,R0lGODlh"' in page
-
-
-def test_missing_png(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write(tmp_path, [], [], curves=[tmp_path / "none.png"])
+def test_the_foot_says_how_the_page_was_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(report.sys, "argv", ["/somewhere/launch/train_ms_grpo.py", "--model", "my model"])
+    monkeypatch.setattr(report, "_STARTED", report.time.monotonic() - 130)
+    text = "".join(Page(write(tmp_path)).text)
+    assert "nlrl-jax train_ms_grpo --model 'my model'" in text and "2 min 10 s" in text
+    assert re.search(r"date: \d{4}-\d\d-\d\d \d\d:\d\d\s+command", text) and "version: nlrl_jax" in text
 
 
 def test_mark_reply():

@@ -16,7 +16,7 @@ from nlrl_jax.algorithms.language_actor_critic import ActorCriticSetup, State
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.roles.board_games import Viewer
-from nlrl_jax.run import loop, models, records
+from nlrl_jax.run import exchanges, loop, models
 from nlrl_jax.run.reports import actor_critic as report
 from nlrl_jax.types import Learn, Pairs, Sampling
 
@@ -94,12 +94,12 @@ class Trainer:
         """One iteration; its value data and its exchanges for the report go to the run's folder."""
         i = int(state.iteration)
         earlier = range(max(0, i - self.setup.config.buffer + 1), i)
-        buffer = tuple(records.read_pairs(self.values_file(n)) for n in earlier)
+        buffer = tuple(exchanges.read_pairs(self.values_file(n)) for n in earlier)
         seed = int(jax.random.randint(key, (), 0, 2**30))
         after, log = nlac.iterate(self.models(state, buffer), self.setup, self.viewer, seed)
-        records.write_pairs(self.values_file(i), after.buffer[-1])
+        exchanges.write_pairs(self.values_file(i), after.buffer[-1])
         when = f"iteration {i + 1}, against {self.opponent}"
-        records.write(self.run_dir, i, report.exchanges(log, when, self.draw))
+        exchanges.write(self.run_dir, i, report.exchanges(log, when, self.draw))
         learned = lambda model: model.model.variables[self.train]
         recent = (state.policy, *state.recent)[: self.average - 1]
         return Learned(learned(after.policy), learned(after.value), jnp.asarray(i + 1, jnp.int32), recent), log.metrics

@@ -20,7 +20,7 @@ from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_seed
 from nlrl_jax.roles.board_games import TDRoles
-from nlrl_jax.run import models, records
+from nlrl_jax.run import exchanges, models
 from nlrl_jax.run.reports import language_td as report
 from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
 
@@ -84,7 +84,7 @@ class Trainer:
         value, found, metrics = language_td.iterate(
             self.data.train, self.roles, self.model(state), self.large, learn, self.learning, seed, first_value
         )
-        records.write(self.run_dir, i, report.learned(found, i, self.draw))
+        exchanges.write(self.run_dir, i, report.learned(found, i, self.draw))
         return Learned(value.model.variables[self.train], jnp.asarray(i + 1, jnp.int32)), metrics
 
     def learn_anew(self, model, pairs):

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from nlrl_jax.algorithms.language_actor_critic import IterationLog
+from nlrl_jax.backends.usage import Usage
+from nlrl_jax.run.exchanges import Exchange, exchange
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.records import Exchange, exchange
-from nlrl_jax.run.report import write_report
+from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
 
 OUTCOMES = ("win", "tie", "loss")
 SHOWN = 4  # improvements of an iteration
@@ -77,12 +78,20 @@ def draw(run_dir: pathlib.Path, results: Results, games: int) -> pathlib.Path:
     return compare(panels, run_dir / "curves.png", "games played", "share of greedy games")
 
 
+def headline(results: Results) -> str:
+    """The actor-critic's win rate against the first opponent, and that of the same model before training."""
+    for (opponent, method), result in results.items():
+        if method == "actor-critic" and result["before"]:
+            return f"win rate against {opponent}: {result['before']['win']:.3f} -> {result['after']['win']:.3f}"
+    return ""
+
+
 def write(
     run_dir: pathlib.Path,
     config: Mapping[str, Any],
     results: Results,
     exchanges: Sequence[Exchange],
-    notes: Sequence[str],
+    usage: Usage,
 ) -> pathlib.Path:
     """The page of a finished run."""
     rows = [
@@ -95,13 +104,17 @@ def write(
         }
         for (opponent, method), result in results.items()
     ]
+    curve = "Greedy games before and during training; level lines are not trained. Left: every method. Right: how the "
     return write_report(
         run_dir,
-        title="Natural-language actor-critic on tic-tac-toe",
-        question="Does a policy that learns from evaluations in words win more games, and more than under PPO?",
+        title=f"Natural-language actor-critic: {config['model']} on tic-tac-toe",
+        question="Does a policy that learns from evaluations in words win more games than before, and than with PPO?",
         config=config,
-        summary=rows,
-        curves=[draw(run_dir, results, config["games"])],
-        notes=["Random moves: share of moves taken at random because a reply named no legal one.", *notes],
-        exchanges=exchanges,
+        blocks=[
+            Table("Results", rows, "Random moves: share of moves taken at random because a reply named no legal one."),
+            Picture(draw(run_dir, results, config["games"]), f"{curve}actor-critic's games end."),
+            tokens(usage),
+            Exchanges(exchanges),
+        ],
+        headline=headline(results),
     )

@@ -6,24 +6,25 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run.plots import Bar, Point, Series, bars, compare, points
-from nlrl_jax.run.report import Table, markdown, write_report
+from nlrl_jax.run.report import Block, Picture, Stories, Table, markdown, tokens, write_report
 from nlrl_jax.run.reports import lac_q, lac_tables
-from nlrl_jax.run.reports.lac_stories import choose, story
+from nlrl_jax.run.reports.lac_stories import NOTE, stories
 from nlrl_jax.run.reports.lac_tables import Results, title
 from nlrl_jax.run.transcript import printable
 from nlrl_jax.statistics import header
 
-QUESTION = "Do Q-values from a model's words GOOD and BAD, behind futures that it imagines, improve its own policy?"
+QUESTION = "Does a model act better when it imagines what each action leads to and says whether that is GOOD or BAD?"
 BY_RULE = (
-    "The model is a set of rules that reads the transcript and nothing else: this shows that the algorithms work on "
-    "this game, and nothing about language models."
+    "The model is a set of rules that reads the transcript: this shows that the algorithms work on this game, and "
+    "nothing about language models."
 )
 _CURVES = 4  # methods whose Q is drawn
 
 
-def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
+def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     """success.png by mission and with the score (Figures 2, 3 and 6), ablations.png (4), cost.png (5 and 9) and q.png
     (Table 1).
 
@@ -46,16 +47,24 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
     if len(kinds) > 1:
         by = {name: lac_tables.success_by_mission(summaries[name]) for name in first}
         panels |= {kind: [bar(name, by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
-    drawn = [bars(panels, run_dir / "success.png", "success or score" if scores else "success")]
+    arms = "Arms are 95 % intervals over tasks."
+    drawn = [
+        Picture(
+            bars(panels, run_dir / "success.png", "success or score" if scores else "success"),
+            f"Share of tasks solved by each method, over all tasks and by kind of task. {arms}",
+        )
+    ]
     if apart:
         selected = [name for name in results if name in variants or name == "lac"]
-        drawn.append(bars({"variants of LAC, all tasks": whole(selected)}, run_dir / "ablations.png", "success"))
+        picture = bars({"variants of LAC, all tasks": whole(selected)}, run_dir / "ablations.png", "success")
+        drawn.append(Picture(picture, f"Share of tasks solved by LAC and by its variants. {arms}"))
     costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
     panels = {
         label: [Point(title(name), s[key], success[name].mean, success[name].arms) for name, s in summaries.items()]
         for key, label in costs.items()
     }
-    drawn.append(points(panels, run_dir / "cost.png", "success"))
+    picture = points(panels, run_dir / "cost.png", "success")
+    drawn.append(Picture(picture, f"What each method costs per task, against the share of tasks it solves. {arms}"))
     curves = {name: lac_q.q_curves(result) for name, result in results.items()}
     panels = {
         title(name): [
@@ -66,31 +75,32 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[pathlib.Path]:
     }
     if panels:
         selected = dict(list(panels.items())[:_CURVES])
-        drawn.append(compare(selected, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True))
+        picture = compare(selected, run_dir / "q.png", "share of the episode", "Q of the action taken", errors=True)
+        caption = "Q of the action taken, from the first move of an episode (0) to its last (1). Bands: 95 % intervals."
+        drawn.append(Picture(picture, caption))
     return drawn
 
 
-def sentence(results: Results) -> str:
-    """The result in a sentence: LAC's success, and by how much it is above the best of the others."""
+def headline(results: Results) -> str:
+    """LAC's success, and that of the best of the others: planners if there are any, else variants of LAC."""
     success = {name: lac_tables.over_tasks(result["episodes"]) for name, result in results.items()}
     first = "lac" if "lac" in results else max(success, key=lambda name: success[name].mean, default="")
     if not first:
         return ""
-    sentence = f"{title(first)} solves {success[first]} of {success[first].units} tasks"
     planners = [name for name in success if name != first and name not in lac_tables.ablations(results)]
     others = planners or [name for name in success if name != first]
+    line = f"{title(first)} solves {success[first].mean:.2f} of the tasks"
     if not others:
-        return sentence
+        return line
     best = max(others, key=lambda name: success[name].mean)
-    compared = lac_tables.paired(results[first], results[best])
-    which = "the next best method" if not planners else "the best planner"
-    noise = "" if compared.verdict in ("above", "below") else f": {compared.verdict}"
-    return f"{sentence}, {compared} against {which} ({title(best)}){noise}"
+    verdict = lac_tables.paired(results[first], results[best]).verdict
+    noise = "" if verdict in ("above", "below") else f" ({verdict})"
+    return f"{line}, {title(best)} {success[best].mean:.2f}{noise}"
 
 
 def explained() -> str:
     """What the first table's numbers are."""
-    return f"Share of tasks solved, of as many as the column's head says. {header('these tasks', shares=True)}"
+    return f"Share of tasks solved; the number of tasks is in the head. {header('these tasks', shares=True)}"
 
 
 def tables(results: Results) -> list[Table]:
@@ -98,8 +108,8 @@ def tables(results: Results) -> list[Table]:
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name != "lac" and name not in variants]
     differences = (
-        f"{header('the tasks of both', shares=True)} Differences are paired task by task; within noise are those whose "
-        "interval holds 0."
+        f"{header('the tasks of both', shares=True)} Differences are paired task by task; a difference is within noise "
+        "if its interval contains 0."
     )
     made = [
         Table("LAC against the planners", lac_tables.comparison_table(results, planners), differences),
@@ -107,26 +117,25 @@ def tables(results: Results) -> list[Table]:
         Table(
             "Cost",
             lac_tables.cost_table(results),
-            "Seconds are the wall time of all episodes in lockstep, divided by their number. Moves above the optimum "
-            "are of successes.",
+            "All episodes are played in lockstep; seconds are their wall time divided by their number. Moves above the "
+            "optimum are counted over successes.",
         ),
         Table(
             "Q along time",
             lac_q.correlation_table(results),
             "Pearson correlation of the Q of the action taken with the number of the move, within each episode of at "
-            "least three moves: mean, interval and standard deviation over tasks. The paper's ± is its deviation.",
+            "least three moves: mean, interval and standard deviation over tasks.",
         ),
         Table(
-            "Whom the improved policy follows",
+            "Does the improved policy follow prior or critic?",
             lac_q.confidence_table(results["lac"]) if "lac" in results else [],
             "Confidences: the best minus the second-best probability over the candidates, of the prior (softmax of its "
-            "log-probabilities), of softmax(Q), and of the improved policy. The paper's numbers are on ALFWorld; its "
-            "confidence of Q may be the difference of the Q-values themselves.",
+            "log-probabilities), of softmax(Q), and of the improved policy.",
         ),
         Table(
             "Problems with replies",
             lac_tables.problems_table(results),
-            "By the role of the call. An action that cannot be read is replaced by a random one.",
+            "Counted by the role of the call. An action that cannot be read is replaced by a random one.",
         ),
     ]
     return [table for table in made if table.rows]
@@ -137,7 +146,8 @@ def write(
     model_name: str,
     config: Mapping[str, Any],
     results: Results,
-    usage_lines: Sequence[str],
+    usage: Usage,
+    notes: Sequence[str] = (),
     legend: Mapping[str, str] | None = None,
     by_rule: bool = False,
 ) -> pathlib.Path:
@@ -147,31 +157,24 @@ def write(
       model_name: for the title and table.md.
       config: flat, shown as a table.
       results: {method: result}, at least one; see `lac_tables`.
-      usage_lines: paragraphs about calls and tokens.
+      notes: paragraphs below the first table.
       legend: meaning of the characters on the boards.
       by_rule: the model is no language model, which the page says.
 
     Returns:
       The page's path.
     """
-    main, more = lac_tables.main_table(results), tables(results)
-    parts = [f"Model: {printable(model_name)}\n\n# Success\n\n{explained()}\n\n{markdown(main)}"]
-    parts += [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in more]
-    write_atomically(run_dir / "table.md", "\n".join(parts))
+    main = Table("Success", lac_tables.main_table(results), explained())
+    made = [main, *tables(results)]
+    parts = [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in made]
+    write_atomically(run_dir / "table.md", "\n".join([f"Model: {printable(model_name)}\n", *parts]))
+    blocks: list[Block] = [*([BY_RULE] if by_rule else []), main, *notes, *figures(results, run_dir), *made[1:]]
     return write_report(
         run_dir,
         title=f"LAC and planners: {'a model by rule' if by_rule else model_name}",
         question=QUESTION,
         config=config,
-        summary=main,
-        curves=figures(results, run_dir),
-        notes=[
-            *([BY_RULE] if by_rule else []),
-            explained(),
-            *usage_lines,
-        ],
-        headline=sentence(results),
+        blocks=[*blocks, tokens(usage), Stories(stories(results), NOTE)],
+        headline=headline(results),
         legend=legend,
-        tables=more,
-        stories=[story(one, results) for one in choose(results)],
     )

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import write_report
-from nlrl_jax.run.reports.lac_stories import choose, story
+from nlrl_jax.run.report import Picture, Stories, Table, tokens, write_report
+from nlrl_jax.run.reports.lac_stories import stories
 from nlrl_jax.run.reports.lac_tables import Result, Rows, over_tasks, title
 from nlrl_jax.statistics import Estimate, header
 
@@ -23,7 +24,7 @@ def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: flo
 
     Args:
       played: {TEACHER: its play of fresh tasks, METHOD: its play of the held-out ones}.
-      lesson: what the fine-tuning behind it says of itself, {} after the last round; "tokens" are those it has read.
+      lesson: what the fine-tuning after it reports, {} after the last round; "tokens" are those it read.
       spent: tokens of all teachers' play and lessons before.
     """
     row = {"tokens_before": spent}
@@ -59,7 +60,7 @@ def table(rows: Sequence[Row], teacher: str) -> Rows:
 
 
 def headline(rows: Sequence[Row], teacher: str) -> str:
-    """ "lac_no_critic 0.333 -> 0.483, lac 0.442 -> 0.517"."""
+    """ "lac_no_critic 0.333 -> 0.483, lac 0.442 -> 0.517"; the teacher, which plays fresh tasks, is last."""
     change = lambda name: f"{rows[0][f'{name}/success']:.3f} -> {rows[-1][f'{name}/success']:.3f}"
     order = sorted(methods(rows), key=lambda name: name == TEACHER)
     return ", ".join(f"{teacher if name == TEACHER else name} {change(name)}" for name in order)
@@ -70,7 +71,7 @@ def write(
     config: Mapping[str, Any],
     rows: Sequence[Row],
     ends: Mapping[str, tuple[Result, Result]],
-    usage_lines: Sequence[str],
+    usage: Usage,
     legend: Mapping[str, str] | None = None,
 ) -> pathlib.Path:
     """Writes rounds.png and report.html, and returns the page's path.
@@ -90,25 +91,29 @@ def write(
         for name, found in points.items()
     ]
     picture = compare({"success": lines}, run_dir / "rounds.png", "rounds of learning", "success")
-    stories = []
-    for name, (before, after) in list(ends.items())[:1]:
-        results = {f"{title(name)} before": before, f"{title(name)} after": after}
-        stories = [story(one, results) for one in choose(results)]
+    episodes = [
+        story
+        for name, ends_of in list(ends.items())[:1]
+        for when, result in zip(("before", "after"), ends_of)
+        for story in stories({f"{title(name)} {when} learning": result})
+    ]
+    about = (
+        f"Share of tasks solved. {header('tasks', shares=True)} The prior was trained once, so the interval does not "
+        "cover other trainings. Fresh tasks are new in each round; held-out tasks are the same in every round. Tokens "
+        "are those read and written in play, with the whole prompt counted at each call, and those read in "
+        "fine-tuning, times the passes over them; held-out tasks are not counted."
+    )
     return write_report(
         run_dir,
         title=f"{title(teacher)} teaches its prior: {config['model']} on {config['game']}",
         question="Does the prior learn what its critic prefers, and does the improved policy improve with it?",
         config=config,
-        summary=table(rows, teacher),
-        curves=[picture],
-        notes=[
-            f"Share of tasks solved. {header('tasks', shares=True)} The prior is one, so it says nothing about another "
-            "training of it. Fresh tasks are those of the round, held-out tasks the same in every round. Tokens are "
-            "those read and written in play, whole prompts counted each time, and those read in fine-tuning, passes "
-            "counted; held-out tasks cost none.",
-            *usage_lines,
+        blocks=[
+            Table("Results", table(rows, teacher), about),
+            Picture(picture, "Share of tasks solved after each round of play and fine-tuning."),
+            tokens(usage),
+            Stories(episodes, "The first held-out task of each kind, before and after learning."),
         ],
-        headline=headline(rows, teacher),
+        headline=f"success of {headline(rows, teacher).partition(', ')[0]}",
         legend=legend,
-        stories=stories,
     )

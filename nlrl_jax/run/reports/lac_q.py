@@ -1,4 +1,4 @@
-"""What LAC's Q-values and policies do over an episode: Table 1 (Q along time) and Table 2 (whom the policy follows)."""
+"""LAC's Q-values over an episode (Table 1), and whether the improved policy follows prior or critic (Table 2)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from nlrl_jax.run.reports.lac_tables import Result, Results, Rows, title
 from nlrl_jax.statistics import Estimate, by_unit, deviation, estimate
 
 SHORTEST = 3  # moves of the shortest trajectory that has a correlation
-# Tables 1 and 2: ALFWorld, 134 tasks. (Case, share, confidence of the prior, of Q, of the improved policy.)
-PAPER_CORRELATION = {"successful": "0.34 ± 0.18", "failed": "-0.41 ± 0.18"}
-PAPER_CASES = {
+CASES = {
     (True, True): (0.4981, 0.49, 0.21, 0.74),
     (True, False): (0.2912, 0.34, 0.06, 0.28),
     (False, True): (0.1928, 0.21, 0.34, 0.22),
@@ -32,7 +30,7 @@ class Turn(NamedTuple):
     """A move of an episode.
 
     Attributes:
-      observation, note: what the agent saw, and the note that it wrote behind it.
+      observation, note: what the agent saw, and the note that it wrote after it.
       thoughts: before the action. action: taken. result: the observation that followed.
       record: what the method kept of the decision. board: before the move, "" without pictures.
     """
@@ -111,18 +109,16 @@ def q_with_time(result: Result) -> dict[str, Correlation]:
 
 
 def correlation_table(results: Results) -> Rows:
-    """Table 1, a row per method that has Q-values, and the paper's."""
+    """Table 1, a row per method that has Q-values."""
     rows: Rows = []
     for name, result in results.items():
         found = q_with_time(result)
-        if not any(one.n for one in found.values()):
-            continue
-        row: dict[str, Any] = {"correlation of Q with time": title(name)}
-        for kind, one in found.items():
-            row |= {f"{kind} episodes": str(one), f"{kind}: episodes, moves": f"{one.n}, {one.moves}"}
-        rows.append(row)
-    paper = {f"{kind} episodes": text for kind, text in PAPER_CORRELATION.items()}
-    return [*rows, {"correlation of Q with time": "LAC in the paper (ALFWorld)", **paper}] if rows else []
+        if any(one.n for one in found.values()):
+            row: dict[str, Any] = {"correlation of Q with time": title(name)}
+            for kind, one in found.items():
+                row |= {f"{kind} episodes": str(one), f"{kind}: episodes, moves": f"{one.n}, {one.moves}"}
+            rows.append(row)
+    return rows
 
 
 def q_curves(result: Result, points: int = 11) -> dict[str, np.ndarray]:
@@ -179,7 +175,7 @@ def confidence_cases(result: Result) -> Rows:
 
 
 def confidence_table(result: Result) -> Rows:
-    """Table 2 in words, with the paper's numbers."""
+    """Table 2 in words."""
     number = lambda x: f"{x:.2f}" if np.isfinite(x) else "–"
     columns = {"prior": "prior", "q": "Q", "improved": "improved"}
     return [
@@ -188,8 +184,6 @@ def confidence_table(result: Result) -> Rows:
             "decisions": row["n"],
             "share": f"{row['share']:.1%}",
             **{label: number(row[key]) for key, label in columns.items()},
-            "paper: share": f"{PAPER_CASES[row['case']][0]:.1%}",
-            **{f"paper: {label}": number(x) for label, x in zip(columns.values(), PAPER_CASES[row["case"]][1:])},
         }
         for row in confidence_cases(result)
     ]

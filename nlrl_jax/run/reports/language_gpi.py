@@ -10,21 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nlrl_jax.algorithms import language_gpi as gpi
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.gpi import GPIRoles
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import markdown, write_report
+from nlrl_jax.run.report import Episodes, Picture, Table, markdown, tokens, write_report
 from nlrl_jax.statistics import Estimate, deviation, estimate, header
 from nlrl_jax.types import LanguageModel, Sampling
 
 # {maze: {row: what `run_language_gpi.play` returned}}
 Results = dict[str, dict[str, dict[str, Any]]]
 
-_TABLE_1 = {
-    "policy": (-27.29, -27.05), "q": (-18.33, -33.57), "1x3": (-17.85, -20.85), "4x1": (-17.48, -12.65),
-    "4x3": (-12.74, -15.09), "6x3": (-12.15, -15.44), "8x3": (-11.19, -12.23),
-}  # fmt: skip
-PAPER = {row: dict(zip(("double_t", "medium"), means)) for row, means in _TABLE_1.items()}
+TABLE_1 = ("policy", "q", "1x3", "4x1", "4x3", "6x3", "8x3")  # the paper's rows
 
 
 class Row(NamedTuple):
@@ -77,15 +74,13 @@ def mean_return(result: dict[str, Any]) -> Estimate:
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Table 1, a row per method, with the paper's means."""
+    """Table 1, a row per method."""
     rows = []
     for name in dict.fromkeys(name for rows in results.values() for name in rows):
         line: dict[str, Any] = {"": Row.of(name).title}
         for maze, finished in results.items():
             summary = summarize(finished[name])
             line[f"return {maze}"] = str(mean_return(finished[name]))
-            if name in PAPER:
-                line[f"paper {maze}"] = PAPER[name].get(maze, "")
             line[f"solved {maze}"] = f"{summary['solved']:.0%}"
             line[f"unreadable {maze}"] = sum(
                 v for k, v in finished[name]["problems"].items() if not k.endswith((gpi.RANDOM, gpi.NEVER_ENDED))
@@ -128,9 +123,7 @@ def first_and_last(names: Sequence[str]) -> tuple[str, str]:
     return ("policy" if "policy" in names else next(iter(names))), last
 
 
-def write(
-    run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results: Results, notes: Sequence[str]
-) -> pathlib.Path:
+def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results: Results, usage: Usage) -> pathlib.Path:
     """table.md, the figure and the page."""
     rows = table(results)
     write_atomically(run_dir / "table.md", f"{explained(results)}\n\n{markdown(rows)}")
@@ -138,22 +131,33 @@ def write(
     problems = Counter()
     for result in (result for finished in results.values() for result in finished.values()):
         problems.update(result["problems"])
-    counts = ", ".join(f"{name} {count}" for name, count in sorted(problems.items())) or "none"
+    unreadable = [{"problem": name, "times": count} for name, count in sorted(problems.items())]
+    caption = "Mean return over the starts for each number of variations; bands are one deviation over seeds of play."
     return write_report(
         run_dir,
         title=f"Language GPI by prompting: {model}",
         question="What do look-ahead and evaluation in language add to a prompted policy?",
         config=config,
-        summary=rows,
-        curves=[figure(results, run_dir / "return_against_k.png")],
-        before=[results[maze][first]["episode"] for maze, (first, _) in ends.items()],
-        after=[results[maze][last]["episode"] for maze, (_, last) in ends.items()],
-        notes=[
-            f"{explained(results)} The paper's numbers are gpt-4o-mini's; its medium maze has another goal than ours.",
-            f"Problems with replies, by role: {counts}. Where no action could be read a random one was taken.",
-            *notes,
-            "Under each turn: the evaluation of each action and the improvement's reply to them; the look-ahead behind "
-            "the evaluations is folded away.",
+        blocks=[
+            Table("Results", rows, explained(results)),
+            Picture(figure(results, run_dir / "return_against_k.png"), caption),
+            Table("Problems with replies", unreadable, "An action that cannot be read is replaced by a random one."),
+            tokens(usage),
+            Episodes(
+                [results[maze][first]["episode"] for maze, (first, _) in ends.items()],
+                [results[maze][last]["episode"] for maze, (_, last) in ends.items()],
+                ("policy alone", "language GPI"),
+            ),
         ],
-        labels=("policy alone", "language GPI"),
+        headline=headline(results),
     )
+
+
+def headline(results: Results) -> str:
+    """The return in the first maze with the most look-ahead, and that of the policy alone; "" of a single row."""
+    maze, finished = next(iter(results.items()))
+    first, last = first_and_last(list(finished))
+    if first == last:
+        return ""
+    old, new = (mean_return(finished[name]).mean for name in (first, last))
+    return f"return in {maze}: {new:.2f} with {Row.of(last).title}, {old:.2f} with {Row.of(first).title}"

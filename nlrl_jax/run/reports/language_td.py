@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from nlrl_jax.algorithms.language_td import Target
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.roles.board_games import View
+from nlrl_jax.run.exchanges import Exchange, exchange
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.records import Exchange, exchange
-from nlrl_jax.run.report import write_report
+from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
 from nlrl_jax.statistics import header, share
 
 TARGETS, POSITIONS = 4, 8  # on the page: per iteration; judged
@@ -73,7 +74,7 @@ def write(
     config: Mapping[str, Any],
     stored: Mapping[str, Any],
     exchanges: Sequence[Exchange],
-    notes: Sequence[str],
+    usage: Usage,
     thresholds: Sequence[float],
 ) -> pathlib.Path:
     """The page of a finished run.
@@ -93,17 +94,21 @@ def write(
     level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
     beside = [level(name, row) for name, row in stored["beside"].items()]
     picture = compare({"Advantage on held-out positions": own + beside}, run_dir / "curve.png", "iteration", "share")
+    about = (
+        f"{header('the positions where a side was named, all different', shares=True)} Positions of one game are "
+        "counted as independent, and the value model was trained once, so the interval does not cover other trainings."
+    )
+    caption = "Which side is ahead, as a share of the held-out positions; level lines do not learn."
     return write_report(
         run_dir,
-        title="Language TD on breakthrough",
+        title=f"Language TD: {config['model']} on breakthrough",
         question="Does a value model learn to say which side is ahead from evaluations of where the game leads?",
         config=config,
-        summary=table(stored, thresholds),
-        curves=[picture],
-        notes=[
-            f"{header('the positions where a side was named, all different', shares=True)} Some are of one game, which "
-            "it does not count, and the value model is one, so it says nothing about another training of it.",
-            *notes,
+        blocks=[
+            Table("Results", table(stored, thresholds), about),
+            Picture(picture, caption),
+            tokens(usage),
+            Exchanges(exchanges),
         ],
-        exchanges=exchanges,
+        headline=f"right about who is ahead: {before['accuracy']:.3f} -> {stored['after']['accuracy']:.3f}",
     )

@@ -9,23 +9,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState, Findings
-from nlrl_jax.backends.usage import Usage, describe_usage
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.rollouts.control import Trajectories, episodes_of
-from nlrl_jax.run import loop, pictures
+from nlrl_jax.run import loop
 from nlrl_jax.run.metrics import read_metrics
-from nlrl_jax.run.pictures import Case
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import write_report
+from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
+from nlrl_jax.run.reports import ultra_pictures as pictures
+from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.reports.ultra_pictures import Case
 from nlrl_jax.run.reports.ultra_tables import Scores, headings, headline, main_score, rounded, trials_header
 from nlrl_jax.types import ControlGame
 
-QUESTION = "Does an analyst's guidance on critical states help to refine a sub-optimal agent, and by how much?"
 CASES = 2  # episodes of the case study
 LONGEST = 4000  # characters of a reply on the page
 
 
 class Base(NamedTuple):
-    """One base agent's part of a run: its folder, its seeds of refinement, its own score and with the table at hand."""
+    """One base agent's part of a run.
+
+    Attributes:
+      folder: of its refinement. seeds: of its refinement.
+      start, guided: its scores alone, and with the lookup table, before anything is learned.
+    """
 
     folder: pathlib.Path
     seeds: Sequence[int]
@@ -33,76 +39,111 @@ class Base(NamedTuple):
     guided: Mapping[str, float]
 
 
-def write(
-    folder: pathlib.Path,
-    game: ControlGame,
-    config: Mapping[str, Any],
-    tables: Sequence[Sequence[Mapping[str, str]]],
-    scores: Scores,
-    bases: Sequence[Base],
-    steps_per_update: int,
-    trajectories: Trajectories,
-    findings: Findings,
-    films: Mapping[str, Trajectories],
-    continuous: bool,
-) -> pathlib.Path:
-    """Writes the page and its pictures into the run's folder.
+class Refined(NamedTuple):
+    """All methods with all base agents.
 
-    Args:
-      config: flat, of `launch.reproduce_ultra`.
-      tables: rows of the paper's tables 1 and 2.
-      scores: of each method in the folder.
-      trajectories: the episodes of the first base agent, which `findings` are about.
-      films: label -> one episode, from the same start.
+    Attributes:
+      scores: of each method.
+      steps_per_update: environment steps.
       continuous: the actions.
     """
-    images = [curves(folder, scores, bases, steps_per_update, game.score, main_score(continuous))]
+
+    scores: Scores
+    bases: Sequence[Base]
+    steps_per_update: int
+    continuous: bool
+
+    def tables(self) -> list[list[dict[str, str]]]:
+        """Rows of the paper's tables 1 and 2."""
+        kinds = headings(self.continuous)
+        start = {kind: np.array([base.start[kind] for base in self.bases]) for kind in kinds}
+        return list(ultra_tables.tables(self.scores, start, self.continuous))
+
+
+class Evidence(NamedTuple):
+    """What the page shows of play.
+
+    Attributes:
+      trajectories: the episodes of the first base agent. findings: the analyst's, about them.
+      films: label -> one episode, from the same start.
+    """
+
+    trajectories: Trajectories
+    findings: Findings
+    films: Mapping[str, Trajectories]
+
+
+def write(
+    folder: pathlib.Path, game: ControlGame, config: Mapping[str, Any], refined: Refined, evidence: Evidence
+) -> pathlib.Path:
+    """Writes the page and its pictures into the run's folder. config: flat, of `launch.reproduce_ultra`."""
+    scores, bases, _, continuous = refined
+    findings = evidence.findings
+    first, second = refined.tables()
+    kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "that sees text only"
+    counts = [{"reply": name, "times": number} for name, number in sorted(findings.counts.items())]
+    which = "with the first base agent" if len(bases) > 1 else "all stages"
+    analyst = [
+        Table("Before learning", guidance(bases, continuous), "Alone, and guided by the analyst's lookup table."),
+        Table("The analyst's replies", counts, f"A model {kind}; {which}."),
+        Table("Steps in critical states", hit_rates(bases[0], scores), "Of the first base agent and seed."),
+    ]
+    drawn, exchanges = case_study(folder, game, evidence)
+    return write_report(
+        folder,
+        title=f"ULTRA on {game.name}, analyst {config['analyst']}",
+        question="Does an analyst's guidance on critical states help to refine a sub-optimal agent, and by how much?",
+        config=config,
+        blocks=[
+            Table("Variants and plain PPO", first, explained(game.score, config, len(bases), continuous)),
+            Table("Refiners", second),
+            Picture(
+                curves(folder, refined, game.score),
+                f"Score by {headings(continuous)[main_score(continuous)]} in refinement; bands are one deviation.",
+            ),
+            *(analyst if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
+            *drawn,
+            *(filmed(folder, game, evidence.films) if game.draw else []),
+            tokens(Usage(folder)),
+            Exchanges(exchanges),
+        ],
+        headline=headline(scores, continuous),
+    )
+
+
+def case_study(
+    folder: pathlib.Path, game: ControlGame, evidence: Evidence
+) -> tuple[list[Picture], list[dict[str, Any]]]:
+    """(timelines of a few episodes, what the analyst wrote about them)."""
     words = game.roles.format_action if game.roles else str
     draw_case = game.draw_case or (game.draw and (lambda states, taken, suggested: game.draw(states)))
-    exchanges = []
-    for n, case in enumerate(cases(trajectories, findings.states)):
+    drawn, exchanges, findings = [], [], evidence.findings
+    for n, case in enumerate(cases(evidence.trajectories, findings.states)):
         if draw_case:
-            images.append(pictures.timeline(case, draw_case, words, folder / f"case_{n}.png"))
+            path = pictures.timeline(case, draw_case, words, folder / f"case_{n}.png")
+            drawn.append(Picture(path, "Critical states, and the analyst's reward for the action taken in each."))
         exchanges += [exchange(state, words) for state in pictures.telling(case.critical)]
         analysis = ("analysis", shortened(findings.analyses[case.episode.number]))
         exchanges.append({"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [analysis]})
     if findings.strategies:
         parts = [("strategies", shortened(findings.strategies))]
         exchanges.append({"title": "Strategies of refinement that the analyst proposes", "board": "", "parts": parts})
-    images += filmed(folder, game, films) if game.draw else []
-    first, second = tables
-    counts = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
-    kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "of words alone"
-    advice = [
-        *(guidance(n, base, continuous) for n, base in enumerate(bases)),
-        f"The analyst is one {kind}. {'Of the first base agent: ' * (len(bases) > 1)}{counts}.",
-    ]
-    return write_report(
-        folder,
-        title=f"ULTRA on {game.name}",
-        question=QUESTION,
-        config=config,
-        summary=[*first, *({**row, "method": f"{row['method']} (table 2)"} for row in second)],
-        curves=images,
-        notes=[
-            explained(game.score, config, len(bases), continuous),
-            *(advice if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
-            *hit_rates(bases[0], scores),
-            *describe_usage(Usage(folder)),
-        ],
-        exchanges=exchanges,
-        headline=headline(scores, continuous),
-    )
+    return drawn, exchanges
 
 
-def filmed(folder: pathlib.Path, game: ControlGame, films: Mapping[str, Trajectories]) -> list[pathlib.Path]:
+def filmed(folder: pathlib.Path, game: ControlGame, films: Mapping[str, Trajectories]) -> list[Picture]:
     """The films as one strip and as a GIF each."""
     thin = {label: pictures.thinned(pictures.states_of(episode, 0)) for label, episode in films.items()}
     strides = {label: stride for label, (_, stride) in thin.items()}
     frames = {label: game.draw(states) for label, (states, _) in thin.items()}
     strip = pictures.strip(frames, folder / "film.png", "One episode from the same start", strides)
-    return [strip] + [
-        pictures.gif(frames[label], folder / f"{label.split()[0]}.gif", 0.05 * strides[label]) for label in frames
+    gifs = {
+        label: pictures.gif(frames[label], folder / f"{label.split()[0]}.gif", 0.05 * strides[label])
+        for label in frames
+    }
+    return [
+        Picture(strip, "The same start, played by each agent."),
+        *(Picture(path, label) for label, path in gifs.items()),
     ]
 
 
@@ -113,16 +154,22 @@ def explained(score: str, config: Mapping[str, Any], bases: int, continuous: boo
     by = headings(continuous)[main_score(continuous)]
     return (
         f"Scores: {score}, mean over {config['eval_episodes']} episodes, {trials}. All agents play without the lookup "
-        f"table. {trials_header(bases, config['seeds'])} Gains over PPO are by {by}, paired by base agent and seed; "
-        "within noise are those whose interval holds 0."
+        f"table. {trials_header(bases, config['seeds'])} Gains over PPO are by {by}, paired by base agent and seed; a "
+        "gain is within noise if its interval contains 0."
     )
 
 
-def guidance(number: int, base: Base, continuous: bool) -> str:
-    """The base agent's score alone and with the table, before anything is learned."""
-    names = headings(continuous)
-    scores = [f"{names[kind]} {rounded(base.start[kind])} alone, {rounded(base.guided[kind])} guided" for kind in names]
-    return f"Base agent {number} before learning: {'; '.join(scores)}."
+def guidance(bases: Sequence[Base], continuous: bool) -> list[dict[str, Any]]:
+    """A row for each base agent: its scores alone and with the table, before anything is learned."""
+    return [
+        {"base agent": number}
+        | {
+            f"{name}, {when}": rounded(scores[kind])
+            for kind, name in headings(continuous).items()
+            for when, scores in (("alone", base.start), ("guided", base.guided))
+        }
+        for number, base in enumerate(bases)
+    ]
 
 
 def shortened(text: str) -> str:
@@ -131,31 +178,27 @@ def shortened(text: str) -> str:
     return f"{text[:LONGEST]} ... ({rest:,} more characters)" if rest > 0 else text
 
 
-def hit_rates(base: Base, scores: Scores) -> list[str]:
-    """The share of steps in critical states, one sentence for each method with a lookup table."""
-    sentences = []
+def hit_rates(base: Base, scores: Scores) -> list[dict[str, str]]:
+    """The share of steps in critical states, a row for each method with a lookup table."""
+    rows = []
     for name in scores:
         metrics = read_metrics(base.folder / name / f"seed_{base.seeds[0]}")
         if "critical" in metrics:
-            critical, replaced = (100 * np.mean(metrics[field]) for field in ("critical", "replaced"))
-            sentences.append(
-                f"{name}: {critical:.1f} % of the steps in critical states, {replaced:.1f} % replaced (first seed)."
-            )
-    return sentences
+            share = lambda field, metrics=metrics: f"{np.mean(metrics[field]):.1%}"
+            rows.append({"method": name, "critical": share("critical"), "action replaced": share("replaced")})
+    return rows
 
 
-def curves(
-    folder: pathlib.Path, scores: Scores, bases: Sequence[Base], steps_per_update: int, label: str, kind: str
-) -> pathlib.Path:
-    """Score of one kind against environment steps, every method, all seeds of all base agents."""
-    lines = []
-    for name in scores:
+def curves(folder: pathlib.Path, refined: Refined, label: str) -> pathlib.Path:
+    """The main score against environment steps, every method, all seeds of all base agents."""
+    kind, lines = main_score(refined.continuous), []
+    for name in refined.scores:
         ys, x = [], np.zeros(1)
-        for base in bases:
+        for base in refined.bases:
             for part in loop.seed_dirs(base.folder / name, base.seeds):
                 run = read_metrics(part)
                 evaluated = np.isfinite(run[f"eval/{kind}"])
-                x = steps_per_update * np.concatenate([[0], run["iteration"][evaluated] + 1])
+                x = refined.steps_per_update * np.concatenate([[0], run["iteration"][evaluated] + 1])
                 ys.append([base.start[kind], *run[f"eval/{kind}"][evaluated]])
         lines.append(Series(name, x, np.array(ys)))
     main = [line for line in lines if line.label in ("PPO", "ULTRA-A", "ULTRA-R", "ULTRA-RA")]

@@ -69,8 +69,7 @@ def tables(
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Rows of tables 1 and 2 for the finished methods, and ULTRA-RA's gain over the mean of its baselines.
 
-    The paper's percentages for the robots are such gains (Hopper 7.68, Walker2d 13.77, Ant 5.55), over a mean that
-    includes PPO. Its Pong has 165 %, where its rounded scores give 156 %.
+    The paper's percentages are such gains, over a mean that includes PPO.
 
     Args:
       start: score -> [bases], of the base agents.
@@ -103,9 +102,19 @@ def main_score(continuous: bool) -> str:
     return "greedy" if continuous else "sampled"
 
 
-def headline(scores: Scores, continuous: bool) -> str:
-    """ULTRA-RA beside continued PPO; "" where one of them was not run."""
+def last_line(scores: Scores, continuous: bool) -> str:
+    """ULTRA-RA's gain over continued PPO, for the terminal; "" where one of them was not run."""
     if not {"PPO", "ULTRA-RA"} <= scores.keys():
         return ""
     ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
     return f"ULTRA-RA over PPO: {rounded(ppo.mean())} -> {rounded(ours.mean())}, {gain_text(gain(ours, ppo))}"
+
+
+def headline(scores: Scores, continuous: bool) -> str:
+    """The same for the page: both scores, and whether they differ."""
+    if not {"PPO", "ULTRA-RA"} <= scores.keys():
+        return ""
+    ours, ppo = (scores[name][main_score(continuous)] for name in ("ULTRA-RA", "PPO"))
+    verdict = gain(ours, ppo).verdict
+    noise = "" if verdict in ("above", "below") else f" ({verdict})"
+    return f"ULTRA-RA {rounded(ours.mean())}, continued PPO {rounded(ppo.mean())}{noise}"

@@ -1,0 +1,162 @@
+"""Where a run's metrics are shown beside metrics.jsonl: TensorBoard, metrics.csv and Weights & Biases.
+
+None of them is read again: each is brought up to date from metrics.jsonl when a run continues.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from nlrl_jax.files import read_json, write_atomically
+from nlrl_jax.run import directory
+
+TENSORBOARD = "tensorboard"
+CSV = "metrics.csv"
+WANDB = "wandb.json"  # in a run's folder: {"project": ..., "id": ...}
+_UNKNOWN_TO_TENSORBOARD = re.compile(r"[^-/\w.]")
+_UNKNOWN_TO_WANDB = re.compile(r"[/\\#?%:]")
+
+Row = Mapping[str, float]  # with an int "iteration"
+
+
+class Board(Protocol):
+    """Shows the metrics of one iteration after another."""
+
+    def add(self, row: Row) -> None:
+        """Shows an iteration."""
+
+    def close(self) -> None:
+        """Flushes and closes whatever is open."""
+
+
+class TensorBoard:
+    """Event files in RUN_DIR/tensorboard, written anew."""
+
+    def __init__(self, run_dir: pathlib.Path):
+        from tensorboardX import SummaryWriter
+
+        shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
+        self._writer = SummaryWriter(str(run_dir / TENSORBOARD), flush_secs=10, purge_step=0)
+
+    def add(self, row: Row) -> None:
+        for name, value in row.items():
+            if name != "iteration":
+                self._writer.add_scalar(_UNKNOWN_TO_TENSORBOARD.sub("_", name), value, row["iteration"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Table:
+    """RUN_DIR/metrics.csv, written anew: one line per iteration, empty where a metric was not written.
+
+    A metric that appears later adds a column, for which the file is written once more.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, rows: Sequence[Row]):
+        self._path = run_dir / CSV
+        self._columns = list(dict.fromkeys(["iteration", *(name for row in rows for name in row)]))
+        self._rewrite(rows)
+
+    def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
+        whole = io.StringIO()
+        writer = csv.DictWriter(whole, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self._path, whole.getvalue())
+        self._file = open(self._path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        self._writer = csv.DictWriter(self._file, self._columns, lineterminator="\n")
+
+    def add(self, row: Row) -> None:
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._file.close()
+            with open(self._path, encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            self._columns += new
+            self._rewrite(rows)
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class WandB:
+    """A run of Weights & Biases. Its id stands in the run's folder, so a resumed run continues it.
+
+    Iterations that it already has are not sent again: a resumed run repeats them to the bit.
+    """
+
+    def __init__(self, root: pathlib.Path, run_dir: pathlib.Path):
+        """Args:
+        root: the whole run's folder, which holds wandb.json.
+        run_dir: that folder, or a part's in it.
+        """
+        import wandb
+
+        stored = read_json(root / WANDB)
+        name = pathlib.PurePath(root.name, run_dir.relative_to(root)).as_posix()
+        self._run = wandb.init(
+            project=stored["project"], id=re.sub(r"\W", "-", f"{stored['id']}/{name}"), name=name, group=root.name,
+            config=directory.read_config(root), dir=str(run_dir), resume="allow", reinit="create_new",
+        )  # fmt: skip
+        self._next = self._run.step
+
+    def add(self, row: Row) -> None:
+        if row["iteration"] >= self._next:
+            self._run.log({name: x for name, x in row.items() if name != "iteration"}, step=row["iteration"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def check_wandb(project: str) -> None:
+    """Checks before work starts that metrics can go to a project, and asks for a key where one is missing.
+
+    Raises:
+      ModuleNotFoundError: the package wandb is not installed.
+      ValueError: no name of a project, or nobody is logged in.
+    """
+    if _UNKNOWN_TO_WANDB.search(project) or len(project) > 128:
+        raise ValueError(
+            f"--wandb is {project!r}; a project's name has at most 128 characters and none of / \\ # ? % :"
+        )
+    import wandb
+
+    if os.environ.get("WANDB_MODE", "online") == "online":
+        try:
+            wandb.login()
+        except wandb.Error as error:
+            raise ValueError(
+                f"--wandb needs an account ({error}): run `wandb login`, or set WANDB_MODE=offline"
+            ) from None
+
+
+def use_wandb(run_dir: pathlib.Path, project: str) -> None:
+    """Metrics of this run, and of its parts, go to a project from now on, also after --resume."""
+    path = run_dir / WANDB
+    number = read_json(path)["id"] if path.exists() else secrets.token_hex(4)
+    write_atomically(path, json.dumps({"project": project, "id": number}) + "\n")
+
+
+def boards_of(run_dir: pathlib.Path, rows: Sequence[Row]) -> list[Board]:
+    """The boards of a run or of a part of one, which show the rows written so far."""
+    made: list[Board] = [TensorBoard(run_dir)]
+    run_dir = run_dir.absolute()
+    root = next((path for path in (run_dir, *run_dir.parents) if directory.holds_run(path)), run_dir)
+    if (root / WANDB).is_file():
+        made.append(WandB(root, run_dir))
+    for row in rows:
+        for board in made:
+            board.add(row)
+    return [*made, Table(run_dir, rows)]
