@@ -56,7 +56,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmark: install  ## Side by side with peers; see docs/measurements.md.
+benchmark: install  ## Side by side with peers; see docs/lab/measurements.md.
 	$(RUN) -m benchmarks.games
 	$(RUN) -m benchmarks.text_games
 	$(RUN) -m benchmarks.language_model

@@ -35,7 +35,7 @@ def sections(page: pathlib.Path) -> set[str]:
 
 
 def test_links_of_the_pages_lead_somewhere():
-    pages, broken, followed = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], [], 0
+    pages, broken, followed = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")], [], 0
     for page in pages:
         for file, section in links(page):
             target, followed = page.parent / file if file else page, followed + 1
