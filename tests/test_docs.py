@@ -1,11 +1,19 @@
-"""The Python in the README and the guides runs as it stands there, and compiles its update once."""
+"""The pages: their Python runs, their links lead somewhere, their commands parse, and the API page is up to date."""
 
+import ast
+import collections
 import pathlib
 import re
+import runpy
+import shlex
 
 import pytest
+from absl import flags
+
+from tests.launch import scripts
 
 ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: str) -> str:
@@ -35,10 +43,98 @@ def sections(page: pathlib.Path) -> set[str]:
 
 
 def test_links_of_the_pages_lead_somewhere():
-    pages, broken, followed = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")], [], 0
-    for page in pages:
+    broken, followed = [], 0
+    for page in PAGES:
         for file, section in links(page):
             target, followed = page.parent / file if file else page, followed + 1
             if not target.exists() or section and section not in sections(target):
                 broken.append(f"{page.name}: {file}#{section}")
     assert not broken and followed > 20
+
+
+def test_the_api_page_is_what_the_docstrings_say():
+    made = runpy.run_path(str(ROOT / "docs" / "make_api.py"))["page"]()
+    assert (ROOT / "docs" / "api.md").read_text() == made, "run `make docs`"
+    assert all(name in made for name in ("`make_update(", "`decide(", "`load_model(", "`aaw_sample("))
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a page, in words: in blocks of code, indented ones too, and between backquotes.
+
+    A paragraph that names a commit has the commands of that commit, which nothing here can check.
+    """
+    text = re.sub(r"\n\n(?=```|    \S)", "\n", text.replace("\\\n", " "))  # a block belongs to the paragraph before it
+    paragraphs = [one for one in text.split("\n\n") if not re.search(r"commit `?[0-9a-f]{7}", one)]
+    found = []
+    for paragraph in paragraphs:
+        blocks = re.findall(r"^```\w*\n(.*?)^```", paragraph, re.MULTILINE | re.DOTALL)
+        blocks += re.findall(r"^ {4}\S.*$", paragraph, re.MULTILINE)
+        rest = re.sub(r"^```.*?^```", "", paragraph, flags=re.MULTILINE | re.DOTALL)
+        lines = [line for block in blocks for line in block.splitlines()]
+        lines += [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", rest)]
+        for line in lines:
+            line = re.sub(r"^\s*(PYTHONPATH=\. )?(srun |\$\(RUN\) )?", "", line)
+            if re.match(r"(nlrl-jax|python -m (launch|benchmarks)\.\w+|python benchmarks/|pytest) ?", line):
+                found.append(shlex.split(line.translate(str.maketrans("[]", "  ")), comments=True))
+    return found
+
+
+def by_script() -> dict[str, list[tuple[str, list[str]]]]:
+    """script, or the path of a benchmark -> (page, arguments) of its commands."""
+    found = collections.defaultdict(list)
+    docstring = lambda path: ast.get_docstring(ast.parse(path.read_text())) or ""
+    texts = [(page, page.read_text()) for page in PAGES]
+    texts += [(path, docstring(path)) for path in sorted((ROOT / "launch").glob("[a-z]*.py"))]
+    for page, text in texts:
+        for words in commands(text):
+            if words == ["nlrl-jax"] or any(re.fullmatch(r"(launch\.)?NAME", word) for word in words[:3]):
+                continue
+            if words[0] == "nlrl-jax":
+                found[words[1]].append((page.name, words[2:]))
+            elif words[0] == "python":
+                module, *rest = words[2:] if words[1] == "-m" else words[1:]
+                module = module.removeprefix("launch.").replace("benchmarks.", "benchmarks/").removesuffix(".py")
+                found[module].append((page.name, rest))
+            elif words[0] == "pytest":
+                for path in [word for word in words if word.startswith("tests/")]:
+                    assert (ROOT / path).exists(), f"{page.name}: {path}"
+    return found
+
+
+COMMANDS = by_script()
+
+
+def value(words: list[str], n: int) -> str:
+    """A word, or 1 for the placeholder of a number, as in `--seed S`."""
+    placeholder = re.fullmatch(r"[A-Z]", words[n]) and n and words[n - 1].startswith("--")
+    return "1" if placeholder else words[n]
+
+
+@pytest.mark.parametrize("script", [name for name in COMMANDS if not name.startswith("benchmarks/")])
+def test_commands_of_the_pages_parse(script):
+    assert (ROOT / "launch" / f"{script}.py").exists(), f"{COMMANDS[script][0][0]}: nlrl-jax {script}"
+    wrong = []
+    with scripts.loaded(script):
+        for page, words in COMMANDS[script]:
+            if "--help" in words:
+                continue
+            flags.FLAGS.unparse_flags()
+            try:
+                flags.FLAGS([script, *(value(words, n) for n in range(len(words)))])
+            except flags.Error as error:
+                wrong.append(f"{page}: nlrl-jax {script} {' '.join(words)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_options_of_benchmarks_exist():
+    wrong = []
+    for script, found in COMMANDS.items():
+        if script.startswith("benchmarks/"):
+            path = ROOT / f"{script}.py"
+            source = path.read_text() if path.exists() else ""
+            for page, words in found:
+                names = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+                missing = [name for name in names if not re.search(rf'"(--)?(no_)?{name}"', source)]
+                if not source or missing:
+                    wrong.append(f"{page}: {script} {missing}")
+    assert not wrong, "\n".join(wrong)
