@@ -58,6 +58,21 @@ def test_the_api_page_is_what_the_docstrings_say():
     assert all(name in made for name in ("`make_update(", "`decide(", "`load_model(", "`aaw_sample("))
 
 
+PAPERS = {"MS-GRPO": (3, 2), "NLRL": (8, 16), "LAC": (12, 30), "ULTRA": (5, 2)}  # the last figure, the last table
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_reproduction_page_has_every_figure_and_table(paper):
+    text = (ROOT / "docs" / "reproduction.md").read_text().split(f"\n## {paper}\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")][1:]
+    for kind, last in zip(("Figure", "Table"), PAPERS[paper]):
+        named = set()
+        for numbers in re.findall(rf"{kind}s? (\d[\d, a-dto]*)", " ".join(cells)):
+            for first, end in re.findall(r"(\d+)(?: to (\d+))?", numbers):
+                named |= set(range(int(first), int(end or first) + 1))
+        assert named == set(range(1, last + 1)), f"{kind}s {sorted(set(range(1, last + 1)) ^ named)}"
+
+
 def commands(text: str) -> list[list[str]]:
     """The commands of a page, in words: in blocks of code, indented ones too, and between backquotes.
 
