@@ -97,7 +97,8 @@ def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 def page() -> str:
     """The whole page."""
-    listed, lines = public(known := modules()), [HEAD]
+    contents = " | ".join(f"[{name}](#{name})" for name in ROOMS)
+    listed, lines = public(known := modules()), [HEAD, contents, ""]
     for name, about in ROOMS.items():
         lines += [f"## {name}", "", about, ""]
         for module, nodes in listed.items():
