@@ -74,24 +74,24 @@ def test_the_reproduction_page_has_every_figure_and_table(paper):
 
 
 def commands(text: str) -> list[list[str]]:
-    """The commands of a page, in words: in blocks of code, indented ones too, and between backquotes.
+    """The commands of a page, in words: in blocks of code, indented ones too, and between backquotes."""
+    text = text.replace("\\\n", " ")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"^ {4}\S.*$", text, re.MULTILINE)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", rest)]
+    lines = [re.sub(r"^\s*(PYTHONPATH=\. )?(srun )?", "", line) for line in lines]
+    known = re.compile(r"(nlrl-jax|python -m (launch|benchmarks)\.\w+|pytest)( |$)|python benchmarks/")
+    wanted = [line for line in lines if known.match(line)]
+    return [shlex.split(line.translate(str.maketrans("[]", "  ")), comments=True) for line in wanted]
 
-    A paragraph that names a commit has the commands of that commit, which nothing here can check.
-    """
-    text = re.sub(r"\n\n(?=```|    \S)", "\n", text.replace("\\\n", " "))  # a block belongs to the paragraph before it
-    paragraphs = [one for one in text.split("\n\n") if not re.search(r"commit `?[0-9a-f]{7}", one)]
-    found = []
-    for paragraph in paragraphs:
-        blocks = re.findall(r"^```\w*\n(.*?)^```", paragraph, re.MULTILINE | re.DOTALL)
-        blocks += re.findall(r"^ {4}\S.*$", paragraph, re.MULTILINE)
-        rest = re.sub(r"^```.*?^```", "", paragraph, flags=re.MULTILINE | re.DOTALL)
-        lines = [line for block in blocks for line in block.splitlines()]
-        lines += [" ".join(one.split()) for one in re.findall(r"`([^`]+)`", rest)]
-        for line in lines:
-            line = re.sub(r"^\s*(PYTHONPATH=\. )?(srun |\$\(RUN\) )?", "", line)
-            if re.match(r"(nlrl-jax|python -m (launch|benchmarks)\.\w+|python benchmarks/|pytest) ?", line):
-                found.append(shlex.split(line.translate(str.maketrans("[]", "  ")), comments=True))
-    return found
+
+def past(script: str, words: list[str]) -> bool:
+    """Whether a command of the lab notebook is of an earlier commit: docs/CHANGELOG.md lists what was removed."""
+    removed = (ROOT / "docs" / "CHANGELOG.md").read_text().partition("\n## Removed\n")[2]
+    said = {part for word in (script, *words) for part in re.split("[,=]", word)}
+    return any(set(one.split()) <= said for one in re.findall(r"`([^`]+)`", removed))
 
 
 def by_script() -> dict[str, list[tuple[str, list[str]]]]:
@@ -104,15 +104,14 @@ def by_script() -> dict[str, list[tuple[str, list[str]]]]:
         for words in commands(text):
             if words == ["nlrl-jax"] or any(re.fullmatch(r"(launch\.)?NAME", word) for word in words[:3]):
                 continue
-            if words[0] == "nlrl-jax":
-                found[words[1]].append((page.name, words[2:]))
-            elif words[0] == "python":
-                module, *rest = words[2:] if words[1] == "-m" else words[1:]
-                module = module.removeprefix("launch.").replace("benchmarks.", "benchmarks/").removesuffix(".py")
+            if words[0] == "pytest":
+                missing = [word for word in words if word.startswith("tests/") and not (ROOT / word).exists()]
+                assert not missing, f"{page.name}: {missing}"
+                continue
+            module, *rest = words[2:] if words[:2] == ["python", "-m"] else words[1:]
+            module = module.removeprefix("launch.").replace("benchmarks.", "benchmarks/").removesuffix(".py")
+            if not (page.parent.name == "lab" and past(module, rest)):
                 found[module].append((page.name, rest))
-            elif words[0] == "pytest":
-                for path in [word for word in words if word.startswith("tests/")]:
-                    assert (ROOT / path).exists(), f"{page.name}: {path}"
     return found
 
 
