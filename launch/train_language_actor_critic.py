@@ -12,7 +12,7 @@ LLM-PPO baseline trains on as many games from the same prompt (`--ppo`), and oth
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
 learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights; moves are
 proposed at a higher temperature, each is evaluated several times, a position's count in the data is limited, and the
-judged policy is the mean of the last iterations' weights. docs/measurements_nlrl.md gives the reason for each.
+judged policy is the mean of the last iterations' weights. docs/lab/measurements_nlrl.md gives the reason for each.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ What the paper leaves open, and our choice:
   probability 1 with which it was executed: that would take nearly all weight from exactly the actions that the policy
   has yet to learn. But then the data hold no comparison with the policy's own action there, V soon expects the
   correction, and the advantage of a suggestion is noise around 0: under exactly this algorithm, Pong's agent plays
-  worse without its table than plain PPO (docs/measurements.md). So the normalised advantage of a replaced action is at
+  worse without its table than plain PPO (docs/lab). So the normalised advantage of a replaced action is at
   least `GuidanceConfig.floor`, a few deviations: suggestions are also imitated. -inf is exactly algorithm 1.
 - The refined agent is evaluated alone, without the table.
 - Verdicts of several episodes on the same state are merged: suggestions by vote, rewards by their mean. A verdict that
