@@ -270,10 +270,8 @@ def test_a_giant_reply_is_shortened_on_the_page():
         (["--game=hopper", "--methods=HLC"], "HLC needs a hand-designed reward"),
         (["--base=/nowhere"], "holds no base agent"),
         (["--bases=0"], "--bases is 0"),
-        (["--analyst=tools"], "--analyst tools adds offsets to continuous actions; those of pong are not"),
         (["--game=hopper", "--contact_forces"], "--contact_forces does nothing for hopper, only for ant"),
         (["--step=0.1"], "--step does nothing for pong"),
-        (["--hold=9", "--horizon=8"], "hold is 9; it must not exceed horizon (8)"),
         (["--analyst=endpoint"], "an endpoint needs an address"),
         (["--eval_every=0"], "--eval_every is 0; it must be at least 1"),
         (["--seeds=0"], "--seeds is 0"),
@@ -399,18 +397,6 @@ def test_several_base_agents_are_refined_and_compared(tmp_path, done):
     assert sorted(path.name for path in (tmp_path / "run/base_1/PPO").glob("seed_*")) == ["seed_2", "seed_3"]
     run(tmp_path / "copied", *args, f"--base={tmp_path / 'run'}")
     assert [outcomes(tmp_path / "copied" / f"base_{n}") for n in range(2)] == told
-
-
-@pytest.mark.slow
-def test_an_analyst_with_tools_advises_a_robot(tmp_path, capsys):
-    robot = ["--game=hopper", "--physics=c", "--methods=ULTRA-RA", "--alpha=0.1", "--seeds=1", "--analyst=tools"]
-    run(tmp_path / "run", *robot, "--what_ifs=12", "--candidates=3", "--horizon=8", "--recheck=10", "--margin=0")
-    out = capsys.readouterr().out
-    assert "The analyst has tools" in out and "guided before learning: mean action" in out
-    found = load(tmp_path / "run" / "findings.json")
-    assert found.counts["tools/simulated steps"] == 12 * (4 * 8 + 2 * 10)
-    assert all("what if (" in state.verdict.explanation for state in found.states)
-    assert "what if (" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("verdict", [Verdict(7, True, (0.5, -1.0), "why"), Verdict(7, True, None, "", judged=False)])

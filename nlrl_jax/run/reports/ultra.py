@@ -72,10 +72,9 @@ def write(
     images += filmed(folder, game, films) if game.draw else []
     first, second = tables
     counts = ", ".join(f"{name} {number}" for name, number in sorted(findings.counts.items()))
-    kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "of words alone"
     advice = [
         *(guidance(n, base, continuous) for n, base in enumerate(bases)),
-        f"The analyst is one {kind}. {'Of the first base agent: ' * (len(bases) > 1)}{counts}.",
+        f"The analyst's findings{' in the first base agent' * (len(bases) > 1)}: {counts}.",
     ]
     return write_report(
         folder,
