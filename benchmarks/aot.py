@@ -30,6 +30,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import envs
+from benchmarks import hlo
 from benchmarks.models import MODELS, prompts_of
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
@@ -37,7 +38,7 @@ from nlrl_jax.lm import placement
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.sharding import make_mesh, shardings, spec
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
-from nlrl_jax.run import hlo, targets
+from nlrl_jax.run import targets
 from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, placed
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling

@@ -4,10 +4,9 @@
     python -m launch.ablate --study credit --run_dir runs/credit
     python -m launch.ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
     python -m launch.ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
-    python -m launch.ablate --study critic,bootstrap --seeds 3 --run_dir runs/critics         # words against numbers
     python -m launch.ablate --study words,correct --seeds 3 --run_dir runs/words              # actor-critic
     python -m launch.ablate --study ppo --seeds 3 --run_dir runs/ppo                          # LLM-PPO, its baseline
-    python -m launch.ablate --study alpha,learning_rate --bases 3 --analyst tools --run_dir runs/sweeps       # ULTRA
+    python -m launch.ablate --study alpha,learning_rate --bases 3 --run_dir runs/sweeps       # ULTRA
     python -m launch.ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
 
 Studies of one algorithm go together; a setting that several of them share is run once. MS-GRPO draws the reward against
@@ -15,8 +14,7 @@ wall time without compilation, the others draw against iterations; ± and bands 
 of MS-GRPO and ULTRA: one standard deviation, best run dashed), and each setting plays under the same seeds. Of NLRL,
 `--resume --seeds 5` adds two seeds to three.
 
-`critic` trains language TD and a scalar critic on the same games; `bootstrap` does so from the models' own blind first
-values with a short look-ahead, so that whatever is known of far positions came through the values. `words` changes what
+`words` changes what
 the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`); `ppo` gives LLM-PPO the actor-critic's epochs,
 what its rules read off the board, and 13 times the iterations (the actor-critic's time is over after 30 of the 65).
 `aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes
@@ -61,8 +59,6 @@ from nlrl_jax.run.ultra.stages import stored_scores
 from nlrl_jax.statistics import header
 from nlrl_jax.weights.load import BUILT_IN
 
-# the scalar critic at a learning rate of its own, the better of two on positions of another seed
-NUMBER = {"critic": "number", "learning_rate": 3e-4}
 EVENLY = 1e6  # a T_ep at which AAW draws all episodes alike
 # algorithm -> study -> label -> options that differ
 STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
@@ -78,12 +74,6 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "look_ahead": {f"{n} steps": {"look_ahead": n} for n in (1, 2, 4, 8)},
         "variations": {f"{n} variations": {"variations": n} for n in (1, 2, 4, 8)},
         "states": {f"{n} states": {"states": n} for n in (400, 1000, 2500, 6000)},
-        "critic": {"words": {}, "number": NUMBER},
-        "bootstrap": {
-            f"{name}, look-ahead {n}": {**critic, "look_ahead": n, "first_values": "value"}
-            for n in (1, 2)
-            for name, critic in (("words", {}), ("number", NUMBER))
-        },
     },
     "actor_critic": {
         "epochs": {f"{n} epochs": {"epochs": n} for n in (1, 2, 4)},
@@ -111,7 +101,7 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
 _NLRL = ("language_td", "actor_critic")
 ONLY_FOR = {  # options without effect in the studies of other algorithms
     **dict.fromkeys(("game", "eval_episodes"), ("ms_grpo", "ultra")),
-    **dict.fromkeys(("bases", "base", "analyst"), ("ultra",)),
+    **dict.fromkeys(("bases", "base"), ("ultra",)),
     **dict.fromkeys(("states", "test_states"), ("language_td",)),
     **dict.fromkeys(("games", "eval_games", "opponent"), ("actor_critic", "language_ppo")),
     "average": ("actor_critic",),
@@ -140,7 +130,6 @@ class AblationConfig:
     eval_episodes: int = option(100, "MS-GRPO, ULTRA: episodes per evaluation, from the same initial states", least=1)
     bases: int = option(1, "ULTRA: base agents", least=1)
     base: str = option("", "ULTRA: run folders whose base agents are refined; empty trains them once")
-    analyst: str = option("scripted", "ULTRA: scripted, or tools for robots")
     states: int = option(1500, "language TD: positions it learns from, unless they are what varies", least=1)
     test_states: int = option(400, "language TD: positions of the evaluation", least=1)
     games: int = option(128, "actor-critic, LLM-PPO: games per iteration, unless they are what varies", least=1)
@@ -184,7 +173,7 @@ def base_of(config: AblationConfig, study: str) -> Any:
         return make(TrainConfig, **{**common, **own, **flat(config.templates)})
     if config.algorithm == "ultra":
         game = config.game or "hopper"
-        own = {name: getattr(config, name) for name in ("seed", "eval_episodes", "bases", "base", "analyst")}
+        own = {name: getattr(config, name) for name in ("seed", "eval_episodes", "bases", "base")}
         chosen = {"game": game, "methods": "PPO,ULTRA-RA", "seeds": config.seeds or 3, **own, **iterations}
         chosen |= flat(config.templates)
         return make(RefinementConfig, **{**reproduce_ultra.presets(game == "pong")["quick"], **chosen})

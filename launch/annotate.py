@@ -112,8 +112,6 @@ def trained(run_dir: pathlib.Path) -> tuple[str, Annotator]:
     run = read_config(run_dir)
     if run.get("script") not in TRAINED:
         raise ValueError(f"{run_dir} is a run of {run.get('script')}; give one of {' or '.join(TRAINED)}")
-    if run.get("critic") == "number":
-        raise ValueError(f"{run_dir} trained a scalar critic (--critic number), which has no words")
     game, folder = TRAINED[run["script"]], run_dir
     if game == "tic_tac_toe":
         folder = run_dir / ("random" if run["opponent"] == "both" else run["opponent"]) / "actor-critic"

@@ -1,22 +1,20 @@
 """ULTRA's tables 1 and 2: sub-optimal PPO agents, an analyst's findings on them, and refinement by every method.
 
     python -m launch.reproduce_ultra --game pong --run_dir runs/ultra_pong
-    python -m launch.reproduce_ultra --game hopper --bases 5 --analyst tools --methods PPO,RICE,ULTRA-RA \\
-        --run_dir runs/ultra_hopper
+    python -m launch.reproduce_ultra --game hopper --bases 5 --methods PPO,RICE,ULTRA-RA --run_dir runs/ultra_hopper
     python -m launch.reproduce_ultra --analyst endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME ...
     python -m launch.reproduce_ultra --scale paper --dry_run
     python -m launch.reproduce_ultra --run_dir runs/ultra_pong --resume
 
 First PPO trains the base agents (once; `--base RUN_DIR` copies those of other runs). The analyst reads their episodes:
-a rule-based one that sees only the prompts, one with tools that searches in the simulator (robots), a local model, or
-an endpoint. Then every method refines the same agents with the same number of environment steps, all seeds of a base
-agent as one program; agents are evaluated without the lookup table, by their most likely actions and by sampled ones.
-`--resume` skips finished stages and may add methods; the tables and report cover every method run in this folder. The
-last line reads `ULTRA-RA over PPO: <PPO> -> <ULTRA-RA>, <gain> ± <half-width of its 95 % interval>`.
+a rule-based one that sees only the prompts, a local model, or an endpoint. Then every method refines the same agents
+with the same number of environment steps, all seeds of a base agent as one program; agents are evaluated without the
+lookup table, by their most likely actions and by sampled ones. `--resume` skips finished stages and may add methods;
+the tables and report cover every method run in this folder. The last line reads
+`ULTRA-RA over PPO: <PPO> -> <ULTRA-RA>, <gain> ± <half-width of its 95 % interval>`.
 
-Departures from the paper: see `nlrl_jax/algorithms/ultra.py`, `nlrl_jax/algorithms/what_if.py` and `envs/pong/env.py`.
-RICE and MASK-R also use environment steps to train the mask network (`--mask_iterations`), which do not count in their
-budget.
+Departures from the paper: see `nlrl_jax/algorithms/ultra.py` and `envs/pong/env.py`. RICE and MASK-R also use
+environment steps to train the mask network (`--mask_iterations`), which do not count in their budget.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ import envs
 from nlrl_jax.algorithms.analyst import Findings
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
 from nlrl_jax.algorithms.refiners import methods as refiners
-from nlrl_jax.algorithms.what_if import SearchConfig
 from nlrl_jax.config import flat
-from nlrl_jax.config import options as options_of
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.run import app, models
@@ -45,7 +41,7 @@ from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import ultra as report
 from nlrl_jax.run.reports import ultra_tables
 from nlrl_jax.run.ultra.base_agents import base_of
-from nlrl_jax.run.ultra.config import TOOLS, RunConfig
+from nlrl_jax.run.ultra.config import RunConfig
 from nlrl_jax.run.ultra.dry_run import plan
 from nlrl_jax.run.ultra.stages import SCRIPT, Run, stored_scores
 from nlrl_jax.types import ControlGame, LanguageModel
@@ -102,9 +98,6 @@ def parse_config() -> RunConfig:
     models.check_endpoint_is_used(config.analyst)
     if config.base:
         config_flags.leave_out("with --base, whose agents are already trained", "base_iterations")
-    if config.analyst != TOOLS:
-        searched = (option.name for option in options_of(SearchConfig))
-        config_flags.leave_out(f"with --analyst {config.analyst}, only with {TOOLS}", *searched)
     return config
 
 
@@ -139,8 +132,6 @@ def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
     tables = everything.tables()
     parts = [ultra_tables.trials_header(config.bases, config.seeds) + "\n", *map(markdown, filter(None, tables))]
     text = "\n".join(parts)
-    if config.analyst == TOOLS:
-        text += "\nThe analyst has tools: its advice and ratings come from searches in the simulator, not from words.\n"
     write_atomically(run_dir / "tables.md", text)
     main = ultra_tables.main_score(continuous)
     best = max(refined, key=lambda name: scores[name][main][0].mean())
@@ -182,7 +173,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(plan(run))
         return
-    models.check_templates(config.templates, config.analyst if config.analyst != TOOLS else "")
+    models.check_templates(config.templates, config.analyst)
     if config.base and not resume:  # a resumed run has its copies
         for one in (run, *others):
             base_of(config.base, config.game, one.number, config.contact_forces)

@@ -1,7 +1,6 @@
 """Trains a language value function on breakthrough by language TD: a model learns to say who is ahead, and why.
 
     python -m launch.train_language_td --run_dir runs/language_td
-    python -m launch.train_language_td --critic number --run_dir runs/scalar_td      # the control: no words
     python -m launch.train_language_td --scale paper --dry_run
 
 NLRL, algorithm 2, section 5.2. First, positions are collected from games between MCTS players of mixed skill, and a
@@ -33,7 +32,6 @@ from envs.breakthrough.rules import board_game
 from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
-from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
@@ -41,7 +39,6 @@ from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, exchanges, loop, models, players, results
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
-from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import language_td as language_td_run
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.report import markdown
@@ -58,15 +55,6 @@ class RunConfig:
     """Everything that determines what a run computes. Defaults: nano scale; `--scale paper` has the paper's."""
 
     models: Models = part(Models())
-    critic: str = option(
-        "words", "words, or number: the control, a value head that regresses on the numbers that the words stand for",
-        choices=("words", "number"),
-    )  # fmt: skip
-    number_batch: int = option(12, "critic number: positions per gradient step", least=1)
-    first_values: str = option(
-        "aggregator", "value model of the first iteration: aggregator (the paper) or value",
-        choices=("value", "aggregator"),
-    )  # fmt: skip
     style: str = option(
         "auto", "prompts: paper, compact, or auto: compact for the built-in models", choices=("auto", *prompts.STYLES)
     )
@@ -87,8 +75,6 @@ class RunConfig:
 
     def __post_init__(self):
         check(self)
-        if self.critic == "number" and self.sft.train != "params":
-            raise ValueError(f"--critic number trains all weights, so --train must be params; it is {self.sft.train}")
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -104,10 +90,8 @@ class RunConfig:
         """The prompts of a model by its name."""
         return prompts.roles(players.prompt_for(model, self.style))
 
-    def first_value(self, aggregator: LanguageModel) -> ValueFunction | None:
-        """The value function of the first iteration, None for the model's own. Rules do not need the paper's prompt."""
-        if self.first_values == "value":
-            return None
+    def first_value(self, aggregator: LanguageModel) -> ValueFunction:
+        """The value function of the first iteration, which is the aggregator. Rules do not need the paper's prompt."""
         if self.models.aggregator == "scripted":
             return ValueFunction(aggregator, self.roles.value, self.learning.values)
         return ValueFunction(aggregator, prompts.roles("paper").value, self.learning.aggregation)
@@ -117,7 +101,7 @@ PRESETS = {
     "nano": {},
     "paper": {
         "model": "Llama-3.1-8B-Instruct", "aggregator": "endpoint", "endpoint_model": "Llama-3.1-70B-Instruct",
-        "first_values": "aggregator", "style": "paper", **flat(TDDataConfig()), "threshold": 0.2,
+        "style": "paper", **flat(TDDataConfig()), "threshold": 0.2,
         "format_examples": 0, "temperature": 1.0, "max_tokens": 512, "restart": False, "epochs": 2,
         "learning_rate": 2e-5, "batch_size": 128, "row_tokens": 1024, "packed": False, "dtype": "bfloat16",
     },
@@ -138,17 +122,13 @@ def trainer_of(
     found = language_td_data.load_or_make(game, config.data, config.seed, data or run_dir / "data")
     chats = [config.roles.value(s.view) for s in found.train[: config.format_examples]]
     replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
-    fixed = dict(
+    return language_td_run.Trainer(
         game=game, roles=config.roles, data=found, base=base, train=config.sft.train, large=large,
         first_value=config.first_value(large), learn=models.learner(sft), learning=config.learning,
         restart=config.restart, seed=config.seed, thresholds=config.thresholds,
         format_pairs=[(chat, reply.text) for chat, reply in zip(chats, replies, strict=True)],
         run_dir=run_dir, usage=usage, draw=_grid,
     )  # fmt: skip
-    if config.critic == "words":
-        return language_td_run.Trainer(**fixed)
-    critic = ScalarCritic(base.model, base.tokenizer, config.roles.value, sft, config.number_batch)
-    return language_td_run.NumberTrainer(**fixed, critic=critic)
 
 
 def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Path) -> dict[str, dict[str, float]]:
@@ -157,7 +137,7 @@ def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Pa
     rules, learning = ScriptedModel(scripts.SCRIPTS), config.learning
     value = ValueFunction(rules, config.roles.value, learning.values)
     found = td_controls.controls(
-        trainer.game, trainer.data, config.data, config.roles, rules, value, learning, scripts.RULES, config.seed
+        trainer.game, trainer.data, config.data, config.roles, value, learning, scripts.RULES, config.seed
     )
     greedy = dataclasses.replace(learning.aggregation, temperature=0.0)
     for label, name in config.models.labels.items():
@@ -242,13 +222,9 @@ def dry_run(config: RunConfig) -> str:
     rules = CountingModel(scripts.SCRIPTS | {"judge": scripts.material})
     own, large, prompted = (Metered(rules, usage) for usage in counts.values())
     judge = lambda: language_td.judge(views, config.roles, own, config.learning.values, seed)
-    judge = judge if config.critic == "words" else lambda: None
     judge()
-    first = config.first_value(large)
-    if config.critic == "number" and first and config.iterations:
-        first.model.complete([first.prompt(view) for view in ends(sample[:train])], first.sampling, "value", seed)
     spent = [tokens_of(counts["large"].rows())]
-    for i in range(config.iterations if config.critic == "words" else 0):
+    for i in range(config.iterations):
         first_value = config.first_value(large) if i == 0 else None
         learn = lambda model, pairs: (model, {})
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
@@ -279,8 +255,6 @@ def main(argv: list[str]) -> None:
     del argv
     config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
     models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
-    if config.critic == "words":
-        leave_out("with --critic words", "number_batch")
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return

@@ -18,7 +18,7 @@ The paper's Pong is ALE's. This is a game with the same geometry and its own sim
 - Our racket moves `racket_speed` rows a step, without inertia.
 - A point ends when the ball is past a racket; the next serve goes to whoever lost it, from the middle column.
 
-`benchmarks/pong_calibration.py` plays both games and prints how they compare. With `points=1` an episode is one point.
+docs/measurements_ultra.md compares both games. With `points=1` an episode is one point.
 """
 
 from __future__ import annotations

@@ -196,17 +196,6 @@ def correction(reply: str) -> tuple[str, str] | None:
     return reply[:begin], f" {games - won - lost}{head[end:]}{name}{rest}"
 
 
-def only_number(reply: str) -> str:
-    """An evaluation without its words."""
-    return json.dumps({"thought": "", "final_evaluation": read_value(reply)})
-
-
-def only_words(reply: str) -> str:
-    """An evaluation without its number."""
-    thought = read_json(reply).fields.get("thought", "")
-    return json.dumps({"thought": thought}, ensure_ascii=False)
-
-
 def clean(reply: str) -> str:
     """The reply's thought and move as one JSON object."""
     fields = read_json(reply).fields

@@ -84,30 +84,6 @@ def minimax() -> tuple[np.ndarray, np.ndarray]:
     return values, optimal
 
 
-@functools.lru_cache
-def against_random() -> np.ndarray:
-    """The worth of each move for its side against a random opponent, if that side then plays best: its mean outcome,
-    float64 [3 ** 9, 9] by `code`; nan where there is no such move. Rows of positions that cannot occur mean nothing."""
-    codes = np.arange(3**9)
-    boards = (codes[:, None] // _CODES % 3 - 1).astype(np.int8)
-    marks = (boards != EMPTY).sum(1)
-    player = (boards == 0).sum(1) - (boards == 1).sum(1)
-    over, outcome = is_terminal(boards), returns(boards)
-    worth, best = np.full(boards.shape, np.nan), np.zeros(len(codes))  # best: for the side to move
-    for n in range(MAX_MOVES - 1, -1, -1):
-        rows = codes[(marks == n) & ((player == 0) | (player == 1)) & ~over]
-        free, mover = boards[rows] == EMPTY, player[rows, None]
-        sign = 1 - 2 * mover
-        after = np.where(free, codes[rows, None] + _CODES * (mover + 1), 0)
-        answers = boards[after] == EMPTY  # [R, 9, 9]
-        reached = np.where(answers, after[..., None] + _CODES * (2 - mover[..., None]), 0)
-        then = np.where(over[reached], sign[..., None] * outcome[reached], best[reached])
-        mean = np.sum(then * answers, axis=2) / np.maximum(answers.sum(2), 1)
-        worth[rows] = np.where(free, np.where(over[after], sign * outcome[after], mean), np.nan)
-        best[rows] = np.nanmax(worth[rows], axis=1)
-    return worth
-
-
 def fields(board: jax.Array) -> dict[str, jax.Array]:
     """The fields of a position's text, all int32.
 

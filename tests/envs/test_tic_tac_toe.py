@@ -19,8 +19,6 @@ from envs.tic_tac_toe.prompts import (
     STYLES,
     contradicts,
     correction,
-    only_number,
-    only_words,
     policy_template,
     roles,
     squares,
@@ -471,33 +469,6 @@ def test_the_threats_of_a_policys_prompt_are_those_that_the_rules_read_off_the_b
         assert [*compiled.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(before + text + after)
 
 
-def test_the_worth_against_a_random_opponent_is_a_plain_recursions():
-    def worth(cells, action, me):
-        """Mean outcome for `me` (0 or 1), who marks `action` and plays best after that."""
-        cells = cells[:action] + (me,) + cells[action + 1 :]
-        free = [i for i in range(9) if cells[i] == -1]
-        if rules.has_line(np.array(cells), me) or not free:
-            return float(rules.has_line(np.array(cells), me))
-        total = 0.0
-        for reply in free:
-            after = cells[:reply] + (1 - me,) + cells[reply + 1 :]
-            rest = [i for i in free if i != reply]
-            lost = rules.has_line(np.array(after), 1 - me)
-            total += -1.0 if lost else max((worth(after, i, me) for i in rest), default=0.0)
-        return total / len(free)
-
-    table = rules.against_random()
-    for text in ("OX. .O. ..X", "OX. .OX ...", "XO. ... ...", "OXO XXO .OX"):
-        board = board_of(text)
-        mover = int(rules.current_player(board))
-        for action in range(9):
-            known = table[int(rules.code(board)), action]
-            if board[action] == -1:
-                assert known == pytest.approx(worth(tuple(map(int, board)), action, mover))
-            else:
-                assert np.isnan(known)
-
-
 def line_won_by(winner, last, view):
     return Line((Step(view, last, view),), winner is not None, winner)
 
@@ -532,8 +503,6 @@ def test_the_improver_takes_the_position_on_which_the_other_side_wins():
         rule_based.scripts(words)["improver"]({"view": view, "evaluations": seen}, one)
     )["best_move"]
     assert improve("deciding", evaluations) == 3 and improve("counts", evaluations) == 4
-    assert improve("deciding", [(move, only_number(text)) for move, text in evaluations]) == 4  # the words are gone
-    assert json.loads(only_words(evaluations[0][1])) == {"thought": "Decided: O nobody, X 3."}
 
 
 @pytest.mark.parametrize(

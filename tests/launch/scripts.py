@@ -42,7 +42,7 @@ def run(name, *args):
             mock.patch.object(app.absl_app, "run", lambda main, flags_parser: main(rest)),
             mock.patch.object(app, "use_compilation_cache"),  # the tests have their own
             mock.patch.object(jax, "jit", QUICK_TO_COMPILE),
-            mock.patch.object(app.heap, "keep"),  # for the whole process, and for good
+            mock.patch.object(app.malloc, "keep"),  # for the whole process, and for good
         ):
             app.run(module.main, takes_names=name == "compare")
 

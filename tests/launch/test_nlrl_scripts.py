@@ -6,9 +6,8 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
-from launch import ablate, train_language_actor_critic, weigh_words
+from launch import ablate, train_language_actor_critic
 from nlrl_jax.config import make, replace
 from nlrl_jax.run import exchanges, models, results
 from nlrl_jax.run.metrics import read_metrics
@@ -21,7 +20,6 @@ ACTOR_CRITIC = [
     "--opponent=first_move", "--games=4", "--format_examples=8", "--eval_games=4", "--max_tokens=8", "--epochs=1",
     "--batch_size=4", "--num_samples=2", "--large_max_tokens=8",
 ]  # fmt: skip
-OTHERS = (weigh_words.NO_WORDS, weigh_words.NO_NUMBER, weigh_words.CHANCE)
 TD = [
     "--states=10", "--test_states=6", "--skills=2x1", "--simulations=2", "--rollouts=1", "--judge_games=2",
     "--look_ahead=2", "--variations=2", "--format_examples=6", "--max_tokens=8", "--epochs=1", "--batch_size=4",
@@ -130,7 +128,10 @@ def test_language_td_leaves_data_metrics_and_a_page(language_td):
     stored = results.read(language_td)
     assert stored["after"]["positions"] + stored["after"]["level"] == 6 and "accuracy" in stored["before"]
     page = (language_td / "report.html").read_text()
-    assert "evaluation before" in page and "Learned from in iteration 2" in page
+    assert "evaluation before" in page and "Learned from in iteration 2" in page and "one search" in page
+    controls = {"target alone", "one search", "more pawns", "more pawns, then the race", "side to move"}
+    assert set(stored["beside"]) == controls and stored["beside"]["side to move"]["answered_0.2"] == 1.0
+    assert {"accuracy", "accuracy_0.2", "answered_0.2", "positions_0.2", "standard_error"} <= set(stored["after"])
 
 
 def test_annotating_with_a_trained_model(actor_critic, language_td, capsys):
@@ -179,60 +180,6 @@ def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
     assert rows["judge (own)"] == (6 * 3000, 6 * 3000 * 512)
     ends, first = rows["value (own)"][0], rows["value (large)"][0]
     assert ends == 3 * first and 45_000 < first <= 4 * 45_000
-
-
-def test_a_scalar_critic_is_trained_on_the_same_positions_and_has_no_words(language_td, tmp_path):
-    folder = tmp_path / "run"
-    other_model = ["--prompted=nano", "--large_max_tokens=8"]
-    run("train_language_td", *TD, "--critic=number", "--iterations=1", *other_model, f"--run_dir={folder}")
-    one, other = (np.load(path / "data" / "positions.npz") for path in (folder, language_td))
-    assert set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)
-    stored, words = results.read(folder), results.read(language_td)
-    prompted = stored["beside"].pop("nano as prompted")
-    assert prompted["answered"] == 0.0 and prompted["positions"] == stored["after"]["positions"]  # it has not this game
-    assert stored["beside"] == words["beside"]  # what does not learn is the same
-    assert {"target alone", "one search", "more pawns", "more pawns, then the race", "side to move"} == set(
-        stored["beside"]
-    )
-    assert stored["beside"]["side to move"]["answered_0.2"] == 1.0 and stored["before"]["answered"] == 0.0
-    assert {"accuracy", "accuracy_0.2", "answered_0.2", "positions_0.2", "standard_error"} <= set(stored["after"])
-    assert "one search" in (folder / "report.html").read_text()
-    assert "trained a scalar critic" in refusal("annotate", f"--run_dir={folder}", "--position=b/w")
-
-
-def test_weighing_words_keeps_every_regret_and_repeats_none(tmp_path, capsys):
-    small = ["--positions=6", "--k=2", "--seeds=2", f"--run_dir={tmp_path / 'run'}"]
-    run("weigh_words", *small)
-    said = capsys.readouterr().out
-    parts = [json.loads((tmp_path / "run" / "rows" / f"k_2_seed_{seed}.json").read_text()) for seed in (0, 1)]
-    for part in parts:
-        assert {len(regret) for regret in part["regret"].values()} == {6}
-        assert all(0 <= value <= 2 for regret in part["regret"].values() for value in regret)
-        assert part["counts"]["no move, as they are"] == part["counts"]["evaluations without a number"] == 0
-    each = np.ravel([part["regret"]["as they are"] for part in parts])
-    half = stats.t.ppf(0.975, 11) * stats.sem(each)
-    assert f"| as they are | {each.mean():.4f} ± {half:.4f} |  | 12 |" in said
-    assert "over 12 different positions of 2 seeds" in said
-    stored = results.read(tmp_path / "run")
-    assert stored["after"]["regret at K = 2"] == [np.mean(part["regret"]["as they are"]) for part in parts]
-    path = tmp_path / "run" / "rows" / "k_2_seed_1.json"
-    path.write_text(json.dumps(parts[0]))
-    run("weigh_words", "--resume", f"--run_dir={tmp_path / 'run'}")  # what is there is not played again
-    assert results.read(tmp_path / "run")["after"]["regret at K = 2"] == [stored["after"]["regret at K = 2"][0]] * 2
-
-
-def test_a_position_counts_once_however_many_seeds_have_drawn_it(monkeypatch):
-    drawn = {0: "abc", 1: "abd"}
-    monkeypatch.setattr(weigh_words, "positions_of", lambda seed, positions: drawn[seed])
-    config = weigh_words.RunConfig(k="2", positions=3, seeds=2)
-    regret = lambda *values: {"regret": {row: values for row in (weigh_words.FULL, *OTHERS)}}
-    found = {(2, 0): regret(0.1, 0.2, 0.4), (2, 1): regret(0.3, 0.2, 0.8)}
-    found[2, 1]["regret"] |= {weigh_words.NO_WORDS: (0.9, 0.4, 0.9)}
-    full, without, *_ = weigh_words.table(config, found)
-    each, more = [0.2, 0.2, 0.4, 0.8], [0.3, 0.1, 0.0, 0.1]  # of a, b, c and d
-    text = lambda x, sign="": f"{np.mean(x):{sign}.4f} ± {stats.t.ppf(0.975, 3) * stats.sem(x):.4f}"
-    assert full["regret"] == text(each) and full["different positions"] == "4"
-    assert without["more than as they are"] == text(more, "+")
 
 
 def test_ablations_count_what_their_endpoint_would_be_asked(capsys, monkeypatch):

@@ -360,18 +360,6 @@ def test_several_base_agents_are_refined_and_compared(tmp_path, done):
     assert [outcomes(tmp_path / "copied" / f"base_{n}") for n in range(2)] == told
 
 
-@pytest.mark.slow
-def test_an_analyst_with_tools_advises_a_robot(tmp_path, capsys):
-    robot = ["--game=hopper", "--physics=c", "--methods=ULTRA-RA", "--alpha=0.1", "--seeds=1", "--analyst=tools"]
-    run(tmp_path / "run", *robot, "--what_ifs=12", "--candidates=3", "--horizon=8", "--recheck=10", "--margin=0")
-    out = capsys.readouterr().out
-    assert "The analyst has tools" in out and "guided before learning: mean action" in out
-    found = load(tmp_path / "run" / "findings.json")
-    assert found.counts["tools/simulated steps"] == 12 * (4 * 8 + 2 * 10)
-    assert all("what if (" in state.verdict.explanation for state in found.states)
-    assert "what if (" in (tmp_path / "run" / "report.html").read_text()
-
-
 @pytest.mark.parametrize("verdict", [Verdict(7, True, (0.5, -1.0), "why"), Verdict(7, True, None, "", judged=False)])
 def test_findings_are_read_as_they_were_written(tmp_path, verdict):
     state = CriticalState(

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from nlrl_jax.run import hlo, targets
+from benchmarks import hlo
+from nlrl_jax.run import targets
 
 pytestmark = pytest.mark.aot
 LONG = 32767

@@ -1,4 +1,4 @@
-"""Language TD as a training run, for any board game: what a checkpoint holds, one iteration of either critic."""
+"""Language TD as a training run, for any board game: what a checkpoint holds, one iteration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import numpy as np
 from nlrl_jax.algorithms import language_td
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import Data
-from nlrl_jax.algorithms.scalar_td import ScalarCritic, ends, targets
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check_seed
 from nlrl_jax.roles.board_games import TDRoles
 from nlrl_jax.run import exchanges, models
 from nlrl_jax.run.reports import language_td as report
@@ -29,7 +27,7 @@ Sides = Sequence[str | None]
 
 @flax.struct.dataclass
 class Learned:
-    """What a checkpoint holds: the value model's trained collection, or the scalar critic's parameters."""
+    """What a checkpoint holds: the value model's trained collection."""
 
     value: Any
     iteration: jax.Array
@@ -57,7 +55,7 @@ class Trainer:
     base: LocalModel
     train: str
     large: LanguageModel
-    first_value: ValueFunction | None
+    first_value: ValueFunction
     learn: Learn
     learning: LanguageTDConfig
     restart: bool
@@ -113,35 +111,3 @@ class Trainer:
     def evaluate(self, state: Learned) -> dict[str, float]:
         assessed = self.assess(self.judge(state)[0])
         return {f"eval/{name}": value for name, value in assessed.items() if name.startswith(("accuracy", "answered"))}
-
-
-@dataclasses.dataclass(eq=False)
-class NumberTrainer(Trainer):
-    """The control: the same data and the same first values; what is learned and passed on is a number."""
-
-    critic: ScalarCritic
-
-    def init(self) -> Learned:
-        params = self.critic.init(self.base.variables["params"], jax.random.key(check_seed(self.seed)))
-        self.fresh = models.on_device(params)
-        return Learned(models.on_device(params), jnp.zeros((), jnp.int32))
-
-    def update(self, state: Learned, key: jax.Array) -> tuple[Learned, dict[str, float]]:
-        i, seed, train = int(state.iteration), int(jax.random.randint(key, (), 0, 2**30)), self.data.train
-        reached = ends(train)
-        if i == 0 and self.first_value is not None:
-            chats = [self.first_value.prompt(view) for view in reached]
-            replies = self.first_value.model.complete(chats, self.first_value.sampling, "value", seed)
-            sides = [self.roles.read_advantage(reply.text) for reply in replies]
-            numbers = np.array([0.0 if side is None else 1.0 - 2.0 * self.game.players.index(side) for side in sides])
-        else:
-            numbers = self.critic.values(state.value, reached)
-        wanted = targets(train, dict(zip(reached, numbers, strict=True)), self.game.players[0])
-        start = self.fresh if self.restart else state.value
-        learned, metrics = self.critic.fit(start, [s.view for s in train], wanted)
-        return Learned(learned, jnp.asarray(i + 1, jnp.int32)), {f"sft/{name}": x for name, x in metrics.items()}
-
-    def judge(self, state: Learned) -> tuple[Sides, list[str]]:
-        values = self.critic.values(state.value, self.data.test)
-        sides = [language_td.side_of(value, self.game.players) for value in values]
-        return sides, [f"{value:.2f}" for value in values]

@@ -7,12 +7,9 @@ import pathlib
 
 from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.algorithms.ultra import GuidanceConfig
-from nlrl_jax.algorithms.what_if import SearchConfig
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import models
-
-TOOLS = "tools"  # the analyst that asks the simulator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +28,10 @@ class RunConfig:
     rice_learning_rate: float = option(1e-5, "RICE's learning rate, its own paper's", above=0)
     episodes: int = option(3000, "episodes of the base agent that the analyst reads", least=1)
     episode_steps: int = option(400, "maximum steps of such an episode", least=1)
-    analyst: str = option("scripted", "scripted, tools (robots: asks the simulator), endpoint, or a local model's name")
+    analyst: str = option("scripted", "scripted, endpoint, or a local model's name")
     endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
     templates: TemplateOptions = part(TemplateOptions(shared=True))
     guidance: GuidanceConfig = part(GuidanceConfig(floor=3.0), without=("actions", "rewards"))
-    search: SearchConfig = part(SearchConfig())
     cell: int = option(2, "Pong: side of the blocks that count as one state in the lookup table; 1 is exact", least=1)
     points: int = option(1, "Pong: points of a game", least=1)
     physics: str = option("auto", "robots: mjx, c, or auto: c on a CPU", choices=("auto", "mjx", "c"))

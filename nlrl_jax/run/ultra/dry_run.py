@@ -1,4 +1,4 @@
-"""What an ULTRA run would cost: the analyst's calls and tokens, or its steps in the simulator, and the refiners' steps.
+"""What an ULTRA run would cost: the analyst's calls and tokens, and the refiners' steps.
 
 The real analysis runs over a model that counts, on a few episodes of an untrained agent as they are, and on the same
 made as long as `--episode_steps` allows, by playing them one after the other: a trained robot's episodes are of full
@@ -19,7 +19,7 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.roles.trajectories import Episode
 from nlrl_jax.rollouts import control
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
-from nlrl_jax.run.ultra.config import TOOLS, count
+from nlrl_jax.run.ultra.config import count
 from nlrl_jax.run.ultra.stages import Run
 
 EPISODES = 16  # of a dry run
@@ -33,7 +33,7 @@ def plan(run: Run) -> str:
     if run.game.roles is None:
         lines = ["no analyst: the game has no prompts for one (ControlGame.roles)"]
     else:
-        lines = [_searched(run)] if config.analyst == TOOLS else _read(run)
+        lines = _read(run)
     is_masked = bool(set(run.methods) & set(refiners.MASKED))
     each = len(run.methods) * config.seeds * config.iterations
     updates = {
@@ -44,13 +44,6 @@ def plan(run: Run) -> str:
     steps = config.bases * run.steps_per_update
     lines += [f"{name}: {n * steps:,} environment steps" for name, n in updates.items() if n]
     return "\n".join(lines)
-
-
-def _searched(run: Run) -> str:
-    """The simulator's steps for an analyst with tools."""
-    search, tables = run.config.search, 1 + ("MASK-R" in run.methods)
-    steps = run.config.bases * tables * search.steps(search.what_ifs)
-    return f"analyst with tools: {steps:,} steps in the simulator, no tokens"
 
 
 def _read(run: Run) -> list[str]:

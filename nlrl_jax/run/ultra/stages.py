@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.algorithms import ppo, ultra, what_if
+from nlrl_jax.algorithms import ppo, ultra
 from nlrl_jax.algorithms.analyst import Findings, analyse, load, save
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
 from nlrl_jax.algorithms.refiners import methods as refiners
@@ -28,7 +28,7 @@ from nlrl_jax.rollouts.control import Trajectories
 from nlrl_jax.run import loop, models, results
 from nlrl_jax.run.directory import part_of
 from nlrl_jax.run.ultra.base_agents import base_of
-from nlrl_jax.run.ultra.config import TOOLS, RunConfig, count, folder_of, seeds_of
+from nlrl_jax.run.ultra.config import RunConfig, count, folder_of, seeds_of
 from nlrl_jax.types import ControlGame, LanguageModel
 from nlrl_jax.updates import keep_finite
 from nlrl_jax.weights.checkpoint import Checkpoints
@@ -121,18 +121,10 @@ class Run:
         return jax.jit(play)(agent.params, agent.obs_moments, key)
 
     def analyst(self) -> LanguageModel | None:
-        """The analyst's language model, its replies cached on disk and its calls counted; None of one with tools, and
-        where the game has no prompts for one.
-
-        Raises:
-          ValueError: tools for a game with discrete actions; what `models.large_model` raises.
-        """
+        """The analyst's language model, its replies cached on disk and its calls counted; None where the game has no
+        prompts for one. Errors: see `models.large_model`."""
         config, name, usage = self.config, self.config.analyst, Usage(self.run_dir)
         if self.game.roles is None:
-            return None
-        if name == TOOLS:
-            if not self.agent.continuous:
-                raise ValueError(f"--analyst tools adds offsets to continuous actions; those of {config.game} are not")
             return None
         scripts, templates = self.game.scripts, config.templates
         metered = models.large_model(name, scripts, self.run_dir, usage, config.endpoint, templates=templates)
@@ -143,24 +135,18 @@ class Run:
     def findings(
         self,
         name: str,
-        base: PPOState,
         trajectories: Trajectories,
         analyst: LanguageModel | None,
         verdicts: list[list[Verdict]] | None = None,
     ) -> Findings:
-        """The analyst's findings in the trajectories, stored in a file; none without roles. analyst: see `analyst`."""
-        if self.game.roles is None:
+        """The findings of `analyst` (see there) in the trajectories, stored in a file; none where it is None."""
+        if self.game.roles is None or analyst is None:
             return Findings([], [], {})
         path = self.folder / f"{name}.json"
         if path.exists():
             return load(path)
-        if analyst is None:
-            slots = verdicts and [(n, verdict.timeslot) for n, rows in enumerate(verdicts) for verdict in rows]
-            search = (self.config.search, slots)
-            findings = what_if.find(self.game, self.base_ppo, base, trajectories, self.key(6), *search)
-        else:
-            episodes = control.episodes_of(trajectories)
-            findings = analyse(episodes, self.game.roles, analyst, self.seed, verdicts=verdicts, must_read=True)
+        episodes = control.episodes_of(trajectories)
+        findings = analyse(episodes, self.game.roles, analyst, self.seed, verdicts=verdicts, must_read=True)
         save(findings, path)
         return findings
 
@@ -173,7 +159,7 @@ class Run:
         self, base: PPOState, trajectories: Trajectories, analyst: LanguageModel | None
     ) -> tuple[Shared, Findings]:
         """What all methods have in common, and the findings."""
-        findings = self.findings("findings", base, trajectories, analyst)
+        findings = self.findings("findings", trajectories, analyst)
         critical, of = (findings.counts.get(f"identify/{what}", 0) for what in ("critical", "timeslots"))
         if self.game.roles:
             print(f"analyst: {critical} critical of {of} timeslots", flush=True)
@@ -188,7 +174,7 @@ class Run:
             weight = self.importance(base)(trajectories.obs)
         if "MASK-R" in self.methods:
             verdicts = self.mask_verdicts(weight, trajectories.steps)
-            mask_table = table(self.findings("mask_findings", base, trajectories, analyst, verdicts))
+            mask_table = table(self.findings("mask_findings", trajectories, analyst, verdicts))
         config = self.config
         shared = Shared(
             self.game, self.ppo, trajectories, table(findings), mask_table, weight, config.guidance, HLC_WEIGHT

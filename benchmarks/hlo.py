@@ -1,6 +1,6 @@
 """Reads a compiled program's optimized HLO: products, collectives and copies, the loops they run in, and their lines.
 
-    program = hlo.Program(compiled.as_text())
+    program = Program(compiled.as_text())
     program.flop(unknown=199), program.collectives(), program.copies()
 
 A loop whose number of steps XLA does not know (decoding ends when all replies do) counts once, or `unknown` times.

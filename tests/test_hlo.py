@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks import hlo
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import make_mesh, shardings
 from nlrl_jax.lm.transformer import Transformer, init_params, param_specs
-from nlrl_jax.run import dry_run, hlo
+from nlrl_jax.run import dry_run
 
 
 def program_of(function, *args):
