@@ -16,10 +16,6 @@ from nlrl_jax.run.transcript import printable
 from nlrl_jax.statistics import header
 
 QUESTION = "Do Q-values from a model's words GOOD and BAD, behind futures that it imagines, improve its own policy?"
-BY_RULE = (
-    "The model is a set of rules that reads the transcript and nothing else: this shows that the algorithms work on "
-    "this game, and nothing about language models."
-)
 _CURVES = 4  # methods whose Q is drawn
 
 
@@ -139,7 +135,7 @@ def write(
     results: Results,
     usage_lines: Sequence[str],
     legend: Mapping[str, str] | None = None,
-    by_rule: bool = False,
+    about: str = "",
 ) -> pathlib.Path:
     """Writes table.md, the figures and report.html.
 
@@ -149,24 +145,26 @@ def write(
       results: {method: result}, at least one; see `lac_tables`.
       usage_lines: paragraphs about calls and tokens.
       legend: meaning of the characters on the boards.
-      by_rule: the model is no language model, which the page says.
+      about: a sentence about the model, for table.md and the page.
 
     Returns:
       The page's path.
     """
     main, more = lac_tables.main_table(results), tables(results)
-    parts = [f"Model: {printable(model_name)}\n\n# Success\n\n{explained()}\n\n{markdown(main)}"]
+    parts = [
+        f"Model: {printable(model_name)}{f'. {about}' * bool(about)}\n\n# Success\n\n{explained()}\n\n{markdown(main)}"
+    ]
     parts += [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in more]
     write_atomically(run_dir / "table.md", "\n".join(parts))
     return write_report(
         run_dir,
-        title=f"LAC and planners: {'a model by rule' if by_rule else model_name}",
+        title=f"LAC and planners: {model_name}",
         question=QUESTION,
         config=config,
         summary=main,
         curves=figures(results, run_dir),
         notes=[
-            *([BY_RULE] if by_rule else []),
+            *filter(None, [about]),
             explained(),
             *usage_lines,
         ],
