@@ -108,7 +108,7 @@ _HOST_MAKERS = {
 }
 
 HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
-READ_BY = {"babyai": "nano_babyai", "alfworld": "nano_alfworld"}  # built-in models that have learned its transcripts
+READ_BY = {"babyai": "nano_babyai"}  # built-in models that have learned its transcripts
 
 
 def make_host(name: str, max_steps: int = 0, **options) -> HostGame:

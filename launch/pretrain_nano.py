@@ -14,8 +14,8 @@ stands where, what a move leads to and whether that wins, which squares would co
 there are. The moves and evaluations it learns to write are random. So it names legal moves and writes proper
 evaluations, and does not know a good one from a bad one. Weights are kept in bfloat16.
 
-BabyAI-Text and ALFWorld: the model reads transcripts of walkers of mixed quality (`envs/babyai/corpus.py`,
-`envs/alfworld/corpus.py`): it proposes actions, imagines observations and judges steps. See `nlrl_jax.run.nano`.
+BabyAI-Text: the model reads transcripts of walkers of mixed quality (`envs/babyai/corpus.py`): it proposes actions,
+imagines observations and judges steps. See `nlrl_jax.run.nano`.
 
 The result is an ordinary Hugging Face folder (Llama architecture).
 """
@@ -35,7 +35,6 @@ import optax
 from absl import flags
 
 import envs
-from envs.alfworld import corpus as alfworld
 from envs.babyai import corpus as babyai
 from envs.breakthrough import prompts as breakthrough_prompts
 from envs.breakthrough import rule_based as breakthrough_scripts
@@ -63,18 +62,11 @@ GAMES = ("frozen_lake", "snake")
 TRAIN_ON = {"frozen_lake": {"maps": "train"}}  # the held-out maps stay unseen
 BATCH = {"frozen_lake": 128, "snake": 64}
 VOCAB_SIZE = {"grids": 512, "boards": 768}
-LANGUAGES = {  # of transcripts, as their models read them
-    "babyai": lambda pairs: nano.Language(babyai.NAMES, babyai.PLACE),
-    "alfworld": lambda pairs: nano.Language(
-        alfworld.names(pairs), guessed=False, vocab_size=1024, window=512, batch=10, positions=704
-    ),
-}
-TRANSCRIPTS = ("babyai", "alfworld")
 ONLY_FOR = {  # kinds of games -> options without effect for the others
     ("grids",): ("snake_every", "skilled_share", "habit", "snake_habit", "tokenizer"),
     ("boards",): ("positions",),
-    TRANSCRIPTS: ("episodes",),
-    ("grids", *TRANSCRIPTS): ("steps", "seed", "init_from"),
+    ("babyai",): ("episodes",),
+    ("grids", "babyai"): ("steps", "seed", "init_from"),
 }
 MARK = "pretrain_nano.json"  # in a folder that this script has written
 MAX_REPLY = 8  # three actions, two separators, the two tags and the end
@@ -270,28 +262,27 @@ def main(argv: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     settings = {name: flags.FLAGS[name].value for name in ("games", *itertools.chain(*ONLY_FOR.values()))}
     write_atomically(out / MARK, json.dumps(settings, indent=2) + "\n")
-    if options.games in TRANSCRIPTS:
-        game = {"babyai": babyai, "alfworld": alfworld}[options.games]
-        pairs = list(game.corpus(options.episodes, 1 + options.seed))
+    if options.games == "babyai":
+        pairs = list(babyai.corpus(options.episodes, 1 + options.seed))
         training = options.steps, options.learning_rate, options.seed, options.init_from
-        nano.pretrain(out, LANGUAGES[options.games](pairs), pairs, *training)
+        nano.pretrain(out, nano.Language(babyai.NAMES, babyai.PLACE), pairs, *training)
     else:
         pretrain_boards(out) if options.games == "boards" else pretrain_grids(out)
 
 
 def define_flags() -> None:
-    flags.DEFINE_enum("games", "grids", ["grids", "boards", "babyai", "alfworld"], "what the model learns to read")
+    flags.DEFINE_enum("games", "grids", ["grids", "boards", "babyai"], "what the model learns to read")
     flags.DEFINE_string("out", "", "folder to write the model to: new, empty, or of an earlier pretrain_nano")
     flags.DEFINE_float("learning_rate", 3e-3, "peak learning rate, cosine decay")
-    flags.DEFINE_integer("steps", 700, "grids, babyai, alfworld: training steps", lower_bound=1)
+    flags.DEFINE_integer("steps", 700, "grids, babyai: training steps", lower_bound=1)
     flags.DEFINE_integer("snake_every", 8, "grids: one step in so many is Snake, the rest FrozenLake", lower_bound=1)
     flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
     flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
-    flags.DEFINE_integer("seed", 0, "grids, babyai, alfworld: random seed", 0, MOST_SEED - 1)
-    flags.DEFINE_string("init_from", "", "grids, babyai, alfworld: start from the weights in this folder")
+    flags.DEFINE_integer("seed", 0, "grids, babyai: random seed", 0, MOST_SEED - 1)
+    flags.DEFINE_string("init_from", "", "grids, babyai: start from the weights in this folder")
     flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")
-    flags.DEFINE_integer("episodes", 12_000, "babyai, alfworld: episodes to read", lower_bound=1)
+    flags.DEFINE_integer("episodes", 12_000, "babyai: episodes to read", lower_bound=1)
     flags.DEFINE_integer("positions", 10_000, "boards: positions of each game", lower_bound=1)
 
 

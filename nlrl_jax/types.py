@@ -197,7 +197,6 @@ class HostGame:
     score: str = ""
     reversible: bool = False
     history: int = 0
-    scripted: Callable[[], LanguageModel] | None = None
     expert: Callable[[Any], str] | None = None
     commands: Callable[[Any], Sequence[str]] | None = None
     simulator: HostGame | None = None

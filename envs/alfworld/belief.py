@@ -14,7 +14,7 @@ import re
 from typing import NamedTuple
 
 from envs.alfworld.games import MACHINES, tables
-from envs.alfworld.world import NOTHING, listed
+from envs.alfworld.world import NOTHING
 from nlrl_jax.roles.dialogues import THINK, History
 
 _GOALS = (  # the first that matches
@@ -222,36 +222,3 @@ class Belief:
     def way_into(self, place: str) -> str:
         """The command that comes next on the way to see what is in a place."""
         return f"go to {place}" if self.at != place else f"open {place}"
-
-    def predict(self, action: str) -> str:
-        """The observation that the action is expected to lead to. A place that nobody has looked into is expected to
-        hold what is looked for if it is a likely one, and else nothing."""
-        words = action.split()
-        at, name = self.at, lambda i: " ".join(words[i : i + 2])
-        if action.startswith("go to ") and name(2) in self.places and name(2) != at:
-            return f"The {name(2)} is closed." if self._shut(name(2)) else self._view(name(2))
-        if words[:1] == ["open"] and at and name(1) == at and self._shut(at):
-            return f"You open the {at}. The {at} is open. In it, you see {self._content(at)}."
-        if words[:1] == ["examine"] and at and name(1) == at:
-            return f"The {at} is closed." if self._shut(at) else self._view(at)
-        if words[:1] == ["take"] and not self.held and self.seen.get(name(1)) == at == name(4) != "":
-            return f"You pick up the {name(1)} from the {at}."
-        if words[:1] == ["put"] and self.held and self.held == name(1) and name(4) == at and not self._shut(at):
-            fits = may_hold(at, kind_of(self.held))
-            return f"You put the {self.held} in/on the {at}." if fits else NOTHING
-        if words[:1] and words[0] in MACHINES and self.held and self.held == name(1) and name(4) == at:
-            if kind_of(at) == MACHINES[words[0]].lower():
-                return f"You {words[0]} the {self.held} using the {at}."
-        if words[:1] == ["use"] and at and self.seen.get(name(1)) == at and kind_of(name(1)).endswith("lamp"):
-            return f"You turn on the {name(1)}."
-        return NOTHING
-
-    def _view(self, place: str) -> str:
-        opened = kind_of(place) in _known()[1]
-        return f"{f'The {place} is open. In it' if opened else f'On the {place}'}, you see {self._content(place)}."
-
-    def _content(self, place: str) -> str:
-        if place in self.looked:
-            return listed([thing for thing, where in self.seen.items() if where == place])
-        wanted = self.next()
-        return listed([f"{wanted.thing} 1"] if wanted.verb == "find" and may_hold(place, wanted.thing) else [])

@@ -1,4 +1,4 @@
-"""ALFWorld's own games, from a folder of a person's: `alfworld-download` leaves them in its usual layout.
+"""ALFWorld's own games, from a local download: `alfworld-download` leaves them in this layout.
 
     FOLDER/json_2.1.1/valid_unseen/pick_and_place_simple-Mug-None-Desk-308/trial_T2019.../game.tw-pddl
 

@@ -1,4 +1,4 @@
-"""Games of our own: rooms furnished from ALFWorld's floor plans, with tasks of the six kinds, as PDDL problems.
+"""Generated games: rooms furnished from ALFWorld's floor plans, with tasks of the six kinds, as PDDL problems.
 
 The package ships 120 floor plans (which receptacles, which kinds of objects), tables of what may lie where and of what
 can be cleaned, heated and cooled, and the domain; games are a download. A game here is a floor plan whose objects are
@@ -60,9 +60,9 @@ class Game:
     goal: str
     target: str
     place: str
-    receptacles: dict[str, str]
-    objects: dict[str, str]
-    inside: dict[str, str]
+    receptacles: dict[str, str] = dataclasses.field(hash=False)
+    objects: dict[str, str] = dataclasses.field(hash=False)
+    inside: dict[str, str] = dataclasses.field(hash=False)
 
 
 class Tables(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from envs.alfworld import data as files
 from envs.alfworld import games, installed
 from envs.alfworld.belief import plain
-from envs.alfworld.resident import Resident
 from envs.alfworld.transcripts import EXPERT, walk
 from envs.alfworld.workers import Request, Workers
 from envs.alfworld.world import NOTHING, World, plan
@@ -27,9 +28,9 @@ _EXAMPLES = 1 << 50  # seeds of examples, which no corpus has
 
 
 class State(NamedTuple):
-    """A game and what has been done in it: an engine repeats that where it has to, so a state can be gone back to.
+    """A game and the commands so far, which an engine can repeat: so earlier states can be restored.
 
-    goal: in words. problem: PDDL. commands: those so far. game: one of our own games; None for a file.
+    goal: in words. problem: PDDL. commands: so far. game: a generated one; None for a downloaded one.
     """
 
     goal: str
@@ -39,29 +40,40 @@ class State(NamedTuple):
 
 
 def examples(label: str, number: int) -> list[History]:
-    """Successful episodes of a walker without mistakes, the kinds of tasks in turn, with notes of this kind."""
+    """Successful episodes without mistakes, the kinds of tasks in turn, with notes of this kind."""
     kind = "" if label == "Value" else label
     tasks = [games.KINDS[i % len(games.KINDS)] for i in range(number)]
     return [walk(task, _EXAMPLES + i, EXPERT, kind, 40).history for i, task in enumerate(tasks)]
 
 
+@functools.lru_cache(1 << 14)
+def played(game: games.Game, commands: tuple[str, ...]) -> tuple[World, str]:
+    """(a generated game after these commands, the last observation); a longer sequence costs its last command. The
+    world is shared and must not be stepped."""
+    if not commands:
+        return World(game), World(game).intro()
+    world = played(game, commands[:-1])[0].copy()
+    return world, world.step(commands[-1])
+
+
+def expert(state: State) -> str:
+    """The first command of a shortest plan for a player who knows where everything is, in a generated game."""
+    return (plan(played(state.game, state.commands)[0]) or ["look"])[0]
+
+
 def optimal(state: State) -> int:
-    """Minimum number of commands to the goal for somebody who knows where everything is; -1 for a file's game."""
-    if state.game is None:
-        return -1
-    world = World(state.game)
-    for command in state.commands:
-        world.step(command)
-    return len(plan(world))
+    """Minimum number of commands to the goal for a player who knows where everything is; -1 for a downloaded game."""
+    return len(plan(played(state.game, state.commands)[0])) if state.game else -1
 
 
 def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame:
     """ALFWorld (LAC, appendix C.1.1): the kinds of tasks are Table 14's, the horizon is the paper's.
 
-    Games are played by processes that last; see `workers.Workers`. A game whose engine is lost twice ends as an error.
+    Worker processes play the games (`workers.Workers`); a game whose engine is lost twice ends as an error. Generated
+    games have an expert, and a simulator that plays them in Python; downloaded ones have neither.
 
     Args:
-      data: a folder with ALFWorld's own games; empty: games of our own in the rooms that ALFRED holds back.
+      data: a folder with ALFWorld's own games; empty: generated games in the rooms that ALFRED holds back.
       workers: processes; 0 is one per core, at most 8.
 
     Raises:
@@ -89,6 +101,19 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
                 raise ValueError(f"{name} does not load: {answer.error}")
         return [Start(state, state.goal, answer.observation) for state, answer in zip(states, answers, strict=True)]
 
+    def imagined_reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
+        states = [state_of(kind, seed) for kind, seed in tasks]
+        return [Start(state, state.goal, played(state.game, ())[1]) for state in states]
+
+    def imagined_step(states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
+        outcomes = []
+        for state, action in zip(states, actions, strict=True):
+            after = state._replace(commands=(*state.commands, plain(action)))
+            world, observation = played(after.game, after.commands)
+            won = world.won()
+            outcomes.append(Outcome(after, observation, float(won), won, won, observation != NOTHING))
+        return outcomes
+
     def step(states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
         commands = [plain(action) for action in actions]
         asked = [Request(state.problem, state.commands, command) for state, command in zip(states, commands)]
@@ -102,7 +127,7 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
                 outcomes.append(Outcome(after, answer.observation, float(won), won, won, valid))
         return outcomes
 
-    return HostGame(
+    game = HostGame(
         name="alfworld",
         rules=RULES,
         actions=(),
@@ -112,6 +137,9 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         step=step,
         optimal=optimal,
         examples=examples,
-        scripted=Resident,
         limits={kind: len(paths) for kind, paths in found.items() if paths},
     )
+    if data:
+        return game
+    simulator = dataclasses.replace(game, reset=imagined_reset, step=imagined_step, expert=expert)
+    return dataclasses.replace(game, expert=expert, simulator=simulator)

@@ -1,11 +1,12 @@
-"""What commands do in a game of our own and what is seen of it, as the engine tells it, and shortest plans.
+"""Generated games in plain Python: what commands do, what the agent sees, in the engine's words, and shortest plans.
 
-Transcripts by the thousand (`transcripts.py`) are written from this, 10,000 steps a second; games are played in the
-engine. Tests hold both against each other, word by word.
+The simulator and the transcripts use this, 10,000 steps a second; games are played in the engine. Tests compare both
+word by word.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 
@@ -30,7 +31,7 @@ def listed(names) -> str:
 
 
 class World:
-    """The state of a game.
+    """The state of a generated game.
 
     Attributes:
       at: the receptacle where the agent is, "" in the middle of the room. held: what it carries, or "".
@@ -44,6 +45,13 @@ class World:
         self.opened: set[str] = set()
         self.made: dict[str, set[str]] = {name: set() for name in game.objects}
         self.lit: set[str] = set()
+
+    def copy(self) -> World:
+        """A world that can be stepped without changing this one."""
+        other = copy.copy(self)
+        other.inside, other.opened, other.lit = dict(self.inside), set(self.opened), set(self.lit)
+        other.made = {name: set(made) for name, made in self.made.items()}
+        return other
 
     def intro(self) -> str:
         """The first observation."""

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from envs.crafter import host, predict, reading
+from envs.crafter import host, reading, text
 from envs.crafter.env import ACTIONS
 from envs.crafter.walker import LOOKING, Walker
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT, History, Step
@@ -75,8 +75,15 @@ def _play(game: HostGame, seeds: Sequence[int], slips: float) -> list[tuple[Hist
 
 def _reflection(before: str, after: str, action: str, wanted: str, reason: str) -> str:
     """What the step did for the goal, e.g. "I need wood. This step is GOOD."."""
-    if predict.achieved(reading.read(before), reading.read(after), action):
+    if _achieved(reading.read(before), reading.read(after), action):
         return f"This has brought something. {VERDICT} {GOOD}."
     if action != wanted:
         return f"That was of no use: {reason}. {VERDICT} {BAD}."
     return f"{reason[0].upper()}{reason[1:]}. {VERDICT} {UNKNOWN if reason == LOOKING else GOOD}."
+
+
+def _achieved(before: reading.View, after: reading.View, action: str) -> bool:
+    """Whether a step shows something that counts: an item gained, something placed, food, drink."""
+    gained = any(after[name] > before[name] for name in (*text.ITEM_NAMES, "food", "drink"))
+    material = reading.MATERIAL.get(action, "")
+    return gained or after[material] < before[material]

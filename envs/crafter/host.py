@@ -7,9 +7,8 @@ import functools
 
 import jax
 
-from envs.crafter import text, walker
+from envs.crafter import expert, text, walker
 from envs.crafter.env import GOAL, RULES, EnvState, text_game
-from envs.crafter.scripted import Survivor
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.types import HostGame
@@ -42,7 +41,7 @@ def host_game(max_steps: int = MAX_STEPS) -> HostGame:
         examples=lambda label, number: examples(game, label, number),
         score="achievements",
         history=HISTORY,
-        scripted=Survivor,
+        expert=lambda state: expert.act(state[1].world),
     )
 
 

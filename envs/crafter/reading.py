@@ -14,6 +14,7 @@ RECIPES = {
     "stone": {"wood": 1, "stone": 1},
     "iron": {"wood": 1, "stone": 1, "coal": 1, "iron": 1},
 }
+MATERIAL = {"place stone": "stone", "place table": "wood", "place furnace": "stone", "place plant": "sapling"}
 _THING = re.compile(r"(?:an? )?([a-z ]+?) ((?:\d+ steps? \w+)(?: and \d+ steps? \w+)?)$")
 
 

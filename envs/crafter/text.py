@@ -1,7 +1,21 @@
-"""Crafter's words: what is near and where, what one faces, how one is, what one carries.
+"""Crafter's observations as text: what is near and where, what the player faces, vitals and inventory.
 
 Of each kind of thing the nearest is named, in steps north or south and west or east; of equally near ones the first in
-reading order. Ground to walk on (grass, sand, paths) is named only where one faces it.
+reading order. It says what BALROG's text says (balrog/environments/crafter/env.py), with these departures:
+
+  form          sentences on one line, with articles ("a tree 2 steps north"); BALROG has a list with a line for each
+                thing, and a table and plants under the names of the package `crafter`
+  nearest       by the sum of both distances, and things are listed nearest first; BALROG compares the first number of
+                "2 steps north and 5 steps west" alone, and lists kinds in the order in which it scans the view
+  ground        grass, sand and paths are named where the player faces them ("You face grass"), since saplings and
+                placing depend on it; BALROG says that one faces nothing
+  direction     "You face a tree", where BALROG adds "at your front". Neither names the direction
+  status        vitals without "/9"; "You are asleep", where BALROG adds that no action is possible until energy is
+                full. Nothing is said of death, which ends the episode
+  view          9x7 cells, as in BALROG; in the dark too
+  actions       BALROG's 17, in lower case; upper case is understood
+  no action     a line that is none of them changes nothing, and takes no time: the observation begins "Nothing
+                happens." (`nlrl_jax.text.host`). BALROG plays its default action, "Noop", in its place
 """
 
 from __future__ import annotations

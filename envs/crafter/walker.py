@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from envs.crafter.reading import FREE, NEEDED, RECIPES, WAYS, View, read
+from envs.crafter.reading import FREE, MATERIAL, NEEDED, RECIPES, WAYS, View, read
 from nlrl_jax.roles.dialogues import GOOD, VERDICT, History, Step
 from nlrl_jax.types import HostGame
 
@@ -61,7 +61,7 @@ class Walker:
         self.bumps = self.bumps + 1 if bumped else 0
         if self.bumps >= 4 and not self.detour:  # to and fro in a corner
             self.bumps, self.detour = 0, [self.rng.choice(list(WAYS))] * 3
-        if self.last.startswith("place ") and view[_MATERIAL[self.last]] < self.before[_MATERIAL[self.last]]:
+        if self.last.startswith("place ") and view[MATERIAL[self.last]] < self.before[MATERIAL[self.last]]:
             self.done.add(self.last)
 
     def _choose(self, view: View) -> str:
@@ -231,9 +231,6 @@ class Walker:
 
     def _step_aside(self, view: View) -> str:
         return self._say(f"move {self.rng.choice(list(WAYS))}", "I need room")
-
-
-_MATERIAL = {"place stone": "stone", "place table": "wood", "place furnace": "stone", "place plant": "sapling"}
 
 
 class Walked(NamedTuple):

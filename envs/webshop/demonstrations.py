@@ -13,13 +13,13 @@ import re
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from envs.webshop import catalogue, engine, reward
+from envs.webshop import catalogue, engine
+from envs.webshop.buyer import WON, wanted_options
 from envs.webshop.catalogue import Goal, Product
 from envs.webshop.engine import BACK, BUY, PREVIOUS, SHOWN, Moved, Shop, State
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT, History, Step
 
 _HELD_OUT_EVERY = 3  # of the instructions for demonstrations, every third is held out
-_WON = 1 - 1e-9
 
 
 class Transcript(NamedTuple):
@@ -60,13 +60,7 @@ def examples(shop: Shop, goals: Sequence[Goal], label: str, number: int) -> list
 
 def fits(shop: Shop, goal: Goal, product: Product) -> bool:
     """Whether a product can be bought with a score of 1."""
-    return shop.score(goal, product, _asked(goal, product)) >= _WON
-
-
-def _asked(goal: Goal, product: Product) -> list[str]:
-    """Of each choice the value that is asked for, if there is one."""
-    rows = ([value for value in values if reward.options_met([value], goal.options)] for _, values in product.options)
-    return [row[0] for row in rows if row]
+    return shop.score(goal, product, wanted_options(goal, product)) >= WON
 
 
 def visit(shop: Shop, goal: Goal, rng: random.Random, label: str, careful: bool) -> Transcript | None:
@@ -85,7 +79,7 @@ def visit(shop: Shop, goal: Goal, rng: random.Random, label: str, careful: bool)
         history = history.then(Step(action, moved.observation, _note(shop, label, state, action, moved)))
         state = moved.state
         if state.page == engine.DONE:
-            return Transcript(history, moved.reward >= _WON)
+            return Transcript(history, moved.reward >= WON)
         try:
             action = actions.send(state)
         except StopIteration:
@@ -117,7 +111,7 @@ def _careful(shop: Shop, goal: Goal, rng: random.Random) -> Generator[str, State
     if rng.random() < 0.5:
         yield "click[Features]"
         yield f"click[{PREVIOUS}]"
-    for value in _asked(goal, fitting):
+    for value in wanted_options(goal, fitting):
         yield f"click[{value}]"
     yield f"click[{BUY}]"
 
@@ -139,7 +133,7 @@ def _note(shop: Shop, label: str, before: State, action: str, moved: Moved) -> s
     if label == "Thought":
         return _thought(shop, moved.state)
     if label == "Reward" and action:
-        return str(int(moved.reward >= _WON))
+        return str(int(moved.reward >= WON))
     return ""
 
 
@@ -166,16 +160,16 @@ def _judge(shop: Shop, before: State, action: str, moved: Moved) -> str:
     if not moved.valid:
         return BAD
     if after.page == engine.DONE:
-        return GOOD if moved.reward >= _WON else BAD
+        return GOOD if moved.reward >= WON else BAD
     if before.page == engine.SEARCH:
         shown = [shop.products[asin] for asin in after.hits[:SHOWN]]
         return GOOD if any(fits(shop, goal, one) for one in shown) else UNKNOWN
     if after.page == engine.ITEM and after.options != before.options:
-        return GOOD if fits(shop, goal, product) and action[6:-1] in _asked(goal, product) else BAD
+        return GOOD if fits(shop, goal, product) and action[6:-1] in wanted_options(goal, product) else BAD
     if after.page == engine.ITEM and before.page == engine.RESULTS:
         if fits(shop, goal, product):
             return GOOD
-        plainly = product.price > goal.price_upper or len(_asked(goal, product)) < len(goal.options)
+        plainly = product.price > goal.price_upper or len(wanted_options(goal, product)) < len(goal.options)
         return BAD if plainly else UNKNOWN
     if after.page == engine.SUB:
         shows = any(phrase in moved.observation.lower() for phrase in goal.attributes)
@@ -194,6 +188,8 @@ def _thought(shop: Shop, state: State) -> str:
     if state.page == engine.RESULTS:
         return "I want to look at a product that fits and is not too expensive."
     left = [
-        value for value in _asked(state.goal, shop.products[state.asin]) if value not in dict(state.options).values()
+        value
+        for value in wanted_options(state.goal, shop.products[state.asin])
+        if value not in dict(state.options).values()
     ]
     return f"I want to choose {left[0]}." if left else "I want to compare it with the instruction, then buy it."

@@ -93,6 +93,10 @@ class Shop:
         """The reward of buying a product with these options."""
         return reward.score(goal, product, chosen, self._nouns).reward
 
+    def search(self, query: str) -> tuple[str, ...]:
+        """Ids of the products that a query finds, best first."""
+        return tuple(self._ids[i] for i in self._index.search(query))
+
     def step(self, state: State, action: str) -> Moved:
         """The state after an action in words; an episode that is over stays so."""
         match = _ACTION.fullmatch(action)
@@ -102,8 +106,7 @@ class Shop:
         if match[1].lower() == "search":
             if state.page != SEARCH:
                 return Moved(state, INVALID, valid=False)
-            hits = tuple(self._ids[i] for i in self._index.search(argument))
-            return self._show(State(state.goal, RESULTS, hits))
+            return self._show(State(state.goal, RESULTS, self.search(argument)))
         return self._click(state, argument.lower())
 
     def _click(self, state: State, button: str) -> Moved:

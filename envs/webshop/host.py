@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from envs.webshop import catalogue, demonstrations, engine, reward
-from envs.webshop.shopper import Shopper
+from envs.webshop.buyer import WON, Buyer
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Outcome, Start
 
@@ -19,7 +19,6 @@ RULES = (
     "below the limit."
 )
 MAX_STEPS = 15
-WON = 1 - 1e-9
 
 
 def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:
@@ -63,7 +62,7 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
         examples=examples,
         score="score",
         reversible=True,
-        scripted=Shopper,
+        expert=Buyer(shop).act,
         limits={"": len(goals)},
     )
 

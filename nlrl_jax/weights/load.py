@@ -19,9 +19,9 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights import hub, huggingface
 
 _ASSETS = pathlib.Path(__file__).parent.parent / "assets"
-# nano plays FrozenLake and Snake, nano_board reads tic-tac-toe and breakthrough, nano_babyai
-# and nano_alfworld continue transcripts of BabyAI-Text and ALFWorld
-BUILT_IN = {name: _ASSETS / name for name in ("nano", "nano_board", "nano_babyai", "nano_alfworld")}
+# nano plays FrozenLake and Snake, nano_board reads tic-tac-toe and breakthrough, nano_babyai continues transcripts of
+# BabyAI-Text
+BUILT_IN = {name: _ASSETS / name for name in ("nano", "nano_board", "nano_babyai")}
 
 
 class LoadedModel(NamedTuple):

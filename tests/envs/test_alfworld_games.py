@@ -11,7 +11,6 @@ if importlib.util.find_spec("alfworld") is None:
 import envs
 from envs.alfworld import annotate, games
 from envs.alfworld.belief import Belief, read_goal
-from envs.alfworld.corpus import corpus
 from envs.alfworld.demonstrations import STEPS, demonstrations
 from envs.alfworld.transcripts import EXPERT, KINDS, Walker, walk
 from envs.alfworld.world import NOTHING, World, plan
@@ -112,16 +111,13 @@ def test_an_expert_wins_and_a_flawed_walker_makes_mistakes():
         assert set(words(expert)) == {GOOD, UNKNOWN} and words(flawed)[BAD] > 10
 
 
-def test_notes_of_all_kinds_and_the_corpus():
+def test_notes_of_all_kinds():
     for kind in KINDS:
         one = walk("examine", 5, Walker(), kind, 20)
         assert one == walk("examine", 5, Walker(), kind, 20)
         assert bool(one.history.last_note) == (kind in ("Critic", "Reward", "Thought"))
         assert len(one.values) == (len(one.history.steps) + 1 if kind == "Value" else 0)
         assert any(step.observation == "OK" for step in one.history.steps) == (kind == "Think")
-    texts = lambda seed: [text for _, text in corpus(12, seed)]
-    assert texts(0) == texts(0) and not set(texts(0)) & set(texts(1))
-    assert all(text.startswith("Goal of the agent:") for text in texts(0))
     with pytest.raises(ValueError, match="the kind of notes is 'Joke'"):
         walk("put", 0, EXPERT, "Joke", 5)
 

@@ -5,9 +5,8 @@ import pytest
 import envs
 from envs.crafter import engine, reading, walker
 from envs.crafter.env import ACTIONS
-from nlrl_jax.roles.dialogues import NOTES, Dialogue, History, Step
+from nlrl_jax.roles.dialogues import NOTES
 from nlrl_jax.text.host import NOTHING
-from nlrl_jax.types import Chat, Sampling
 from tests.envs.crafter_worlds import BATCH, fresh, game, row
 
 TASKS = [("", seed) for seed in range(BATCH)]  # always as many, so that one program steps them
@@ -103,31 +102,3 @@ def test_the_walker_stays_off_lava():
         one = walker.Walker(seed)
         one.heading = "north"
         assert one.act(seen("lava 1 step north", "lava")) != "move north"
-
-
-HISTORY = History("live", seen("a tree 2 steps north"), (Step("move north", seen("a tree 1 step north", "a tree")),))
-
-
-def test_the_model_by_rule_reads_the_transcript_alone(host):
-    model, dialogue = host.scripted(), Dialogue.of(host.rules)
-    chats = [dialogue.chat(HISTORY, line) for line in ("Action:", "Critic:", "Action: do\nObservation:", "Value:")]
-    replies = [reply.text for reply in model.complete(chats, Sampling(temperature=0.0), "policy")]
-    assert replies[0].strip() in ACTIONS and "This step is" in replies[1]
-    assert replies[2].strip() == seen(carried="1 wood")
-    assert replies[3].endswith("The value is 0/22.")
-    blind = [Chat(chat.messages) for chat in chats]  # without the data behind the messages
-    assert [reply.text for reply in model.complete(blind, Sampling(temperature=0.0), "policy")] == replies
-    (row,) = model.score(chats[:1], [[f" {action}" for action in ACTIONS]], "policy")
-    assert sum(np.exp([score.log_prob for score in row])) == pytest.approx(1)
-
-
-def test_habits_and_judgement_follow_the_walker_up_to_their_noise(host):
-    model, dialogue = type(host.scripted())(leaning=0.0, error=0.0), Dialogue.of(host.rules)
-    (reply,) = model.complete([dialogue.chat(HISTORY, "Action:")], Sampling(temperature=0.0), "policy")
-    assert reply.text == " do"
-    good, bad = (
-        model.score([dialogue.chat(HISTORY, f"Action: {action}\nObservation: a\nCritic: b. This step is")],
-                    [[" GOOD", " BAD"]], "critic")[0]
-        for action in ("do", "sleep")
-    )  # fmt: skip
-    assert good[0].log_prob > good[1].log_prob and bad[0].log_prob < bad[1].log_prob

@@ -71,13 +71,6 @@ JUDGED = {
         ("go forward", "You see a red ball 2 steps forward", "GOOD"),
         ("turn left", "You see a red ball 3 steps right", "BAD"),
     ),
-    "nano_alfworld": (
-        "put some mug on desk",
-        "On the shelf 2, you see a mug 1, and a pen 2.",
-        "I am at the shelf 2. The mug 1 is here. This step is GOOD.",
-        ("take mug 1 from shelf 2", "You pick up the mug 1 from the shelf 2.", "GOOD"),
-        ("take cup 1 from desk 1", "Nothing happens.", "BAD"),
-    ),
 }
 
 
