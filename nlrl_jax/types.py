@@ -175,8 +175,8 @@ class HostGame:
       score: name of an episode's reward in tables, beside success; "" where it says no more than that.
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
-      scripted: makes a language model by rule that reads transcripts of the game; None where there is none.
       expert: state -> the action of a player who knows the true state; None where there is none.
+      commands: state -> actions that somebody might try there, where `actions` is empty; None where nobody says.
       simulator: a game with the same tasks, states and outcomes that is cheaper to reset and step, for models that
         imagine; None: the game itself.
       legend: meaning of the characters on boards, for reports.
@@ -197,8 +197,8 @@ class HostGame:
     score: str = ""
     reversible: bool = False
     history: int = 0
-    scripted: Callable[[], LanguageModel] | None = None
     expert: Callable[[Any], str] | None = None
+    commands: Callable[[Any], Sequence[str]] | None = None
     simulator: HostGame | None = None
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nlrl_jax.roles.json_reply import folded
-from nlrl_jax.types import Chat
+from nlrl_jax.types import Chat, Start
 
 GOOD, BAD, UNKNOWN = "GOOD", "BAD", "UNKNOWN"
 VERDICT = "This step is"
@@ -62,13 +62,22 @@ class History:
       goal: e.g. "go to the green key".
       observation: the first one.
       steps: what followed.
-      note: behind the first observation.
+      note: after the first observation.
+      task: (kind, seed) of the episode, None where it is not known. past: the steps before `observation`, which `trim`
+        dropped. No text shows either: they are for models that know the game (`backends.expert`).
     """
 
     goal: str
     observation: str
     steps: tuple[Step, ...] = ()
     note: str = ""
+    task: tuple[str, int] | None = None
+    past: tuple[Step, ...] = ()
+
+    @classmethod
+    def begin(cls, start: Start, task: tuple[str, int]) -> History:
+        """The history of an episode that has just begun."""
+        return cls(start.goal, start.observation, task=tuple(task))
 
     def then(self, step: Step) -> History:
         """The history with one more step."""
@@ -187,8 +196,9 @@ class Dialogue:
 
 def _without(history: History, steps: int) -> History:
     """The history from a later observation on, without its oldest steps."""
-    last = history.steps[:steps][-1]
-    return History(history.goal, last.observation, history.steps[steps:], last.note)
+    gone, rest = history.steps[:steps], history.steps[steps:]
+    past = (*history.past, *gone)
+    return dataclasses.replace(history, observation=gone[-1].observation, steps=rest, note=gone[-1].note, past=past)
 
 
 def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:

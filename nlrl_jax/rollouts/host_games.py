@@ -86,7 +86,7 @@ def play(
     """
     starts = game.reset(tasks)
     states = [start.state for start in starts]
-    histories = [History(start.goal, start.observation) for start in starts]
+    histories = [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
     B = len(starts)
     optimal = [game.optimal(state) if game.optimal else -1 for state in states]
     boards = [[game.board(state)] if game.board else [] for state in states]

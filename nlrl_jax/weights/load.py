@@ -125,7 +125,7 @@ def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
     if not path.exists():
         if hub.is_id(name):
             return hub.snapshot(name, revision, weights)
-        if name in ("endpoint", "scripted"):
+        if name in ("endpoint", "scripted", "expert"):
             raise FileNotFoundError(f"no model at {name!r}: here a model is loaded, and {name} has no weights")
         close = difflib.get_close_matches(name.lower(), (*BUILT_IN, "smollm2"), n=1)
         raise FileNotFoundError(

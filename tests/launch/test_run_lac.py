@@ -12,7 +12,8 @@ from tests.backends.server import Server, status
 from tests.launch.scripts import refusal, run
 
 SCRIPT = "run_lac"
-SMALL = ("--missions=go to,open door", "--tasks=1", "--max_steps=2", "--candidates=2", "--depth=1", "--line_tokens=16")
+TINY = ("--missions=go to,open door", "--tasks=1", "--max_steps=2", "--candidates=2", "--depth=1", "--line_tokens=16")
+SMALL = ("--model=nano_babyai", *TINY)
 METHODS = "--methods=lac,react"
 
 
@@ -56,14 +57,14 @@ def test_an_endpoint_decides_as_the_model_behind_it(here, tmp_path):
     local = models.local_model("nano_babyai", chat=False)
     given = ("--model=endpoint", "--endpoint_model=tiny", "--endpoint_tokenizer=nano_babyai", "--prompt=compact")
     with Server(behaviour=lambda request: serves(local, 320)) as server:
-        plan(tmp_path / "far", *given, f"--base_url={server.url}", "--context_tokens=320", *SMALL, METHODS)
+        plan(tmp_path / "far", *given, f"--base_url={server.url}", "--context_tokens=320", *TINY, METHODS)
     for method in ("lac", "react"):
         assert decisions(tmp_path / "far", method) == decisions(here, method)
 
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
     endpoint = ("--model=endpoint", "--endpoint_model=m", "--token_budget=400000")
-    plan(tmp_path / "dry", "--dry_run", *SMALL, *endpoint, METHODS)
+    plan(tmp_path / "dry", "--dry_run", *TINY, *endpoint, METHODS)
     assert not (tmp_path / "dry").exists()
     said = capsys.readouterr().out
     assert "nothing is sent" in said and "success" not in said
@@ -71,13 +72,25 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
     assert int(most[1]) > 1 and int(most[2].replace(",", "")) < 400000
 
 
-def test_webshop_plays_with_nothing_but_its_name(tmp_path, capsys):
+def test_a_game_plays_with_nothing_but_its_name_by_its_expert(tmp_path, capsys):
+    folder = tmp_path / "rooms"
+    plan(folder, *TINY, METHODS, "--expert=prior=1,critic=0.9", "--max_steps=20")
+    said = "no language model: it is babyai's own expert, which knows the true state. Its actions are right with"
+    for text in (capsys.readouterr().out, (folder / "table.md").read_text(), results.read(folder)["about"]):
+        assert said in text and "verdicts with 0.9" in text
+    assert (
+        said.replace("'", "&#39;") in (folder / "report.html").read_text()
+        or said in (folder / "report.html").read_text()
+    )
+    assert results.read(folder)["model"] == "expert" and results.read(folder)["scores"]["react"]["success"] == 1
+
+
+def test_webshop_plays_with_lats(tmp_path, capsys):
     plan(tmp_path / "shop", "--game=webshop", "--tasks=2", "--lats_iterations=1", "--depth=1", "--max_steps=6")
     scores = results.read(tmp_path / "shop")["scores"]
     assert list(scores) == ["lac", "react", "rap", "icpi", "rafa", "lats"]
     assert all(0 <= one["reward"] <= 1 and one["tokens"] > 0 for one in scores.values())
     assert "mean score" in (tmp_path / "shop" / "table.md").read_text()
-    assert "nothing about language models" in (tmp_path / "shop" / "report.html").read_text()
     assert "score" in capsys.readouterr().out
 
 
@@ -103,13 +116,15 @@ def test_bad_input(tmp_path):
     assert "babyai has no tasks 'swim'" in wrong("--missions=swim")
     assert "methods is 'magic'" in wrong("--methods=magic")
     assert "two different words" in wrong("--words=GOOD,GOOD")
-    assert "--line_tokens is 200" in wrong("--line_tokens=200")
+    assert "--line_tokens is 200" in wrong("--model=nano_babyai", "--line_tokens=200")
     assert "alpha is 0" in wrong("--alpha=0")
-    assert "no rules that read transcripts" in wrong("--game=frozen_lake", "--model=scripted")
+    assert "frozen_lake has no expert" in wrong("--game=frozen_lake", "--model=expert")
+    assert "frozen_lake has no expert to stand in for a language model; give one" in wrong("--game=frozen_lake")
+    assert "sets luck; its rates are prior, critic, world" in wrong("--expert=luck=1")
+    assert "--expert does nothing with --model nano_babyai" in wrong("--model=nano_babyai", "--expert=prior=1")
     assert "--webshop_data is for --game webshop" in wrong(f"--webshop_data={tmp_path}")
     assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
     assert "--lats_iterations is 0" in wrong("--game=webshop", "--lats_iterations=0")
-    assert "no built-in model has learned; give a language model with --model" in wrong("--game=frozen_lake")
     cannot = wrong("--game=maze_double_t", "--model=nano_babyai", "--methods=react", "--prompt=paper")
     assert "--model nano_babyai cannot hold a prompt of maze_double_t" in cannot
     assert "--webshop_tagger is for --game webshop" in wrong("--webshop_tagger=en_core_web_sm")

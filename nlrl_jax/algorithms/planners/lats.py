@@ -149,9 +149,10 @@ def plan(
     """
     check_game(game)
     caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
-    searches = [_Search(_Node(start.state, History(start.goal, start.observation))) for start in starts]
+    histories = _begin(starts, tasks)
+    searches = [_Search(_Node(start.state, history)) for start, history in zip(starts, histories, strict=True)]
     _search(caller, dialogue, game, searches, config)
-    return _play(caller, dialogue, game, starts, searches)
+    return _play(caller, dialogue, game, starts, histories, searches)
 
 
 def plan_imagined(
@@ -165,8 +166,8 @@ def plan_imagined(
 ) -> Plans:
     """As `plan`, but the search sees nothing of the game but its first observations; any game will do."""
     caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
-    histories = [History(start.goal, start.observation) for start in starts]
-    searches = [_Search(_Node(history, history), imagined=True) for history in histories]
+    beginnings = _begin(starts, tasks)
+    searches = [_Search(_Node(history, history), imagined=True) for history in beginnings]
 
     def step(histories: Sequence[History], actions: Sequence[str]) -> list[Outcome]:
         shown = caller.trim(dialogue, histories)
@@ -177,7 +178,11 @@ def plan_imagined(
         return [Outcome(history.then(Step(action, text)), text) for history, action, text in grown]
 
     _search(caller, dialogue, dataclasses.replace(game, step=step, score=""), searches, config)
-    return _play(caller, dialogue, game, starts, searches)
+    return _play(caller, dialogue, game, starts, beginnings, searches)
+
+
+def _begin(starts: Sequence[Start], tasks: Sequence[tuple[str, int]]) -> list[History]:
+    return [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
 
 
 def _caller(model, dialogue: Dialogue, planning: PlanningConfig, config: LATSConfig, seed: int) -> Caller:
@@ -263,11 +268,16 @@ def _back_up(last: _Node) -> None:
 
 
 def _play(
-    caller: Caller, dialogue: Dialogue, game: HostGame, starts: Sequence[Start], searches: Sequence[_Search]
+    caller: Caller,
+    dialogue: Dialogue,
+    game: HostGame,
+    starts: Sequence[Start],
+    beginnings: Sequence[History],
+    searches: Sequence[_Search],
 ) -> Plans:
     """Plays the best trajectories, and greedily on where they are over before the game is."""
     states = [start.state for start in starts]
-    histories = [History(start.goal, start.observation) for start in starts]
+    histories = list(beginnings)
     planned, thinking = [], []
     for one in searches:
         node, records = one.best(), []

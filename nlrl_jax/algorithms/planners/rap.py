@@ -5,6 +5,7 @@ What the last action leads to plays no part in that sum, so it is not imagined.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from nlrl_jax.algorithms.imagine import POLICY, Caller, Future, PlanningConfig
@@ -38,7 +39,7 @@ def decide(
             steps, history = future.imagined, future.history
             base = max(0, len(history.steps) - len(steps))
             for k, step in enumerate(steps[1:], 1):
-                before = History(history.goal, history.observation, history.steps[: base + k], history.note)
+                before = dataclasses.replace(history, steps=history.steps[: base + k])
                 chats.append(dialogue.chat(before, "Action:"))
                 texts.append([f" {step.action}"])
                 owner.append(i)

@@ -17,10 +17,6 @@ from nlrl_jax.run.transcript import printable
 from nlrl_jax.statistics import header
 
 QUESTION = "Does a model act better when it imagines what each action leads to and says whether that is GOOD or BAD?"
-BY_RULE = (
-    "The model is a set of rules that reads the transcript: this shows that the algorithms work on this game, and "
-    "nothing about language models."
-)
 _CURVES = 4  # methods whose Q is drawn
 
 
@@ -149,7 +145,7 @@ def write(
     usage: Usage,
     notes: Sequence[str] = (),
     legend: Mapping[str, str] | None = None,
-    by_rule: bool = False,
+    about: str = "",
 ) -> pathlib.Path:
     """Writes table.md, the figures and report.html.
 
@@ -159,7 +155,7 @@ def write(
       results: {method: result}, at least one; see `lac_tables`.
       notes: paragraphs below the first table.
       legend: meaning of the characters on the boards.
-      by_rule: the model is no language model, which the page says.
+      about: a sentence about the model, for table.md and the page.
 
     Returns:
       The page's path.
@@ -167,11 +163,13 @@ def write(
     main = Table("Success", lac_tables.main_table(results), explained())
     made = [main, *tables(results)]
     parts = [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in made]
-    write_atomically(run_dir / "table.md", "\n".join([f"Model: {printable(model_name)}\n", *parts]))
-    blocks: list[Block] = [*([BY_RULE] if by_rule else []), main, *notes, *figures(results, run_dir), *made[1:]]
+    write_atomically(
+        run_dir / "table.md", "\n".join([f"Model: {printable(model_name)}{f'. {about}' * bool(about)}\n", *parts])
+    )
+    blocks: list[Block] = [*([about] if about else []), main, *notes, *figures(results, run_dir), *made[1:]]
     return write_report(
         run_dir,
-        title=f"LAC and planners: {'a model by rule' if by_rule else model_name}",
+        title=f"LAC and planners: {model_name}",
         question=QUESTION,
         config=config,
         blocks=[*blocks, tokens(usage), Stories(stories(results), NOTE)],

@@ -1,0 +1,154 @@
+"""How good must the critic and the imagination be before LAC beats its prior and the other planners?
+
+    python -m benchmarks.lac_dials --game babyai --folder runs/dials              # 40 minutes on two cores; resumable
+    python -m benchmarks.lac_dials --game babyai --folder runs/dials --minutes 8  # finishes some cells and stops
+    python -m benchmarks.lac_dials --folder runs/dials --picture docs/lac_dials.png
+
+The model is the expert of `nlrl_jax/backends/expert.py`, whose prior is fixed for each game and whose critic and world
+model are right at the rates of a grid. A method plays a cell only if it reads that dial: ReAct and the prior neither,
+LATS in the game itself not the world model, RAP not the critic. Each cell is a file, so a killed run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+import envs
+from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners.lats import LATSConfig
+from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends.expert import Expert, Rates
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.files import write_atomically
+from nlrl_jax.run import planning
+from nlrl_jax.statistics import Estimate, estimate
+
+CRITIC = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+WORLD = (0.5, 0.75, 1.0)
+PRIOR = {"babyai": 0.3, "webshop": 0.3, "alfworld": 0.3}
+TITLES = {"babyai": "BabyAI-Text", "webshop": "WebShop", "alfworld": "ALFWorld"}
+READS = {  # method -> the dials that it reads
+    "lac_no_critic": "",
+    "react": "",
+    "lac": "cw",
+    "rafa": "cw",
+    "icpi": "cw",
+    "rap": "w",
+    "lats": "c",
+}
+LATS_ITERATIONS = 5  # the paper's 30 solve every task
+
+
+def cells() -> list[tuple[str, float, float]]:
+    """(method, critic, world) of every cell, each once; a dial that is not read stands at 1."""
+    return [
+        (method, critic, world)
+        for method, reads in READS.items()
+        for world in (WORLD[::-1] if "w" in reads else (1.0,))
+        for critic in (CRITIC if "c" in reads else (1.0,))
+    ]
+
+
+def path_of(folder: pathlib.Path, game: str, cell: tuple[str, float, float]) -> pathlib.Path:
+    method, critic, world = cell
+    return folder / game / f"{method}_{critic:g}_{world:g}.json"
+
+
+def play(game, name: str, cell: tuple[str, float, float], tasks) -> dict:
+    """Success and moves of every task in a cell."""
+    method, critic, world = cell
+    model, usage, start = Expert(game, Rates(PRIOR[name], critic, world)), Usage(), time.perf_counter()
+    prompts = planning.PromptConfig(prompt="compact", examples=0)
+    dialogue = planning.dialogue_of(METHODS[method], game, prompts, "expert", None, 0)
+    lats = LATSConfig(iterations=LATS_ITERATIONS)
+    played = planning.run_method(
+        method, METHODS[method], Metered(model, usage), usage, game, dialogue, LACConfig(), tasks, 120, 0, lats=lats
+    )
+    kept = [{key: one[key] for key in ("task", "success", "moves", "reward")} for one in played["episodes"]]
+    return {"episodes": kept, "seconds": time.perf_counter() - start, "calls": played["calls"]}
+
+
+def success(folder: pathlib.Path, game: str, cell: tuple[str, float, float]) -> Estimate | None:
+    """The share of tasks solved in a cell; None if it has not been played."""
+    path = path_of(folder, game, cell)
+    if not path.is_file():
+        return None
+    return estimate([one["success"] for one in json.loads(path.read_text())["episodes"]], is_share=True)
+
+
+def table(folder: pathlib.Path, game: str) -> str:
+    """All cells of a game in Markdown: a row per method and world, a column per critic."""
+    rows = [f"| {TITLES[game]} | world | " + " | ".join(f"critic {c:g}" for c in CRITIC) + " |", "|---" * 8 + "|"]
+    for method, reads in READS.items():
+        for world in WORLD if "w" in reads else (1.0,):
+            found = [success(folder, game, (method, c, world)) for c in (CRITIC if "c" in reads else (1.0,))]
+            shown = [one.text(".2f") if one else "" for one in found]
+            shown += ["same"] * (len(CRITIC) - len(shown)) if "c" not in reads else []
+            rows.append(f"| {METHODS[method].title} | {f'{world:g}' if 'w' in reads else '–'} | {' | '.join(shown)} |")
+    return "\n".join(rows)
+
+
+def picture(folder: pathlib.Path, path: pathlib.Path) -> None:
+    """Success by the critic's rate: a row per game, a column per rate of the world model."""
+    games = [game for game in PRIOR if (folder / game).is_dir()]
+    size = 3.4 * len(WORLD), 2.8 * len(games) + 0.5
+    figure, axes = plt.subplots(len(games), len(WORLD), figsize=size, sharex=True, sharey=True, squeeze=False)
+    for game, row in zip(games, axes, strict=True):
+        for world, axis in zip(WORLD, row, strict=True):
+            for i, (method, reads) in enumerate(READS.items()):
+                at = world if "w" in reads else 1.0
+                found = {c: success(folder, game, (method, c if "c" in reads else 1.0, at)) for c in CRITIC}
+                found = {c: one for c, one in found.items() if one}
+                arms = [[one.arms[k] for one in found.values()] for k in (0, 1)]
+                style = {"color": f"C{i}", "label": METHODS[method].title, "linestyle": "-" if "c" in reads else "--"}
+                if "c" in reads:
+                    axis.errorbar(list(found), [e.mean for e in found.values()], arms, marker="o", ms=3, **style)
+                else:
+                    axis.plot(list(found), [e.mean for e in found.values()], **style)
+            axis.set_title(f"{TITLES[game]}, world {world:g}", fontsize=9)
+        row[0].set_ylabel("share of tasks solved")
+    for axis in axes[-1]:
+        axis.set_xlabel("critic is right")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=len(labels), fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.5 / size[1], 1, 1))
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--game", choices=tuple(PRIOR), help="the game to play; without it only --picture is drawn")
+    parser.add_argument("--folder", type=pathlib.Path, required=True, help="where the cells lie")
+    parser.add_argument("--tasks", type=int, default=102, help="tasks of a cell")
+    parser.add_argument("--minutes", type=float, default=1e9, help="no cell begins after so many minutes")
+    parser.add_argument("--methods", default=",".join(READS), help="methods to play")
+    parser.add_argument("--picture", type=pathlib.Path, help="file of the picture")
+    given = parser.parse_args()
+    if given.game:
+        start, game = time.monotonic(), envs.make_host(given.game)
+        tasks = planning.tasks_of(game, game.kinds, -(-given.tasks // len(game.kinds)), 0)[: given.tasks]
+        for cell in cells():
+            path = path_of(given.folder, given.game, cell)
+            if path.is_file() or cell[0] not in given.methods.split(","):
+                continue
+            if time.monotonic() - start > 60 * given.minutes:
+                break
+            made = play(game, given.game, cell, tasks)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(made) + "\n")
+            print(given.game, *cell, success(given.folder, given.game, cell), f"{made['seconds']:.0f} s", flush=True)
+        print(table(given.folder, given.game))
+    if given.picture:
+        picture(given.folder, given.picture)
+
+
+if __name__ == "__main__":
+    main()
