@@ -314,11 +314,11 @@ def observation_template(size: int) -> Template:
 def _rules(slippery: bool, prompt: str) -> str:
     if prompt == "compact":
         return "Walk P to G, never onto O. Ice is slippery." if slippery else "Walk P to G, never onto O."
-    slip = "- The ice is slippery: a step may carry you sideways instead, even into a hole.\n" if slippery else ""
+    slip = "- The ice is slippery: you may slide sideways instead, even into a hole.\n" if slippery else ""
     return (
-        "You walk across a frozen lake and want to get to the goal.\n"
+        "You are walking across a frozen lake and want to reach the goal.\n"
         "Rules:\n"
-        "- Stepping onto a hole drops you into the water and ends the game.\n"
+        "- If you step into a hole, you fall into the water and the game is over.\n"
         f"{slip}"
         f"{grid_text.ACTION_RULE}"
     )

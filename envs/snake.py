@@ -294,7 +294,7 @@ def observation_template(size: int, num_apples: int, max_length: int, apple_rewa
             *grid_text.point("head", size),
             Literal(" and body segments at ["),
             grid_text.points("segment", segments, size, empty=""),
-            Literal("]\nThe snake you steer has its head at "),
+            Literal("]\nYour head is at "),
             *grid_text.point("head", size),
             Literal(f"\n{grid_text.legend(legend)}"),
         )
@@ -305,16 +305,16 @@ def _rules(poison: bool, prompt: str) -> str:
     if prompt == "compact":
         return "You are 1. Avoid A, 2, T and O." if poison else "You are 1. Eat A. Avoid 2, T and O."
     apple = (
-        "- Eating an apple costs you 1 point and makes you longer: stay off the apples while you can"
+        "- Apples are poisonous: avoid them. Eating one costs you 1 point and makes your snake one segment longer"
         if poison
-        else "- Eating an apple earns you 1 point and makes you longer by one segment"
+        else "- Eating an apple earns you 1 point and makes your snake one segment longer"
     )
     return (
-        "You steer one of the snakes in a Snake game with several players.\n"
+        "You control one of the snakes in a multiplayer game of Snake.\n"
         "Rules:\n"
-        "- Each move takes your head to the next cell up, down, left or right\n"
+        "- Each move takes your head one cell up, down, left or right\n"
         f"{apple}\n"
-        "- Running into a wall, into your own body or into another snake kills you\n"
+        "- You die if you run into a wall, your own body or another snake\n"
         f"{grid_text.ACTION_RULE}"
     )
 

@@ -276,12 +276,12 @@ def board_template(maze: Maze) -> Template:
 
 
 _RULES = (
-    "You walk through a maze and want to reach its goal in as few steps as you can.\n"
+    "You are walking through a maze and want to reach the goal in as few steps as possible.\n"
     "Rules:\n"
-    "- A move takes you one cell up, down, left or right; a wall stops you, and the step is lost.\n"
-    "- Positions are given as row, column: down adds 1 to the row, right adds 1 to the column.\n"
+    "- A move takes you one cell up, down, left or right. If a wall is in the way, you stay put and waste the step.\n"
+    "- Positions are given as row, column: moving down adds 1 to the row, moving right adds 1 to the column.\n"
     "Available actions: move up, move down, move left, move right. "
-    'Reply with between 1 and 3 actions, separated by " || ".'
+    'Reply with 1 to 3 actions, separated by " || ".'
 )
 _COMPACT = "Walk to the goal. Walls stop you."
 
