@@ -23,11 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
 
 from envs import grid_text
 from envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
 from envs.options import integer, real
+from envs.shell import DiscreteGame
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -183,7 +184,7 @@ def _alias_table(probability: np.ndarray) -> np.ndarray:
     return np.stack([np.minimum(keep * 2.0**32, 2.0**32 - 1), alias], axis=1).astype(np.uint32)
 
 
-class FrozenLake(environment.Environment[EnvState, EnvParams]):
+class FrozenLake(DiscreteGame):
     """gymnax environment; observations are float32 [size, size, 3]: player, holes, goal.
 
     Args:
@@ -203,20 +204,12 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
         if maps not in MAPS:
             raise ValueError(f"maps is {maps!r}; choose one of {', '.join(MAPS)}")
         (map_table if size <= _TABLE_SIZE else check_candidates)(size, hole_probability, maps)
+        super().__init__(ACTIONS, (size, size, 3), EnvParams())
         self.size, self.slippery, self.hole_probability, self.maps = size, slippery, hole_probability, maps
 
-    @property
-    def default_params(self) -> EnvParams:
-        return EnvParams()
-
-    @property
-    def num_actions(self) -> int:
-        return len(ACTIONS)
-
-    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
         """A new solvable map with the player at the start."""
-        state = EnvState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
-        return self.observe(key, state, None, params), state
+        return EnvState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
 
     def draw_map(self, key: jax.Array) -> jax.Array:
         """Holes of a random solvable map: bool [size * size]."""
@@ -239,13 +232,12 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
         start = (key, jnp.zeros(tiles, bool), jnp.array(False))
         return jax.lax.while_loop(lambda carry: ~carry[2], draw, start)[1]
 
-    def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info); the reward is 1 on reaching the goal, else 0."""
+    def advance(self, key, state, action, params):
+        """The reward is 1 on reaching the goal, else 0."""
         direction = jnp.asarray(action, jnp.int32)
         if self.slippery:
             direction = slip_directions(direction)[jax.random.bits(key) % 3]
-        state, reward, terminated = outcome(state, direction, self.size)
-        return self.observe(key, state, action, params), state, reward, terminated, {}
+        return *outcome(state, direction, self.size), {}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """In a hole or on the goal."""
@@ -260,12 +252,6 @@ class FrozenLake(environment.Environment[EnvState, EnvParams]):
         tiles = np.arange(self.size * self.size)
         planes = jnp.stack([tiles == state.position, state.holes, tiles == tiles[-1]], axis=-1)
         return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
-
-    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
-        return spaces.Discrete(len(ACTIONS))
-
-    def observation_space(self, params: EnvParams) -> spaces.Box:
-        return spaces.Box(0, 1, (self.size, self.size, 3), jnp.float32)
 
 
 def max_holes(size: int) -> int:
@@ -314,11 +300,11 @@ def observation_template(size: int) -> Template:
 def _rules(slippery: bool, prompt: str) -> str:
     if prompt == "compact":
         return "Walk P to G, never onto O. Ice is slippery." if slippery else "Walk P to G, never onto O."
-    slip = "- The ice is slippery: a step may carry you sideways instead, even into a hole.\n" if slippery else ""
+    slip = "- The ice is slippery: you may slide sideways instead, even into a hole.\n" if slippery else ""
     return (
-        "You walk across a frozen lake and want to get to the goal.\n"
+        "You are walking across a frozen lake and want to reach the goal.\n"
         "Rules:\n"
-        "- Stepping onto a hole drops you into the water and ends the game.\n"
+        "- If you step into a hole, you fall into the water and the game is over.\n"
         f"{slip}"
         f"{grid_text.ACTION_RULE}"
     )

@@ -17,7 +17,7 @@ from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 UP, DOWN, LEFT, RIGHT = range(4)
-ACTION_RULE = 'Available actions: Up, Down, Left, Right. Reply with between 1 and 3 actions, separated by " || ".'
+ACTION_RULE = 'Available actions: Up, Down, Left, Right. Reply with 1 to 3 actions, separated by " || ".'
 
 
 def check_prompt(prompt: str) -> None:
@@ -75,9 +75,9 @@ def conventions(size: int) -> str:
     """Board size and coordinate sentence of the paper prompt."""
     last = size - 1
     return (
-        f"The board has {size}x{size} cells, written as (X, Y) with X for the column and Y for the row. "
-        f"(0, 0) is the bottom left cell and ({last}, {last}) the top right one. "
-        "Up adds 1 to Y, Down takes 1 from Y, Right adds 1 to X, Left takes 1 from X."
+        f"The board has {size}x{size} cells. A cell is written as (X, Y), where X is the column and Y is the row; "
+        f"(0, 0) is the bottom left corner and ({last}, {last}) the top right one. "
+        "Up adds 1 to Y, Down subtracts 1 from Y, Right adds 1 to X, Left subtracts 1 from X."
     )
 
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
 
 from envs.options import integer
+from envs.shell import DiscreteGame
 from nlrl_jax.types import BoardGame
 from nlrl_jax.updates import where
 
@@ -31,7 +32,7 @@ class EnvParams(environment.EnvParams):
     max_steps_in_episode: int = 40
 
 
-class OnePlayer(environment.Environment[EnvState, EnvParams]):
+class OnePlayer(DiscreteGame):
     """gymnax environment; an action is the index of a word in `words`, the game's without those no position allows.
 
     Observations are float32 [*shape, 2]: the agent's pieces, the opponent's. An illegal action changes only the time;
@@ -67,20 +68,12 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
         if side not in sides:
             raise ValueError(f"side is {side!r}; choose one of {', '.join(sides)}")
         integer("max_steps", max_steps, 1)
-        self.game, self.shape, self.side, self.max_steps = game, shape, side, max_steps
-        self.moves_of = opponents[opponent]
+        self.game, self.side, self.moves_of = game, side, opponents[opponent]
         self.ids = np.flatnonzero([bool(word) for word in game.actions])  # the game's id of each action
-        self.words = tuple(game.actions[i] for i in self.ids)
+        words = tuple(game.actions[i] for i in self.ids)
+        super().__init__(words, (*shape, 2), EnvParams(max_steps_in_episode=max_steps))
 
-    @property
-    def default_params(self) -> EnvParams:
-        return EnvParams(max_steps_in_episode=self.max_steps)
-
-    @property
-    def num_actions(self) -> int:
-        return len(self.words)
-
-    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
         """The first position, or the one after the opponent's first move."""
         key_side, key_move = jax.random.split(key)
         if self.side == "both":
@@ -89,24 +82,22 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
             side = jnp.int32(self.game.players.index(self.side))
         first = self.game.init()
         position = where(side == 0, first, self.answer(key_move, first))
-        state = EnvState(time=jnp.int32(0), position=position, side=side)
-        return self.observe(key, state, None, params), state
+        return EnvState(time=jnp.int32(0), position=position, side=side)
 
     def answer(self, key: jax.Array, position: Any) -> Any:
         """The position after the opponent's move; where the game is over, it means nothing."""
         mask = self.moves_of(position)
         return self.game.step(position, jnp.argmax(jnp.where(mask, jax.random.uniform(key, mask.shape), -1.0)))
 
-    def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info)."""
+    def advance(self, key, state, action, params):
+        """The opponent answers a legal move that does not end the game."""
         game, move = self.game, jnp.asarray(self.ids)[action]
         legal = game.legal_action_mask(state.position)[move]
         position = where(legal, game.step(state.position, move), state.position)
         position = where(legal & ~game.is_terminal(position), self.answer(key, position), position)
         reward = jnp.where(legal, game.returns(position) * (1 - 2 * state.side), 0.0)
         state = state.replace(position=position, time=state.time + 1)
-        obs = self.observe(key, state, action, params)
-        return obs, state, reward, game.is_terminal(position), {"illegal_move": ~legal}
+        return state, reward, game.is_terminal(position), {"illegal_move": ~legal}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The game is over by its rules."""
@@ -119,15 +110,9 @@ class OnePlayer(environment.Environment[EnvState, EnvParams]):
     def observe(self, key, state: EnvState, action, params) -> jax.Array:
         """float32 [rows, columns, 2]."""
         cells, own = self.game.fields(state.position)["cells"], state.side + 1
-        return jnp.stack([cells == own, cells == 3 - own], axis=-1).reshape(*self.shape, 2).astype(jnp.float32)
+        return jnp.stack([cells == own, cells == 3 - own], axis=-1).reshape(self.shape).astype(jnp.float32)
 
     def fields(self, state: EnvState) -> dict[str, jax.Array]:
         """The game's own, and legal: int32 [A], 1 where the action is legal."""
         legal = self.game.legal_action_mask(state.position)[self.ids].astype(jnp.int32)
         return {**self.game.fields(state.position), "legal": legal}
-
-    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
-        return spaces.Discrete(self.num_actions)
-
-    def observation_space(self, params: EnvParams) -> spaces.Box:
-        return spaces.Box(0, 1, (*self.shape, 2), jnp.float32)

@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
 
 from envs import grid_text
 from envs.grid_text import ACTIONS
 from envs.options import integer
+from envs.shell import DiscreteGame
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -170,8 +171,8 @@ def respawn(state: EnvState, ate: jax.Array, words: jax.Array, size: int) -> Env
     return state.replace(apples=state.apples | (cells == yours) | (cells == enemys))
 
 
-class Snake(environment.Environment[EnvState, EnvParams]):
-    """gymnax environment for snake 1; snake 2 moves at random inside `step_env`.
+class Snake(DiscreteGame):
+    """gymnax environment for snake 1; snake 2 moves at random inside `advance`.
 
     Observations are float32 [size, size, 5]: your head, your body, enemy head, enemy body, apples.
 
@@ -192,21 +193,14 @@ class Snake(environment.Environment[EnvState, EnvParams]):
             raise ValueError(
                 f"size {size} and num_apples {num_apples}: two heads and at least one apple must fit on the board"
             )
+        super().__init__(ACTIONS, (size, size, 5), EnvParams())
         self.size, self.num_apples, self.max_length = size, num_apples, max_length
 
-    @property
-    def default_params(self) -> EnvParams:
-        return EnvParams()
-
-    @property
-    def num_actions(self) -> int:
-        return len(ACTIONS)
-
-    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
         """Two heads and the apples on different random cells."""
         cells = np.arange(self.size * self.size)
         places = distinct_cells(jax.random.bits(key, (2 + self.num_apples,), jnp.uint32), len(cells))
-        state = EnvState(
+        return EnvState(
             time=jnp.int32(0),
             ages=(cells == places[:2, None]).astype(jnp.int8),
             head=places[:2],
@@ -214,18 +208,16 @@ class Snake(environment.Environment[EnvState, EnvParams]):
             alive=jnp.ones(2, bool),
             apples=(cells == places[2:, None]).any(0),
         )
-        return self.observe(key, state, None, params), state
 
-    def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info); info["enemy_action"] is snake 2's move, int32 []."""
+    def advance(self, key, state, action, params):
+        """info["enemy_action"] is snake 2's move, int32 []."""
         words = jax.random.bits(key, (3,), jnp.uint32)
         enemy = random_cell(words[0], pack(enemy_moves(state, self.size), 4), 4)
         actions = jnp.stack([jnp.asarray(action, jnp.int32), enemy])
         state, ate, died = advance(state, actions, self.size, self.max_length)
         state = respawn(state, ate, words[1:], self.size)
         reward = jnp.where(died[YOU], DEATH_REWARD, ate[YOU] * params.apple_reward).astype(jnp.float32)
-        obs = self.observe(key, state, action, params)
-        return obs, state, reward, self.is_terminated(state, params), {"enemy_action": enemy}
+        return state, reward, self.is_terminated(state, params), {"enemy_action": enemy}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """At most one snake lives."""
@@ -237,12 +229,6 @@ class Snake(environment.Environment[EnvState, EnvParams]):
         bodies = (state.ages > 0) & ~heads
         planes = jnp.stack([heads[YOU], bodies[YOU], heads[ENEMY], bodies[ENEMY], state.apples], axis=-1)
         return planes.reshape(self.size, self.size, 5).astype(jnp.float32)
-
-    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
-        return spaces.Discrete(len(ACTIONS))
-
-    def observation_space(self, params: EnvParams) -> spaces.Box:
-        return spaces.Box(0, 1, (self.size, self.size, 5), jnp.float32)
 
     def fields(self, state: EnvState) -> dict[str, jax.Array]:
         """What the text of a state reads, all int32; S = max_length - 1.
@@ -294,7 +280,7 @@ def observation_template(size: int, num_apples: int, max_length: int, apple_rewa
             *grid_text.point("head", size),
             Literal(" and body segments at ["),
             grid_text.points("segment", segments, size, empty=""),
-            Literal("]\nThe snake you steer has its head at "),
+            Literal("]\nYour head is at "),
             *grid_text.point("head", size),
             Literal(f"\n{grid_text.legend(legend)}"),
         )
@@ -305,16 +291,16 @@ def _rules(poison: bool, prompt: str) -> str:
     if prompt == "compact":
         return "You are 1. Avoid A, 2, T and O." if poison else "You are 1. Eat A. Avoid 2, T and O."
     apple = (
-        "- Eating an apple costs you 1 point and makes you longer: stay off the apples while you can"
+        "- Apples are poisonous: avoid them. Eating one costs you 1 point and makes your snake one segment longer"
         if poison
-        else "- Eating an apple earns you 1 point and makes you longer by one segment"
+        else "- Eating an apple earns you 1 point and makes your snake one segment longer"
     )
     return (
-        "You steer one of the snakes in a Snake game with several players.\n"
+        "You control one of the snakes in a multiplayer game of Snake.\n"
         "Rules:\n"
-        "- Each move takes your head to the next cell up, down, left or right\n"
+        "- Each move takes your head one cell up, down, left or right\n"
         f"{apple}\n"
-        "- Running into a wall, into your own body or into another snake kills you\n"
+        "- You die if you run into a wall, your own body or another snake\n"
         f"{grid_text.ACTION_RULE}"
     )
 

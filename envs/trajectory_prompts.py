@@ -77,10 +77,10 @@ class GameText:
 
     def cases(self, episode: Episode, verdicts: Sequence[Verdict], left_out: int) -> str:
         """The critical timeslots and the episode's outcome."""
-        lines = [f"({left_out} earlier critical timeslots are not shown)"] if left_out else []
+        lines = [f"(earlier critical timeslots not shown: {left_out})"] if left_out else []
         lines += [] if verdicts else ["No timeslot was found to be critical."]
         for timeslot, _, action, why, judged in verdicts:
-            better = f", better: {self.action(action)}" if action is not None else ", proper" if judged else ""
+            better = f", better: {self.action(action)}" if action is not None else ", appropriate" if judged else ""
             state, taken = self.state(episode.observations[timeslot]), self.action(episode.action(timeslot))
             lines.append(f"timeslot {timeslot}: {state}, action {taken}{better}. {why}")
         return "\n".join([*lines, *self.events(episode), self.ending(episode)])
@@ -154,7 +154,7 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
     def reward(episode: Episode, timeslot: int, action: Action, analysis: str) -> Chat:
         context = {"episode": episode, "timeslot": timeslot, "action": action, "analysis": analysis}
         taken, judged = text.action(episode.action(timeslot)), text.action(action)
-        other = f" (the agent itself chose {taken}; what is shown after it follows from that)"
+        other = f" (the agent actually chose {taken}; the timeslots after it show what followed from that)"
         prompt = text.reward.format(
             number=episode.number,
             timeslot=timeslot,
@@ -178,17 +178,17 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
 
 
 _STRATEGIES = """# Instructions
-Below are the case analyses of {shown} of {all} episodes that this agent has played. It is going to be trained further.
-(i) Sum up which failures come back in several analyses, and which successes.
-(ii) Propose strategies for the training that answer them: what to change in the agent's actions, in its rewards, in \
-the states from which it learns, or in the learning itself.
+Below are the case analyses of {shown} of {all} episodes that this agent has played. It is about to be trained further.
+(i) Summarise which failures and which successes occur in several analyses.
+(ii) Propose training strategies that address them: what to change in the agent's actions, its rewards, the states it \
+learns from, or the learning itself.
 
 # Case analyses
 {analyses}
 
 # Output format
-A numbered list, the most useful strategy first: its name, then in two or three sentences what to do and which of the \
-analyses speak for it."""
+A numbered list, the most useful strategy first: its name, then two or three sentences on what to do and which \
+analyses support it."""
 
 
 def strategies(context: Mapping[str, Any], rng: random.Random) -> str:

@@ -17,12 +17,12 @@ from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import HostGame, Outcome, Start
 
 RULES = (
-    "You are in a room of a household and can see the names of all places where things lie. What lies in or on a place "
-    "is seen when you have gone to it and, if it is closed, opened it. You can carry one thing.\n"
-    "Actions, with the names that you have read: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
+    "You are in a room of a household and can see the names of all the places where things are kept. To see what is in "
+    "or on a place, go to it and, if it is closed, open it. You can carry one thing at a time.\n"
+    "Actions, using the names that you have read: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
     "THING in/on PLACE, clean THING with PLACE (at a sinkbasin), heat THING with PLACE (at a microwave), cool THING "
-    "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. An action that is not possible "
-    'leads to "Nothing happens."'
+    "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. If an action is not possible, "
+    'the observation is "Nothing happens."'
 )
 _EXAMPLES = 1 << 50  # seeds of examples, which no corpus has
 

@@ -83,16 +83,16 @@ class BabyAI(environment.Environment[EnvState, EnvParams]):
         return spaces.Box(0, 2, (OBSERVATION_SIZE,), jnp.float32)
 
 
-_RULES = """You act in a room of 8x8 cells whose border is wall; a mission with a door has two such rooms side by side.
+_RULES = """You are in a room of 8x8 cells, walls included; if the mission has a door, two such rooms lie side by side.
 Rules:
-- You see the 7x7 cells in front of you and to both sides, as far as walls and closed doors allow.
-- You go to a thing by facing it from the next cell. You pick up the thing in front of you, and carry one at a time.
-- You drop what you carry onto the free cell in front of you. Things, walls and closed doors block your way.
-- Toggle opens or closes the door in front of you; a locked one opens only while you carry the key of its colour. \
-It also opens a box, which is empty and then gone.
-- Distances are counted in steps from where you stand, left, right and forward as you look.
+- You see the 7x7 cells in front of you and to your sides, as far as walls and closed doors allow.
+- You go to a thing by facing it from the next cell. You pick up the thing in front of you, one at a time.
+- You drop what you are carrying onto the free cell in front of you. Things, walls and closed doors block your way.
+- Toggle opens or closes the door in front of you; a locked door opens only while you carry the key of its colour. \
+It also opens a box, which turns out to be empty and disappears.
+- Distances are counted in steps from where you stand: left, right and forward as seen from your direction.
 Available actions: turn left, turn right, go forward, pick up, drop, toggle. \
-Reply with between 1 and 3 actions, separated by " || "."""
+Reply with 1 to 3 actions, separated by " || "."""
 
 # Words that the built-in tiny models have a token for: forward is up in the drawn view, and what is dropped goes down.
 COMPACT_ACTIONS = ("Left", "Right", "Up", "Take", "Down", "Use")

@@ -17,11 +17,11 @@ from nlrl_jax.text.host import of_text_game
 from nlrl_jax.types import HostGame
 
 RULES = (
-    "You walk through rooms of square cells and see the cells in front of you, given as steps to your left or right "
-    "and steps forward. Walls and closed doors block your view.\n"
+    "You walk through rooms of square cells and see the cells in front of you, described in steps to your left or "
+    "right and steps forward. Walls and closed doors block your view.\n"
     "Actions: turn left, turn right, go forward, pick up, drop, toggle. Pick up, drop and toggle (which opens doors) "
-    "work on the cell straight in front of you. You can carry one thing. A locked door opens with the key of its "
-    "colour. You have gone to a thing when it is 1 step forward."
+    "act on the cell directly in front of you. You can carry one thing at a time. A locked door opens with the key of "
+    "its colour. To go to a thing means to face it from the next cell: it is then 1 step forward."
 )
 _EXAMPLES = 1 << 30  # seeds of examples, which no task has
 

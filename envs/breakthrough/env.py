@@ -42,7 +42,7 @@ def text_game(
     else:
         rules = f"{game.rules}\nReply with one move."
         observation = (
-            "Board:\n" + game.board + Template((Literal("\nYou play "), turn, Literal(" and it is your turn.")))
+            "Board:\n" + game.board + Template((Literal("\nYou play "), turn, Literal(", and it is your turn.")))
         )
     return TextGame(
         name="breakthrough" if opponent == "random" else f"breakthrough_{opponent}",

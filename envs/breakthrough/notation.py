@@ -58,14 +58,14 @@ class BreakthroughText:
     def rules(self) -> str:
         home = "row" if self.pawn_rows == 1 else "two rows"
         return (
-            f"Breakthrough is played on a board of {self.columns} columns (a to {self.letters[-1]}) and {self.rows} "
-            f"rows (1 to {self.rows}, counted from the bottom). Black (b) fills the top {home} with {self.pawns} pawns "
-            f"and moves down; white (w) fills the bottom {home} with {self.pawns} pawns and moves up. Black moves "
-            "first, then the players take turns. A turn is one move of one pawn to the row ahead: straight or "
-            "diagonally onto an empty square, or diagonally onto an enemy pawn, which is taken off the board. A pawn "
-            "never takes straight ahead. A player wins by bringing a pawn to the far row or by taking all of the "
-            "opponent's pawns. A move is written as the square it leaves and the square it reaches, with * where it "
-            "takes a pawn."
+            f"Breakthrough is played on a board with {self.columns} columns (a to {self.letters[-1]}) and {self.rows} "
+            f"rows (1 to {self.rows}, counted from the bottom). Black (b) starts with {self.pawns} pawns on the top "
+            f"{home} and moves down; White (w) starts with {self.pawns} pawns on the bottom {home} and moves up. Black "
+            "moves first, then the players take turns. On each turn, a player moves one pawn one row forward: straight "
+            "or diagonally onto an empty square, or diagonally onto an enemy pawn, which is captured. A pawn cannot "
+            "capture straight ahead. A player wins by getting a pawn to the opposite end of the board or by capturing "
+            "all of the opponent's pawns. A move is written as its start square followed by its end square, with a * "
+            "at the end if it captures a pawn."
         )
 
     def describe(self, cells: np.ndarray, player: int, winner: int) -> str:

@@ -17,20 +17,20 @@ from nlrl_jax.types import Chat
 STYLES = ("paper", "compact")
 NAMES = {"w": "White", "b": "Black"}
 
-_RULES = f"{BreakthroughText(rows=5, columns=5, pawn_rows=2).rules()} An empty square is drawn as a dot."
+_RULES = f"{BreakthroughText(rows=5, columns=5, pawn_rows=2).rules()} Empty squares are drawn as dots."
 _CONCEPTS = """\
-Write four short parts under these headings:
-1. *Tactical Considerations*: threats, tactics and weak spots of this moment.
-2. *Positional Evaluation*: pawn structure, active pawns, key squares, safety of the own home row.
+Write four short sections under these headings:
+1. *Tactical Considerations*: immediate threats, tactical opportunities and weaknesses.
+2. *Positional Evaluation*: pawn structure, active pawns, key squares, safety of each side's home row.
 3. *Suggested Moves*: one or two good moves for the side to move, and why.
-4. *Advantage*: which side is ahead, as <white> or <black>, following from the parts before.
+4. *Advantage*: which side is ahead, as <white> or <black>, based on the sections above.
 Be concise."""
 _VALUE = f"{_RULES}\n\nYou annotate games of breakthrough. You are given a position and evaluate it.\n{_CONCEPTS}"
 _AGGREGATE = f"""{_RULES}
 
-You annotate games of breakthrough by looking ahead. You are given a position and some variations that were played \
-from it, each with an evaluation of where it ends. Compare them and conclude what they say about the position at the \
-start. {_CONCEPTS}"""
+You annotate games of breakthrough by looking ahead. You are given a position and several variations played from it, \
+each with an evaluation of the position it leads to. Compare them and conclude what they tell us about the given \
+position. {_CONCEPTS}"""
 _MARK = re.compile("<(white|black)>")
 
 
@@ -51,7 +51,7 @@ def value(view: View) -> Chat:
 
 def aggregate(view: View, variations: Sequence[Evaluated]) -> Chat:
     parts = "\n\n".join(f"*Variation {n}:*\n{_variation(line, text)}" for n, (line, text) in enumerate(variations, 1))
-    user = f"The position:\n{described(view)}\n\n{parts}\n\nEvaluate the position at the start."
+    user = f"The position:\n{described(view)}\n\n{parts}\n\nEvaluate the given position."
     return Chat.of(user, _AGGREGATE, view=view, variations=tuple(variations))
 
 
@@ -84,8 +84,8 @@ def _variation(line: Line, evaluation: str) -> str:
     words = ",".join(step.action for step in line.steps)
     end = line.steps[-1].after
     if line.over:
-        return f"Moves: {words}\n{moves}\nIt ends the game:\n{end.board}\n{line.winner} has won."
-    return f"Moves: {words}\n{moves}\nIt leads to:\n{described(end)}\nEvaluation of that position:\n{evaluation}"
+        return f"Moves: {words}\n{moves}\nThis ends the game:\n{end.board}\n{line.winner} has won."
+    return f"Moves: {words}\n{moves}\nThis leads to:\n{described(end)}\nEvaluation of that position:\n{evaluation}"
 
 
 def _move(word: str) -> str:

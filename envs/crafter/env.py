@@ -87,23 +87,23 @@ ACTIONS = (
     "make wood sword", "make stone sword", "make iron sword",
 )  # fmt: skip
 GOAL = "survive and unlock as many of the 22 achievements as you can"
-RULES = """You live in a world of 64x64 cells with grass, trees, lakes, mountains and caves, and see 9x7 cells of it.
-Achievements: collect wood, a sapling, drink, stone, coal, iron, a diamond; place a table, a plant, a stone, \
-a furnace; make a pickaxe and a sword of wood, of stone, of iron; eat a cow, a ripe plant; defeat a zombie, \
+RULES = """You live in a world of 64x64 cells with grass, trees, lakes, mountains and caves. You see 9x7 cells of it.
+Achievements: collect wood, a sapling, drink, stone, coal, iron and a diamond; place a table, a plant, a stone and \
+a furnace; make a pickaxe and a sword of wood, of stone and of iron; eat a cow and a ripe plant; defeat a zombie and \
 a skeleton; wake up.
 Rules:
-- A move turns you and takes you one step, if the way is free: grass, sand and paths are. Lava kills you.
-- "do" works on what you face: it fells trees, drinks water, hits creatures until they die (a dead cow is eaten), \
-eats ripe plants, mines with the right pickaxe, and sometimes finds a sapling in grass.
-- Stone and coal need a wood pickaxe, iron a stone pickaxe, diamonds an iron pickaxe.
-- You place things on the free cell that you face: a table for 2 wood, a furnace for 1 stone, a stone (also on water \
-and lava), a sapling (on grass; it is ripe after 600 steps).
-- Next to a table you make pickaxes and swords: of wood with 1 wood; of stone with 1 wood and 1 stone; of iron with \
-1 wood, 1 stone, 1 coal and 1 iron, and only if a furnace is next to you as well.
-- Food, drink and energy sink; at 0 they cost you health. Sleep restores energy and lasts until it is full or \
-something hurts you. Zombies come over grass, most at night; skeletons shoot in caves.
+- A move turns you and takes you one step if the cell is free: grass, sand or a path. Stepping into lava kills you.
+- "do" acts on what you are facing: it cuts wood from trees, drinks water, hits creatures until they die (a dead cow \
+is eaten), eats ripe plants, mines with the right pickaxe, and sometimes finds a sapling in grass.
+- Stone and coal need a wood pickaxe, iron needs a stone pickaxe and diamonds need an iron pickaxe.
+- You place things on the free cell that you are facing: a table for 2 wood, a furnace for 1 stone, a stone (also on \
+water and lava), or a sapling (on grass; it is ripe after 600 steps).
+- Next to a table you can make pickaxes and swords: wood ones with 1 wood; stone ones with 1 wood and 1 stone; iron \
+ones with 1 wood, 1 stone, 1 coal and 1 iron, and only if you are next to a furnace as well.
+- Food, drink and energy go down over time; at 0 they cost you health. Sleep restores energy and lasts until it is \
+full or something hurts you. Zombies roam the grass, mostly at night; skeletons shoot arrows in caves.
 Available actions: """ + ", ".join(ACTIONS)
-_REPLY = '. Reply with between 1 and 3 actions, separated by " || ".'
+_REPLY = '. Reply with 1 to 3 actions, separated by " || ".'
 
 
 def success(state: EnvState) -> jax.Array:

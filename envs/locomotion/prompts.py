@@ -55,9 +55,9 @@ ROBOTS = {
         joints=("hip", "knee", "ankle"),
         motors=(0, 1, 2),
         background="The hopper is a robot with one leg (torso, thigh, leg, foot) that moves in a vertical plane. It "
-        "should hop forward, along x, as fast as it can without falling.",
-        termination="the torso's height is 0.7 m or less, its pitch is 0.2 rad or more to either side, or another "
-        "number of the state reaches 100",
+        "should hop forward, along x, as fast as possible without falling.",
+        termination="the torso's height is 0.7 m or less, its pitch is 0.2 rad or more either way, or another "
+        "number in the state reaches 100",
         cost=0.001,
         chunk=40,
         step=0.008,
@@ -66,8 +66,8 @@ ROBOTS = {
         joints=("right hip", "right knee", "right ankle", "left hip", "left knee", "left ankle"),
         motors=(0, 1, 2, 3, 4, 5),
         background="The walker is a robot with two legs (each of thigh, leg and foot) that moves in a vertical plane. "
-        "It should walk forward, along x, as fast as it can without falling.",
-        termination="the torso's height is not between 0.8 m and 2 m, or its pitch is 1 rad or more to either side",
+        "It should walk forward, along x, as fast as possible without falling.",
+        termination="the torso's height is not between 0.8 m and 2 m, or its pitch is 1 rad or more either way",
         cost=0.001,
         chunk=25,
         step=0.008,
@@ -76,8 +76,8 @@ ROBOTS = {
         joints=tuple(f"{leg} {joint}" for leg in _LEGS for joint in ("hip", "ankle")),
         motors=(6, 7, 0, 1, 2, 3, 4, 5),
         background="The ant is a robot with four legs (each with a hip and an ankle) around a round torso. It should "
-        "walk forward, along x, as fast as it can, without falling over and without needless movement.",
-        termination="the torso's height is not between 0.2 m and 1 m, or a number of the state is not finite",
+        "walk forward, along x, as fast as possible, without falling over and without needless movement.",
+        termination="the torso's height is not between 0.2 m and 1 m, or a number in the state is not finite",
         cost=0.5,
         chunk=15,
         step=0.05,
@@ -153,7 +153,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
     robot = ROBOTS[name]
     game = _game(robot, version, contacts)
     return GameText(
-        system="You know robots and their control well. Answer in the output format that is asked for.",
+        system="You know robots and their control well. Answer in the requested output format.",
         game=game,
         identify=game + _IDENTIFY.replace("{motors}", ", ".join(motors(robot))),
         analyse=game + _ANALYSE,
@@ -164,7 +164,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
         action=action_text,
         read_action=vector_reader(len(robot.motors)),
         events=lambda episode: [
-            f"The episode took {len(episode)} timeslots and earned {float(np.sum(episode.rewards)):.1f} in all."
+            f"The episode lasted {len(episode)} timeslots and earned {float(np.sum(episode.rewards)):.1f} in total."
         ],
         ending=_ending,
     )
@@ -196,19 +196,19 @@ def _show(number: float) -> str:
 def _ending(episode: Episode) -> str:
     last = len(episode) - 1
     if episode.terminated:
-        return f"The episode ends with timeslot {last}: the robot has fallen or left the limits."
-    return f"The episode was cut after timeslot {last}; the robot has not fallen."
+        return f"The episode ends in timeslot {last}: the robot has fallen or exceeded a limit."
+    return f"The episode was cut off after timeslot {last}; the robot has not fallen."
 
 
 def _game(robot: Robot, version: str, contacts: bool) -> str:
     """Background, state, actions, reward and termination."""
-    alive = "1" if version == "v4" else "1 (if it has not just fallen)"
+    alive = "1" if version == "v4" else "1 (unless it has just fallen)"
     contact = (contacts or version == "v5") and not robot.is_planar
     turns = "pitch velocity (rad/s)" if robot.is_planar else "sideways velocity (m/s), pitch and roll velocity (rad/s)"
     lean = "pitch (rad, positive forward)"
     lean += "" if robot.is_planar else ", roll (rad, positive to the left)"
     text = f"""# Background
-{robot.background} It is a simulation in MuJoCo, a benchmark of continuous control. One timeslot is {robot.step:g} s.
+{robot.background} It is simulated in MuJoCo, as a benchmark of continuous control. One timeslot lasts {robot.step:g} s.
 
 # State space
 The torso's height (m), {lean}, forward and vertical velocity (m/s), {turns}; the angle (rad) and the velocity (rad/s) \
@@ -218,11 +218,11 @@ of each joint: {", ".join(robot.joints)}.
 {len(robot.motors)} torques between -1 and 1, in this order: {", ".join(motors(robot))}.
 
 # Objective of the agent
-An agent controls the motors. It should earn as much reward as it can.
+An agent controls the motors. It should earn as much reward as possible.
 
 # Reward function
 In every timeslot: the forward velocity (m/s), plus {alive} for being alive, minus {robot.cost:g} times the sum of the \
-squared torques{", minus a small cost of hard contacts" if contact else ""}.
+squared torques{", minus a small cost for hard contacts" if contact else ""}.
 
 # Termination
 The episode ends when {robot.termination}, and after 1000 timeslots.
@@ -232,12 +232,12 @@ The episode ends when {robot.termination}, and after 1000 timeslots.
 
 
 _IDENTIFY = """# Instructions
-Below is a piece of episode {number}, timeslots {begin} to {last}.
-(i) Find the critical timeslots: those whose action decides much of the reward to come. A timeslot is critical if its \
-action leads to the end of the episode, or if it changes balance or speed so much that later rewards suffer or gain. \
-Go by how the state changes from one timeslot to the next: height, lean, velocities and joints.
-(ii) For each critical timeslot decide whether the agent's action was proper. If it leads to a fall or lowers the \
-later rewards, it was not; then give the corrected action, all torques between -1 and 1, in the order ({motors}).
+Below is an excerpt from episode {number}, timeslots {begin} to {last}.
+(i) Find the critical timeslots: those in which the action decides much of the reward to come. A timeslot is critical \
+if its action leads to the end of the episode, or changes balance or speed so much that later rewards rise or fall \
+noticeably. Go by how the state changes from one timeslot to the next: height, lean, velocities and joints.
+(ii) For each critical timeslot, decide whether the agent's action was appropriate. If it leads to a fall or lowers \
+later rewards, it was not; then give the corrected action, with all torques between -1 and 1, in the order ({motors}).
 
 # History
 {history}
@@ -245,29 +245,29 @@ later rewards, it was not; then give the corrected action, all torques between -
 # Output format
 {{timeslot {begin}, <critical or not critical>, <corrected action>, <explanation>}}, {{timeslot {second}, <...>, \
 <...>, <...>}}, ..., {{timeslot {last}, <...>, <...>, <...>}}
-One entry for every timeslot, in order. A corrected action looks like (0.1, -0.2, ...); write <none> where the \
-timeslot is not critical or the action was proper. The explanation says why in one sentence."""
+Give one entry for every timeslot, in order. A corrected action looks like (0.1, -0.2, ...); write <none> if the \
+timeslot is not critical or the action was appropriate. The explanation says why in one sentence."""
 _ANALYSE = """# Instructions
-Below are the critical timeslots of episode {number}, with the agent's actions and what an analyst said of them, and \
-how the episode went.
+Below are the critical timeslots of episode {number}, with the agent's actions, an analyst's comments on them, and how \
+the episode went.
 (i) Analyse the failures: which critical actions made the robot fall, lose its balance or lose speed, and how.
-(ii) Analyse the successes: at which critical timeslots the action was good for balance and speed, and how such \
+(ii) Analyse the successes: in which critical timeslots the action was good for balance and speed, and how such \
 actions should be rewarded.
 
 # History
 {history}
 
 # Output format
-First {{timeslot <number>, <critical>}} for the timeslots that matter most, then a paragraph "Failures:" and a \
-paragraph "Successes:"."""
+First write {{timeslot <number>, <critical>}} for each of the timeslots that matter most, then a paragraph starting \
+with "Failures:" and a paragraph starting with "Successes:"."""
 _REWARD = """# Instructions
-Below is a piece of episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
+Below is an excerpt from episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
 {action} in timeslot {timeslot}{instead}.
-The reward is negative if the action leads to a fall or lowers the later rewards, positive if it raises them, and the \
-larger the more the action matters.
+The reward is negative if the action leads to a fall or lowers later rewards, and positive if it raises them. The more \
+the action matters, the further from 0 the reward is.
 
 # Case analysis
-An analysis of this episode, to be taken into account:
+Take this analysis of the episode into account:
 {analysis}
 
 # History

@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
 
 from envs import grid_text
 from envs.options import integer
+from envs.shell import DiscreteGame
 from nlrl_jax.text.template import Choice, Literal, Number, Template
 from nlrl_jax.types import TextGame
 
@@ -165,7 +166,7 @@ class EnvParams(environment.EnvParams):
     max_steps_in_episode: int = 100
 
 
-class MazeEnv(environment.Environment[EnvState, EnvParams]):
+class MazeEnv(DiscreteGame):
     """gymnax environment; observations are float32 [rows, columns, 3]: player, walls, goal.
 
     Args:
@@ -180,26 +181,17 @@ class MazeEnv(environment.Environment[EnvState, EnvParams]):
         if observation not in OBSERVATIONS:
             raise ValueError(f"observation is {observation!r}; choose one of {', '.join(OBSERVATIONS)}")
         self.maze, self.observation = maze(layout), observation
+        shape = (4,) if observation == "partial" else (self.maze.rows, self.maze.columns, 3)
+        super().__init__(ACTIONS, shape, EnvParams())
 
-    @property
-    def default_params(self) -> EnvParams:
-        return EnvParams()
+    def start(self, key, params):
+        """On a random free cell that is not the goal."""
+        return EnvState(time=jnp.int32(0), position=jax.random.choice(key, jnp.asarray(self.maze.starts)))
 
-    @property
-    def num_actions(self) -> int:
-        return len(ACTIONS)
-
-    def reset_env(self, key, params):
-        """(obs, state) on a random free cell that is not the goal."""
-        position = jax.random.choice(key, jnp.asarray(self.maze.starts))
-        state = EnvState(time=jnp.int32(0), position=position)
-        return self.observe(key, state, None, params), state
-
-    def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info); see `step`."""
+    def advance(self, key, state, action, params):
+        """See `step`."""
         position, reward, terminated = step(self.maze, state.position, action, jnp)
-        state = state.replace(position=position, time=state.time + 1)
-        return self.observe(key, state, action, params), state, reward, terminated, {}
+        return state.replace(position=position, time=state.time + 1), reward, terminated, {}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """On the goal."""
@@ -215,14 +207,7 @@ class MazeEnv(environment.Environment[EnvState, EnvParams]):
             return (jnp.asarray(self.maze.wall_code)[state.position] >> np.arange(4) & 1).astype(jnp.float32)
         cells = np.arange(len(self.maze.walls))
         planes = jnp.stack([cells == state.position, self.maze.walls, cells == self.maze.goal], axis=-1)
-        return planes.reshape(self.maze.rows, self.maze.columns, 3).astype(jnp.float32)
-
-    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
-        return spaces.Discrete(len(ACTIONS))
-
-    def observation_space(self, params: EnvParams) -> spaces.Box:
-        shape = (4,) if self.observation == "partial" else (self.maze.rows, self.maze.columns, 3)
-        return spaces.Box(0, 1, shape, jnp.float32)
+        return planes.reshape(self.shape).astype(jnp.float32)
 
 
 def fields(maze: Maze, position: Any, xp: Any = np) -> dict[str, Any]:
@@ -276,12 +261,12 @@ def board_template(maze: Maze) -> Template:
 
 
 _RULES = (
-    "You walk through a maze and want to reach its goal in as few steps as you can.\n"
+    "You are walking through a maze and want to reach the goal in as few steps as possible.\n"
     "Rules:\n"
-    "- A move takes you one cell up, down, left or right; a wall stops you, and the step is lost.\n"
-    "- Positions are given as row, column: down adds 1 to the row, right adds 1 to the column.\n"
+    "- A move takes you one cell up, down, left or right. If a wall is in the way, you stay put and waste the step.\n"
+    "- Positions are given as row, column: moving down adds 1 to the row, moving right adds 1 to the column.\n"
     "Available actions: move up, move down, move left, move right. "
-    'Reply with between 1 and 3 actions, separated by " || ".'
+    'Reply with 1 to 3 actions, separated by " || ".'
 )
 _COMPACT = "Walk to the goal. Walls stop you."
 

@@ -24,57 +24,57 @@ from envs.maze.env import ACTIONS, Maze, Walk
 from nlrl_jax.roles.json_reply import read_choice, read_json
 from nlrl_jax.types import Chat
 
-SYSTEM = "You know mazes well. Answer with one JSON object and nothing around it."
+SYSTEM = "You know mazes well. Answer with one JSON object and nothing else."
 NO_EVALUATION = "(no evaluation was given)"
 
 _GAME = (
-    "An agent walks through a maze and should reach the goal in as few steps as it can. Its actions are "
-    '"move up", "move down", "move left" and "move right". Positions are written row, column: down adds 1 to the row, '
-    "right adds 1 to the column. A move into a wall changes nothing and costs a step."
+    "An agent is walking through a maze and should reach the goal in as few steps as possible. Its actions are "
+    '"move up", "move down", "move left" and "move right". Positions are given as row, column: moving down adds 1 to '
+    "the row, moving right adds 1 to the column. If a wall is in the way, the agent stays put and wastes the step."
 )
-_POLICY = """{game}
+_SO_FAR = "What the agent has seen and done so far, oldest first"
+_POLICY = f"""{{game}}
 
-Choose the agent's next action. What the agent saw and did, oldest first:
-{history}
+Choose the agent's next action. {_SO_FAR}:
+{{history}}
 
 Fields of your answer:
-- "thoughts": what you can tell from the position, the goal and the walls.
+- "thoughts": what the position, the goal and the walls tell you.
 - "action": one of the four actions."""
-_VALUE = """{game}
+_VALUE = f"""{{game}}
 
-Act as the state value function: judge how good the agent's last position is. What the agent saw and did, oldest \
-first:
-{history}
+Act as a state value function: judge how good the agent's last position is. {_SO_FAR}:
+{{history}}
 
 Fields of your answer:
-- "thoughts": step by step, how far the goal is, what walls stand in the way, whether the agent has been here before.
+- "thoughts": step by step, how far away the goal is, which walls are in the way, and whether the agent has been here \
+before.
 - "final_evaluation": in one sentence, how good this position is for reaching the goal, compared with others in the \
 maze."""
-_Q = """{game}
+_Q = f"""{{game}}
 
-Act as the state-action value function: judge how good it is to take the action "{action}" now. What the agent saw \
-and did, oldest first:
-{history}
+Act as a state-action value function: judge how good it is to take the action "{{action}}" now. {_SO_FAR}:
+{{history}}
 
 Fields of your answer:
-- "thoughts": step by step, what the action "{action}" does, where it leads and how far the goal is from there.
+- "thoughts": step by step, what the action "{{action}}" does, where it leads and how far the goal is from there.
 - "final_evaluation": in one sentence, how good the action is for reaching the goal."""
-_AGGREGATE = """{game}
+_AGGREGATE = f"""{{game}}
 
-Act as the state-action value function, with the help of look-ahead: judge how good it is to take the action \
-"{action}" now. What the agent saw and did, oldest first:
-{history}
+Act as a state-action value function that looks ahead: judge how good it is to take the action "{{action}}" now. \
+{_SO_FAR}:
+{{history}}
 
-Here are {count} ways in which it could go on after "{action}", the steps behind the first one taken at random. \
-Somebody has evaluated where each of them ends.
-{variations}
+Below is what could happen after "{{action}}". In each variation the steps after the first one are random, and the \
+final position has been evaluated.
+{{variations}}
 
 Fields of your answer:
-- "thoughts": step by step, what the variations tell about the action "{action}".
+- "thoughts": step by step, what the variations tell you about the action "{{action}}".
 - "final_evaluation": in one sentence, how good the action is for reaching the goal."""
 _IMPROVE = """{game}
 
-Choose the agent's next action. Go by the evaluations below and by nothing else you may know.
+Choose the agent's next action. Go by the evaluations below alone, not by anything else you may know.
 
 {evaluations}
 
@@ -124,15 +124,17 @@ class MazeRoles:
         """d: the moves of a variation, their reward and its last observation."""
         _, reward, _ = mazes.step(self.maze, np.array(variation.positions[:-1]), np.array(variation.actions))
         moves = ", ".join(ACTIONS[action] for action in variation.actions)
-        return f"Moves: {moves}. Reward: {reward.sum():g}. It ends so: {self._text(variation.positions[-1])}"
+        return f"Moves: {moves}. Reward: {reward.sum():g}. Final observation: {self._text(variation.positions[-1])}"
 
     def aggregate(self, state: Walk, action: int, descriptions: Sequence[str], evaluations: Sequence[str]) -> Chat:
         """G2 and G1: the value of an action from its variations."""
         pairs = enumerate(zip(descriptions, evaluations, strict=True), 1)
-        variations = "\n".join(f"Variation {i}. {text}\nEvaluation of its end: {value}" for i, (text, value) in pairs)
+        variations = "\n".join(
+            f"Variation {i}. {text}\nEvaluation of its final position: {value}" for i, (text, value) in pairs
+        )
         context = {"descriptions": tuple(descriptions), "evaluations": tuple(evaluations)}
         history, word = self._history(state), ACTIONS[action]
-        return self._chat(_AGGREGATE, history, context, action=word, count=len(descriptions), variations=variations)
+        return self._chat(_AGGREGATE, history, context, action=word, variations=variations)
 
     def improve(self, state: Walk, values: Mapping[int, str]) -> Chat:
         """I: the best action by its evaluation alone."""
@@ -187,7 +189,7 @@ class MazeRoles:
 
 def history_text(observations: Sequence[str], actions: Sequence[str], before: int) -> str:
     """The observations, a line each, with the actions between."""
-    lines = [f"({before} earlier moves are not shown)"] if before else []
+    lines = [f"(earlier moves not shown: {before})"] if before else []
     for observation, action in zip(observations, actions):
         lines += [observation, f"> {action}"]
     return "\n".join([*lines, observations[-1]])

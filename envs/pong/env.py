@@ -29,11 +29,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
 
 from envs.options import integer
 from envs.pong import prompts, rule_based
 from envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, draw, frames
+from envs.shell import DiscreteGame
 from nlrl_jax.types import ControlGame
 
 TOP = SIZE - RACKET  # a racket's top row is 0..72
@@ -69,7 +70,7 @@ class EnvParams(environment.EnvParams):
     opponent_speed: int = 2
 
 
-class Pong(environment.Environment):
+class Pong(DiscreteGame):
     """One player's view, as a gymnax environment. Actions: 0 stay, 1 move right (row down), 2 move left.
 
     Args:
@@ -77,23 +78,20 @@ class Pong(environment.Environment):
     """
 
     def __init__(self, pixels: bool = False):
-        super().__init__()
+        low, high = jnp.array([0, 0, 0, 0, -4, -2.0]), jnp.array([TOP, TOP, LOWEST, SIZE - 1, 4, 2.0])
+        bounds = (0.0, 1.0) if pixels else (low, high)
+        super().__init__(ACTIONS, (SIZE, SIZE, 2) if pixels else (len(OBSERVED),), EnvParams(), *bounds)
         self.pixels = pixels
 
-    @property
-    def default_params(self) -> EnvParams:
-        return EnvParams()
-
-    def reset_env(self, key, params):
+    def start(self, key, params):
         """Rackets in the middle, and a serve to either side."""
         middle = jnp.int32(TOP // 2)
         key_side, key_serve = jax.random.split(key)
         ball, velocity, aim = _serve(key_serve, jnp.where(jax.random.bernoulli(key_side), 1, -1))
         zero = jnp.int32(0)
-        state = EnvState(zero, middle, middle, ball, velocity, ball, aim, jnp.zeros(2, jnp.int32))
-        return self.observe(key, state, None, params), state
+        return EnvState(zero, middle, middle, ball, velocity, ball, aim, jnp.zeros(2, jnp.int32))
 
-    def step_env(self, key, state, action, params):
+    def advance(self, key, state, action, params):
         """Reward 1 for a point won, -1 for one lost. info["point"] is the same; the episode ends at `points` points."""
         racket = move(state.racket, action, params.racket_speed)
         opponent = follow(state, params.opponent_speed)
@@ -108,13 +106,7 @@ class Pong(environment.Environment):
         before = jnp.where(over, ball, state.ball)
         state = EnvState(state.time + 1, racket, opponent, ball, velocity, before, aim, score)
         reward = point.astype(jnp.float32)
-        return (
-            self.observe(key, state, action, params),
-            state,
-            reward,
-            self.is_terminated(state, params),
-            {"point": reward},
-        )
+        return state, reward, self.is_terminated(state, params), {"point": reward}
 
     def observe(self, key, state, action, params):
         """float32 [6], see `OBSERVED`; or the pixels."""
@@ -128,19 +120,6 @@ class Pong(environment.Environment):
 
     def is_terminated(self, state, params):
         return jnp.max(state.score) >= params.points
-
-    @property
-    def num_actions(self) -> int:
-        return len(ACTIONS)
-
-    def action_space(self, params=None):
-        return spaces.Discrete(len(ACTIONS))
-
-    def observation_space(self, params=None):
-        if self.pixels:
-            return spaces.Box(0.0, 1.0, (SIZE, SIZE, 2), jnp.float32)
-        low, high = jnp.array([0, 0, 0, 0, -4, -2.0]), jnp.array([TOP, TOP, LOWEST, SIZE - 1, 4, 2.0])
-        return spaces.Box(low, high, (len(OBSERVED),), jnp.float32)
 
 
 def move(racket: jax.Array, action: jax.Array, speed: int) -> jax.Array:

@@ -24,37 +24,39 @@ RACKET = 8  # rows of a racket
 _WORDS = {"stay": 0, "stay still": 0, "no move": 0, "move right": 1, "right": 1, "move left": 2, "left": 2}
 
 _GAME = """# Background
-Pong on a grid of 80 x 80 cells, a table tennis seen from above. Two rackets send a ball to and fro; whoever misses it \
-loses the point. A point won gives the reward 1, a point lost -1, every other timeslot 0. The game goes to {points}.
+Pong on a grid of 80 x 80 cells: table tennis seen from above. Two rackets hit a ball back and forth; whoever misses \
+it loses the point. Winning a point gives a reward of 1, losing one a reward of -1; every other timeslot gives 0. The \
+game is played to {points}.
 
 # Components
-A position is a tuple {{x1, x2, y1, y2}}: the cells of the rows x1 to x2 and the columns y1 to y2. Rackets are 8 rows \
-long and 2 columns wide and move along the rows only. Ours is between {{0, 7, 70, 71}} and {{72, 79, 70, 71}}, the \
-opponent's between {{0, 7, 8, 9}} and {{72, 79, 8, 9}}. The ball covers two rows of one column and moves by the same \
-number of rows and columns each timeslot, until it bounces off the walls at rows 0 and 79 or off a racket. While its y \
-grows it comes towards us.
+A position is a tuple {{x1, x2, y1, y2}}: the cells in rows x1 to x2 and columns y1 to y2. Each racket is 8 rows long \
+and 2 columns wide and moves along the rows only. Ours ranges from {{0, 7, 70, 71}} to {{72, 79, 70, 71}}, the \
+opponent's from {{0, 7, 8, 9}} to {{72, 79, 8, 9}}. The ball covers two rows of one column and moves by the same \
+number of rows and columns in each timeslot until it bounces off a racket or off the walls at rows 0 and 79. While its \
+y increases, it is coming towards us.
 
 # Actions
-Our racket has three actions: "stay", "move right" (subtracts 2 from both its rows), "move left" (adds 2 to both).
+Our racket has three actions: "stay", "move right" (subtracts 2 from both of its rows) and "move left" (adds 2 to both).
 
 # Objective of the agent
-An agent controls our racket. It should meet every ball that the opponent sends and win more points than it loses.
+An agent controls our racket. It should return every ball that the opponent sends and win more points than it loses.
 
 # How to catch the ball
-The ball is caught if, when it passes column 69, its two rows are among the 8 rows of our racket. For example, a ball \
-that arrives as {{30, 31, 69, 69}} is caught by our racket anywhere from {{24, 31, 70, 71}} to {{30, 37, 70, 71}}. To \
-touch it with one row is enough: {{23, 30, 70, 71}} and {{31, 38, 70, 71}} catch it too.
+The ball is caught if at least one of its two rows is among the 8 rows of our racket when it passes column 69. For \
+example, a ball that arrives as {{30, 31, 69, 69}} is caught with both rows by our racket anywhere from \
+{{24, 31, 70, 71}} to {{30, 37, 70, 71}}, and with one row at {{23, 30, 70, 71}} and {{31, 38, 70, 71}}.
 
 """
 _IDENTIFY = """# Instructions
-Below is a piece of episode {number}, timeslots {begin} to {last}.
-(i) Find the critical timeslots: those whose action decides whether the ball will be caught, and so the later reward. \
-While the ball flies to the opponent it matters little what our racket does; such timeslots are not critical.
-(ii) Go by the movement of the ball: in which direction and how fast it flies, off which wall it will bounce, at which \
-rows it will reach column 69 and when. Compare with where our racket is and how many moves it still can make.
-(iii) For each critical timeslot decide whether the agent's action was proper. Moving away from where the ball will \
-arrive, or waiting until the way is too long, is not. If it was not proper, give the corrected action: stay, move left \
-or move right.
+Below is an excerpt from episode {number}, timeslots {begin} to {last}.
+(i) Find the critical timeslots: those in which the action decides whether the ball will be caught, and so the later \
+reward. While the ball is flying towards the opponent, what our racket does hardly matters; such timeslots are not \
+critical.
+(ii) Go by the movement of the ball: which way and how fast it is flying, which wall it will bounce off, and where and \
+when it will reach column 69. Compare this with where our racket is and how many moves it still has time for.
+(iii) For each critical timeslot, decide whether the agent's action was appropriate. Moving away from where the ball \
+will arrive, or waiting until it is too late to get there, is not. If it was not appropriate, give the corrected \
+action: stay, move left or move right.
 
 # History
 {history}
@@ -62,30 +64,30 @@ or move right.
 # Output format
 {{timeslot {begin}, <critical or not critical>, <corrected action>, <explanation>}}, {{timeslot {second}, <...>, \
 <...>, <...>}}, ..., {{timeslot {last}, <...>, <...>, <...>}}
-One entry for every timeslot, in order. The corrected action is one of stay, move left, move right; write <none> where \
-the timeslot is not critical or the action was proper. The explanation says why in one sentence."""
+Give one entry for every timeslot, in order. The corrected action is one of stay, move left and move right; write \
+<none> if the timeslot is not critical or the action was appropriate. The explanation says why in one sentence."""
 _ANALYSE = """# Instructions
-Below are the critical timeslots of episode {number}, with the agent's actions and what an analyst said of them, and \
-how the points ended.
-(i) Analyse the failures: which critical actions led to a lost point and how, say a racket that went the wrong way, \
-set off too late or left a good place, and from which timeslot on.
-(ii) Analyse the successes: at which critical timeslots the racket did well, and how such actions should be rewarded.
+Below are the critical timeslots of episode {number}, with the agent's actions, an analyst's comments on them, and how \
+the points ended.
+(i) Analyse the failures: which critical actions led to a lost point and how (for example, the racket went the wrong \
+way, set off too late or left a good position), and from which timeslot on.
+(ii) Analyse the successes: in which critical timeslots the racket did well, and how such actions should be rewarded.
 
 # History
 {history}
 
 # Output format
-First {{timeslot <number>, <critical>}} for the timeslots that matter most, then a paragraph "Failures:" and a \
-paragraph "Successes:"."""
+First write {{timeslot <number>, <critical>}} for each of the timeslots that matter most, then a paragraph starting \
+with "Failures:" and a paragraph starting with "Successes:"."""
 _REWARD = """# Instructions
-Below is a piece of episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
+Below is an excerpt from episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
 {action} in timeslot {timeslot}{instead}.
-(i) The reward is positive if the action helps to catch the ball, negative if it harms that, and the larger the more \
-depends on it.
-(ii) Infer from the ball's positions in consecutive timeslots where it will arrive and when, and judge by that.
+(i) The reward is positive if the action helps to catch the ball and negative if it makes that harder. The more \
+depends on the action, the further from 0 the reward is.
+(ii) Work out from the ball's positions in consecutive timeslots where and when it will arrive, and judge by that.
 
 # Case analysis
-An analysis of this episode, to be taken into account:
+Take this analysis of the episode into account:
 {analysis}
 
 # History
@@ -109,7 +111,7 @@ def game_text(points: int = 21) -> GameText:
     """Pong in words."""
     game = _GAME.replace("{points}", "1 point" if points == 1 else f"{points} points")
     return GameText(
-        system="You know games like Pong well. Answer in the output format that is asked for.",
+        system="You know games like Pong well. Answer in the requested output format.",
         game=game,
         identify=game + _IDENTIFY,
         analyse=game + _ANALYSE,
@@ -119,7 +121,7 @@ def game_text(points: int = 21) -> GameText:
         state=positions,
         action=lambda action: ACTIONS[action],
         read_action=choice_reader(_WORDS),
-        events=lambda episode: [f"With timeslot {slot} {_outcome(won)}." for slot, won in point_ends(episode)],
+        events=lambda episode: [f"In timeslot {slot} {_outcome(won)}." for slot, won in point_ends(episode)],
         ending=_ending,
     )
 
@@ -141,8 +143,8 @@ def point_ends(episode: Episode) -> list[tuple[int, bool]]:
 def _ending(episode: Episode) -> str:
     last = len(episode) - 1
     if not episode.terminated:
-        return f"The episode was cut after timeslot {last}, in the middle of a point."
-    return f"The episode ends with timeslot {last}: {_outcome(episode.rewards[last] > 0)}."
+        return f"The episode was cut off after timeslot {last}, in the middle of a point."
+    return f"The episode ends in timeslot {last}: {_outcome(episode.rewards[last] > 0)}."
 
 
 def _outcome(won: bool) -> str:

@@ -47,8 +47,10 @@ def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper
         rules = "Tic-tac-toe: choose a free cell."
         observation = board + Template((Literal("\n"), player, Literal(" to move")))
     else:
-        rules = f"{RULES}\nAvailable actions: {', '.join(ACTIONS)}, of which only free positions count. Reply with one."
-        turn = Template((Literal("\nYou play "), player, Literal(" and it is your turn. Available positions: ")))
+        rules = (
+            f"{RULES}\nAvailable actions: {', '.join(ACTIONS)}; only free positions are legal. Reply with one of them."
+        )
+        turn = Template((Literal("\nYou play "), player, Literal(", and it is your turn. Free positions: ")))
         observation = "Board:\n" + board + turn + legal_moves_template("none")
     return TextGame(
         name="tic_tac_toe" if opponent == "random" else f"tic_tac_toe_{opponent}",

@@ -26,33 +26,34 @@ STYLES = ("paper", "paper_zero_shot", "compact")
 
 _POLICY = f"""{RULES}
 
-You are a strong player. Find the best move for the side whose turn it is and answer with one JSON object of two \
-fields: "thought", your reasoning step by step, and "best_move", the number of a free position."""
+You are a strong player. Find the best move for the side to move. Answer with a JSON object with two fields: \
+"thought", your step-by-step reasoning, and "best_move", the number of a free position."""
 _EVALUATION = """\
-Answer with one JSON object of two fields. "thought" is an object with "Reflection" (what happened after the move), \
-"Win probability" (of O and of X), "Threat" (lines that are about to be completed) and "Potential strategies". \
-"final_evaluation" is a number: 1 if O is winning, -1 if X is winning, 0 for a draw, or something between."""
+Answer with a JSON object with two fields. "thought" is an object with "Reflection" (what happened after the move), \
+"Win probability" (for O and for X), "Threat" (lines that can be completed with the next mark) and "Potential \
+strategies". "final_evaluation" is a number: 1 if O is winning, -1 if X is winning, 0 for a draw, or a value in \
+between."""
 _VALUE = f"""{RULES}
 
-You judge moves. You are given a board and a move, and evaluate the board after it.
+You evaluate moves. You are given a board and a move, and evaluate the board after the move.
 {_EVALUATION}"""
 _MONTE_CARLO = f"""{RULES}
 
-You judge moves by their results. You are given a board, a move, and complete games that continue from there. Sum up \
-these games only; do not add knowledge of your own about the game.
+You evaluate moves by their results. You are given a board, a move, and complete games that were played on from there. \
+Base your evaluation on these games alone, not on what you know about tic-tac-toe.
 {_EVALUATION}"""
 _TEMPORAL_DIFFERENCE = f"""{RULES}
 
-You judge moves by the boards they lead to. You are given a board, a move, and what happened until the same side was \
-to move again, each time with an evaluation of the board reached. Combine these into an evaluation of the first move, \
-and rely on nothing else.
+You evaluate moves by the boards they lead to. You are given a board, a move, and several continuations up to the same \
+side's next turn, each with an evaluation of the board it leads to. Combine these into an evaluation of the move, and \
+rely on nothing else.
 {_EVALUATION}"""
 _IMPROVE = f"""{RULES}
 
-You choose a move by comparing evaluations. Each possible move comes with one: a JSON object whose "final_evaluation" \
-is 1 where O is winning, -1 where X is winning and 0 for a draw. Do not use knowledge of your own about the game. \
-Answer with one JSON object of two fields: "thought", your comparison step by step, and "best_move", the number of the \
-move to play, and nothing else."""
+You choose a move by comparing evaluations. Each possible move comes with an evaluation: a JSON object whose \
+"final_evaluation" is 1 if O is winning, -1 if X is winning and 0 for a draw. Go by these evaluations alone, not by \
+what you know about tic-tac-toe. Answer with nothing but a JSON object with two fields: "thought", your step-by-step \
+comparison, and "best_move", the number of the move to play."""
 
 
 def roles(style: str = "paper") -> ActorCriticRoles:
@@ -127,7 +128,7 @@ def monte_carlo(view: View, action: str, lines: Sequence[Line], example: bool = 
 
 def temporal_difference(view: View, action: str, reached: Sequence[Evaluated]) -> Chat:
     parts = [
-        f"Continuation {n}:\n{_moves(line)}" + (f"\nIts evaluation: {text}" if text else "")
+        f"Continuation {n}:\n{_moves(line)}" + (f"\nEvaluation of this board: {text}" if text else "")
         for n, (line, text) in enumerate(reached, 1)
     ]
     user = f"{_question(view, action)}\n\n" + "\n\n".join(parts) + "\n\nEvaluate the move."
@@ -223,15 +224,16 @@ def _moves(line: Line) -> str:
         return f"{moves}\nThe game is over: a draw."
     cells = squares(line.steps[-1].after.board)
     row = next(row for row in LINES if all(cells[cell] == line.winner for cell in row))
-    return f"{moves}\nThe game is over: {line.winner} wins. Its line is {', '.join(ACTIONS[cell] for cell in row)}."
+    won = ", ".join(ACTIONS[cell] for cell in row)
+    return f"{moves}\nThe game is over: {line.winner} wins. The winning line is {won}."
 
 
 @functools.cache
 def policy_example() -> str:
     """One question to the policy with a good reply: X must stop the line 4, 5, 6."""
     thought = (
-        "O holds 5 and 6, so O's next mark on 4 would complete 4, 5, 6. X has one mark, on 1, and cannot win at once. "
-        "X must take 4. This also gives X 1 and 4, and a threat on 7."
+        "O has 5 and 6, so marking 4 next would complete 4, 5, 6. X has only one mark, on 1, and cannot win this turn. "
+        "X must block O by taking 4. That also gives X 1 and 4, and a threat on 7."
     )
     return _example(policy(_view("X...OO...", "X")), {"thought": thought, "best_move": 4})
 
@@ -242,10 +244,10 @@ def monte_carlo_example() -> str:
     boards = _view("X...OO...", "X"), _view("XX..OO...", "O"), _view("XX.OOO...", "X")
     line = Line((Step(boards[0], "2", boards[1]), Step(boards[1], "4", boards[2])), True, "O")
     thought = {
-        "Reflection": "X extended its own row to 1 and 2 and left 4 free. O took 4 at once and won.",
+        "Reflection": "X extended its own row to 1 and 2 but left 4 open. O took 4 immediately and won.",
         "Win probability": "High for O, low for X.",
-        "Threat": "After the move O threatens 4, 5, 6 and X threatens 1, 2, 3, but O is first to play.",
-        "Potential strategies": "X should take 4 to stop O. O only has to complete its line.",
+        "Threat": "After the move O threatens 4, 5, 6 and X threatens 1, 2, 3, but it is O's turn.",
+        "Potential strategies": "X should take 4 to block O. O only needs to complete its line.",
     }
     return _example(monte_carlo(boards[0], "2", [line]), {"thought": thought, "final_evaluation": 0.9})
 

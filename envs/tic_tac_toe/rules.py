@@ -177,12 +177,12 @@ def parse(text: str, player: str) -> jax.Array:
 
 
 RULES = """\
-Tic-tac-toe is played by O and X on a board of 3x3 positions.
+Tic-tac-toe is played by O and X on a 3x3 board.
 Rules:
-- O moves first. The players take turns and mark one free position each.
-- Three marks of one's own in a line, across, down or along a diagonal, win the game.
-- If all nine positions are taken and nobody has such a line, the game is a tie.
-- The board shows O, X and, where a position is free, its number from 1 to 9."""
+- O moves first. The players take turns marking one free position each.
+- The first player to get three marks in a row, horizontally, vertically or diagonally, wins.
+- If all nine positions are taken and neither player has three in a row, the game is a draw.
+- The board shows O, X and, for each free position, its number from 1 to 9."""
 
 
 def board_game() -> BoardGame:

@@ -11,12 +11,12 @@ from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Outcome, Start
 
 RULES = (
-    "You shop on a website for a product that fits an instruction, choose its options and buy it. A page is shown as "
-    "text; what stands in brackets can be clicked, and options that are chosen stand in double brackets.\n"
-    "Actions: search[words] on the page with [Search]; click[button] for a button of the page, such as "
+    "You are shopping on a website. Find a product that fits the instruction, choose its options and buy it. Pages are "
+    "shown as text; anything in brackets can be clicked, and options that you have chosen are in double brackets.\n"
+    "Actions: search[words] on a page with [Search]; click[button] for any button on the page, such as "
     "click[Back to Search], click[Next >], a product's id, an option, click[Features] or click[Buy Now]. Buying ends "
-    "the visit. The score is the share of what was asked for that the purchase has: attributes, options, and a price "
-    "below the limit."
+    "the episode. The score is the share of the requirements that your purchase meets: attributes, options, and a "
+    "price below the limit."
 )
 MAX_STEPS = 15
 

@@ -42,7 +42,9 @@ _CRITICAL = re.compile(
     r"(?P<no>\b(?:not|non|un|never)[\s-]?(?:(?:a|so|very|really)\s){0,2})?(?:critical|crucial)(?!\s?(?:or\b|/))"
 )
 _YES, _NO = ("yes", "true", "1"), ("no", "false", "0", "none", "not")
-_UNCHANGED = re.compile(r"none|null|no|n/?a|nothing|-+|no (?:correction|change).{0,20}|unchanged|proper|same.{0,7}")
+_UNCHANGED = re.compile(
+    r"none|null|no|n/?a|nothing|-+|no (?:correction|change).{0,20}|unchanged|(?:proper|appropriate)|same.{0,7}"
+)
 _REWARD = rf"\breward\b[^=:\n{{}}]{{0,40}}[=:][\s*_`\"'<]{{0,8}}({_NUMBER}|[-+]?(?:nan|inf(?:inity)?))(?![\w%/]|[.,]\d)"
 # In order: the requested form, a line of its own, anywhere. The last of its kind counts: models think aloud.
 _REWARDS = [

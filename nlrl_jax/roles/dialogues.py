@@ -30,19 +30,22 @@ PROBABILITY = "The probability that the goal is reached is"
 NOTES = {
     "": "",
     "Critic": (
-        "Behind an observation, a line Critic says in a sentence or two what the last action did for the goal. It ends "
-        f'"{VERDICT} GOOD." after a step that the goal needs or that shows something the goal needs, "{VERDICT} BAD." '
-        f'after a useless or wrong step, and "{VERDICT} UNKNOWN." where the lines so far do not decide it.'
+        'After each observation, a line starting with "Critic:" says in a sentence or two what the last action did for '
+        f'the goal. It ends with "{VERDICT} GOOD." if the goal needs the step or something that it reveals, with '
+        f'"{VERDICT} BAD." if the step was useless or wrong, and with "{VERDICT} UNKNOWN." if the transcript so far '
+        "does not tell."
     ),
-    "Thought": "Behind an observation, a line Thought considers, step by step, what to do next.",
-    "Reward": "Behind an observation, a line Reward holds 1 if the goal has just been reached, else 0.",
+    "Thought": ('After each observation, a line starting with "Thought:" considers, step by step, what to do next.'),
+    "Reward": (
+        'After each observation, a line starting with "Reward:" is 1 if the goal has just been reached and 0 otherwise.'
+    ),
     "Value": (
-        "Behind an observation there may be a line Value. It names the goal's sub-goals that are done and ends with "
-        'their share, as in "The value is 1/2."'
+        'After an observation there may be a line starting with "Value:". It names the sub-goals that have been '
+        'achieved and ends with the fraction they make up, as in "The value is 1/2."'
     ),
 }
 THINK, THINK_REPLY = "think:", "OK"
-THINKING = f'An action may also be a thought: "{THINK} ..." changes nothing, and the observation is {THINK_REPLY}.'
+THINKING = f'An action may also be a thought: "{THINK} ..." changes nothing, and the next observation is {THINK_REPLY}.'
 _DROP = 2  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
 
 
@@ -135,7 +138,9 @@ class Dialogue:
             raise ValueError(f"label is {label!r}; choose one of {', '.join(map(repr, NOTES))}")
         if compact:
             return cls(label or ("Think" if thinks else "Act"), label, **more)
-        lines = f"The transcript has a line for the goal, then lines for observations and actions. {NOTES[label]}"
+        lines = (
+            f"The transcript starts with the goal, followed by observations and actions, one per line. {NOTES[label]}"
+        )
         parts = (rules, lines.strip(), THINKING if thinks else "")
         return cls("\n".join(filter(None, parts)), label, **more)
 

@@ -21,11 +21,11 @@ TAGS = {"paper": ("observe", "think", "plan", "action"), "compact": ("action",)}
 
 _STATE = "\x00state\x00"
 
-_SYSTEM = """You are an agent that plays a game, one turn at a time. Reply in at most {words} words, as XML, \
-with exactly these four elements in this order and nothing after </action>:
-<observe>{{what the state shows, in brief}}</observe>
-<think>{{what helps you now, and what would hurt you}}</think>
-<plan>{{the moves you are about to make, by name, and why they are safe}}</plan>
+_SYSTEM = """You are playing a game, one turn at a time. Reply in at most {words} words, using exactly these four XML \
+elements in this order, and write nothing after </action>:
+<observe>{{a short description of the state}}</observe>
+<think>{{what you should aim for and what you should avoid}}</think>
+<plan>{{the actions you will take next, by name, and why they are safe}}</plan>
 <action>{{{choices}}}</action>"""
 
 

@@ -167,7 +167,7 @@ def test_the_paper_prompt_describes_moves_results_and_evaluations():
     assert "black has won." in text and "good for nobody" in text
     assert "White pawns: a2, b2, c2, d2, e2, a1, b1, c1, d1, e1." in text
     system = roles().aggregate(state.view, known).messages[0]["content"]
-    assert GAME.rules in system and "about the position at the start. Write four short parts" in system
+    assert GAME.rules in system and "about the given position. Write four short sections" in system
     value = roles().value(state.view).messages
     assert "<white>" in value[0]["content"] and "It is black's turn." in value[1]["content"]
     compact = roles("compact").value(state.view).messages[-1]["content"]

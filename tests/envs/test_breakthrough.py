@@ -149,7 +149,7 @@ def test_text_of_the_first_position():
         "Black has 10 pawns: a5, b5, c5, d5, e5, a4, b4, c4, d4, e4.\n"
         "White has 10 pawns: a2, b2, c2, d2, e2, a1, b1, c1, d1, e1."
     )
-    assert "5 columns (a to e) and 5 rows" in game.rules and "top two rows with 10 pawns" in game.rules
+    assert "5 columns (a to e) and 5 rows" in game.rules and "10 pawns on the top two rows" in game.rules
     assert game.move_word(start, game.actions.index("a4b3")) == "a4b3"
     with pytest.raises(ValueError, match="not legal"):
         game.move_word(start, game.actions.index("a2a3"))

@@ -146,9 +146,9 @@ def test_spaces_hold_observations_and_states():
 
 
 PAPER_TEXT = """\
-The board has 4x4 cells, written as (X, Y) with X for the column and Y for the row. \
-(0, 0) is the bottom left cell and (3, 3) the top right one. \
-Up adds 1 to Y, Down takes 1 from Y, Right adds 1 to X, Left takes 1 from X.
+The board has 4x4 cells. A cell is written as (X, Y), where X is the column and Y is the row; \
+(0, 0) is the bottom left corner and (3, 3) the top right one. \
+Up adds 1 to Y, Down subtracts 1 from Y, Right adds 1 to X, Left subtracts 1 from X.
 Player position: (1, 2)
 Holes: (2, 3), (0, 2), (3, 1)
 Goal: (3, 0)

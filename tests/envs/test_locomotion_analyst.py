@@ -211,8 +211,8 @@ def test_the_case_analysis_tells_falls_from_balance(name):
     assert "it fell in the end" in text.split("Successes:")[0]
     text = complete("analyse", asked.analyse(stood, verdicts(name, stood)))
     assert "it did not fall" in text
-    assert "was cut after timeslot 29" in said(asked.analyse(stood, []))
-    assert "earned 30.0 in all" in said(asked.analyse(fell, []))
+    assert "was cut off after timeslot 29" in said(asked.analyse(stood, []))
+    assert "earned 30.0 in total" in said(asked.analyse(fell, []))
     unjudged = asked.analyse(fell, [Verdict(3, True, None, "", judged=False)])
     assert complete("analyse", unjudged).count("None was found.") == 2 and ", proper" not in said(unjudged)
 
@@ -254,7 +254,7 @@ def test_torques_are_read_as_they_are_written(name):
 def test_the_prompt_tells_the_version_and_what_is_wrong_with_an_argument():
     first = lambda name, version: said(roles(name, version).identify(tips_over(name), 0, 5))
     assert "minus 0.5 times" in first("ant", "v4") and "contacts" not in first("ant", "v4")
-    assert "hard contacts" in first("ant", "v5") and "if it has not just fallen" in first("hopper", "v5")
+    assert "hard contacts" in first("ant", "v5") and "unless it has just fallen" in first("hopper", "v5")
     assert "{" not in first("hopper", "v4").split("# Output format")[0]
     with pytest.raises(ValueError, match="hopper, walker2d, ant"):
         roles("cheetah")

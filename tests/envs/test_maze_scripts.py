@@ -139,7 +139,7 @@ def test_history_adds_earlier_visits_only_where_it_is_shown():
     ahead = walk((5, 5), (5, 4), actions=(LEFT,))
     assert steps_of("value", MazeRoles(DOUBLE_T, history=5).value(state, ahead)) == 6
     assert steps_of("value", MazeRoles(DOUBLE_T, history=0).value(state, ahead)) == 5
-    assert "(1 earlier moves are not shown)" in MazeRoles(DOUBLE_T, history=0).policy(state).messages[1]["content"]
+    assert "(earlier moves not shown: 1)" in MazeRoles(DOUBLE_T, history=0).policy(state).messages[1]["content"]
 
 
 def test_q_without_look_ahead_goes_by_arithmetic():
@@ -174,7 +174,7 @@ def test_aggregator_and_improver_go_by_the_texts_they_are_given():
 def test_descriptions_name_moves_reward_and_end():
     text = MazeRoles(DOUBLE_T).describe(walk((6, 6)), walk((6, 6), (6, 6), (7, 6), (8, 6), actions=(LEFT, DOWN, DOWN)))
     assert text.startswith(
-        "Moves: move left, move down, move down. Reward: -2. It ends so: The goal is at position 8, 6."
+        "Moves: move left, move down, move down. Reward: -2. Final observation: The goal is at position 8, 6."
     )
 
 

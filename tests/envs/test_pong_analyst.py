@@ -164,9 +164,9 @@ def test_the_prompts_tell_positions_as_the_papers_tuples_and_how_it_ended():
     first = "timeslot 0: ball {40, 41, 66, 66}, our racket {10, 17, 70, 71}, opponent's racket {30, 37, 8, 9}, action"
     assert f"{first} move left, reward 0\n" in prompt
     assert "episode 3, timeslots 0 to 1." in prompt and "After timeslot 1: ball {42, 43, 70, 70}" in prompt
-    assert "ends with timeslot 1: we lose the point" in prompt and "goes to 1 point." in prompt
+    assert "ends in timeslot 1: we lose the point" in prompt and "is played to 1 point." in prompt
     cut = episode((40, 66, 1, 2), 10, [LEFT], terminated=False)
-    assert "was cut after timeslot 1" in said(ROLES.identify(cut, 0, len(cut)))
+    assert "was cut off after timeslot 1" in said(ROLES.identify(cut, 0, len(cut)))
     assert "{number}" not in prompt and "{{" not in prompt
 
 
@@ -189,7 +189,7 @@ def test_the_case_analysis_names_the_failures_and_the_successes():
     text = complete("analyse", chat)
     failures, successes = text.split("Successes:")
     assert "move right where move left was right" in failures and "the point was lost" in failures
-    assert f"With timeslot {len(lost) - 1} we lose the point." in said(chat)
+    assert f"In timeslot {len(lost) - 1} we lose the point." in said(chat)
     text = complete("analyse", ROLES.analyse(kept, verdicts(kept)))
     assert "None was found" in text.split("Successes:")[0] and f"{len(kept) - 1}" in text.split("Successes:")[1]
     assert "No timeslot was found" in said(ROLES.analyse(kept, []))
@@ -203,7 +203,7 @@ def test_a_verdict_that_says_nothing_of_the_action_is_neither_failure_nor_succes
     text = complete("analyse", chat)
     assert "acted wrongly" not in text and "did well" not in text
     judged = said(ROLES.analyse(played, [Verdict(5, True, None, "seen")]))
-    assert "action move right, proper. seen" in judged
+    assert "action move right, appropriate. seen" in judged
 
 
 @pytest.mark.parametrize("top", range(20, 35))
@@ -211,7 +211,7 @@ def test_the_prompt_tells_which_rackets_catch_a_ball(top):
     """Its example is what the game does."""
     text = said(ROLES.identify(episode((60, 40, 0, 2), 38, [RIGHT]), 0, 5))
     tuples = lambda begin: [int(x) for x in re.findall(r"\{(\d+), \d+, 70, 71\}", text.split(begin)[1])[:2]]
-    lowest, highest = tuples("To touch it with one row is enough")
+    lowest, highest = tuples("and with one row at")
     assert tuples("arrives as {30, 31, 69, 69}") == [lowest + 1, highest - 1]
     hit = fly_in_game(jnp.array([30, 69]), jnp.array([0, 1]), jnp.int32(top), jnp.int32(0))[2]
     assert bool(hit) == (lowest <= top <= highest)
@@ -221,7 +221,7 @@ def test_the_prompts_stay_short_and_say_what_they_leave_out():
     played = episode((60, 40, 0, 2), 38, [RIGHT])
     found = [Verdict(t, True, LEFT, "why") for t in range(10)]
     few = roles(cases=4, points=1)
-    assert "(6 earlier critical timeslots are not shown)" in said(few.analyse(played, found))
+    assert "(earlier critical timeslots not shown: 6)" in said(few.analyse(played, found))
     assert few.analyse(played, found).context["verdicts"] == tuple(found[6:])
     prompt = said(ROLES.reward(played, 3, LEFT, "x" * 10**6))
     assert len(prompt) < LONGEST_ANALYSIS + 6000 and f"({10**6 - LONGEST_ANALYSIS} more characters)" in prompt
@@ -229,7 +229,7 @@ def test_the_prompts_stay_short_and_say_what_they_leave_out():
 
 def test_an_action_that_was_not_taken_is_named_as_such():
     played = episode((60, 40, 0, 2), 38, [RIGHT])
-    assert "the action move left in timeslot 3 (the agent itself chose move right" in said(
+    assert "the action move left in timeslot 3 (the agent actually chose move right" in said(
         ROLES.reward(played, 3, LEFT, "")
     )
     assert "the agent itself chose" not in said(ROLES.reward(played, 3, RIGHT, ""))

@@ -236,14 +236,14 @@ def test_auto_reset_under_jit_and_vmap():
 
 
 PAPER_TEXT = """\
-The board has 5x5 cells, written as (X, Y) with X for the column and Y for the row. \
-(0, 0) is the bottom left cell and (4, 4) the top right one. \
-Up adds 1 to Y, Down takes 1 from Y, Right adds 1 to X, Left takes 1 from X.
+The board has 5x5 cells. A cell is written as (X, Y), where X is the column and Y is the row; \
+(0, 0) is the bottom left corner and (4, 4) the top right one. \
+Up adds 1 to Y, Down subtracts 1 from Y, Right adds 1 to X, Left subtracts 1 from X.
 Apples at: (4, 4), (0, 1) (worth 1 points each)
 Enemy snakes positions:
 * Snake ID 2 has head at position (3, 1) and body segments at []
 Your snake (ID 1) has head at position (1, 3) and body segments at [(1, 2), (2, 2)]
-The snake you steer has its head at (1, 3)
+Your head is at (1, 3)
 Symbols used in the state:
 - 1: head of your snake
 - 2: head of the enemy snake

@@ -259,7 +259,7 @@ O | X | 3
 PAPER_TEXT = f"""\
 Board:
 {DRAWN}
-You play O and it is your turn. Available positions: [3, 4, 6, 7, 9]"""
+You play O, and it is your turn. Free positions: [3, 4, 6, 7, 9]"""
 
 
 def test_text():
@@ -394,8 +394,8 @@ def test_only_the_papers_style_has_examples_and_compact_is_unchanged():
 @pytest.mark.parametrize(
     ("board", "winner", "result"),
     [
-        ("O | O | O\n---------\nX | X | 6\n---------\n7 | 8 | 9", "O", "O wins. Its line is 1, 2, 3."),
-        ("O | O | X\n---------\n4 | X | O\n---------\nX | 8 | 9", "X", "X wins. Its line is 3, 5, 7."),
+        ("O | O | O\n---------\nX | X | 6\n---------\n7 | 8 | 9", "O", "O wins. The winning line is 1, 2, 3."),
+        ("O | O | X\n---------\n4 | X | O\n---------\nX | 8 | 9", "X", "X wins. The winning line is 3, 5, 7."),
         ("O | X | O\n---------\nO | X | X\n---------\nX | O | O", None, "a draw."),
     ],
 )

@@ -60,7 +60,9 @@ def test_an_action_of_which_nothing_usable_is_said_is_not_judged(text, judged):
     assert verdict.judged == judged and verdict.explanation in ("", "x")
 
 
-@pytest.mark.parametrize("text, judged", [("(0.1, 1.7, 0.3)", False), ("(NaN, 0, 0)", False), ("none", True)])
+@pytest.mark.parametrize(
+    "text, judged", [("(0.1, 1.7, 0.3)", False), ("(NaN, 0, 0)", False), ("none", True), ("appropriate", True)]
+)
 def test_torques_outside_the_space_judge_nothing(text, judged):
     (verdict,), _ = read_verdicts(f"{{timeslot 12, <critical>, <{text}>, <x>}}", 12, 13, TORQUES)
     assert verdict == Verdict(12, True, None, "x", judged)

@@ -13,7 +13,7 @@ from nlrl_jax.algorithms.lac import Decisions
 from nlrl_jax.roles.dialogues import Dialogue, History, read_action
 from nlrl_jax.types import LanguageModel
 
-FORM = 'Write the next action in tags and nothing else behind "Action:", as in <action>ACTION</action>.'
+FORM = 'After "Action:", write only the next action, in tags: <action>ACTION</action>.'
 SHOWN = 60  # characters of a reply that is no action
 _TAGS = re.compile(r"<action>(.*?)</action>", re.IGNORECASE)
 

@@ -32,7 +32,7 @@ from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_number
 from nlrl_jax.types import HostGame, LanguageModel, Outcome, Start
 
-REFLECT = "Reflection on this failed attempt, in a sentence on what to do otherwise:"
+REFLECT = "Reflection on this failed attempt, in one sentence on what to do differently:"
 EARLIER = "Earlier attempts:"
 REFLECTIONS = 3  # the newest that a prompt carries
 
