@@ -340,7 +340,9 @@ def main(argv: list[str]) -> None:
     print(f"report: {page}\n{game.score or 'success'}: {text} ({model})")
 
 
-define_flags = app.flags_of(LACRunConfig, dry_run="count calls and tokens, and do nothing", metrics=False)
+define_flags = app.Command(
+    SCRIPT, LACRunConfig, dry_run="count calls and tokens, and do nothing", metrics=False
+).define_flags
 
 if __name__ == "__main__":
     define_flags()

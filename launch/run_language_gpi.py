@@ -102,6 +102,9 @@ class GPIRunConfig:
         return dataclasses.replace(self.endpoint, endpoint_model=self.model)
 
 
+COMMAND = app.Command(SCRIPT, GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")
+
+
 def draw_starts(maze: mazes.Maze, count: int, seed: int) -> list[int]:
     """Cells to start from: all free cells in random order, then all again, as many as needed."""
     rng = np.random.default_rng(seed)
@@ -266,7 +269,7 @@ def dry_run(config: GPIRunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(GPIRunConfig, PRESETS, "scale", script=SCRIPT)
+    config = COMMAND.parse()
     models.check_endpoint_is_used(config.backend)
     if config.backend == "scripted":
         leave_out("with --backend scripted", "model")
@@ -276,17 +279,14 @@ def main(argv: list[str]) -> None:
     models.check_templates(config.templates, config.model_name)
     ask = not flags.FLAGS.resume
     models.check_large_model(config.model_name, config.server, config.sampling.max_tokens, ask=ask)
-    run_dir = app.take_run_dir(SCRIPT, config)
+    run_dir, resume = COMMAND.open(config)
     usage = Usage(run_dir)
-    finished = run(config, run_dir, flags.FLAGS.resume, usage)
+    finished = run(config, run_dir, resume, usage)
     line = write_results(config, run_dir, finished)
     model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"
     report = gpi_report.write(run_dir, model, flat(config), finished, usage)
     print(f"{gpi_report.explained(finished)}\n\n{markdown(gpi_report.table(finished))}report: {report}\n{line}")
 
 
-define_flags = app.flags_of(GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -157,6 +157,12 @@ PRESETS = {
 }  # fmt: skip
 
 
+COMMAND = app.Command(
+    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True,
+    may_change=("iterations", "ppo_iterations", "prompted", "micro_batch", "remat", "mesh"),
+)  # fmt: skip
+
+
 def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel) -> Trainer:
     """The actor-critic against one opponent, with its models."""
     sft = dataclasses.replace(config.sft, seed=config.seed)
@@ -288,7 +294,7 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
+    config = COMMAND.parse()
     models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
     if config.models.aggregator != "scripted":
         leave_out(f"with --aggregator {config.models.aggregator}", "words")
@@ -299,19 +305,17 @@ def main(argv: list[str]) -> None:
         print(dry_run(config, opponents))
         return
     validate(config, ask=not flags.FLAGS.resume)
-    may_change = ("iterations", "ppo_iterations", "prompted", "micro_batch", "remat", "mesh")
-    if not config.models.is_paid:  # then only a prompted player needs an endpoint
-        may_change += ("endpoint_model",)
     matches = list(itertools.product(opponents, config.methods))
     if flags.FLAGS.resume:
         for opponent, method in matches:
             check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, config.wanted(method))
-    run_dir = app.take_run_dir(SCRIPT, config, may_change)
+    # without a paid model, only a prompted player needs an endpoint
+    run_dir, resume = COMMAND.open(config, may_change=() if config.models.is_paid else ("endpoint_model",))
     usage = models.ledger(run_dir)
     finished = {}
     try:
         for opponent, method in matches:
-            finished[opponent, method] = run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
+            finished[opponent, method] = run_method(config, opponent, method, run_dir, resume, usage)
     except SystemExit:  # Ctrl-C still writes the report of what is finished
         if (run_dir / opponent / method / results.RESULTS).is_file():
             finished[opponent, method] = results.read(run_dir / opponent / method)
@@ -336,10 +340,5 @@ def show(config: RunConfig, run_dir: pathlib.Path, finished: dict, usage: Usage)
         print(f"{whose}win rate ({opponent}): {before['win']:.3f} -> {after['win']:.3f}")
 
 
-define_flags = app.flags_of(
-    RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True
-)
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
@@ -111,8 +110,11 @@ PRESETS = {
 }  # fmt: skip
 
 
-# Options that may differ when a run is resumed: they change its length, speed or logging, not what it learns.
-MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", "probe")
+COMMAND = app.Command(
+    SCRIPT, TrainConfig, PRESETS, several=True,
+    # its length, speed or logging, not what it learns
+    may_change=("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", "probe"),
+)  # fmt: skip
 
 
 def games_of(config: TrainConfig) -> tuple[TextGame, TextGame]:
@@ -234,7 +236,7 @@ class Agents:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(TrainConfig, PRESETS, script=SCRIPT)
+    config = COMMAND.parse()
     if not config.learning.beta:
         leave_out("with --beta 0", "kl_estimator")
     if not config.learning.sampling_temperature:
@@ -243,7 +245,7 @@ def main(argv: list[str]) -> None:
     size = config.learning.micro_batch
     if size != (rows := whole_rows(size, agents.policy.model.mesh)):
         print(f"micro_batch {size} becomes {rows}: equally many replies on each of the devices that share a batch")
-    run_dir, resume = app.take_run_dir(SCRIPT, config, MAY_CHANGE), flags.FLAGS.resume
+    run_dir, resume = COMMAND.open(config)
     start = agents.start(run_dir, resume, SHOWN)
 
     def finish(state: Any) -> None:
@@ -325,8 +327,5 @@ def train_agents(
     return results.read(run_dir)
 
 
-define_flags = app.flags_of(TrainConfig, PRESETS, several=True)
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

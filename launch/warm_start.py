@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import jax
 import optax
-from absl import flags
 
 import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
@@ -35,7 +34,6 @@ from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import LoadedModel
 
-MAY_CHANGE = ("checkpoint_every", "micro_batch", "remat", "mesh")
 DONE = "warm_start.json"  # written last, beside the weights
 CHECKED = 16  # replies read afterwards
 
@@ -69,6 +67,11 @@ class WarmStartConfig:
 
     def __post_init__(self):
         check(self)
+
+
+COMMAND = app.Command(
+    "warm_start", WarmStartConfig, several=True, may_change=("checkpoint_every", "micro_batch", "remat", "mesh")
+)
 
 
 class Setup(NamedTuple):
@@ -158,14 +161,11 @@ def readable(replies: list[tuple[str, bool]]) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(WarmStartConfig, script="warm_start")
+    config = COMMAND.parse()
     setup = build(config)
-    run_dir = app.take_run_dir("warm_start", config, may_change=MAY_CHANGE)
-    print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume, setup)}")
+    run_dir, resume = COMMAND.open(config)
+    print(f"the model with the format learned: {train(config, run_dir, resume, setup)}")
 
-
-define_flags = app.flags_of(WarmStartConfig, several=True)
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -64,7 +64,8 @@ class Plan(NamedTuple):
     Attributes:
       seed: one, or those of a stack of states (`updates.stack`): `update` then gets keys [n] and returns metrics [n],
         and each seed's metrics go to a folder of its own (`seed_dirs`).
-      iterations: of the whole run. checkpoint_every: iterations between checkpoints.
+      iterations: of the whole run. checkpoint_every, eval_every: iterations between checkpoints, and between the
+        evaluations of `learn`.
       columns: the metrics that progress shows.
       resume: keep the metrics written before `state.iteration`.
     """
@@ -74,6 +75,7 @@ class Plan(NamedTuple):
     checkpoint_every: int
     columns: Sequence[str] = ()
     resume: bool = False
+    eval_every: int = 1
 
 
 def train(
@@ -165,8 +167,12 @@ def learn(
     state: Any,
     plan: Plan,
     evaluate: Callable[[Any], dict[str, float]],
+    show: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
-    """`train` with the same evaluation before training, after every iteration and at the end.
+    """`train` with the same evaluation before training, every `plan.eval_every` iterations and at the end.
+
+    Args:
+      show: draws what results.json and the metrics hold, once they are written.
 
     Returns:
       The content of results.json, with the "iterations" done.
@@ -176,8 +182,13 @@ def learn(
 
     def finish(state: Any) -> None:
         results.write(run_dir, script=script, before=before, after=evaluate(state), iterations=int(state.iteration))
+        if show:
+            show()
 
-    now = lambda done, state: {f"eval/{name}": value for name, value in evaluate(state).items()}
+    def now(done: int, state: Any) -> dict[str, float]:
+        due = done % plan.eval_every == 0 or done == plan.iterations
+        return {f"eval/{name}": value for name, value in evaluate(state).items()} if due else {}
+
     train(run_dir, update, state, plan, now, finish)
     return results.read(run_dir)
 
