@@ -37,9 +37,9 @@ from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players, targets
 from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.metrics import evaluations
 from nlrl_jax.run.plots import Bar, Series, bars, compare
-from nlrl_jax.run.report import Episodes, Picture, Table, markdown, write_report
+from nlrl_jax.run.report import Episodes, Picture, Table, markdown, model_name, write_report
 from nlrl_jax.run.reports.ablation import over_seeds
 from nlrl_jax.statistics import deviation, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -141,12 +141,11 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
     """Evaluation on every variant while the agents learn: mean and deviation over seeds, the best run dashed."""
     panels = {title: [] for title in VARIANTS.values()}
     for game in results:
-        runs = [read_metrics(folder) for folder in loop.seed_dirs(run_dir / game, range(seeds))]
-        there = np.isfinite(runs[0][f"eval/{game}"])
-        x = [0, *(runs[0]["iteration"][there] + 1)]
+        folders = loop.seed_dirs(run_dir / game, range(seeds))
         for name, title in VARIANTS.items():
-            ys = [[results[game]["before"][name], *run[f"eval/{name}"][there]] for run in runs]
-            panels[title].append(Series(f"trained on {VARIANTS[game]}", x, np.array(ys)))
+            found = [evaluations(folder, f"eval/{name}", results[game]["before"][name]) for folder in folders]
+            ys = np.array([values for _, values in found])
+            panels[title].append(Series(f"trained on {VARIANTS[game]}", found[0][0], ys))
     return compare(panels, run_dir / "figure_1.png", "iteration", "environment reward")
 
 
@@ -219,10 +218,9 @@ def reproduce(
         f"{dqn['env_return']:.2f} (deviation over episodes {dqn['env_return_std']:.2f})."
     )
     transcripts = [[one for g in configs for one in results[g]["transcripts"][when]] for when in ("before", "after")]
-    model = configs["snake"].model
     report = write_report(
         run_dir,
-        title=f"MS-GRPO: {model} on every variant",
+        title=f"MS-GRPO: {model_name(configs['snake'].model)} on every variant",
         question="Does training on one game make a language model play it better, and what does it do to the others?",
         config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
         blocks=[

@@ -32,11 +32,10 @@ from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole, whole_rows
-from nlrl_jax.run import app, loop, players, processes, results
+from nlrl_jax.run import alarms, app, loop, players, processes, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
-from nlrl_jax.run.report import Episodes, Picture, changes, write_report
-from nlrl_jax.run.reports import replies
+from nlrl_jax.run.report import Episodes, Picture, changes, model_name, write_report
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -263,21 +262,22 @@ def main(argv: list[str]) -> None:
 def write_page(run_dir: pathlib.Path, config: TrainConfig, legend: str, before, after, episodes) -> None:
     """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
+    model = model_name(config.model)
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
     start = {f"eval/{metric}": value for metric, value in before.items()}
     curves += ["kl"] * (config.learning.beta > 0)
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
-    health = learning_curve([run_dir], replies.MEASURES, run_dir / "replies.png")
-    alarms = replies.warnings(run_dir)
+    health = learning_curve([run_dir], alarms.MEASURES, run_dir / "replies.png")
+    warnings = alarms.warnings(run_dir)
     report = write_report(
         run_dir,
-        title=f"MS-GRPO: {config.model} on {config.game}",
-        question=f"Does {config.model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
+        title=f"MS-GRPO: {model} on {config.game}",
+        question=f"Does {model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
         config=flat(config),
         blocks=[
             changes(before, after),
-            *(f"Warning: {sentence}" for sentence in alarms),
+            *(f"Warning: {sentence}" for sentence in warnings),
             Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
             Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
             Episodes(episodes["before"], episodes["after"]),
@@ -285,7 +285,7 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, legend: str, before, 
         headline=headline,
         legend=legend,
     )
-    print("".join(f"warning: {sentence}\n" for sentence in alarms), end="")
+    print("".join(f"warning: {sentence}\n" for sentence in warnings), end="")
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}\n{headline}")
 
 

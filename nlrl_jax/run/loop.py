@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
-from nlrl_jax.run import processes, results
+from nlrl_jax.run import alarms, processes, results
 from nlrl_jax.run.directory import check_done, part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
-from nlrl_jax.run.reports import replies
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 
@@ -127,7 +126,7 @@ def train(
             writers = [stack.enter_context(_writer(folder, start if plan.resume else None)) for folder in own]
             checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
             progress = stack.enter_context(Progress(iterations, start, plan.columns))
-            watch = replies.Watch()
+            watch = alarms.Watch()
             for i in range(start, iterations):
                 clock = time.monotonic()
                 state, metrics = update(state, fold_in(key, i + 1))

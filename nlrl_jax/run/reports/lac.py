@@ -95,21 +95,20 @@ def headline(results: Results) -> str:
 
 
 def explained() -> str:
-    """What the first table's numbers are."""
-    return f"Share of tasks solved; the number of tasks is in the head. {header('these tasks', shares=True)}"
+    """What the numbers of this table and of the next ones are."""
+    return (
+        f"Share of tasks solved; the number of tasks is in the head. {header('tasks', shares=True)} In all tables, "
+        "differences are paired task by task, and a difference is within noise if its interval contains 0."
+    )
 
 
 def tables(results: Results) -> list[Table]:
     """All tables but the first; those without rows are left out."""
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name != "lac" and name not in variants]
-    differences = (
-        f"{header('the tasks of both', shares=True)} Differences are paired task by task; a difference is within noise "
-        "if its interval contains 0."
-    )
     made = [
-        Table("LAC against the planners", lac_tables.comparison_table(results, planners), differences),
-        Table("Ablations and variants", lac_tables.comparison_table(results, variants), differences),
+        Table("LAC against the planners", lac_tables.comparison_table(results, planners)),
+        Table("Ablations and variants", lac_tables.comparison_table(results, variants)),
         Table(
             "Cost",
             lac_tables.cost_table(results),

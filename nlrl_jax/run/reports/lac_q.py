@@ -13,12 +13,6 @@ from nlrl_jax.statistics import Estimate, by_unit, deviation, estimate
 
 SHORTEST = 3  # moves of the shortest trajectory that has a correlation
 CASES = {
-    (True, True): (0.4981, 0.49, 0.21, 0.74),
-    (True, False): (0.2912, 0.34, 0.06, 0.28),
-    (False, True): (0.1928, 0.21, 0.34, 0.22),
-    (False, False): (0.0179, 0.06, 0.03, 0.07),
-}
-CASES = {
     (True, True): "prior and Q prefer the action taken",
     (True, False): "the prior does, Q does not",
     (False, True): "Q does, the prior does not",

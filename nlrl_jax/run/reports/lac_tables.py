@@ -1,4 +1,4 @@
-"""The numbers of a run of LAC and planners: success by mission, comparisons task by task, cost, sweeps.
+"""The numbers of a run of LAC and planners: success by mission, comparisons task by task, cost.
 
 Pure functions of finished methods, as they stand in RUN_DIR/episodes/METHOD.json:
 
@@ -192,17 +192,3 @@ def _or_dash(x: float) -> str:
 def problems_table(results: Results) -> Rows:
     """What was wrong with replies, counted, a row per method that had any."""
     return [{"": title(name), **result["problems"]} for name, result in results.items() if result["problems"]]
-
-
-def sweep_table(summaries: Mapping[tuple[str, str], Mapping[str, Any]], variant: str = "") -> Rows:
-    """Success of many runs, a row per variant and a column per model (Tables 9 to 12).
-
-    Args:
-      summaries: (model, variant) -> what `summarize` returned, e.g. ("smollm2", "alpha = 0.5").
-      variant: heading of the first column.
-    """
-    rows: dict[str, dict[str, Any]] = {}
-    for (model, name), one in summaries.items():
-        row = rows.setdefault(name, {variant: name})
-        row[model] = str(success_of(one))
-    return list(rows.values())

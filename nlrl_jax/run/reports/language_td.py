@@ -12,9 +12,9 @@ from nlrl_jax.algorithms.language_td import Target
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.run.exchanges import Exchange, exchange
-from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.metrics import evaluations
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
+from nlrl_jax.run.report import Exchanges, Picture, Table, model_name, tokens, write_report
 from nlrl_jax.statistics import header, share
 
 TARGETS, POSITIONS = 4, 8  # on the page: per iteration; judged
@@ -83,14 +83,10 @@ def write(
       stored: `results.read` of the run; what stands beside the value model is a level line.
       thresholds: the run's own first.
     """
-    run, before = read_metrics(run_dir), stored["before"]
-    evaluated = np.isfinite(run.get("eval/accuracy", np.empty(0)))
-    x = [0, *(run["iteration"][evaluated] + 1)]
-    after = lambda name: run[f"eval/{name}"][evaluated] if len(evaluated) else ()
-    own = [
-        Series(label, x, np.array([[before[name], *after(name)]]))
-        for label, name in (("value model, of those answered", "accuracy"), ("answered", "answered"))
-    ]
+    before = stored["before"]
+    curve = lambda name: evaluations(run_dir, f"eval/{name}", before[name])
+    (at, accuracy), (x, answered) = curve("accuracy"), curve("answered")  # no accuracy where none was answered
+    own = [Series("value model, of those answered", at, accuracy[None]), Series("answered", x, answered[None])]
     level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
     beside = [level(name, row) for name, row in stored["beside"].items()]
     picture = compare({"Advantage on held-out positions": own + beside}, run_dir / "curve.png", "iteration", "share")
@@ -101,7 +97,7 @@ def write(
     caption = "Which side is ahead, as a share of the held-out positions; level lines do not learn."
     return write_report(
         run_dir,
-        title=f"Language TD: {config['model']} on breakthrough",
+        title=f"Language TD: {model_name(config['model'])} on breakthrough",
         question="Does a value model learn to say which side is ahead from evaluations of where the game leads?",
         config=config,
         blocks=[
