@@ -27,14 +27,9 @@ def start(run_dir, *args):
         f"--iterations={ITERATIONS}",
         "--checkpoint_every=2",
     ]
-    return subprocess.Popen(
-        [*command, f"--run_dir={run_dir}", *args],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, f"--run_dir={run_dir}", *args], cwd=ROOT, env=env, **pipes)
 
 
 def finish(process):

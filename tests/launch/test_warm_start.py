@@ -38,14 +38,9 @@ def test_device_replies_equal_host_replies_and_are_well_formed(name, prompt):
 
 def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
     args = (
-        "--model=nano",
-        "--prompt=paper",
-        "--batch=4",
-        "--learning_rate=0.005",
-        "--checkpoint_every=4",
-        "--lora_rank=4",
+        "--model=nano", "--prompt=paper", "--batch=4", "--learning_rate=0.005", "--checkpoint_every=4", "--lora_rank=4",
         "--max_tokens=24",
-    )
+    )  # fmt: skip
     run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=8")
     losses = [row["loss"] for row in read_rows(tmp_path)]
     assert len(losses) == 8 and np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
