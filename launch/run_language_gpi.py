@@ -3,7 +3,7 @@
     python -m launch.run_language_gpi --run_dir runs/gpi                           # rule-based, two CPU cores, a minute
     python -m launch.run_language_gpi --backend local --model PATH --run_dir runs/gpi_local
     python -m launch.run_language_gpi --scale paper --dry_run
-    python -m launch.run_language_gpi --scale paper --run_dir runs/gpi_paper       # needs $OPENAI_API_KEY
+    python -m launch.run_language_gpi --scale paper --run_dir runs/gpi_paper  # needs $OPENAI_API_KEY (or --api_key_env)
 
 Rows: the language policy alone; Q^L without look-ahead and the improvement I; language GPI with (K, N) = (1, 3),
 (4, 1), (4, 3), (6, 3), (8, 3); `--mazes`, `--rows` and `--starts` choose fewer. All play the same 30 starts under 3
