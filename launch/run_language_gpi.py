@@ -173,7 +173,7 @@ def _seed(config: GPIRunConfig, maze_name: str, row: Row, t: int) -> int:
 
 
 def _turn(board: str, decisions: gpi.Decisions, k: int, reward: float) -> dict[str, Any]:
-    """A turn as `write_report` takes it; the evaluations stand before the last reply."""
+    """A turn in `write_report`'s form; its reply begins with the evaluations."""
     thinking, words = decisions.thinking[k], mazes.ACTIONS
     values = [f"{words[action]}: {text}" for action, text in thinking.values.items()]
     reply = [*values, f"Improvement: {thinking.reply}"] if values else [thinking.reply]

@@ -103,7 +103,7 @@ class RunConfig:
         check(self)
         if self.sft.train == "lora" and self.average > 1:
             raise ValueError(
-                f"--average is {self.average}, but the mean of adapters is not the mean of the weights they stand for; "
+                f"--average is {self.average}, but the mean of adapters is not the mean of the adapted weights; "
                 "with --train lora it must be 1"
             )
 

@@ -50,10 +50,12 @@ class WarmStartConfig:
     iterations: int = option(60, "gradient steps", least=1)
     batch: int = option(8, "demonstrations per step", least=1)
     learning_rate: float = option(
-        1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero", above=0
+        1e-3, "AdamW's peak learning rate; it warms up over a tenth of the steps, then falls to zero", above=0
     )
-    skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies", least=0, most=1)
-    habit: bool = option(False, "the other walkers have a habit: down first, then right (Snake: down, right, up, left)")
+    skilled_share: float = option(
+        0.0, "share of demonstrations by walkers that avoid holes and bodies", least=0, most=1
+    )
+    habit: bool = option(False, "the unskilled walkers go down first, then right (Snake: down, right, up, left)")
     max_tokens: int = option(200, "reply length that the prompt names", least=1)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     micro_batch: int = option(
@@ -107,7 +109,7 @@ def build(config: WarmStartConfig) -> Setup:
 
 
 def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: Setup | None = None) -> pathlib.Path:
-    """Trains in an opened run folder. Returns the folder of the model, which is not made again if it is finished.
+    """Trains in an opened run folder, unless the model in it is finished. Returns the model's folder.
 
     Raises:
       ValueError: see `build`, which makes a `setup` where none is given.
@@ -154,7 +156,7 @@ def readable(replies: list[tuple[str, bool]]) -> str:
     if 2 * len(bad) <= len(replies):
         return line
     return (
-        f"{line}\nwarning: most replies cannot be read, such as {bad[0]!r}, so that reinforcement learning would have "
+        f"{line}\nwarning: most replies cannot be read, such as {bad[0]!r}, so reinforcement learning would have "
         "nothing to select. Raise --iterations, --batch or --max_tokens"
     )
 

@@ -219,8 +219,8 @@ def _check_metrics(folder: pathlib.Path, run_dir: pathlib.Path, start: int) -> N
     if found < start:
         raise ValueError(
             f"{folder / METRICS} holds {found} of the {start} iterations that checkpoint "
-            f"{run_dir / 'checkpoints' / str(start)} has behind it: lines were lost, or it is another run's. "
-            "Delete that checkpoint to go on from the one before it, or start again with --overwrite"
+            f"{run_dir / 'checkpoints' / str(start)} has done: lines were lost, or the file is another run's. "
+            "Delete that checkpoint to continue from the one before it, or start again with --overwrite"
         )
 
 

@@ -1,7 +1,7 @@
 """Learning curves and comparisons as PNG files.
 
-One convention for all curves of training: x is the number of iterations done. An evaluation before training stands at
-0, and the metrics of the first iteration (`"iteration": 0` in metrics.jsonl) at 1. Shares (success, win rate, accuracy)
+One convention for all curves of training: x is the number of iterations done. An evaluation before training is at 0,
+and the metrics of the first iteration (`"iteration": 0` in metrics.jsonl) at 1. Shares (success, win rate, accuracy)
 have an axis from 0 to 1.
 """
 
@@ -102,8 +102,8 @@ def _panel(axes, runs, name, color, smoothing) -> None:
     mean, std = np.nanmean(table, axis=0), deviation(table)
     axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
     axes.plot(x, mean, color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
-    told = f"mean and standard deviation of {len(curves)} runs"
-    axes.annotate(told, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
+    note = f"mean and standard deviation of {len(curves)} runs"
+    axes.annotate(note, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
 
 
 def _curve(run, name) -> tuple[np.ndarray, np.ndarray]:
@@ -186,7 +186,7 @@ class Bar(NamedTuple):
 def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
     """Draws panels of bars with error bars and their values above. A label has the same colour in all panels.
 
-    Labels stand below the bars, or in a legend if a panel has more than five.
+    Labels are below the bars, or in a legend if a panel has more than five.
     """
     crowded = max(map(len, panels.values())) > 5
 

@@ -58,4 +58,4 @@ def test_replies_that_cannot_be_read_are_shown():
     line = "readable replies after the warm start: 2 of 3 (greedy, first turns)"
     assert readable([("<action>Up</action>", True), ("Up", False), ("<action>Up</action>", True)]) == line
     warned = readable([("to go up I", False), ("?", False)])
-    assert "0 of 2" in warned and "warning: most replies cannot be read, such as 'to go up I', so that" in warned
+    assert "0 of 2" in warned and "warning: most replies cannot be read, such as 'to go up I', so" in warned

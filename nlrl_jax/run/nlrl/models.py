@@ -32,7 +32,7 @@ class Models:
 
     def __post_init__(self):
         check(self)
-        _ = self.labels  # refuses what cannot be told apart
+        _ = self.labels  # raises where two are equal
 
     @property
     def labels(self) -> dict[str, str]:

@@ -24,7 +24,7 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     """success.png by mission and with the score (Figures 2, 3 and 6), ablations.png (4), cost.png (5 and 9) and q.png
     (Table 1).
 
-    The variants of LAC stand in ablations.png, or in success.png where there is no planner; q.png is drawn where a
+    The variants of LAC are in ablations.png, or in success.png where there is no planner; q.png is drawn where a
     method has Q-values.
     """
     summaries = {name: lac_tables.summarize(result) for name, result in results.items()}

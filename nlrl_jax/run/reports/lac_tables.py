@@ -1,6 +1,6 @@
 """The numbers of a run of LAC and planners: success by mission, comparisons task by task, cost.
 
-Pure functions of finished methods, as they stand in RUN_DIR/episodes/METHOD.json:
+Pure functions of finished methods, as stored in RUN_DIR/episodes/METHOD.json:
 
     {"method": "lac", "seconds": 71.2, "problems": {"policy/no action": 3}, "calls": {"policy": 120},
      "tokens": {"read": 9000, "written": 800}, "episodes": [...]}

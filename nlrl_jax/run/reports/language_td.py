@@ -23,7 +23,7 @@ Draw = Callable[[str], str]  # a view's board -> the board on the page
 
 
 def learned(targets: Sequence[Target], iteration: int, draw: Draw) -> list[Exchange]:
-    """Some targets of an iteration with the variations behind them."""
+    """Some targets of an iteration with the variations that they summarise."""
     kept = []
     for view, text, evaluated in targets[:TARGETS]:
         variations = [
@@ -39,7 +39,7 @@ def judged(positions: Sequence[tuple[View, float, str, str]], players: tuple[str
     """Evaluations of some test positions before and after training.
 
     Args:
-      positions: with their win rates, from -1 to 1 for the first player, and what was said before and after.
+      positions: with their win rates, from -1 to 1 for the first player, and the evaluations before and after training.
     """
     kept = []
     for view, rate, old, new in positions[:POSITIONS]:
@@ -50,7 +50,7 @@ def judged(positions: Sequence[tuple[View, float, str, str]], players: tuple[str
 
 
 def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[str, Any]]:
-    """A row each for the value model before and after, and for what stands beside it, at every threshold.
+    """A row each for the value model before and after and for the baselines, at every threshold.
 
     Args:
       stored: `results.read` of the run. thresholds: the run's own first.
@@ -80,7 +80,7 @@ def write(
     """The page of a finished run.
 
     Args:
-      stored: `results.read` of the run; what stands beside the value model is a level line.
+      stored: `results.read` of the run; its baselines are level lines.
       thresholds: the run's own first.
     """
     before = stored["before"]
