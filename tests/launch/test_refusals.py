@@ -116,7 +116,6 @@ def own(here, monkeypatch):
         ("train_language_td --row_tokens=64", "--row_tokens is 64, but a prompt takes 29 tokens"),
         ("train_language_td --threshold=2", "--threshold is 2.0; it must be at least 0 and at most 1"),
         ("reproduce_ultra --floor=inf", "--floor is inf; it must be below inf"),
-        ("reproduce_ultra --hold=9 --horizon=8", "hold is 9; it must not exceed horizon (8)"),
         # names
         ("train_ms_grpo --kl_estimator=k9", "--kl_estimator is 'k9'; choose one of k1, k2, k3"),
         ("train_ms_grpo --dtype=float7", "--dtype is 'float7'; choose one of '', float32, bfloat16"),
