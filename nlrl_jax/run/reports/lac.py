@@ -28,7 +28,10 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     method has Q-values.
     """
     summaries = {name: lac_tables.summarize(result) for name, result in results.items()}
-    success = {name: lac_tables.success_of(summary) for name, summary in summaries.items()}
+    success, reward = (
+        {name: lac_tables.over_tasks(result["episodes"], field) for name, result in results.items()}
+        for field in ("success", "reward")
+    )
     bar = lambda name, estimate: Bar(title(name), estimate.mean, estimate.arms)
     whole = lambda names: [bar(name, success[name]) for name in names]
     variants = lac_tables.ablations(results)
@@ -38,10 +41,10 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     panels = {"all tasks": whole(first)}
     scores = {name: result["score"] for name, result in results.items() if result.get("score") and name in first}
     if scores:
-        panels[f"mean {next(iter(scores.values()))}"] = [bar(n, lac_tables.reward_of(summaries[n])) for n in scores]
+        panels[f"mean {next(iter(scores.values()))}"] = [bar(name, reward[name]) for name in scores]
     kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
     if len(kinds) > 1:
-        by = {name: lac_tables.success_by_mission(summaries[name]) for name in first}
+        by = {name: lac_tables.by_mission(results[name]) for name in first}
         panels |= {kind: [bar(name, by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
     arms = "Arms are 95 % intervals over tasks."
     drawn = [
