@@ -210,33 +210,26 @@ def test_a_refused_checkpoint_is_saved_over_by_all(tmp_path):
         Checkpoints(tmp_path / "saved").restore(leaf, step=4)
 
 
+ALIKE = "error: the processes of a run must be started alike, but --seed is not given in process 0 and 8 in process 1"
+
+
 @pytest.mark.slow
-def test_a_folder_that_the_first_refuses_ends_both(tmp_path):
+@pytest.mark.parametrize(
+    "what, says",
+    [
+        ({}, ("is not empty and holds no run", "the first process cannot use --run_dir")),
+        ({"second": ("--seed=8",)}, (ALIKE, ALIKE)),
+        ({"options": tuple(x for x in TINY if "mesh" not in x)}, ("say how, as in --mesh 1,8,1",) * 2),
+    ],
+    ids=["folder", "commands", "mesh"],
+)
+def test_what_cannot_be_meant_ends_both_before_anything_is_written(tmp_path, what, says):
     (tmp_path / "mine.txt").write_text("not a run")
-    running = start_two(tmp_path, "--iterations=2")
+    running = start_two(tmp_path if not what else tmp_path / "run", **what)
     texts = [one.communicate(timeout=300)[0] for one in running]
-    assert all(one.returncode == 1 for one in running), texts
-    assert "is not empty and holds no run" in texts[0] and "the first process cannot use --run_dir" in texts[1]
-
-
-@pytest.mark.slow
-def test_unequal_commands_are_refused_before_anything_is_written(tmp_path):
-    running = start_two(tmp_path / "run", second=("--seed=8",))
-    texts = [one.communicate(timeout=300)[0] for one in running]
-    assert [one.returncode for one in running] == [1, 1] and not (tmp_path / "run").exists()
-    said = (
-        "error: the processes of a run must be started alike, but --seed is not given in process 0 and 8 in process 1"
-    )
-    assert all(said in text for text in texts), texts
-
-
-@pytest.mark.slow
-def test_several_processes_without_a_mesh_are_refused(tmp_path):
-    running = start_two(tmp_path / "run", options=tuple(x for x in TINY if "mesh" not in x))
-    texts = [one.communicate(timeout=300)[0] for one in running]
-    assert all(one.returncode == 1 and "say how, as in --mesh 1,8,1" in text for one, text in zip(running, texts)), (
-        texts
-    )
+    assert [one.returncode for one in running] == [1, 1], texts
+    assert all(words in text for words, text in zip(says, texts)), texts
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
