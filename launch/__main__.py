@@ -15,7 +15,7 @@ import sys
 
 
 def scripts() -> dict[str, str]:
-    """Every script's name and the first sentence of what it says of itself."""
+    """Every script's name and the first sentence of its docstring."""
     files = sorted(path for path in pathlib.Path(__file__).parent.glob("*.py") if not path.name.startswith("_"))
     first = lambda path: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
     return {path.stem: " ".join(first(path).split()) for path in files}

@@ -357,7 +357,9 @@ def main(argv: list[str]) -> None:
     print(f"\n{table}\npicture: {picture}\nreport:  {report}")
 
 
-define_flags = app.flags_of(AblationConfig, dry_run="NLRL: print the calls and tokens of every run, and do nothing")
+define_flags = app.Command(
+    "ablate", AblationConfig, dry_run="NLRL: print the calls and tokens of every run, and do nothing"
+).define_flags
 
 if __name__ == "__main__":
     define_flags()

@@ -44,12 +44,12 @@ def main(argv: list[str]) -> None:
 
 def define_flags() -> None:
     flags.DEFINE_string("run_dir", "", "a training run; its model with its latest checkpoint is exported")
-    flags.DEFINE_string("part", "", "with --run_dir: policy or value, where the run trains both")
+    flags.DEFINE_string("part", "", "with --run_dir: which model of an actor-critic, policy or value")
     flags.DEFINE_string("model", "", f"without --run_dir: {MODELS}")
     flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
     flags.DEFINE_enum("dtype", "", DTYPES, "without --run_dir: float32 or bfloat16; empty keeps the checkpoint's")
-    flags.DEFINE_string("out", "", "folder to write, new or empty")
+    flags.DEFINE_string("out", "", "the folder to write; new or empty")
 
 
 if __name__ == "__main__":

@@ -321,7 +321,9 @@ def main(argv: list[str]) -> None:
     print(", ".join(changes) or "nothing was held out")
 
 
-define_flags = app.flags_of(FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing", several=True)
+define_flags = app.Command(
+    SCRIPT, FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing", several=True
+).define_flags
 
 if __name__ == "__main__":
     define_flags()

@@ -3,9 +3,9 @@
     python -m launch.generate --model smollm2 --prompt "Name three colours." --max_tokens 40
     python -m launch.generate --model PATH --prompt_ids 5,17,3 --max_tokens 8 --temperature 0 --json
 
-`--prompt` is put into the model's chat template unless `--raw`. `--prompt_ids` needs no tokenizer.
-With --json one line is printed: {"completions": [{"ids", "logprobs", "text", "ended"}, ...]}, where
-logprobs are the model's own, before temperature, top-k and top-p.
+`--prompt` is rendered by the model's chat template unless `--raw` is given. `--prompt_ids` needs no tokenizer, and
+`--samples` asks for several completions of each prompt. `--json` prints one line, {"completions": [{"ids", "logprobs",
+"text", "ended"}, ...]}, where logprobs are the model's own, before temperature, top-k and top-p.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def define_flags() -> None:
     flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
     flags.DEFINE_multi_string("prompt", [], "a prompt; give it several times for a batch")
     flags.DEFINE_multi_string("prompt_ids", [], "a prompt as token ids, 5,17,...; several times for a batch")
-    flags.DEFINE_string("adapter", "", "folder of a LoRA adapter in PEFT's format to put on top")
-    flags.DEFINE_boolean("raw", False, "do not put --prompt into the chat template")
+    flags.DEFINE_string("adapter", "", "folder of a LoRA adapter in PEFT's format")
+    flags.DEFINE_boolean("raw", False, "use --prompt as it is, without the chat template")
     config_flags.define(Sampling(max_tokens=100))
     config_flags.define(TemplateOptions())
     flags.DEFINE_integer("samples", 1, "completions per prompt", lower_bound=1)

@@ -265,7 +265,7 @@ def main(argv: list[str]) -> None:
     iterate(config, app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE))
 
 
-define_flags = app.flags_of(IterateConfig)
+define_flags = app.Command(SCRIPT, IterateConfig).define_flags
 
 if __name__ == "__main__":
     define_flags()

@@ -37,9 +37,9 @@ from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players, targets
 from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.metrics import evaluations
 from nlrl_jax.run.plots import Bar, Series, bars, compare
-from nlrl_jax.run.report import Episodes, Picture, Table, markdown, write_report
+from nlrl_jax.run.report import Episodes, Picture, Table, markdown, model_name, write_report
 from nlrl_jax.run.reports.ablation import over_seeds
 from nlrl_jax.statistics import deviation, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -111,6 +111,12 @@ class MatrixConfig:
         check(self)
 
 
+COMMAND = app.Command(
+    "reproduce_ms_grpo", MatrixConfig, dry_run="print what would be run, its memory and its work, and stop",
+    may_change=("apart",),
+)  # fmt: skip
+
+
 def table_1(results: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """The paper's Table 1: the mean over seeds, their deviation (the paper's brackets), the best run."""
     rows = []
@@ -135,12 +141,11 @@ def figure_1(run_dir: pathlib.Path, results, seeds: int) -> pathlib.Path:
     """Evaluation on every variant while the agents learn: mean and deviation over seeds, the best run dashed."""
     panels = {title: [] for title in VARIANTS.values()}
     for game in results:
-        runs = [read_metrics(folder) for folder in loop.seed_dirs(run_dir / game, range(seeds))]
-        there = np.isfinite(runs[0][f"eval/{game}"])
-        x = [0, *(runs[0]["iteration"][there] + 1)]
+        folders = loop.seed_dirs(run_dir / game, range(seeds))
         for name, title in VARIANTS.items():
-            ys = [[results[game]["before"][name], *run[f"eval/{name}"][there]] for run in runs]
-            panels[title].append(Series(f"trained on {VARIANTS[game]}", x, np.array(ys)))
+            found = [evaluations(folder, f"eval/{name}", results[game]["before"][name]) for folder in folders]
+            ys = np.array([values for _, values in found])
+            panels[title].append(Series(f"trained on {VARIANTS[game]}", found[0][0], ys))
     return compare(panels, run_dir / "figure_1.png", "iteration", "environment reward")
 
 
@@ -154,7 +159,7 @@ def figure_2(run_dir: pathlib.Path, results, dqn: dict[str, float]) -> pathlib.P
             final = np.array(results[game]["after"][name])
             panel.append(Bar(short, final.mean(), float(deviation(final))))
         if name == "snake":
-            panel.append(Bar("DQN", dqn["eval/env_return"], dqn["eval/env_return_std"]))
+            panel.append(Bar("DQN", dqn["env_return"], dqn["env_return_std"]))
         panels[title] = panel
     return bars(panels, run_dir / "figure_2.png", "environment reward")
 
@@ -201,7 +206,7 @@ def reproduce(
         print(f"MS-GRPO on {VARIANTS[game]}, {seeds} seed{'s' * (seeds > 1)}", flush=True)
         results[game] = train_agents(train_config, seeds, VARIANTS, EVAL_SEED, vectorize, run_dir / game, resume, apart)
     print("DQN on Snake-Standard", flush=True)
-    _, dqn = train_dqn.train(train_dqn.Trainer(dqn_config), run_dir / "dqn", resume)
+    dqn = train_dqn.train(train_dqn.Trainer(dqn_config), run_dir / "dqn", resume)["after"]
 
     rows = table_1(results)
     explained = header("seeds of training from one model", seeds)
@@ -210,13 +215,12 @@ def reproduce(
     about = (
         f"Environment reward, with -0.5 for each invalid action, in {configs['snake'].eval_episodes} greedy episodes "
         f"from the same initial states. {explained} DQN on Snake-Standard after {dqn_config.iterations} iterations: "
-        f"{dqn['eval/env_return']:.2f} (deviation over episodes {dqn['eval/env_return_std']:.2f})."
+        f"{dqn['env_return']:.2f} (deviation over episodes {dqn['env_return_std']:.2f})."
     )
     transcripts = [[one for g in configs for one in results[g]["transcripts"][when]] for when in ("before", "after")]
-    model = configs["snake"].model
     report = write_report(
         run_dir,
-        title=f"MS-GRPO: {model} on every variant",
+        title=f"MS-GRPO: {model_name(configs['snake'].model)} on every variant",
         question="Does training on one game make a language model play it better, and what does it do to the others?",
         config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
         blocks=[
@@ -229,7 +233,7 @@ def reproduce(
     own = [f"{g} {results[g]['before'][g]:.3f} -> {np.mean(results[g]['after'][g]):.3f}" for g in configs]
     return [
         f"\n{text}",
-        f"DQN on Snake-Standard: {dqn['eval/env_return']:.3f}",
+        f"DQN on Snake-Standard: {dqn['env_return']:.3f}",
         f"report: {report}",
         f"greedy reward: {', '.join(own)}",
     ]
@@ -287,7 +291,7 @@ def _policy_of(config: TrainConfig, mesh: Mesh | None = None) -> tuple[LanguageA
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(MatrixConfig, script="reproduce_ms_grpo")
+    config = COMMAND.parse()
     configs, dqn_config, seeds = configs_of(config, flags.FLAGS.dry_run)
     vectorize = SCALES[config.scale].fits and jax.default_backend() != "cpu"
     if flags.FLAGS.dry_run:
@@ -295,14 +299,14 @@ def main(argv: list[str]) -> None:
         show(configs, seeds, vectorize, flags.FLAGS.device_tflops, target)
         return
     leave_out("without --dry_run", "device_tflops", "target")
-    run_dir, resume = app.take_run_dir("reproduce_ms_grpo", config, ("apart",)), flags.FLAGS.resume
+    run_dir, resume = COMMAND.open(config)
     teach = SCALES[config.scale].warm_start
     lines = reproduce(configs, dqn_config, seeds, vectorize, teach, run_dir, resume, config.apart)
     print("\n".join(lines))
 
 
 def define_flags() -> None:
-    app.flags_of(MatrixConfig, dry_run="print what would be run, its memory and its work, and stop")()
+    COMMAND.define_flags()
     flags.DEFINE_float(
         "device_tflops", 0.0, "with --dry_run: assume a device of this rate instead of measuring this machine's", 0.0
     )

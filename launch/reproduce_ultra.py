@@ -78,7 +78,11 @@ ROBOT_PRESETS = {  # by scale: also for every game but Pong
     },
     "paper": {"alpha": 0.1, "curve_episodes": 20, "floor": -math.inf},
 }  # fmt: skip
-MAY_CHANGE = ("methods", "checkpoint_every")
+COMMAND = app.Command(
+    SCRIPT, RunConfig, PRESETS, "scale", f". Other games also: {config_flags.listed(ROBOT_PRESETS)}",
+    dry_run="print the analyst's calls and tokens and the environment steps, and stop",
+    may_change=("methods", "checkpoint_every"),
+)  # fmt: skip
 
 
 def parse_config() -> RunConfig:
@@ -179,15 +183,8 @@ def main(argv: list[str]) -> None:
             base_of(config.base, config.game, one.number, config.contact_forces)
     if config.analyst == "endpoint" and not resume:
         models.check_large_model(config.analyst, config.endpoint, 0)
-    run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
-    print(reproduce(config, run_dir, resume))
+    print(reproduce(config, *COMMAND.open(config)))
 
-
-define_flags = app.flags_of(
-    RunConfig, PRESETS, "scale", f". Other games also: {config_flags.listed(ROBOT_PRESETS)}",
-    dry_run="print the analyst's calls and tokens and the environment steps, and stop",
-)  # fmt: skip
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -258,10 +258,10 @@ def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None)
 
 def line_of(result: dict[str, Any], score: str) -> str:
     """A method's scores in a line."""
-    summary = tables.summarize(result)
-    reward = f"{score} {tables.reward_of(summary).text('.3f')}, " if score else ""
+    summary, episodes = tables.summarize(result), result["episodes"]
+    reward = f"{score} {tables.over_tasks(episodes, 'reward').text('.3f')}, " if score else ""
     return (
-        f"success {tables.success_of(summary).text('.3f')}, {reward}{summary['steps']:.1f} steps and "
+        f"success {tables.over_tasks(episodes).text('.3f')}, {reward}{summary['steps']:.1f} steps and "
         f"{summary['tokens']:.0f} tokens per task"
     )
 
@@ -340,7 +340,9 @@ def main(argv: list[str]) -> None:
     print(f"report: {page}\n{game.score or 'success'}: {text} ({model})")
 
 
-define_flags = app.flags_of(LACRunConfig, dry_run="count calls and tokens, and do nothing", metrics=False)
+define_flags = app.Command(
+    SCRIPT, LACRunConfig, dry_run="count calls and tokens, and do nothing", metrics=False
+).define_flags
 
 if __name__ == "__main__":
     define_flags()

@@ -3,7 +3,7 @@
     python -m launch.run_language_gpi --run_dir runs/gpi                           # rule-based, two CPU cores, a minute
     python -m launch.run_language_gpi --backend local --model PATH --run_dir runs/gpi_local
     python -m launch.run_language_gpi --scale paper --dry_run
-    python -m launch.run_language_gpi --scale paper --run_dir runs/gpi_paper       # needs $OPENAI_API_KEY
+    python -m launch.run_language_gpi --scale paper --run_dir runs/gpi_paper  # needs $OPENAI_API_KEY (or --api_key_env)
 
 Rows: the language policy alone; Q^L without look-ahead and the improvement I; language GPI with (K, N) = (1, 3),
 (4, 1), (4, 3), (6, 3), (8, 3); `--mazes`, `--rows` and `--starts` choose fewer. All play the same 30 starts under 3
@@ -102,6 +102,9 @@ class GPIRunConfig:
         return dataclasses.replace(self.endpoint, endpoint_model=self.model)
 
 
+COMMAND = app.Command(SCRIPT, GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")
+
+
 def draw_starts(maze: mazes.Maze, count: int, seed: int) -> list[int]:
     """Cells to start from: all free cells in random order, then all again, as many as needed."""
     rng = np.random.default_rng(seed)
@@ -170,7 +173,7 @@ def _seed(config: GPIRunConfig, maze_name: str, row: Row, t: int) -> int:
 
 
 def _turn(board: str, decisions: gpi.Decisions, k: int, reward: float) -> dict[str, Any]:
-    """A turn as `write_report` takes it; the evaluations stand before the last reply."""
+    """A turn in `write_report`'s form; its reply begins with the evaluations."""
     thinking, words = decisions.thinking[k], mazes.ACTIONS
     values = [f"{words[action]}: {text}" for action, text in thinking.values.items()]
     reply = [*values, f"Improvement: {thinking.reply}"] if values else [thinking.reply]
@@ -266,7 +269,7 @@ def dry_run(config: GPIRunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(GPIRunConfig, PRESETS, "scale", script=SCRIPT)
+    config = COMMAND.parse()
     models.check_endpoint_is_used(config.backend)
     if config.backend == "scripted":
         leave_out("with --backend scripted", "model")
@@ -276,17 +279,14 @@ def main(argv: list[str]) -> None:
     models.check_templates(config.templates, config.model_name)
     ask = not flags.FLAGS.resume
     models.check_large_model(config.model_name, config.server, config.sampling.max_tokens, ask=ask)
-    run_dir = app.take_run_dir(SCRIPT, config)
+    run_dir, resume = COMMAND.open(config)
     usage = Usage(run_dir)
-    finished = run(config, run_dir, flags.FLAGS.resume, usage)
+    finished = run(config, run_dir, resume, usage)
     line = write_results(config, run_dir, finished)
     model = config.backend if config.backend == "scripted" else f"{config.backend}, {config.model}"
     report = gpi_report.write(run_dir, model, flat(config), finished, usage)
     print(f"{gpi_report.explained(finished)}\n\n{markdown(gpi_report.table(finished))}report: {report}\n{line}")
 
 
-define_flags = app.flags_of(GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

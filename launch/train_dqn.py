@@ -13,21 +13,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
 import envs
 from nlrl_jax.algorithms.dqn import DQNConfig, check_env, evaluate, init_state, make_train
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.run import app, loop, results
+from nlrl_jax.run import app, loop
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.updates import keep_finite
 
+SCRIPT = "train_dqn"
 EVAL_SEED, EVAL_STEPS = 0, 20  # initial states and maximum steps of evaluation episodes, the paper's
 SWEEP = {  # the appendix's search space
     "learning_rate": (1e-5, 1e-4, 1e-3),
@@ -64,6 +65,9 @@ PRESETS = {
         "iterations": 60_000, "steps_per_iteration": 1000, "eval_every": 100, "checkpoint_every": 1000,
     },
 }  # fmt: skip
+
+
+COMMAND = app.Command(SCRIPT, DQNRunConfig, PRESETS, may_change=("iterations", "checkpoint_every"))
 
 
 class Trainer:
@@ -107,11 +111,11 @@ class Trainer:
         """Mean greedy return; of every combination and of the best one with a sweep."""
         returns = np.asarray(self._evaluate(state.params))
         if not self.config.sweep:
-            return {"eval/env_return": float(returns.mean()), "eval/env_return_std": float(returns.std())}
+            return {"env_return": float(returns.mean()), "env_return_std": float(returns.std())}
         means = returns.mean(axis=1)
-        return {f"eval/{name}": float(mean) for name, mean in zip(self.names, means, strict=True)} | {
-            "eval/env_return": float(means.max()),
-            "eval/env_return_std": float(returns[means.argmax()].std()),
+        return {name: float(mean) for name, mean in zip(self.names, means, strict=True)} | {
+            "env_return": float(means.max()),
+            "env_return_std": float(returns[means.argmax()].std()),
         }
 
 
@@ -119,54 +123,29 @@ def _name(learning_rate: float, discount: float, decay: float) -> str:
     return f"lr={learning_rate:g},discount={discount:g},decay={decay:g}"
 
 
-def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """Trains in an opened run folder. Returns the evaluations before and after."""
-    config = trainer.config
-    state = trainer.init()
-    before = trainer.evaluate(state)
-    if resume:
-        state = loop.restore(run_dir, state)
-
-    def now_and_then(done, state):
-        return trainer.evaluate(state) if done % config.eval_every == 0 or done == config.iterations else {}
-
-    without = lambda found: {name.removeprefix("eval/"): value for name, value in found.items()}
-    after = {}
-
-    def finish(state):
-        after.update(trainer.evaluate(state))
-        results.write(run_dir, script="train_dqn", before=without(before), after=without(after))
-        learning_curve([run_dir], ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png")
-
-    columns = ("env_return", "eval/env_return", "epsilon", "loss")
-    loop.train(
-        run_dir,
-        trainer.update,
-        state,
-        loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume),
-        evaluate=now_and_then,
-        finish=finish,
-    )
-    return before, after
+def train(trainer: Trainer, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
+    """Trains in an opened run folder. Returns results.json's content."""
+    config, columns = trainer.config, ("env_return", "eval/env_return", "epsilon", "loss")
+    plan = loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume, config.eval_every)
+    drawn, picture = ("env_return", "eval/env_return", "q", "loss"), run_dir / "learning_curve.png"
+    show = lambda: learning_curve([run_dir], drawn, picture)
+    return loop.learn(run_dir, SCRIPT, trainer.update, trainer.init(), plan, trainer.evaluate, show)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(DQNRunConfig, PRESETS, script="train_dqn")
+    config = COMMAND.parse()
     if config.sweep:
         leave_out("with --sweep, which trains several values of it", *SWEEP)
     trainer = Trainer(config)
-    run_dir = app.take_run_dir("train_dqn", config, may_change=("iterations", "checkpoint_every"))
-    before, after = train(trainer, run_dir, flags.FLAGS.resume)
-    ranked = sorted((name for name in after if "=" in name), key=after.get, reverse=True)
-    for name in ranked:
-        print(f"{after[name]:7.3f}  {name.removeprefix('eval/')}")
+    run_dir, resume = COMMAND.open(config)
+    stored = train(trainer, run_dir, resume)
+    before, after = stored["before"], stored["after"]
+    for name in sorted((name for name in after if "=" in name), key=after.get, reverse=True):
+        print(f"{after[name]:7.3f}  {name}")
     print(f"curve: {run_dir / 'learning_curve.png'}")
-    print(f"greedy return: {before['eval/env_return']:.3f} -> {after['eval/env_return']:.3f}")
+    print(f"greedy return: {before['env_return']:.3f} -> {after['env_return']:.3f}")
 
-
-define_flags = app.flags_of(DQNRunConfig, PRESETS)
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -6,8 +6,9 @@
 NLRL, algorithm 3, section 5.3. At nano scale the built-in model is both policy and value model, and rules aggregate and
 improve (`envs/tic_tac_toe/rule_based.py`); `--aggregator endpoint` prompts a server instead. The policy proposes
 `--num_samples` moves for a position; `--large_max_tokens` limits the large model's replies. For each opponent, the
-LLM-PPO baseline trains on as many games from the same prompt (`--ppo`), and other models can play as prompted
-(`--prompted smollm2,endpoint`), all in one plot. The last lines read `win rate (OPPONENT): <before> -> <after>`.
+LLM-PPO baseline trains on as many games from the same prompt (`--ppo`; for its other options, run `train_language_ppo`
+alone), and other models can play as prompted (`--prompted smollm2,endpoint`), all in one plot. The last lines read
+`win rate (OPPONENT): <before> -> <after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
 learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights; moves are
@@ -96,18 +97,13 @@ class RunConfig:
         names=_PPO_OPTIONS,
         without={field.name for field in dataclasses.fields(LanguagePPOConfig)} - set(_PPO_OPTIONS),
     )
-    ppo_iterations: int = option(
-        0, "LLM-PPO's iterations of as many games, for a comparison at equal time; 0: as many as the actor-critic's",
-        least=0,
-    )  # fmt: skip
-    ppo_threats: bool = option(False, "LLM-PPO's prompt names the squares that would complete a row")
     seed: int = seed_option("everything random follows from it", counted_up=True)
 
     def __post_init__(self):
         check(self)
         if self.sft.train == "lora" and self.average > 1:
             raise ValueError(
-                f"--average is {self.average}, but the mean of adapters is not the mean of the weights they stand for; "
+                f"--average is {self.average}, but the mean of adapters is not the mean of the adapted weights; "
                 "with --train lora it must be 1"
             )
 
@@ -129,13 +125,7 @@ class RunConfig:
         )
         same = {name: getattr(self.models, name) for name in ("model", "templates", "dtype", "mesh")}
         same |= {name: getattr(self, name) for name in ("style", "eval_games", "seed")}
-        return train_language_ppo.RunConfig(
-            opponent=opponent, learning=learning, iterations=self.wanted("LLM-PPO"), threats=self.ppo_threats, **same
-        )
-
-    def wanted(self, method: str) -> int:
-        """The iterations of a method."""
-        return (self.ppo_iterations if method == "LLM-PPO" else 0) or self.iterations
+        return train_language_ppo.RunConfig(opponent=opponent, learning=learning, iterations=self.iterations, **same)
 
     @property
     def methods(self) -> list[str]:
@@ -155,6 +145,12 @@ PRESETS = {
         "ppo_learning_rate": 1e-5, "ppo_critic_learning_rate": 1e-5,
     },
 }  # fmt: skip
+
+
+COMMAND = app.Command(
+    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True,
+    may_change=("iterations", "prompted", "micro_batch", "remat", "mesh"),
+)  # fmt: skip
 
 
 def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel) -> Trainer:
@@ -227,12 +223,12 @@ def run_method(
     config: RunConfig, opponent: str, method: str, run_dir: pathlib.Path, resume: bool, usage: Usage
 ) -> dict[str, Any]:
     """A method against an opponent, from disk where it is finished. Returns results.json's content."""
-    folder, trained, wanted = run_dir / opponent / method, method in ("actor-critic", "LLM-PPO"), config.wanted(method)
+    folder, trained = run_dir / opponent / method, method in ("actor-critic", "LLM-PPO")
     if resume and (folder / results.RESULTS).exists():
         earlier = results.read(folder)
-        if not trained or earlier["iterations"] >= wanted:  # more is refused before; see `main`
+        if not trained or earlier["iterations"] >= config.iterations:  # more is refused before; see `main`
             return earlier
-    what = f"{wanted} iterations of {config.learning.games}" if trained else f"{config.eval_games}"
+    what = f"{config.iterations} iterations of {config.learning.games}" if trained else f"{config.eval_games}"
     print(f"{method} against {opponent}: {what} games", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     if method == "actor-critic":
@@ -288,30 +284,28 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
+    config = COMMAND.parse()
     models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
     if config.models.aggregator != "scripted":
         leave_out(f"with --aggregator {config.models.aggregator}", "words")
     if not config.ppo:
-        leave_out("with --noppo", *_PPO_OPTIONS.values(), "ppo_iterations", "ppo_threats")
+        leave_out("with --noppo", *_PPO_OPTIONS.values())
     opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)
     if flags.FLAGS.dry_run:
         print(dry_run(config, opponents))
         return
     validate(config, ask=not flags.FLAGS.resume)
-    may_change = ("iterations", "ppo_iterations", "prompted", "micro_batch", "remat", "mesh")
-    if not config.models.is_paid:  # then only a prompted player needs an endpoint
-        may_change += ("endpoint_model",)
     matches = list(itertools.product(opponents, config.methods))
     if flags.FLAGS.resume:
         for opponent, method in matches:
-            check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, config.wanted(method))
-    run_dir = app.take_run_dir(SCRIPT, config, may_change)
+            check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, config.iterations)
+    # without a paid model, only a prompted player needs an endpoint
+    run_dir, resume = COMMAND.open(config, may_change=() if config.models.is_paid else ("endpoint_model",))
     usage = models.ledger(run_dir)
     finished = {}
     try:
         for opponent, method in matches:
-            finished[opponent, method] = run_method(config, opponent, method, run_dir, flags.FLAGS.resume, usage)
+            finished[opponent, method] = run_method(config, opponent, method, run_dir, resume, usage)
     except SystemExit:  # Ctrl-C still writes the report of what is finished
         if (run_dir / opponent / method / results.RESULTS).is_file():
             finished[opponent, method] = results.read(run_dir / opponent / method)
@@ -336,10 +330,5 @@ def show(config: RunConfig, run_dir: pathlib.Path, finished: dict, usage: Usage)
         print(f"{whose}win rate ({opponent}): {before['win']:.3f} -> {after['win']:.3f}")
 
 
-define_flags = app.flags_of(
-    RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True
-)
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

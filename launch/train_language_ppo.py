@@ -14,7 +14,6 @@ import pathlib
 from typing import Any
 
 import jax
-from absl import flags
 
 import envs
 from envs.tic_tac_toe import prompts, rules
@@ -28,7 +27,6 @@ from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import TextGame
 
 SCRIPT = "train_language_ppo"
-MAY_CHANGE = ("iterations", "remat", "mesh")
 # The paper's table 16, which nothing varies.
 TABLE_16 = ("weight_decay", "clip", "value_coef", "entropy_coef", "discount", "trace_decay", "max_grad_norm")
 GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by opponent
@@ -70,6 +68,9 @@ PRESETS = {
         "critic_learning_rate": 1e-5, "dtype": "bfloat16", "eval_games": 512,
     },
 }  # fmt: skip
+
+
+COMMAND = app.Command(SCRIPT, RunConfig, PRESETS, "scale", several=True, may_change=("iterations", "remat", "mesh"))
 
 
 def policy_of(config: RunConfig, start: LocalModel) -> MovePolicy:
@@ -114,18 +115,14 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
+    config = COMMAND.parse()
     mesh = players.parse_mesh(config.mesh)
     start = models.trainable_model(
         config.model, config.dtype, config.learning.train, config.seed, mesh, config.templates
     )
-    run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
-    stored = train(config, start, run_dir, flags.FLAGS.resume)
+    stored = train(config, start, *COMMAND.open(config))
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
 
 
-define_flags = app.flags_of(RunConfig, PRESETS, "scale", several=True)
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

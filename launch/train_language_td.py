@@ -47,7 +47,6 @@ from nlrl_jax.types import LanguageModel, Sampling
 
 SCRIPT = "train_language_td"
 AUTHORS = 0.2  # their threshold
-MAY_CHANGE = ("iterations", "micro_batch", "remat", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +105,12 @@ PRESETS = {
         "learning_rate": 2e-5, "batch_size": 128, "row_tokens": 1024, "packed": False, "dtype": "bfloat16",
     },
 }  # fmt: skip
+
+
+COMMAND = app.Command(
+    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True,
+    may_change=("iterations", "micro_batch", "remat", "mesh"),
+)  # fmt: skip
 
 
 def trainer_of(
@@ -253,14 +258,14 @@ def dry_run(config: RunConfig) -> str:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(RunConfig, PRESETS, "scale", script=SCRIPT)
+    config = COMMAND.parse()
     models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
     if flags.FLAGS.dry_run:
         print(dry_run(config))
         return
     validate(config, ask=not flags.FLAGS.resume)
-    run_dir = app.take_run_dir(SCRIPT, config, MAY_CHANGE)
-    stored = train(config, run_dir, flags.FLAGS.resume)
+    run_dir, resume = COMMAND.open(config)
+    stored = train(config, run_dir, resume)
     before, after = stored["before"], stored["after"]
     print(markdown(language_td_report.table(stored, config.thresholds)))
     print(f"report: {run_dir / 'report.html'}")
@@ -268,10 +273,5 @@ def main(argv: list[str]) -> None:
     print(f"advantage accuracy: {before['accuracy']:.3f} -> {after['accuracy']:.3f}")
 
 
-define_flags = app.flags_of(
-    RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True
-)
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

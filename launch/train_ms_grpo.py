@@ -7,9 +7,9 @@ r"""Trains a language agent policy on a text game by MS-GRPO.
     python -m launch.train_ms_grpo --game my_module:text_game --run_dir runs/mine
     python -m launch.train_ms_grpo --run_dir runs/demo --resume
 
-Defaults are the paper's hyperparameters; `--top_p` is an addition, and it leaves `--kl_estimator` open. A run
-writes metrics.jsonl, TensorBoard events, checkpoints, results.json, learning_curve.png, report.html and a PEFT adapter
-to its folder; a killed run continues with --resume.
+Defaults are the paper's hyperparameters, `--updates_per_batch` and `--invalid_action_reward` among them; `--top_p` is
+an addition, and the paper leaves `--kl_estimator` open. A run writes metrics.jsonl, TensorBoard events, checkpoints,
+results.json, learning_curve.png, report.html and a PEFT adapter to its folder; a killed run continues with --resume.
 
 Departure from the paper: FrozenLake trains on seven eighths of the maps and is evaluated on the others, which the model
 has never seen; `--maps all` draws both from all maps, as the paper does.
@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
@@ -33,11 +32,10 @@ from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole, whole_rows
-from nlrl_jax.run import app, loop, players, processes, results
+from nlrl_jax.run import alarms, app, loop, players, processes, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
-from nlrl_jax.run.report import Episodes, Picture, changes, write_report
-from nlrl_jax.run.reports import replies
+from nlrl_jax.run.report import Episodes, Picture, changes, model_name, write_report
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -111,8 +109,11 @@ PRESETS = {
 }  # fmt: skip
 
 
-# Options that may differ when a run is resumed: they change its length, speed or logging, not what it learns.
-MAY_CHANGE = ("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", "probe")
+COMMAND = app.Command(
+    SCRIPT, TrainConfig, PRESETS, several=True,
+    # its length, speed or logging, not what it learns
+    may_change=("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", "probe"),
+)  # fmt: skip
 
 
 def games_of(config: TrainConfig) -> tuple[TextGame, TextGame]:
@@ -234,7 +235,7 @@ class Agents:
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(TrainConfig, PRESETS, script=SCRIPT)
+    config = COMMAND.parse()
     if not config.learning.beta:
         leave_out("with --beta 0", "kl_estimator")
     if not config.learning.sampling_temperature:
@@ -243,7 +244,7 @@ def main(argv: list[str]) -> None:
     size = config.learning.micro_batch
     if size != (rows := whole_rows(size, agents.policy.model.mesh)):
         print(f"micro_batch {size} becomes {rows}: equally many replies on each of the devices that share a batch")
-    run_dir, resume = app.take_run_dir(SCRIPT, config, MAY_CHANGE), flags.FLAGS.resume
+    run_dir, resume = COMMAND.open(config)
     start = agents.start(run_dir, resume, SHOWN)
 
     def finish(state: Any) -> None:
@@ -261,21 +262,22 @@ def main(argv: list[str]) -> None:
 def write_page(run_dir: pathlib.Path, config: TrainConfig, legend: str, before, after, episodes) -> None:
     """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
+    model = model_name(config.model)
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
     start = {f"eval/{metric}": value for metric, value in before.items()}
     curves += ["kl"] * (config.learning.beta > 0)
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
-    health = learning_curve([run_dir], replies.MEASURES, run_dir / "replies.png")
-    alarms = replies.warnings(run_dir)
+    health = learning_curve([run_dir], alarms.MEASURES, run_dir / "replies.png")
+    warnings = alarms.warnings(run_dir)
     report = write_report(
         run_dir,
-        title=f"MS-GRPO: {config.model} on {config.game}",
-        question=f"Does {config.model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
+        title=f"MS-GRPO: {model} on {config.game}",
+        question=f"Does {model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
         config=flat(config),
         blocks=[
             changes(before, after),
-            *(f"Warning: {sentence}" for sentence in alarms),
+            *(f"Warning: {sentence}" for sentence in warnings),
             Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
             Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
             Episodes(episodes["before"], episodes["after"]),
@@ -283,7 +285,7 @@ def write_page(run_dir: pathlib.Path, config: TrainConfig, legend: str, before, 
         headline=headline,
         legend=legend,
     )
-    print("".join(f"warning: {sentence}\n" for sentence in alarms), end="")
+    print("".join(f"warning: {sentence}\n" for sentence in warnings), end="")
     print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}\n{headline}")
 
 
@@ -325,8 +327,5 @@ def train_agents(
     return results.read(run_dir)
 
 
-define_flags = app.flags_of(TrainConfig, PRESETS, several=True)
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

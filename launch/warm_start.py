@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import jax
 import optax
-from absl import flags
 
 import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
@@ -35,7 +34,6 @@ from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import LoadedModel
 
-MAY_CHANGE = ("checkpoint_every", "micro_batch", "remat", "mesh")
 DONE = "warm_start.json"  # written last, beside the weights
 CHECKED = 16  # replies read afterwards
 
@@ -52,10 +50,12 @@ class WarmStartConfig:
     iterations: int = option(60, "gradient steps", least=1)
     batch: int = option(8, "demonstrations per step", least=1)
     learning_rate: float = option(
-        1e-3, "AdamW's peak learning rate, after a warm-up of a tenth, falling to zero", above=0
+        1e-3, "AdamW's peak learning rate; it warms up over a tenth of the steps, then falls to zero", above=0
     )
-    skilled_share: float = option(0.0, "share of demonstrations by walkers that see holes and bodies", least=0, most=1)
-    habit: bool = option(False, "the other walkers have a habit: down first, then right (Snake: down, right, up, left)")
+    skilled_share: float = option(
+        0.0, "share of demonstrations by walkers that avoid holes and bodies", least=0, most=1
+    )
+    habit: bool = option(False, "the unskilled walkers go down first, then right (Snake: down, right, up, left)")
     max_tokens: int = option(200, "reply length that the prompt names", least=1)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     micro_batch: int = option(
@@ -69,6 +69,11 @@ class WarmStartConfig:
 
     def __post_init__(self):
         check(self)
+
+
+COMMAND = app.Command(
+    "warm_start", WarmStartConfig, several=True, may_change=("checkpoint_every", "micro_batch", "remat", "mesh")
+)
 
 
 class Setup(NamedTuple):
@@ -104,7 +109,7 @@ def build(config: WarmStartConfig) -> Setup:
 
 
 def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: Setup | None = None) -> pathlib.Path:
-    """Trains in an opened run folder. Returns the folder of the model, which is not made again if it is finished.
+    """Trains in an opened run folder, unless the model in it is finished. Returns the model's folder.
 
     Raises:
       ValueError: see `build`, which makes a `setup` where none is given.
@@ -151,21 +156,18 @@ def readable(replies: list[tuple[str, bool]]) -> str:
     if 2 * len(bad) <= len(replies):
         return line
     return (
-        f"{line}\nwarning: most replies cannot be read, such as {bad[0]!r}, so that reinforcement learning would have "
+        f"{line}\nwarning: most replies cannot be read, such as {bad[0]!r}, so reinforcement learning would have "
         "nothing to select. Raise --iterations, --batch or --max_tokens"
     )
 
 
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(WarmStartConfig, script="warm_start")
+    config = COMMAND.parse()
     setup = build(config)
-    run_dir = app.take_run_dir("warm_start", config, may_change=MAY_CHANGE)
-    print(f"the model with the format learned: {train(config, run_dir, flags.FLAGS.resume, setup)}")
+    run_dir, resume = COMMAND.open(config)
+    print(f"the model with the format learned: {train(config, run_dir, resume, setup)}")
 
-
-define_flags = app.flags_of(WarmStartConfig, several=True)
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import errno
 import importlib.metadata
@@ -109,37 +110,62 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
-def flags_of(
-    config: type | Any,
-    presets: Presets | None = None,
-    flag: str = "preset",
-    note: str = "",
-    dry_run: str = "",
-    several: bool = False,
-    metrics: bool = True,
-) -> Callable[[], None]:
-    """A trainer's `define_flags`: the config's options (see `flags.define`) and a run's.
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A script's command line: its options, those of every run (--run_dir, --resume, ...), and the run's folder.
 
-    Args:
+    A script's `main` gets its config from `parse`, refuses what cannot work, answers --dry_run, and only then takes the
+    folder with `open`.
+
+    Attributes:
+      script: the module's name, by which --resume knows the run.
+      config: whose fields are the options. presets, flag, note: see `flags.define`.
       dry_run: help text of --dry_run; "" for a script without it.
       several: whether several processes may train together.
       metrics: whether the script writes metrics, and so has --wandb.
+      may_change: options that may differ when a run is resumed; see `open_run`.
     """
 
-    def define_flags() -> None:
-        define(config, presets, flag, note)
-        if dry_run:
-            flags.DEFINE_boolean("dry_run", False, dry_run)
+    script: str
+    config: type
+    presets: Presets | None = None
+    flag: str = "preset"
+    note: str = ""
+    dry_run: str = ""
+    several: bool = False
+    metrics: bool = True
+    may_change: Collection[str] = ()
+
+    def define_flags(self) -> None:
+        """Defines a flag for every option."""
+        define(self.config, self.presets, self.flag, self.note)
+        if self.dry_run:
+            flags.DEFINE_boolean("dry_run", False, self.dry_run)
         flags.DEFINE_string("run_dir", "", "the run's folder, for everything that it writes")
         flags.DEFINE_boolean("resume", False, "continue the run in --run_dir from its last checkpoint")
         flags.DEFINE_boolean("overwrite", False, "delete the run in --run_dir first")
-        if metrics:
+        if self.metrics:
             shown = "Weights & Biases project that also shows the metrics; needs nlrl_jax[wandb]"
             flags.DEFINE_string("wandb", "", shown)
-        if several:
+        if self.several:
             processes.define_flags()
 
-    return define_flags
+    def run(self, main: Callable[[list[str]], Any]) -> None:
+        """Runs the script; see `app.run`."""
+        self.define_flags()
+        run(main)
+
+    def parse(self) -> Any:
+        """The config; see `app.parse`."""
+        return parse(self.config, self.presets, self.flag, self.script)
+
+    def open(self, config: Any, may_change: Collection[str] = ()) -> tuple[pathlib.Path, bool]:
+        """(the run's folder, whether its run is resumed); see `take_run_dir`.
+
+        Args:
+          may_change: more options that may differ.
+        """
+        return take_run_dir(self.script, config, {*self.may_change, *may_change}), flags.FLAGS.resume
 
 
 def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset", script: str = "") -> T:

@@ -1,4 +1,4 @@
-"""Where a run's metrics are shown beside metrics.jsonl: TensorBoard, metrics.csv and Weights & Biases.
+"""Other places that show a run's metrics: TensorBoard, metrics.csv and Weights & Biases.
 
 None of them is read again: each is brought up to date from metrics.jsonl when a run continues.
 """
@@ -92,7 +92,7 @@ class Table:
 
 
 class WandB:
-    """A run of Weights & Biases. Its id stands in the run's folder, so a resumed run continues it.
+    """A run of Weights & Biases. Its id is stored in the run's folder, so a resumed run continues it.
 
     Iterations that it already has are not sent again: a resumed run repeats them to the bit.
     """

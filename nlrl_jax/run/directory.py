@@ -198,15 +198,9 @@ def read_run(run_dir: str | os.PathLike, script: str = "") -> dict[str, Any]:
     return config
 
 
-def differences(stored: dict[str, Any], config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Fields that differ: name -> (old, new)."""
-    names = [*stored, *(name for name in config if name not in stored)]
-    pairs = {name: (stored.get(name, _ABSENT), config.get(name, _ABSENT)) for name in names}
-    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
-
-
 def _compare(run_dir, stored, config, may_change) -> None:
-    changed = differences(stored, config)
+    pairs = {name: (stored.get(name, _ABSENT), config.get(name, _ABSENT)) for name in {**stored, **config}}
+    changed = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
     lines = {name: f"{name}: {_show(old)} -> {_show(new)}" for name, (old, new) in changed.items()}
     wrong = [name for name, pair in changed.items() if name not in may_change and not _is_path(name, *pair)]
     if wrong:

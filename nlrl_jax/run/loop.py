@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
-from nlrl_jax.run import processes, results
+from nlrl_jax.run import alarms, processes, results
 from nlrl_jax.run.directory import check_done, part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
 from nlrl_jax.run.progress import Progress
-from nlrl_jax.run.reports import replies
 from nlrl_jax.weights.checkpoint import Checkpoints
 
 
@@ -64,7 +63,8 @@ class Plan(NamedTuple):
     Attributes:
       seed: one, or those of a stack of states (`updates.stack`): `update` then gets keys [n] and returns metrics [n],
         and each seed's metrics go to a folder of its own (`seed_dirs`).
-      iterations: of the whole run. checkpoint_every: iterations between checkpoints.
+      iterations: of the whole run. checkpoint_every, eval_every: iterations between checkpoints, and between the
+        evaluations of `learn`.
       columns: the metrics that progress shows.
       resume: keep the metrics written before `state.iteration`.
     """
@@ -74,6 +74,7 @@ class Plan(NamedTuple):
     checkpoint_every: int
     columns: Sequence[str] = ()
     resume: bool = False
+    eval_every: int = 1
 
 
 def train(
@@ -125,7 +126,7 @@ def train(
             writers = [stack.enter_context(_writer(folder, start if plan.resume else None)) for folder in own]
             checkpoints = stack.enter_context(contextlib.closing(Checkpoints(run_dir / "checkpoints")))
             progress = stack.enter_context(Progress(iterations, start, plan.columns))
-            watch = replies.Watch()
+            watch = alarms.Watch()
             for i in range(start, iterations):
                 clock = time.monotonic()
                 state, metrics = update(state, fold_in(key, i + 1))
@@ -165,8 +166,12 @@ def learn(
     state: Any,
     plan: Plan,
     evaluate: Callable[[Any], dict[str, float]],
+    show: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
-    """`train` with the same evaluation before training, after every iteration and at the end.
+    """`train` with the same evaluation before training, every `plan.eval_every` iterations and at the end.
+
+    Args:
+      show: draws what results.json and the metrics hold, once they are written.
 
     Returns:
       The content of results.json, with the "iterations" done.
@@ -176,8 +181,13 @@ def learn(
 
     def finish(state: Any) -> None:
         results.write(run_dir, script=script, before=before, after=evaluate(state), iterations=int(state.iteration))
+        if show:
+            show()
 
-    now = lambda done, state: {f"eval/{name}": value for name, value in evaluate(state).items()}
+    def now(done: int, state: Any) -> dict[str, float]:
+        due = done % plan.eval_every == 0 or done == plan.iterations
+        return {f"eval/{name}": value for name, value in evaluate(state).items()} if due else {}
+
     train(run_dir, update, state, plan, now, finish)
     return results.read(run_dir)
 
@@ -209,8 +219,8 @@ def _check_metrics(folder: pathlib.Path, run_dir: pathlib.Path, start: int) -> N
     if found < start:
         raise ValueError(
             f"{folder / METRICS} holds {found} of the {start} iterations that checkpoint "
-            f"{run_dir / 'checkpoints' / str(start)} has behind it: lines were lost, or it is another run's. "
-            "Delete that checkpoint to go on from the one before it, or start again with --overwrite"
+            f"{run_dir / 'checkpoints' / str(start)} has done: lines were lost, or the file is another run's. "
+            "Delete that checkpoint to continue from the one before it, or start again with --overwrite"
         )
 
 

@@ -95,6 +95,14 @@ def read_metrics(run_dir: str | os.PathLike, name: str = METRICS) -> dict[str, n
     return columns | {"iteration": np.array([row["iteration"] for row in rows], np.int64)}
 
 
+def evaluations(run_dir: str | os.PathLike, name: str, before: float) -> tuple[np.ndarray, np.ndarray]:
+    """A metric that some iterations write, from its value before training on: (iterations done [N], values [N])."""
+    run = read_metrics(run_dir)
+    values = run.get(name, np.full(len(run["iteration"]), math.nan))
+    there = np.isfinite(values)
+    return np.array([0, *(run["iteration"][there] + 1)]), np.array([before, *values[there]])
+
+
 def _append(file, row: dict[str, Any]) -> None:
     row = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
     file.write(json.dumps(row, allow_nan=False) + "\n")

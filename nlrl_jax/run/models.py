@@ -21,7 +21,7 @@ from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check_seed, listed, option
+from nlrl_jax.config import check_seed, option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -87,22 +87,6 @@ def check_endpoint_is_used(*names: str) -> None:
     """
     if "endpoint" not in (one for name in names for one in name.split(",")):
         leave_out("where no model is an endpoint", *ENDPOINT)
-
-
-def labels(names: str, endpoint_model: str) -> dict[str, str]:
-    """Label in tables and plots -> name, for models listed with commas.
-
-    Raises:
-      ValueError: two models have one label, or `scripted` is named: there are no rules for these roles.
-    """
-    every = listed("prompted", names) if names else []
-    if "scripted" in every:
-        raise ValueError("--prompted names scripted, but no rules play as prompted; give endpoint or local models")
-    label = lambda name: pathlib.PurePath(endpoint_model if name == "endpoint" else name).name
-    found = {f"{label(name)} as prompted": name for name in every}
-    if len(found) < len(every):
-        raise ValueError(f"--prompted is {names!r}; two of these models would have one name in the plot")
-    return found
 
 
 def tokenizer_of(name: str, templates: TemplateOptions | None = None) -> Tokenizer:
@@ -240,43 +224,6 @@ def check_large_model(
                 f"{name} has {room} positions, but a prompt and --large_max_tokens {max_tokens} take {needed} or "
                 f"more; {instead}"
             )
-
-
-def check_rows(
-    model: str,
-    examples: Sequence[tuple[Chat, str]],
-    row_tokens: int,
-    max_tokens: int,
-    large_max_tokens: int = 0,
-    templates: TemplateOptions | None = None,
-) -> None:
-    """Refuses SFT rows that are too short for the examples, before anything is made, loaded or paid for.
-
-    Args:
-      model: the model that learns.
-      examples: its longest prompts, each with a typical reply.
-      max_tokens: per reply of the model.
-      large_max_tokens: per reply of the large model that it learns from; 0 where rules write its examples.
-
-    Raises:
-      FileNotFoundError, ValueError: no such model, or rows too short.
-    """
-    tokenized = sft.tokenize(tokenizer_of(model, templates), examples)
-    prompt = max(example.start for example in tokenized)
-    needed = max(*(len(example.tokens) for example in tokenized), prompt + max_tokens + 1)
-    if needed > row_tokens:
-        raise ValueError(
-            f"--row_tokens is {row_tokens}, but a prompt takes {prompt} tokens of {model}, and with a reply "
-            f"(--max_tokens is {max_tokens}) {needed}; it must be at least that"
-        )
-    longest = prompt + large_max_tokens + 1
-    if large_max_tokens and longest > row_tokens:
-        print(
-            f"note: the large model's replies may take {longest} tokens with their prompts (--large_max_tokens is "
-            f"{large_max_tokens}), and more where {model} splits text more finely; examples longer than --row_tokens "
-            f"{row_tokens} are left out and counted as too_long",
-            flush=True,
-        )
 
 
 def trainable_model(

@@ -1,7 +1,7 @@
 """Learning curves and comparisons as PNG files.
 
-One convention for all curves of training: x is the number of iterations done. An evaluation before training stands at
-0, and the metrics of the first iteration (`"iteration": 0` in metrics.jsonl) at 1. Shares (success, win rate, accuracy)
+One convention for all curves of training: x is the number of iterations done. An evaluation before training is at 0,
+and the metrics of the first iteration (`"iteration": 0` in metrics.jsonl) at 1. Shares (success, win rate, accuracy)
 have an axis from 0 to 1.
 """
 
@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,8 +102,8 @@ def _panel(axes, runs, name, color, smoothing) -> None:
     mean, std = np.nanmean(table, axis=0), deviation(table)
     axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
     axes.plot(x, mean, color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
-    told = f"mean and standard deviation of {len(curves)} runs"
-    axes.annotate(told, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
+    note = f"mean and standard deviation of {len(curves)} runs"
+    axes.annotate(note, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
 
 
 def _curve(run, name) -> tuple[np.ndarray, np.ndarray]:
@@ -150,32 +150,29 @@ def compare(
       path: the PNG to write.
       errors: the band is the 95 % interval of the mean (`statistics.half_widths`), and no run is dashed.
     """
-    import matplotlib
     from matplotlib.ticker import MaxNLocator
 
-    with matplotlib.rc_context(_STYLE):
-        figure, grid = _figure(len(panels))
-        labels = list(dict.fromkeys(series.label for panel in panels.values() for series in panel))
-        named: set[str] = set()
-        for axes, (title, panel) in zip(grid, panels.items()):
-            for series in panel:
-                ys = np.asarray(series.ys, float)
-                color = _COLORS[labels.index(series.label) % len(_COLORS)]
-                mean, band = np.nanmean(ys, axis=0), (half_widths if errors else deviation)(ys)
-                axes.plot(series.x, mean, color=color, linewidth=2, label=series.label)
-                if len(ys) > 1:
-                    axes.fill_between(series.x, mean - band, mean + band, color=color, alpha=0.18, linewidth=0)
-                if len(ys) > 1 and not errors:
-                    axes.plot(series.x, ys[np.argmax(ys[:, -1])], color=color, linewidth=1, linestyle="--")
-            _dress(axes, title, xlabel, ylabel)
-            if all(float(x).is_integer() for series in panel for x in series.x):
-                axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            _limit(axes, f"{title} {ylabel}", np.concatenate([[0.0], *(np.ravel(series.ys) for series in panel)]))
-            new = {series.label for series in panel} - named
-            if new:  # a legend in the panel where a colour first appears
-                axes.legend(frameon=False, fontsize=9)
-            named |= new
-        return _save(figure, path)
+    named: set[str] = set()
+
+    def draw(axes, title, panel, place) -> None:
+        for series in panel:
+            ys, color = np.asarray(series.ys, float), _COLORS[place[series.label] % len(_COLORS)]
+            mean, band = np.nanmean(ys, axis=0), (half_widths if errors else deviation)(ys)
+            axes.plot(series.x, mean, color=color, linewidth=2, label=series.label)
+            if len(ys) > 1:
+                axes.fill_between(series.x, mean - band, mean + band, color=color, alpha=0.18, linewidth=0)
+            if len(ys) > 1 and not errors:
+                axes.plot(series.x, ys[np.argmax(ys[:, -1])], color=color, linewidth=1, linestyle="--")
+        _dress(axes, title, xlabel, ylabel)
+        if all(float(x).is_integer() for series in panel for x in series.x):
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        _limit(axes, f"{title} {ylabel}", np.concatenate([[0.0], *(np.ravel(series.ys) for series in panel)]))
+        new = {series.label for series in panel} - named
+        if new:  # a legend in the panel where a colour first appears
+            axes.legend(frameon=False, fontsize=9)
+        named.update(new)
+
+    return _draw_panels(panels, path, draw)
 
 
 class Bar(NamedTuple):
@@ -189,32 +186,27 @@ class Bar(NamedTuple):
 def bars(panels: Mapping[str, Sequence[Bar]], path: str | os.PathLike, ylabel: str) -> pathlib.Path:
     """Draws panels of bars with error bars and their values above. A label has the same colour in all panels.
 
-    Labels stand below the bars, or in a legend if a panel has more than five.
+    Labels are below the bars, or in a legend if a panel has more than five.
     """
-    import matplotlib
+    crowded = max(map(len, panels.values())) > 5
 
-    with matplotlib.rc_context(_STYLE):
-        figure, grid = _figure(len(panels))
-        labels = list(dict.fromkeys(bar.label for panel in panels.values() for bar in panel))
-        crowded = max(map(len, panels.values())) > 5
-        for axes, (title, panel) in zip(grid, panels.items()):
-            for i, bar in enumerate(panel):
-                n = labels.index(bar.label)
-                look = dict(color=_COLORS[n % len(_COLORS)], hatch="///"[: 3 * (n // len(_COLORS))], edgecolor="#fff")
-                look |= dict(linewidth=0, width=0.7, capsize=3, ecolor="#555", label=bar.label)
-                axes.bar(i, bar.height, yerr=_arms(bar.error), **look)
-                up = bar.height >= 0
-                place = dict(ha="center", va="bottom" if up else "top", fontsize=8, textcoords="offset points")
-                axes.annotate(f"{bar.height:.2f}", (i + 0.2, bar.height), xytext=(0, 3 if up else -3), **place)
-            axes.set_xticks(range(len(panel)), ["" if crowded else bar.label for bar in panel], fontsize=8)
-            axes.axhline(0, color="#888", linewidth=0.8)
-            axes.margins(y=0.12)
-            _dress(axes, title, "", ylabel)
-            if _SHARE.search(f"{title} {ylabel}") and all(0 <= bar.height <= 1 for bar in panel):
-                axes.set_ylim(0, 1.12)
-        if crowded:
-            _legend_below(figure, grid)
-        return _save(figure, path)
+    def draw(axes, title, panel, place) -> None:
+        for i, bar in enumerate(panel):
+            n = place[bar.label]
+            look = dict(color=_COLORS[n % len(_COLORS)], hatch="///"[: 3 * (n // len(_COLORS))], edgecolor="#fff")
+            look |= dict(linewidth=0, width=0.7, capsize=3, ecolor="#555", label=bar.label)
+            axes.bar(i, bar.height, yerr=_arms(bar.error), **look)
+            up = bar.height >= 0
+            above = dict(ha="center", va="bottom" if up else "top", fontsize=8, textcoords="offset points")
+            axes.annotate(f"{bar.height:.2f}", (i + 0.2, bar.height), xytext=(0, 3 if up else -3), **above)
+        axes.set_xticks(range(len(panel)), ["" if crowded else bar.label for bar in panel], fontsize=8)
+        axes.axhline(0, color="#888", linewidth=0.8)
+        axes.margins(y=0.12)
+        _dress(axes, title, "", ylabel)
+        if _SHARE.search(f"{title} {ylabel}") and all(0 <= bar.height <= 1 for bar in panel):
+            axes.set_ylim(0, 1.12)
+
+    return _draw_panels(panels, path, draw, legend_below=crowded)
 
 
 class Point(NamedTuple):
@@ -231,24 +223,35 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
 
     An x of which the largest is more than ten times the smallest is drawn on a logarithmic axis.
     """
+
+    def draw(axes, title, panel, place) -> None:
+        for label, x, y, error in panel:
+            i = place[label]
+            style = dict(color=_COLORS[i % len(_COLORS)], marker="os^DvP"[i // len(_COLORS) % 6])
+            axes.errorbar(x, y, yerr=_arms(error), linestyle="", markersize=8, capsize=3, label=label, **style)
+        known = [point.x for point in panel]
+        if min(known) > 0 and max(known) > 10 * min(known):
+            axes.set_xscale("log")
+        axes.margins(x=0.12)
+        _dress(axes, "", title, ylabel)
+        if _SHARE.search(ylabel):
+            axes.set_ylim(-0.02, 1.02)
+
+    return _draw_panels(panels, path, draw, legend_below=True)
+
+
+def _draw_panels(panels, path, draw: Callable[..., None], legend_below: bool = False) -> pathlib.Path:
+    """A figure of `draw(axes, title, panel, place)`; place: label -> its position among the labels of all panels."""
     import matplotlib
 
+    labels = dict.fromkeys(item.label for panel in panels.values() for item in panel)
+    place = {label: n for n, label in enumerate(labels)}
     with matplotlib.rc_context(_STYLE):
         figure, grid = _figure(len(panels))
-        labels = list(dict.fromkeys(point.label for panel in panels.values() for point in panel))
         for axes, (title, panel) in zip(grid, panels.items()):
-            for label, x, y, error in panel:
-                i = labels.index(label)
-                style = dict(color=_COLORS[i % len(_COLORS)], marker="os^DvP"[i // len(_COLORS) % 6])
-                axes.errorbar(x, y, yerr=_arms(error), linestyle="", markersize=8, capsize=3, label=label, **style)
-            known = [point.x for point in panel]
-            if min(known) > 0 and max(known) > 10 * min(known):
-                axes.set_xscale("log")
-            axes.margins(x=0.12)
-            _dress(axes, "", title, ylabel)
-            if _SHARE.search(ylabel):
-                axes.set_ylim(-0.02, 1.02)
-        _legend_below(figure, grid)
+            draw(axes, title, panel, place)
+        if legend_below:
+            _legend_below(figure, grid)
         return _save(figure, path)
 
 

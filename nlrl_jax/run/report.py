@@ -227,6 +227,12 @@ def tokens(usage: Usage) -> Table:
     return Table("Language-model calls", rows, "Replies from the cache count no tokens; cut: reached the token limit.")
 
 
+def model_name(name: str) -> str:
+    """A model as a title names it: of a local folder or file the last part of its path."""
+    path = pathlib.Path(name).expanduser()
+    return path.name if path.exists() else name
+
+
 def _clean(value: Any) -> Any:
     """Applied to each value on the page: text without control characters, short numbers."""
     if type(value) is str:

@@ -6,9 +6,9 @@
      "steps": [["turn left", "You see a green key 1 step forward", "I have seen the key. This step is GOOD."], ...],
      "success": true}
 
-"observation" is the first one. A step is an action, the observation behind it, and a note on it: a reflection, or ""
+"observation" is the first one. A step is an action, the observation after it, and a note on it: a reflection, or ""
 for none. A reflection is one line and ends "This step is GOOD.", "... BAD." or "... UNKNOWN."; an action is one line
-too. "note" stands behind the first observation; it may be left out, as may a step's. "success" says whether the goal is
+too. "note" follows the first observation; it may be left out, as may a step's. "success" says whether the goal is
 reached at the end.
 """
 

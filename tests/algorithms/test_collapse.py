@@ -15,7 +15,7 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts.text_games import Turns
-from nlrl_jax.run.reports import replies
+from nlrl_jax.run import alarms
 from nlrl_jax.text.policy import Turn
 
 RNG = np.random.default_rng(0)
@@ -78,7 +78,7 @@ def test_sentences(tmp_path):
             for i in range(100)
         ]
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return replies.warnings(tmp_path)
+        return alarms.warnings(tmp_path)
 
     fine = {
         "surprisal": (1, 0.5),
@@ -96,7 +96,7 @@ def test_sentences(tmp_path):
 
 def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
     def told(rows, **metrics):
-        watch = replies.Watch()
+        watch = alarms.Watch()
         return [sentence for _ in range(rows) for sentence in watch(metrics)]
 
     dull = {"uninformative_groups": 0.9, "success": 0.0, "steps": 3.0, "turns": 3.0}

@@ -25,7 +25,7 @@ def loaded(name):
     sys.modules.pop(f"launch.{name}", None)
     try:
         module = importlib.import_module(f"launch.{name}")
-        getattr(module, "define_flags", lambda: None)()
+        (module.define_flags if hasattr(module, "define_flags") else module.COMMAND.define_flags)()
         yield module
     finally:
         for flag in set(flags.FLAGS) - before:

@@ -14,27 +14,15 @@ from nlrl_jax.run.metrics import read_rows
 from tests.launch.test_train import TINY
 
 ROOT = pathlib.Path(__file__).parents[2]
-ITERATIONS = 12
+LENGTH = ("--iterations=12", "--checkpoint_every=2")
 
 
 def start(run_dir, *args):
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache" / "scripts"))
-    command = [
-        sys.executable,
-        "-m",
-        "launch.train_ms_grpo",
-        *TINY,
-        f"--iterations={ITERATIONS}",
-        "--checkpoint_every=2",
-    ]
-    return subprocess.Popen(
-        [*command, f"--run_dir={run_dir}", *args],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "launch.train_ms_grpo", *TINY, *LENGTH]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, f"--run_dir={run_dir}", *args], cwd=ROOT, env=env, **pipes)
 
 
 def finish(process):

@@ -158,18 +158,15 @@ def counted(capsys):
     return {role: tuple(int(n.replace(",", "")) for n in (row[0], row[2])) for role, row in numbers.items()}
 
 
-def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
+@pytest.fixture
+def no_models(monkeypatch):
     for name in ("large_model", "trainable_model", "tokenizer_of"):
         monkeypatch.setattr(models, name, lambda *_, **__: 1 / 0)
-    run(
-        "train_language_actor_critic",
-        "--scale=paper",
-        "--games=32",
-        "--eval_games=8",
-        "--prompted=endpoint",
-        "--token_budget=1000000",
-        "--dry_run",
-    )
+
+
+def test_dry_runs_count_and_need_no_model(capsys, no_models):
+    small = "--games=32", "--eval_games=8", "--prompted=endpoint", "--token_budget=1000000"
+    run("train_language_actor_critic", "--scale=paper", *small, "--dry_run")
     rows = counted(capsys)
     assert {"candidates", "improver", "monte_carlo", "policy", "value"} == set(rows)
     calls, written = rows["improver"]
@@ -182,9 +179,7 @@ def test_dry_runs_count_and_need_no_model(capsys, monkeypatch):
     assert ends == 3 * first and 45_000 < first <= 4 * 45_000
 
 
-def test_ablations_count_what_their_endpoint_would_be_asked(capsys, monkeypatch):
-    for name in ("large_model", "trainable_model", "tokenizer_of"):
-        monkeypatch.setattr(models, name, lambda *_, **__: 1 / 0)
+def test_ablations_count_what_their_endpoint_would_be_asked(capsys, no_models):
     run("ablate", "--study=k", "--games=8", "--iterations=2", "--seeds=3", "--aggregator=endpoint", "--dry_run")
     said = capsys.readouterr().out
     assert said.count("aggregator and improver: endpoint") == 3 and said.count("3 times:") == 3

@@ -48,11 +48,26 @@ def start(run_dir, devices, *more, script="train_ms_grpo", options=TINY):
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def start_two(run_dir, *more, **what):
+def free_address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"--coordinator_address=127.0.0.1:{probe.getsockname()[1]}"
-    return [start(run_dir, 4, address, "--num_processes=2", f"--process_id={i}", *more, **what) for i in range(2)]
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def start_two(run_dir, *more, second=(), **what):
+    """Args:
+    second: options of the second process alone.
+    """
+    both = f"--coordinator_address={free_address()}", "--num_processes=2", *more
+    return [start(run_dir, 4, *both, f"--process_id={i}", *(second if i else ()), **what) for i in range(2)]
+
+
+def run_two(code, devices, *args):
+    """What two processes of a program write to standard error. It gets the address and its number as arguments."""
+    env, address = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}, free_address()
+    command = lambda i: [sys.executable, "-c", code, address, str(i), *args]
+    running = [subprocess.Popen(command(i), env=env, stderr=subprocess.PIPE, text=True) for i in range(2)]
+    return [one.communicate(timeout=120)[1] for one in running]
 
 
 def finish(running):
@@ -136,15 +151,7 @@ print([found, asked], file=sys.stderr)
 
 @pytest.mark.slow
 def test_a_reply_is_asked_for_once_and_all_processes_have_it():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    running = [
-        subprocess.Popen([sys.executable, "-c", ASKING, address, str(i)], env=env, stderr=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
-    texts = [one.communicate(timeout=120)[1] for one in running]
+    texts = run_two(ASKING, 1)
     said = "['from process 0', 'from process 0', 'the budget is spent']"
     assert f"[{said}, [0, 0, 0]]" in texts[0] and f"[{said}, []]" in texts[1], texts
 
@@ -191,13 +198,7 @@ print([step, same, len(refused), now(checkpoints) if me else checkpoints.steps()
 
 @pytest.mark.slow
 def test_a_refused_checkpoint_is_saved_over_by_all(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    command = lambda i: [sys.executable, "-c", SAVING, address, str(i), str(tmp_path / "saved")]
-    running = [subprocess.Popen(command(i), env=env, stderr=subprocess.PIPE, text=True) for i in range(2)]
-    texts = [one.communicate(timeout=120)[1] for one in running]
+    texts = run_two(SAVING, 2, str(tmp_path / "saved"))
     assert all("[2, True, 1, [2, 3, 4], True]" in text for text in texts), texts
     leaf = {"x": np.zeros((8, 8), np.float32), "step": np.int32(0)}
     assert (Checkpoints(tmp_path / "saved").restore(leaf)[1]["x"][0] == np.arange(8) + 4).all()  # in one process
@@ -209,36 +210,26 @@ def test_a_refused_checkpoint_is_saved_over_by_all(tmp_path):
         Checkpoints(tmp_path / "saved").restore(leaf, step=4)
 
 
+ALIKE = "error: the processes of a run must be started alike, but --seed is not given in process 0 and 8 in process 1"
+
+
 @pytest.mark.slow
-def test_a_folder_that_the_first_refuses_ends_both(tmp_path):
+@pytest.mark.parametrize(
+    "what, says",
+    [
+        ({}, ("is not empty and holds no run", "the first process cannot use --run_dir")),
+        ({"second": ("--seed=8",)}, (ALIKE, ALIKE)),
+        ({"options": tuple(x for x in TINY if "mesh" not in x)}, ("say how, as in --mesh 1,8,1",) * 2),
+    ],
+    ids=["folder", "commands", "mesh"],
+)
+def test_what_cannot_be_meant_ends_both_before_anything_is_written(tmp_path, what, says):
     (tmp_path / "mine.txt").write_text("not a run")
-    running = start_two(tmp_path, "--iterations=2")
+    running = start_two(tmp_path if not what else tmp_path / "run", **what)
     texts = [one.communicate(timeout=300)[0] for one in running]
-    assert all(one.returncode == 1 for one in running), texts
-    assert "is not empty and holds no run" in texts[0] and "the first process cannot use --run_dir" in texts[1]
-
-
-@pytest.mark.slow
-def test_unequal_commands_are_refused_before_anything_is_written(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        both = f"--coordinator_address=127.0.0.1:{probe.getsockname()[1]}", "--num_processes=2"
-    running = [start(tmp_path / "run", 4, *both, f"--process_id={i}", *["--seed=8"] * i) for i in range(2)]
-    texts = [one.communicate(timeout=300)[0] for one in running]
-    assert [one.returncode for one in running] == [1, 1] and not (tmp_path / "run").exists()
-    said = (
-        "error: the processes of a run must be started alike, but --seed is not given in process 0 and 8 in process 1"
-    )
-    assert all(said in text for text in texts), texts
-
-
-@pytest.mark.slow
-def test_several_processes_without_a_mesh_are_refused(tmp_path):
-    running = start_two(tmp_path / "run", options=tuple(x for x in TINY if "mesh" not in x))
-    texts = [one.communicate(timeout=300)[0] for one in running]
-    assert all(one.returncode == 1 and "say how, as in --mesh 1,8,1" in text for one, text in zip(running, texts)), (
-        texts
-    )
+    assert [one.returncode for one in running] == [1, 1], texts
+    assert all(words in text for words, text in zip(says, texts)), texts
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

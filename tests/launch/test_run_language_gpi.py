@@ -1,9 +1,7 @@
 """Table 1 by one command: the scripts' margins, what a run leaves behind, a kill, a server that talks nonsense."""
 
 import contextlib
-import http.server
 import json
-import threading
 from unittest import mock
 
 import numpy as np
@@ -15,6 +13,7 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.run import models, results
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.run.reports.language_gpi import Row, summarize
+from tests.backends.server import Server, says
 from tests.launch.scripts import refusal, run
 
 SMALL = ("--starts=3", "--seeds=2", "--rows=policy,1x1,2x1", "--mazes=medium", "--max_steps=30")
@@ -81,60 +80,47 @@ def test_killed_run_goes_on_with_the_next_row_and_leaves_the_same_files(tmp_path
     assert ended["transcripts"]["after"][0]["turns"] and ended["script"] == "run_language_gpi"
 
 
-class Nonsense(http.server.BaseHTTPRequestHandler):
-    """An OpenAI-compatible server: prose as a value, half a JSON as an aggregation, always left as the action."""
+def nonsense(request):
+    """Prose as a value, half a JSON as an aggregation, always left as the action."""
+    if "the state value function" in request.asked:
+        text = "It looks fine to me."
+    else:
+        text = (
+            '{"thoughts": "walls all aro' if "Here are" in request.asked else '{"thoughts": "", "action": "move left"}'
+        )
 
-    requests: list[dict] = []
+    def change(whole):
+        for choice in whole["choices"]:
+            choice["message"]["content"] = text
+        whole["usage"] = {"prompt_tokens": 100, "completion_tokens": 10 * len(whole["choices"])}
 
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.requests.append(body)
-        asked = body["messages"][-1]["content"]
-        if "the state value function" in asked:
-            text = "It looks fine to me."
-        elif "Here are" in asked:
-            text = '{"thoughts": "walls all aro'
-        else:
-            text = '{"thoughts": "", "action": "move left"}'
-        choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i in range(body.get("n", 1))]
-        usage = {"prompt_tokens": 100, "completion_tokens": 10 * len(choices)}
-        reply = json.dumps({"choices": choices, "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *args):
-        pass
+    return says(change)
 
 
 @pytest.fixture
 def server():
-    Nonsense.requests = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Nonsense) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}/v1"
-        httpd.shutdown()
+    with Server(behaviour=nonsense) as server:
+        yield server
 
 
 def test_endpoint_is_asked_counted_and_not_asked_twice(tmp_path, server, capsys):
     args = (
-        "--backend=endpoint", f"--base_url={server}", "--model=m", "--mazes=double_t", "--rows=policy,2x1",
+        "--backend=endpoint", f"--base_url={server.url}", "--model=m", "--mazes=double_t", "--rows=policy,2x1",
         "--starts=2", "--seeds=1", "--max_steps=2", f"--run_dir={tmp_path}", "--max_tokens=40", "--history=5",
     )  # fmt: skip
     rows = lambda: json.loads((tmp_path / "usage.json").read_text())
     tokens = lambda: (sum(row["prompt_tokens"] + row["tokens"] for row in rows()), sum(row["paid"] for row in rows()))
-    replies = lambda: sum(body.get("n", 1) for body in Nonsense.requests)
+    replies = lambda: sum(request.body.get("n", 1) for request in server.requests)
     # 2 states x 2 steps: 4 calls for the policy, then 2 x 8 + 8 + 2 = 26 a step; the budget ends the first one.
     line = refusal("run_language_gpi", *args, "--token_budget=700", "--concurrency=1")
     assert "1 of 2 rows are finished; --resume continues" in line
-    paid = len(Nonsense.requests)
+    paid = len(server.requests)
     assert tokens() == (100 * paid + 10 * replies(),) * 2
     run("run_language_gpi", *args, "--token_budget=0", "--concurrency=1", "--resume")
-    assert tokens() == (100 * len(Nonsense.requests) + 10 * replies(),) * 2  # before and after the budget ended
-    texts = [json.dumps([body["messages"], body.get("seed")]) for body in Nonsense.requests]
+    assert tokens() == (100 * len(server.requests) + 10 * replies(),) * 2  # before and after the budget ended
+    texts = [json.dumps([body["messages"], body.get("seed")]) for body in (one.body for one in server.requests)]
     assert len(set(texts)) == len(texts) > paid > 4  # nothing was paid for twice
-    check, *asked = Nonsense.requests
+    check, *asked = (request.body for request in server.requests)
     assert check["messages"] == [{"role": "user", "content": "Hi"}] and check["max_tokens"] == 16
     assert all(body["temperature"] == 0.7 and body["max_tokens"] == 40 for body in asked)
     problems = json.loads((tmp_path / "rows" / "double_t_2x1.json").read_text())["problems"]

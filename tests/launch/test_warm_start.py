@@ -38,14 +38,9 @@ def test_device_replies_equal_host_replies_and_are_well_formed(name, prompt):
 
 def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
     args = (
-        "--model=nano",
-        "--prompt=paper",
-        "--batch=4",
-        "--learning_rate=0.005",
-        "--checkpoint_every=4",
-        "--lora_rank=4",
+        "--model=nano", "--prompt=paper", "--batch=4", "--learning_rate=0.005", "--checkpoint_every=4", "--lora_rank=4",
         "--max_tokens=24",
-    )
+    )  # fmt: skip
     run("warm_start", f"--run_dir={tmp_path}", *args, "--iterations=8")
     losses = [row["loss"] for row in read_rows(tmp_path)]
     assert len(losses) == 8 and np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
@@ -63,4 +58,4 @@ def test_replies_that_cannot_be_read_are_shown():
     line = "readable replies after the warm start: 2 of 3 (greedy, first turns)"
     assert readable([("<action>Up</action>", True), ("Up", False), ("<action>Up</action>", True)]) == line
     warned = readable([("to go up I", False), ("?", False)])
-    assert "0 of 2" in warned and "warning: most replies cannot be read, such as 'to go up I', so that" in warned
+    assert "0 of 2" in warned and "warning: most replies cannot be read, such as 'to go up I', so" in warned

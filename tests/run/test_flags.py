@@ -59,12 +59,7 @@ def test_without_presets_there_is_no_such_flag():
 
 
 @pytest.mark.parametrize(
-    "args, want",
-    [
-        ([], Config(cake_size=5)),
-        (["--preset=paper"], Config()),
-        (["--cake_size=3"], Config(cake_size=3)),
-    ],
+    "args, want", [([], Config(cake_size=5)), (["--preset=paper"], Config()), (["--cake_size=3"], Config(cake_size=3))]
 )
 def test_what_holds_without_a_preset(args, want):
     flags.FLAGS(["prog", *args])

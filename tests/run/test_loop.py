@@ -268,3 +268,12 @@ def test_evaluations_stand_beside_the_metrics(tmp_path):
     rows = read_rows(tmp_path)
     assert [row.get("eval/x") for row in rows] == [None, None, 3.0, None, None, 6.0]
     assert json.loads((tmp_path / "timings.jsonl").read_text().splitlines()[0])["seconds"] > 0
+
+
+def test_a_learner_is_evaluated_before_every_few_iterations_and_at_the_end(tmp_path):
+    plan, shown = loop.Plan(0, 5, checkpoint_every=5, eval_every=2), []
+    evaluate = lambda state: {"n": float(state.iteration)}
+    show = lambda: shown.append((tmp_path / "results.json").exists())
+    stored = loop.learn(tmp_path, "x", jax.jit(update), initial(), plan, evaluate, show)
+    assert (stored["before"], stored["after"], stored["iterations"]) == ({"n": 0.0}, {"n": 5.0}, 5)
+    assert [row.get("eval/n") for row in read_rows(tmp_path)] == [None, 2.0, None, 4.0, 5.0] and shown == [True]

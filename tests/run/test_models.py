@@ -22,6 +22,7 @@ from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.run import models
+from nlrl_jax.run.nlrl.models import check_rows
 from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights.load import load_tokenizer
 
@@ -51,12 +52,12 @@ def test_a_model_that_nothing_can_be_taught_stays_as_it_is(tiny, pairs):
 
 def test_what_a_large_model_writes_may_be_too_long_and_that_is_said_first(capsys):
     pair = (Chat.of("O: 1 2 3"), '{"best_move": 5}')
-    models.check_rows("nano_board", [pair], row_tokens=256, max_tokens=32, large_max_tokens=1024)
+    check_rows("nano_board", [pair], row_tokens=256, max_tokens=32, large_max_tokens=1024)
     assert "--large_max_tokens is 1024" in capsys.readouterr().out
-    models.check_rows("nano_board", [pair], row_tokens=256, max_tokens=32)
+    check_rows("nano_board", [pair], row_tokens=256, max_tokens=32)
     assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="--row_tokens is 64, but a prompt takes .* it must be at least that"):
-        models.check_rows("nano_board", [(pair[0], "long " * 60)], row_tokens=64, max_tokens=32)
+        check_rows("nano_board", [(pair[0], "long " * 60)], row_tokens=64, max_tokens=32)
 
 
 def test_an_endpoint_has_the_ledger_the_cache_and_all_the_options(tmp_path):

@@ -70,7 +70,7 @@ JUDGED = {
         "",
         ("go forward", "You see a red ball 2 steps forward", "GOOD"),
         ("turn left", "You see a red ball 3 steps right", "BAD"),
-    ),
+    )
 }
 
 

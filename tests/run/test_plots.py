@@ -22,15 +22,11 @@ def is_png(path):
     return path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and path.stat().st_size > 5000
 
 
-def test_one_run(tmp_path):
-    run = make_run(tmp_path / "a", 0)
-    path = plots.learning_curve([run], ["return", "eval/success", "broken", "absent"], tmp_path / "c.png", title="x")
-    assert is_png(path)
-
-
-def test_several_runs_of_different_length(tmp_path):
-    runs = [make_run(tmp_path / str(seed), seed, n) for seed, n in ((0, 40), (1, 40), (2, 25))]
-    assert is_png(plots.learning_curve(runs, ["return", "eval/success"], tmp_path / "c.png"))
+@pytest.mark.parametrize("lengths", [(40,), (40, 40, 25)])
+def test_one_run_or_several_of_different_length(tmp_path, lengths):
+    runs = [make_run(tmp_path / str(seed), seed, n) for seed, n in enumerate(lengths)]
+    names = ["return", "eval/success", "broken", "absent"]
+    assert is_png(plots.learning_curve(runs, names, tmp_path / "c.png", title="x"))
 
 
 def test_band_is_mean_and_standard_deviation():
@@ -83,17 +79,15 @@ def test_unknown_metric(tmp_path):
         plots.learning_curve([run], ["succes"], tmp_path / "c.png")
 
 
-def test_compared_runs_are_mean_band_and_best_run(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure) or path)
+def test_compared_runs_are_mean_band_and_best_run(monkeypatch):
     ys = np.array([[0.0, 1.0], [2.0, 5.0]])
     panels = {"a": [plots.Series("x", [0, 10], ys), plots.Series("y", [0, 10], ys[:1])], "b": []}
-    plots.compare(panels, tmp_path / "c.png", "time", "reward")
-    mean, best, alone = drawn[0].axes[0].lines
+    axes, empty = drawn_axes(monkeypatch, plots.compare, panels, "", "time", "reward")
+    mean, best, alone = axes.lines
     np.testing.assert_allclose(mean.get_ydata(), [1, 3])
     np.testing.assert_allclose(best.get_ydata(), [2, 5])  # the highest at the end
     np.testing.assert_allclose(alone.get_ydata(), [0, 1])
-    assert mean.get_color() == best.get_color() != alone.get_color() and len(drawn[0].axes) == 2
+    assert mean.get_color() == best.get_color() != alone.get_color() and not empty.lines
 
 
 def test_pngs_of_comparisons(tmp_path):

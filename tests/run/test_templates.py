@@ -26,7 +26,7 @@ class Config:
 def command(monkeypatch):
     """(arguments, today) -> the config and the run's folder that a script gets."""
     before = set(flags.FLAGS)
-    app.flags_of(Config)()
+    app.Command("", Config).define_flags()
 
     def run(*args, today):
         for flag in set(flags.FLAGS) - before:

@@ -6,10 +6,11 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+from nlrl_jax.algorithms import sft
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import Script
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import DTYPES, check, option, part
+from nlrl_jax.config import DTYPES, check, listed, option, part
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import models, players
 from nlrl_jax.types import Chat
@@ -31,12 +32,23 @@ class Models:
 
     def __post_init__(self):
         check(self)
-        models.labels(self.prompted, self.endpoint.endpoint_model)
+        _ = self.labels  # raises where two are equal
 
     @property
     def labels(self) -> dict[str, str]:
-        """Label of each of `prompted` in tables and plots -> its name."""
-        return models.labels(self.prompted, self.endpoint.endpoint_model)
+        """Label of each of `prompted` in tables and plots -> its name.
+
+        Raises:
+          ValueError: two models have one label, or `scripted` is named: there are no rules for these roles.
+        """
+        every = listed("prompted", self.prompted) if self.prompted else []
+        if "scripted" in every:
+            raise ValueError("--prompted names scripted, but no rules play as prompted; give endpoint or local models")
+        label = lambda name: pathlib.PurePath(self.endpoint.endpoint_model if name == "endpoint" else name).name
+        found = {f"{label(name)} as prompted": name for name in every}
+        if len(found) < len(every):
+            raise ValueError(f"--prompted is {self.prompted!r}; two of these models would have one name in the plot")
+        return found
 
     @property
     def is_paid(self) -> bool:
@@ -62,7 +74,7 @@ class Models:
         prompt_of: Callable[[str], Chat],
         ask: bool,
     ) -> None:
-        """Refuses models that cannot do what is asked of them, before anything is made; see `models.check_rows`.
+        """Refuses models that cannot do what is asked of them, before anything is made; see `check_rows`.
 
         Args:
           examples, row_tokens, max_tokens: of the model that learns. large_max_tokens: per reply of the others.
@@ -70,8 +82,45 @@ class Models:
           ask: see `models.check_large_model`.
         """
         taught = large_max_tokens * (self.aggregator != "scripted")
-        models.check_rows(self.model, examples, row_tokens, max_tokens, taught, self.templates)
+        check_rows(self.model, examples, row_tokens, max_tokens, taught, self.templates)
         names = self.labels.values()
         models.check_templates(self.templates, self.model, self.aggregator, *names)
         for name, chats in ((self.aggregator, []), *((name, [prompt_of(name)]) for name in names)):
             models.check_large_model(name, self.endpoint, large_max_tokens, chats, ask, self.templates)
+
+
+def check_rows(
+    model: str,
+    examples: Sequence[tuple[Chat, str]],
+    row_tokens: int,
+    max_tokens: int,
+    large_max_tokens: int = 0,
+    templates: TemplateOptions | None = None,
+) -> None:
+    """Refuses SFT rows that are too short for the examples, before anything is made, loaded or paid for.
+
+    Args:
+      model: the model that learns.
+      examples: its longest prompts, each with a typical reply.
+      max_tokens: per reply of the model.
+      large_max_tokens: per reply of the large model that it learns from; 0 where rules write its examples.
+
+    Raises:
+      FileNotFoundError, ValueError: no such model, or rows too short.
+    """
+    tokenized = sft.tokenize(models.tokenizer_of(model, templates), examples)
+    prompt = max(example.start for example in tokenized)
+    needed = max(*(len(example.tokens) for example in tokenized), prompt + max_tokens + 1)
+    if needed > row_tokens:
+        raise ValueError(
+            f"--row_tokens is {row_tokens}, but a prompt takes {prompt} tokens of {model}, and with a reply "
+            f"(--max_tokens is {max_tokens}) {needed}; it must be at least that"
+        )
+    longest = prompt + large_max_tokens + 1
+    if large_max_tokens and longest > row_tokens:
+        print(
+            f"note: the large model's replies may take {longest} tokens with their prompts (--large_max_tokens is "
+            f"{large_max_tokens}), and more where {model} splits text more finely; examples longer than --row_tokens "
+            f"{row_tokens} are left out and counted as too_long",
+            flush=True,
+        )

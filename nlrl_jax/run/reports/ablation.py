@@ -53,7 +53,7 @@ def over_seeds(values: Sequence[float]) -> str:
 
 
 def beside(folders: Mapping[str, Sequence[dict[str, Any]]]) -> list[dict[str, str]]:
-    """Rows of what stands beside language TD and does not learn, from the runs of one setting per set of positions."""
+    """Rows of the baselines of language TD that do not learn, from the runs of one setting per set of positions."""
     rows = []
     for label, stored in folders.items():
         for name in stored[0].get("beside", {}):

@@ -13,7 +13,7 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.exchanges import Exchange, exchange
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
+from nlrl_jax.run.report import Exchanges, Picture, Table, model_name, tokens, write_report
 
 OUTCOMES = ("win", "tie", "loss")
 SHOWN = 4  # improvements of an iteration
@@ -107,7 +107,7 @@ def write(
     curve = "Greedy games before and during training; level lines are not trained. Left: every method. Right: how the "
     return write_report(
         run_dir,
-        title=f"Natural-language actor-critic: {config['model']} on tic-tac-toe",
+        title=f"Natural-language actor-critic: {model_name(config['model'])} on tic-tac-toe",
         question="Does a policy that learns from evaluations in words win more games than before, and than with PPO?",
         config=config,
         blocks=[

@@ -24,11 +24,14 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     """success.png by mission and with the score (Figures 2, 3 and 6), ablations.png (4), cost.png (5 and 9) and q.png
     (Table 1).
 
-    The variants of LAC stand in ablations.png, or in success.png where there is no planner; q.png is drawn where a
+    The variants of LAC are in ablations.png, or in success.png where there is no planner; q.png is drawn where a
     method has Q-values.
     """
     summaries = {name: lac_tables.summarize(result) for name, result in results.items()}
-    success = {name: lac_tables.success_of(summary) for name, summary in summaries.items()}
+    success, reward = (
+        {name: lac_tables.over_tasks(result["episodes"], field) for name, result in results.items()}
+        for field in ("success", "reward")
+    )
     bar = lambda name, estimate: Bar(title(name), estimate.mean, estimate.arms)
     whole = lambda names: [bar(name, success[name]) for name in names]
     variants = lac_tables.ablations(results)
@@ -38,10 +41,10 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     panels = {"all tasks": whole(first)}
     scores = {name: result["score"] for name, result in results.items() if result.get("score") and name in first}
     if scores:
-        panels[f"mean {next(iter(scores.values()))}"] = [bar(n, lac_tables.reward_of(summaries[n])) for n in scores]
+        panels[f"mean {next(iter(scores.values()))}"] = [bar(name, reward[name]) for name in scores]
     kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
     if len(kinds) > 1:
-        by = {name: lac_tables.success_by_mission(summaries[name]) for name in first}
+        by = {name: lac_tables.by_mission(results[name]) for name in first}
         panels |= {kind: [bar(name, by[name][kind]) for name in first if kind in by[name]] for kind in kinds}
     arms = "Arms are 95 % intervals over tasks."
     drawn = [
@@ -95,21 +98,20 @@ def headline(results: Results) -> str:
 
 
 def explained() -> str:
-    """What the first table's numbers are."""
-    return f"Share of tasks solved; the number of tasks is in the head. {header('these tasks', shares=True)}"
+    """What the numbers of this table and of the next ones are."""
+    return (
+        f"Share of tasks solved; the number of tasks is in the head. {header('tasks', shares=True)} In all tables, "
+        "differences are paired task by task, and a difference is within noise if its interval contains 0."
+    )
 
 
 def tables(results: Results) -> list[Table]:
     """All tables but the first; those without rows are left out."""
     variants = lac_tables.ablations(results)
     planners = [name for name in results if name != "lac" and name not in variants]
-    differences = (
-        f"{header('the tasks of both', shares=True)} Differences are paired task by task; a difference is within noise "
-        "if its interval contains 0."
-    )
     made = [
-        Table("LAC against the planners", lac_tables.comparison_table(results, planners), differences),
-        Table("Ablations and variants", lac_tables.comparison_table(results, variants), differences),
+        Table("LAC against the planners", lac_tables.comparison_table(results, planners)),
+        Table("Ablations and variants", lac_tables.comparison_table(results, variants)),
         Table(
             "Cost",
             lac_tables.cost_table(results),

@@ -10,7 +10,7 @@ import numpy as np
 
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import Picture, Stories, Table, tokens, write_report
+from nlrl_jax.run.report import Picture, Stories, Table, model_name, tokens, write_report
 from nlrl_jax.run.reports.lac_stories import stories
 from nlrl_jax.run.reports.lac_tables import Result, Rows, over_tasks, title
 from nlrl_jax.statistics import Estimate, header
@@ -105,7 +105,7 @@ def write(
     )
     return write_report(
         run_dir,
-        title=f"{title(teacher)} teaches its prior: {config['model']} on {config['game']}",
+        title=f"{title(teacher)} teaches its prior: {model_name(config['model'])} on {config['game']}",
         question="Does the prior learn what its critic prefers, and does the improved policy improve with it?",
         config=config,
         blocks=[

@@ -13,12 +13,6 @@ from nlrl_jax.statistics import Estimate, by_unit, deviation, estimate
 
 SHORTEST = 3  # moves of the shortest trajectory that has a correlation
 CASES = {
-    (True, True): (0.4981, 0.49, 0.21, 0.74),
-    (True, False): (0.2912, 0.34, 0.06, 0.28),
-    (False, True): (0.1928, 0.21, 0.34, 0.22),
-    (False, False): (0.0179, 0.06, 0.03, 0.07),
-}
-CASES = {
     (True, True): "prior and Q prefer the action taken",
     (True, False): "the prior does, Q does not",
     (False, True): "Q does, the prior does not",
@@ -76,6 +70,15 @@ def q_along(episode: Mapping[str, Any]) -> np.ndarray:
     return q[np.isfinite(q)]
 
 
+def _curves(result: Result) -> dict[str, list[tuple[tuple, np.ndarray]]]:
+    """{"successful": [(task, Q of the actions taken)], "failed": ...}, of episodes of at least three moves."""
+    found: dict[str, list[tuple[tuple, np.ndarray]]] = {"successful": [], "failed": []}
+    for episode in result["episodes"]:
+        if len(q := q_along(episode)) >= SHORTEST:
+            found["successful" if episode["success"] else "failed"].append((tuple(episode["task"]), q))
+    return found
+
+
 class Correlation(NamedTuple):
     """Pearson correlation of Q with time, of n trajectories, which have `moves` moves together.
 
@@ -98,9 +101,8 @@ def q_with_time(result: Result) -> dict[str, Correlation]:
     Over trajectories of at least three moves in which Q changes: elsewhere there is no correlation.
     """
     found = {}
-    for name, success in (("successful", True), ("failed", False)):
-        curves = [(tuple(e["task"]), q_along(e)) for e in result["episodes"] if e["success"] == success]
-        curves = [(task, q) for task, q in curves if len(q) >= SHORTEST and np.ptp(q) > 1e-9]
+    for name, curves in _curves(result).items():
+        curves = [(task, q) for task, q in curves if np.ptp(q) > 1e-9]
         values = [float(np.corrcoef(np.arange(len(q)), q)[0, 1]) for _, q in curves]
         tasks = [task for task, _ in curves]
         std = float(deviation(list(by_unit(values, tasks).values())))
@@ -127,13 +129,8 @@ def q_curves(result: Result, points: int = 11) -> dict[str, np.ndarray]:
     Linear between moves; the same episodes as in `q_with_time`, those with a constant Q too.
     """
     share = np.linspace(0, 1, points)
-    found = {}
-    for name, success in (("successful", True), ("failed", False)):
-        curves = [q_along(e) for e in result["episodes"] if e["success"] == success]
-        curves = [q for q in curves if len(q) >= SHORTEST]
-        rows = [np.interp(share, np.linspace(0, 1, len(q)), q) for q in curves]
-        found[name] = np.array(rows).reshape(len(rows), points)
-    return found
+    at = lambda curves: [np.interp(share, np.linspace(0, 1, len(q)), q) for _, q in curves]
+    return {name: np.array(at(curves)).reshape(-1, points) for name, curves in _curves(result).items()}
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

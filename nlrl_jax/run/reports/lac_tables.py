@@ -1,6 +1,6 @@
-"""The numbers of a run of LAC and planners: success by mission, comparisons task by task, cost, sweeps.
+"""The numbers of a run of LAC and planners: success by mission, comparisons task by task, cost.
 
-Pure functions of finished methods, as they stand in RUN_DIR/episodes/METHOD.json:
+Pure functions of finished methods, as stored in RUN_DIR/episodes/METHOD.json:
 
     {"method": "lac", "seconds": 71.2, "problems": {"policy/no action": 3}, "calls": {"policy": 120},
      "tokens": {"read": 9000, "written": 800}, "episodes": [...]}
@@ -36,6 +36,13 @@ def over_tasks(episodes: Sequence[Mapping[str, Any]], field: str = "success") ->
     return estimate([e[field] for e in episodes], tasks_of(episodes), field == "success")
 
 
+def by_mission(result: Result) -> dict[str, Estimate]:
+    """Success in each kind of task."""
+    episodes = result["episodes"]
+    kinds = dict.fromkeys(e["task"][0] for e in episodes)
+    return {kind: over_tasks([e for e in episodes if e["task"][0] == kind]) for kind in kinds}
+
+
 def title(name: str) -> str:
     """A method's name in tables."""
     return METHODS[name].title if name in METHODS else name
@@ -52,7 +59,6 @@ def summarize(result: Result) -> dict[str, Any]:
     episodes = result["episodes"]
     won = [e for e in episodes if e["success"]]
     success, reward = over_tasks(episodes), over_tasks(episodes, "reward")
-    kinds = dict.fromkeys(e["task"][0] for e in episodes)
     n = max(len(episodes), 1)
     mean = lambda values: estimate(values).mean
     return {
@@ -60,7 +66,7 @@ def summarize(result: Result) -> dict[str, Any]:
         "success_se": success.error,
         "reward": reward.mean,
         "reward_se": reward.error,
-        "by_mission": {kind: list(over_tasks([e for e in episodes if e["task"][0] == kind])[:3]) for kind in kinds},
+        "by_mission": {kind: list(found[:3]) for kind, found in by_mission(result).items()},
         "steps": mean([e["moves"] for e in episodes]),
         "steps_of_successes": mean([e["moves"] for e in won]),
         "above_optimal": mean([e["moves"] - e["optimal"] for e in won if e["optimal"] >= 0]),
@@ -68,21 +74,6 @@ def summarize(result: Result) -> dict[str, Any]:
         "seconds": result["seconds"] / n,
         "tasks": success.units,
     }
-
-
-def success_of(summary: Mapping[str, Any]) -> Estimate:
-    """Of what `summarize` returned."""
-    return Estimate(summary["success"], summary["success_se"], summary["tasks"], True)
-
-
-def success_by_mission(summary: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Of what `summarize` returned."""
-    return {kind: Estimate(*numbers, True) for kind, numbers in summary["by_mission"].items()}
-
-
-def reward_of(summary: Mapping[str, Any]) -> Estimate:
-    """Of what `summarize` returned."""
-    return Estimate(summary["reward"], summary["reward_se"], summary["tasks"])
 
 
 class Comparison(NamedTuple):
@@ -125,10 +116,9 @@ def main_table(results: Results) -> Rows:
     """Success by mission, a row per method (Figures 2 and 6), and the mean score where the game has one (Figure 3)."""
     rows = []
     for name, result in results.items():
-        summary = summarize(result)
-        by = {f"{kind} ({one.units})": str(one) for kind, one in success_by_mission(summary).items()}
-        whole = success_of(summary)
-        scored = {f"mean {result['score']}": str(reward_of(summary))} if result.get("score") else {}
+        by = {f"{kind} ({one.units})": str(one) for kind, one in by_mission(result).items()}
+        whole, reward = (over_tasks(result["episodes"], field) for field in ("success", "reward"))
+        scored = {f"mean {result['score']}": str(reward)} if result.get("score") else {}
         rows.append({"": title(name), f"all ({whole.units})": str(whole), **scored, **(by if len(by) > 1 else {})})
     return rows
 
@@ -192,17 +182,3 @@ def _or_dash(x: float) -> str:
 def problems_table(results: Results) -> Rows:
     """What was wrong with replies, counted, a row per method that had any."""
     return [{"": title(name), **result["problems"]} for name, result in results.items() if result["problems"]]
-
-
-def sweep_table(summaries: Mapping[tuple[str, str], Mapping[str, Any]], variant: str = "") -> Rows:
-    """Success of many runs, a row per variant and a column per model (Tables 9 to 12).
-
-    Args:
-      summaries: (model, variant) -> what `summarize` returned, e.g. ("smollm2", "alpha = 0.5").
-      variant: heading of the first column.
-    """
-    rows: dict[str, dict[str, Any]] = {}
-    for (model, name), one in summaries.items():
-        row = rows.setdefault(name, {variant: name})
-        row[model] = str(success_of(one))
-    return list(rows.values())

@@ -12,9 +12,9 @@ from nlrl_jax.algorithms.language_td import Target
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.roles.board_games import View
 from nlrl_jax.run.exchanges import Exchange, exchange
-from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.metrics import evaluations
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
+from nlrl_jax.run.report import Exchanges, Picture, Table, model_name, tokens, write_report
 from nlrl_jax.statistics import header, share
 
 TARGETS, POSITIONS = 4, 8  # on the page: per iteration; judged
@@ -23,7 +23,7 @@ Draw = Callable[[str], str]  # a view's board -> the board on the page
 
 
 def learned(targets: Sequence[Target], iteration: int, draw: Draw) -> list[Exchange]:
-    """Some targets of an iteration with the variations behind them."""
+    """Some targets of an iteration with the variations that they summarise."""
     kept = []
     for view, text, evaluated in targets[:TARGETS]:
         variations = [
@@ -39,7 +39,7 @@ def judged(positions: Sequence[tuple[View, float, str, str]], players: tuple[str
     """Evaluations of some test positions before and after training.
 
     Args:
-      positions: with their win rates, from -1 to 1 for the first player, and what was said before and after.
+      positions: with their win rates, from -1 to 1 for the first player, and the evaluations before and after training.
     """
     kept = []
     for view, rate, old, new in positions[:POSITIONS]:
@@ -50,7 +50,7 @@ def judged(positions: Sequence[tuple[View, float, str, str]], players: tuple[str
 
 
 def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[str, Any]]:
-    """A row each for the value model before and after, and for what stands beside it, at every threshold.
+    """A row each for the value model before and after and for the baselines, at every threshold.
 
     Args:
       stored: `results.read` of the run. thresholds: the run's own first.
@@ -80,17 +80,13 @@ def write(
     """The page of a finished run.
 
     Args:
-      stored: `results.read` of the run; what stands beside the value model is a level line.
+      stored: `results.read` of the run; its baselines are level lines.
       thresholds: the run's own first.
     """
-    run, before = read_metrics(run_dir), stored["before"]
-    evaluated = np.isfinite(run.get("eval/accuracy", np.empty(0)))
-    x = [0, *(run["iteration"][evaluated] + 1)]
-    after = lambda name: run[f"eval/{name}"][evaluated] if len(evaluated) else ()
-    own = [
-        Series(label, x, np.array([[before[name], *after(name)]]))
-        for label, name in (("value model, of those answered", "accuracy"), ("answered", "answered"))
-    ]
+    before = stored["before"]
+    curve = lambda name: evaluations(run_dir, f"eval/{name}", before[name])
+    (at, accuracy), (x, answered) = curve("accuracy"), curve("answered")  # no accuracy where none was answered
+    own = [Series("value model, of those answered", at, accuracy[None]), Series("answered", x, answered[None])]
     level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
     beside = [level(name, row) for name, row in stored["beside"].items()]
     picture = compare({"Advantage on held-out positions": own + beside}, run_dir / "curve.png", "iteration", "share")
@@ -101,7 +97,7 @@ def write(
     caption = "Which side is ahead, as a share of the held-out positions; level lines do not learn."
     return write_report(
         run_dir,
-        title=f"Language TD: {config['model']} on breakthrough",
+        title=f"Language TD: {model_name(config['model'])} on breakthrough",
         question="Does a value model learn to say which side is ahead from evaluations of where the game leads?",
         config=config,
         blocks=[

@@ -12,7 +12,7 @@ from nlrl_jax.algorithms.analyst import CriticalState, Findings
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.rollouts.control import Trajectories, episodes_of
 from nlrl_jax.run import loop
-from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.metrics import evaluations, read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
 from nlrl_jax.run.reports import ultra_pictures as pictures
@@ -80,12 +80,11 @@ def write(
     scores, bases, _, continuous = refined
     findings = evidence.findings
     first, second = refined.tables()
-    kind = "with tools: it asked the simulator" if config["analyst"] == "tools" else "that sees text only"
     counts = [{"reply": name, "times": number} for name, number in sorted(findings.counts.items())]
     which = "with the first base agent" if len(bases) > 1 else "all stages"
     analyst = [
         Table("Before learning", guidance(bases, continuous), "Alone, and guided by the analyst's lookup table."),
-        Table("The analyst's replies", counts, f"A model {kind}; {which}."),
+        Table("The analyst's replies", counts, f"A model that sees text only; {which}."),
         Table("Steps in critical states", hit_rates(bases[0], scores), "Of the first base agent and seed."),
     ]
     drawn, exchanges = case_study(folder, game, evidence)
@@ -191,16 +190,17 @@ def hit_rates(base: Base, scores: Scores) -> list[dict[str, str]]:
 
 def curves(folder: pathlib.Path, refined: Refined, label: str) -> pathlib.Path:
     """The main score against environment steps, every method, all seeds of all base agents."""
-    kind, lines = main_score(refined.continuous), []
-    for name in refined.scores:
-        ys, x = [], np.zeros(1)
-        for base in refined.bases:
-            for part in loop.seed_dirs(base.folder / name, base.seeds):
-                run = read_metrics(part)
-                evaluated = np.isfinite(run[f"eval/{kind}"])
-                x = refined.steps_per_update * np.concatenate([[0], run["iteration"][evaluated] + 1])
-                ys.append([base.start[kind], *run[f"eval/{kind}"][evaluated]])
-        lines.append(Series(name, x, np.array(ys)))
+    kind = main_score(refined.continuous)
+
+    def line(name: str) -> Series:
+        found = [
+            evaluations(part, f"eval/{kind}", base.start[kind])
+            for base in refined.bases
+            for part in loop.seed_dirs(base.folder / name, base.seeds)
+        ]
+        return Series(name, refined.steps_per_update * found[0][0], np.array([ys for _, ys in found]))
+
+    lines = [line(name) for name in refined.scores]
     main = [line for line in lines if line.label in ("PPO", "ULTRA-A", "ULTRA-R", "ULTRA-RA")]
     rest = [line for line in lines if line not in main or line.label in ("PPO", "ULTRA-RA")]
     panels = {"ULTRA's variants and plain PPO": main} if main else {}

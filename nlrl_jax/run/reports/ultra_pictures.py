@@ -16,7 +16,7 @@ from nlrl_jax.rollouts.control import Trajectories
 
 _GOOD, _BAD, _NONE = "#11723a", "#b3261e", "#8a8d94"
 _FRAMES = 4  # on a timeline
-_STRIP, _GIF = 8, 120  # frames of a strip; maximum frames of a GIF
+_STRIP, _GIF = 8, 120  # frames of a strip; most frames of a GIF
 
 
 class Case(NamedTuple):
@@ -39,7 +39,7 @@ def taken_reward(state: CriticalState) -> float | None:
 
 
 def telling(critical: Sequence[CriticalState], most: int = _FRAMES) -> list[CriticalState]:
-    """Maximum `most` states in order of time, with a gap between them: the worst actions and the best one."""
+    """At most `most` states in order of time, with a gap between them: the worst actions and the best one."""
     slots = [state.verdict.timeslot for state in critical]
     gap = max((max(slots) - min(slots)) // 25, 2) if slots else 2
     rated = sorted((s for s in critical if taken_reward(s) is not None), key=taken_reward)
@@ -105,7 +105,7 @@ def _caption(letter: str, state: CriticalState, words) -> str:
     if better is not None:
         lines += textwrap.wrap(f"better: {words(better)}{_rated(state, better)}", 38)
     elif state.verdict.judged:
-        lines.append("better: the same")
+        lines.append("better: the same action")
     return "\n".join(lines)
 
 

@@ -73,7 +73,7 @@ def tables(
 
     Args:
       start: score -> [bases], of the base agents.
-      continuous: the actions; it decides by which score gains are told (`main_score`).
+      continuous: the actions; it decides which score gains are measured by (`main_score`).
     """
     names, main = headings(continuous), main_score(continuous)
 

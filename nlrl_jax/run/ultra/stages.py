@@ -272,10 +272,5 @@ def stored_scores(runs: Sequence[Run]) -> dict[str, dict[str, np.ndarray]]:
     return {name: _stacked([run.scored(name) for run in runs]) for name in finished}
 
 
-def starts(runs: Sequence[Run]) -> dict[str, np.ndarray]:
-    """{score: [bases]} of the base agents."""
-    return _stacked([_scores_of(run.before_learning()[0]) for run in runs])
-
-
 def _stacked(each: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {kind: np.array([one[kind] for one in each]) for kind in SCORES}

@@ -1,5 +1,5 @@
-"""Sentences where a measure of `algorithms/collapse.py` has fallen off, for the page; and, while a run trains, where it
-has nothing to learn from.
+"""Warnings about training: measures of `algorithms/collapse.py` that have fallen off, for the page, and, while a run
+trains, batches that hold nothing to learn from.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def warnings(run_dir: str | os.PathLike) -> list[str]:
 
 
 class Watch:
-    """Called with the metrics of each iteration: what to tell the person who trains, each thing once.
+    """Called with the metrics of each iteration; returns new warnings, each of them once.
 
     Looks at the last `_ENOUGH` iterations; episodes that nearly all succeed need no advice.
     """
