@@ -20,6 +20,7 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from nlrl_jax.rollouts import control
 from nlrl_jax.types import ControlGame, LanguageModelError
+from tests.algorithms.refiners.toy_games import player
 
 GAME = pong.control_game(points=1)
 CONFIG = PPOConfig(num_envs=4, num_steps=16, epochs=1, num_minibatches=2, features=(8,))
@@ -46,12 +47,8 @@ def critical(obs, taken, suggested=None, rewards=None, judged=True):
 @pytest.fixture(scope="module")
 def episodes():
     state = ppo.init_state(GAME.env, GAME.params, CONFIG, jax.random.key(0))
-    record = jax.jit(
-        lambda s, k: control.record(
-            GAME.env, GAME.params, ppo.agent_of(GAME.env, GAME.params, CONFIG), s.params, s.obs_moments, k, 12, 100
-        )
-    )
-    return control.episodes_of(record(state, jax.random.key(1)))
+    agent = player(GAME.env, GAME.params, CONFIG, state)
+    return control.episodes_of(jax.jit(lambda key: control.record(agent, key, 12, 100))(jax.random.key(1)))
 
 
 @pytest.fixture(scope="module")
