@@ -85,7 +85,7 @@ def test_scores_are_the_words_log_probabilities_as_the_reply(policy, params, pla
 
 @pytest.mark.slow
 def test_words_of_several_tokens_take_one_pass(params):
-    """Breakthrough's 96 words on 4 x 4 as a trie against each word alone behind the prompt."""
+    """Breakthrough's 96 words on 4 x 4 as a trie against each word alone after the prompt."""
     game = envs.make("breakthrough", prompt="compact", rows=4, columns=4, pawn_rows=1)
     policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
     states = text_games.reset(game, KEY, 3)
