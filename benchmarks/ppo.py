@@ -39,7 +39,7 @@ import numpy as np
 
 from benchmarks import ppo_purejaxrl
 from nlrl_jax.algorithms import ppo
-from nlrl_jax.rollouts.control import evaluate
+from nlrl_jax.rollouts.control import Player, evaluate
 from nlrl_jax.statistics import estimate, header
 
 NUM_STEPS = 128
@@ -112,9 +112,8 @@ def last_tenth(sums, counts) -> float:
 def after(game: str, config: ppo.PPOConfig, params, moments, seed: int) -> dict[str, float]:
     """Mean returns of 100 episodes, greedy and sampled."""
     env, env_params = gymnax.make(game)
-    play = lambda greedy: evaluate(
-        env, env_params, ppo.agent_of(env, env_params, config), params, moments, jax.random.key(seed), 100, greedy
-    )
+    player = Player(env, env_params, ppo.agent_of(env, env_params, config), params, moments)
+    play = lambda greedy: evaluate(player, jax.random.key(seed), 100, greedy)
     return {name: float(jnp.mean(play(name == "greedy")[0])) for name in ("greedy", "sampled")}
 
 

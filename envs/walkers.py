@@ -145,7 +145,7 @@ HABITS = tuple(name for name, walk in WALKS.items() if walk is not babyai_walk) 
 def demonstrate(
     game: TextGame, key: jax.Array, num: int, skilled_share: float, habit: bool
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """`num` states as fields, each [num, ...], and the actions shown for them, int32 [num, A], -1 behind the last one.
+    """`num` states as fields, each [num, ...], and the actions shown for them, int32 [num, A], -1 after the last one.
 
     Between one action and as many as a reply may name [A]. A game without a walker of its own shows random actions in
     states that random actions lead to: the form of a reply and nothing of how to play.

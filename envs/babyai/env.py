@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
 
 from envs import grid_text
 from envs.babyai import levels, rules, text
 from envs.babyai.rules import ACTIONS, EnvState
 from envs.options import integer
+from envs.shell import DiscreteGame
 from nlrl_jax.types import TextGame
 
 OBSERVATION_SIZE = 3 * rules.VIEW**2 + 1 + len(rules.MISSIONS) + 2 * (len(text.KINDS) + len(rules.COLOURS))
@@ -24,7 +25,7 @@ class EnvParams(environment.EnvParams):
     max_steps_in_episode: int = 30
 
 
-class BabyAI(environment.Environment[EnvState, EnvParams]):
+class BabyAI(DiscreteGame):
     """gymnax environment. Actions are minigrid's 0 to 5: turn left, turn right, go forward, pick up, drop, toggle.
 
     Observations are float32 [174]: what is seen (kind / 7, colour / 5 and door state / 2 of 7x7 cells, the agent's own
@@ -40,28 +41,20 @@ class BabyAI(environment.Environment[EnvState, EnvParams]):
 
     def __init__(self, mission: str = "go to"):
         levels.mission_id(mission)
+        super().__init__(ACTIONS, (OBSERVATION_SIZE,), EnvParams(), high=2)
         self.mission = mission
 
-    @property
-    def default_params(self) -> EnvParams:
-        return EnvParams()
-
-    @property
-    def num_actions(self) -> int:
-        return len(ACTIONS)
-
-    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
         """A random solvable task."""
-        state = levels.draw(key, self.mission)
-        return self.observe(key, state, None, params), state
+        return levels.draw(key, self.mission)
 
-    def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info). The reward is paid in the step that fulfils the mission."""
+    def advance(self, key, state, action, params):
+        """The reward is paid in the step that fulfils the mission."""
         after = rules.step(state, jnp.asarray(action, jnp.int32))
         terminated = rules.success(after)
         reward = 1 - 0.9 * after.time / params.max_steps_in_episode
         reward = jnp.where(terminated & ~rules.success(state), reward, 0.0).astype(jnp.float32)
-        return self.observe(key, after, action, params), after, reward, terminated, {}
+        return after, reward, terminated, {}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The mission is fulfilled."""
@@ -75,12 +68,6 @@ class BabyAI(environment.Environment[EnvState, EnvParams]):
         mission = jax.nn.one_hot(state.mission, len(rules.MISSIONS))
         done = state.done.astype(jnp.float32)[None]
         return jnp.concatenate([view.reshape(-1), done, mission, kinds.reshape(-1), colours.reshape(-1)])
-
-    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
-        return spaces.Discrete(len(ACTIONS))
-
-    def observation_space(self, params: EnvParams) -> spaces.Box:
-        return spaces.Box(0, 2, (OBSERVATION_SIZE,), jnp.float32)
 
 
 _RULES = """You are in a room of 8x8 cells, walls included; if the mission has a door, two such rooms lie side by side.

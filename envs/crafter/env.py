@@ -5,11 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import struct
-from gymnax.environments import environment, spaces
+from gymnax.environments import environment
 
 from envs import grid_text
 from envs.crafter import engine, text
 from envs.options import integer
+from envs.shell import DiscreteGame
 from nlrl_jax.types import TextGame
 
 OBSERVATION_SIZE = engine.ROWS * engine.COLUMNS * len(engine.CELLS) + len(engine.VITALS) + len(engine.ITEMS) + 6
@@ -29,7 +30,7 @@ class EnvParams(environment.EnvParams):
     max_steps_in_episode: int = 10_000
 
 
-class Crafter(environment.Environment[EnvState, EnvParams]):
+class Crafter(DiscreteGame):
     """gymnax environment. Actions are `ACTIONS`; a reward of 1 / 22 for each achievement when it is unlocked first.
 
     The sum of an episode's rewards is BALROG's score, the share of the 22 achievements. (Crafter's own reward is 1 for
@@ -39,26 +40,19 @@ class Crafter(environment.Environment[EnvState, EnvParams]):
     direction one-hot, light, and whether the player is asleep.
     """
 
-    @property
-    def default_params(self) -> EnvParams:
-        return EnvParams()
+    def __init__(self):
+        super().__init__(ACTIONS, (OBSERVATION_SIZE,), EnvParams())
 
-    @property
-    def num_actions(self) -> int:
-        return len(ACTIONS)
-
-    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
         """A random world."""
-        state = EnvState(time=jnp.int32(0), world=engine.reset(key))
-        return self.observe(key, state, None, params), state
+        return EnvState(time=jnp.int32(0), world=engine.reset(key))
 
-    def step_env(self, key, state, action, params):
-        """(obs, state, reward, terminated, info); info["achievements"] is bool [22], those unlocked so far."""
+    def advance(self, key, state, action, params):
+        """info["achievements"] is bool [22], those unlocked so far."""
         after = engine.step(key, state.world, action)
         reward = (engine.unlocked(after) - engine.unlocked(state.world)) / len(engine.ACHIEVEMENTS)
         state = EnvState(time=state.time + 1, world=after)
-        info = {"achievements": after.achievements}
-        return self.observe(key, state, action, params), state, reward.astype(jnp.float32), engine.dead(after), info
+        return state, reward.astype(jnp.float32), engine.dead(after), {"achievements": after.achievements}
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The player is dead."""
@@ -72,12 +66,6 @@ class Crafter(environment.Environment[EnvState, EnvParams]):
         direction = jax.nn.one_hot(world.player_direction - 1, 4)
         rest = jnp.stack([world.light_level, world.is_sleeping])
         return jnp.concatenate([cells, numbers, direction, rest]).astype(jnp.float32)
-
-    def action_space(self, params: EnvParams | None = None) -> spaces.Discrete:
-        return spaces.Discrete(len(ACTIONS))
-
-    def observation_space(self, params: EnvParams) -> spaces.Box:
-        return spaces.Box(0, 1, (OBSERVATION_SIZE,), jnp.float32)
 
 
 ACTIONS = (

@@ -2,7 +2,7 @@
 
 Rewards, observations, terminations and resets are exactly Gymnasium's (its source is the specification; ULTRA does not
 say which version it plays). Models are the XML files that Gymnasium ships. Physics: "mjx" is a JAX program, "c" is
-MuJoCo's C simulator behind a host callback; a stored state can be stepped by either.
+MuJoCo's C simulator in a host callback; a stored state can be stepped by either.
 
 Differences from Gymnasium:
 - States are carried in the dtype JAX has for floats when the game is made. With `jax_enable_x64` ten steps agree with

@@ -61,16 +61,20 @@ class Findings(NamedTuple):
     strategies: str = ""
 
 
-def identify(
-    episodes: Sequence[Episode],
-    roles: AnalystRoles,
-    model: LanguageModel,
-    sampling: Sampling,
-    seed: int,
-    counts: Counter[str],
-    must_read: bool = False,
-) -> list[list[Verdict]]:
+class Analyst(NamedTuple):
+    """A language model in the analyst's roles; `counts` grows with its replies. must_read: see `analyse`."""
+
+    roles: AnalystRoles
+    model: LanguageModel
+    config: AnalysisConfig
+    seed: int
+    must_read: bool
+    counts: Counter[str]
+
+
+def identify(analyst: Analyst, episodes: Sequence[Episode]) -> list[list[Verdict]]:
     """Section 3.3: the verdicts on every episode, in order of time. All chunks of all episodes in one call."""
+    roles, counts = analyst.roles, analyst.counts
     pieces = [
         (episode, begin, min(begin + roles.chunk, len(episode)))
         for episode in episodes
@@ -79,7 +83,7 @@ def identify(
     chats = [roles.identify(*piece) for piece in pieces]
     verdicts: dict[int, list[Verdict]] = {episode.number: [] for episode in episodes}
     read = lambda piece, text: roles.read_verdicts(text, *piece[1:])
-    found = _complete(model, chats, sampling, "identify", seed, pieces, read, lambda found: bool(found[0]), must_read)
+    found = _complete(analyst, "identify", analyst.config.verdicts, chats, pieces, read, lambda found: bool(found[0]))
     for (episode, begin, end), (reply, (here, problems)) in zip(pieces, found, strict=True):
         verdicts[episode.number] += here
         counts["identify/calls"] += 1
@@ -92,17 +96,13 @@ def identify(
 
 
 def assign_rewards(
+    analyst: Analyst,
     episodes: Sequence[Episode],
     verdicts: Sequence[Sequence[Verdict]],
     analyses: Sequence[str],
-    roles: AnalystRoles,
-    model: LanguageModel,
-    sampling: Sampling,
-    seed: int,
-    counts: Counter[str],
-    must_read: bool = False,
 ) -> list[CriticalState]:
     """r^LLM(s, a) of the action taken in each critical state, and of the one suggested for it, in one call."""
+    roles, counts = analyst.roles, analyst.counts
     ratings: list[tuple[Episode, Verdict, Action, str]] = []
     for episode, of_episode, analysis in zip(episodes, verdicts, analyses, strict=True):
         for verdict in of_episode:
@@ -113,7 +113,7 @@ def assign_rewards(
     chats = [roles.reward(episode, verdict.timeslot, *rest) for episode, verdict, *rest in ratings]
     states: dict[tuple[int, int], CriticalState] = {}
     read, is_read = lambda _, text: roles.read_reward(text), lambda reward: reward is not None
-    found = _complete(model, chats, sampling, "reward", seed, ratings, read, is_read, must_read)
+    found = _complete(analyst, "reward", analyst.config.reward, chats, ratings, read, is_read)
     for (episode, verdict, action, _), (reply, reward) in zip(ratings, found, strict=True):
         t = verdict.timeslot
         state = states.setdefault(
@@ -147,17 +147,18 @@ def analyse(
     Raises:
       LanguageModelError: they do not.
     """
-    counts: Counter[str] = Counter()
+    analyst = Analyst(roles, model, config, seed, must_read, Counter())
+    counts = analyst.counts
     has_verdicts = verdicts is not None
     if not has_verdicts:
-        verdicts = identify(episodes, roles, model, config.verdicts, seed, counts, must_read)
+        verdicts = identify(analyst, episodes)
     chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
     read, is_read = lambda _, text: without_thoughts(text), lambda text: bool(text.strip())
-    found = _complete(model, chats, config.analysis, "analyse", seed, episodes, read, is_read, must_read)
+    found = _complete(analyst, "analyse", config.analysis, chats, episodes, read, is_read)
     analyses = [text for _, text in found]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
-    states = assign_rewards(episodes, verdicts, analyses, roles, model, config.reward, seed, counts, must_read)
+    states = assign_rewards(analyst, episodes, verdicts, analyses)
     proposed = ""
     if roles.strategies is not None and not has_verdicts:
         reply = model.complete([roles.strategies(analyses)], config.strategies, "strategies", seed)[0]
@@ -167,32 +168,29 @@ def analyse(
 
 
 def _complete(
-    model: LanguageModel,
-    chats: Sequence[Chat],
-    sampling: Sampling,
+    analyst: Analyst,
     role: str,
-    seed: int,
+    sampling: Sampling,
+    chats: Sequence[Chat],
     subjects: Sequence[Any],
     read: Callable[[Any, str], T],
     is_read: Callable[[T], bool],
-    must_read: bool,
 ) -> list[tuple[Reply, T]]:
     """The replies to all chats as they are and as read.
 
     Args:
       subjects: what each chat is about.
       read: (subject, reply's text) -> what it says. is_read: whether that is anything.
-      must_read: see `analyse`.
 
     Raises:
       LanguageModelError: more than half of the first ones, or of all, cannot be read.
     """
     found: list[tuple[Reply, T]] = []
-    for part in (slice(0, FIRST), slice(FIRST, None)) if must_read else (slice(None),):
-        replies = model.complete(chats[part], sampling, role, seed) if chats[part] else []
+    for part in (slice(0, FIRST), slice(FIRST, None)) if analyst.must_read else (slice(None),):
+        replies = analyst.model.complete(chats[part], sampling, role, analyst.seed) if chats[part] else []
         found += [(reply, read(subject, reply.text)) for subject, reply in zip(subjects[part], replies, strict=True)]
         bad = [reply for reply, said in found if not is_read(said)]
-        if must_read and 2 * len(bad) > len(found):
+        if analyst.must_read and 2 * len(bad) > len(found):
             raise LanguageModelError(_unreadable(role, bad, len(found)))
     return found
 

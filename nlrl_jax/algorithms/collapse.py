@@ -41,7 +41,7 @@ def state_dependence(policy: LanguageAgentPolicy, variables: Any, turns: Turns, 
     a model that ignores what it reads.
 
     Args:
-      number: how many replies are read behind another's prompt, spread evenly over the turns played.
+      number: how many replies are scored after another's prompt, spread evenly over the turns played.
     """
     said, active = turns.turn, turns.active.reshape(-1)
     rows = jax.tree.map(lambda x: x.reshape(active.size, *x.shape[2:]), said._replace(parsed=None))

@@ -3,8 +3,8 @@
 Departures from the listing, all as in the paper's maze experiment (section 5.1, appendix B.1):
 - every candidate action gets K variations, where the listing samples one action a variation;
 - one call per action does the work of G2 and of G1: it reads all K variations with their evaluations;
-- a variation is the action and N steps behind it; the policy pi of those steps is the game's `look_ahead` (fully random
-  in the maze).
+- a variation is the action and the N steps after it; the policy pi of those steps is the game's `look_ahead` (fully
+  random in the maze).
 
 The paper does not say what happens to a reply that cannot be read. Here an unreadable or illegal action becomes a
 random candidate, and an evaluation that is not JSON is passed on as plain text; both are counted, without a retry.
@@ -35,7 +35,7 @@ NEVER_ENDED = "never ended"  # the problem of a reply that was cut, readable or 
 class GPIConfig:
     """Language GPI by prompting. One sampling for all roles; the paper's temperature is 0.7."""
 
-    look_ahead: int = option(3, "steps behind the action in a variation [N]", least=0)
+    look_ahead: int = option(3, "steps after the action in a variation [N]", least=0)
     variations: int = option(4, "variations of each action [K]", least=1)
     sampling: Sampling = Sampling(max_tokens=512, temperature=0.7)
 

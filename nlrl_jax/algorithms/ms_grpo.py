@@ -11,7 +11,7 @@ What the paper leaves open, and our default (each an option of `MSGRPOConfig`):
   but not the top-k cut;
 - `credit="turn"`, which the paper's discussion proposes, is off: the return-to-go of a turn against the group's at the
   same turn;
-- an invalid action takes no environment step; one that is named behind the action that ended the episode is not fined;
+- an invalid action takes no environment step; one that is named after the action that ended the episode is not fined;
 - the length penalty rises from 180 to 200 tokens as in the paper, whatever the maximum length of a reply is;
 - `num_groups` > 1 runs Algorithm 1 on several initial states side by side: advantages and AAW
   sampling within each group, the objective averaged over groups. 1 is the paper's.
@@ -76,7 +76,9 @@ class MSGRPOConfig:
     micro_batch: int = option(0, "replies differentiated at a time; 0: all at once. Memory only, same result", least=0)
     remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
     probe: int = option(
-        0, "replies per iteration that are read behind another's prompt too, to see whether they depend on it", least=0
+        0,
+        "replies per iteration that are scored after another prompt too, to see whether they depend on theirs",
+        least=0,
     )
 
     def __post_init__(self):
@@ -86,7 +88,7 @@ class MSGRPOConfig:
                 f"group_sample (G') is {self.group_sample}; it must be between 2 and group_size (G) = {self.group_size}"
             )
         if self.probe == 1:
-            raise ValueError("probe is 1; it must be 0, or at least 2 replies to read behind each other's prompts")
+            raise ValueError("probe is 1; it must be 0, or at least 2 replies to score after each other's prompts")
         learned = self.group_sample if self.sampling_temperature else self.group_size
         if self.std_ddof >= learned:
             raise ValueError(

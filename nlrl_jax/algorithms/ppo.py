@@ -135,7 +135,7 @@ def agent_of(env: Any, env_params: Any, config: PPOConfig) -> Agent:
 
 
 def optimizer(config: PPOConfig) -> optax.GradientTransformation:
-    """Adam behind a bound on the gradient's norm."""
+    """Adam on gradients of bounded norm."""
     rate = config.learning_rate
     if config.anneal:
         rate = optax.linear_schedule(rate, 0.0, config.anneal * config.epochs * config.num_minibatches)
@@ -163,31 +163,11 @@ def init_state(env: Any, env_params: Any, config: PPOConfig, key: jax.Array, aux
     )
 
 
-def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, key: jax.Array) -> PPOState:
-    """A state with the networks and statistics of `base`, a fresh optimizer and new games.
-
-    Raises:
-      ValueError: `base` was made for other observations or actions, or with other networks.
-    """
-    state = init_state(env, env_params, config, key)
-    shapes = lambda tree: [
-        (jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    wanted, given = shapes((state.params, state.obs_moments)), shapes((base.params, base.obs_moments))
-    if wanted != given:
-        wrong = next((pair for pair in zip(given, wanted) if pair[0] != pair[1]), (given[-1], wanted[-1]))
-        raise ValueError(
-            f"the base agent does not fit this game: it has {wrong[0]}, the game and config want {wrong[1]}"
-        )
-    return state.replace(params=base.params, obs_moments=base.obs_moments, return_moments=base.return_moments)
-
-
 def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hooks()) -> Callable[..., Any]:
     """A pure `collect(state, key) -> (state, Transitions)`: `num_steps` steps in each environment."""
     agent, n = agent_of(env, env_params, config), config.num_envs
-    reset_env = jax.vmap(env.reset_env, in_axes=(0, None))
+    reset_env, is_truncated = (jax.vmap(method, in_axes=(0, None)) for method in (env.reset_env, env.is_truncated))
     step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
-    is_truncated = jax.vmap(env.is_truncated, in_axes=(0, None))
 
     def collect(state: PPOState, key: jax.Array) -> tuple[PPOState, Transitions]:
         def step(carry, key):
@@ -219,13 +199,8 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
                 finished_return=jnp.where(done, total, 0.0),
                 finished_steps=jnp.where(done, steps, 0),
             )
-            carry = (
-                where(done, fresh_state, next_state),
-                where(done, fresh_obs, next_obs),
-                jnp.where(done, 0.0, total),
-                jnp.where(done, 0, steps),
-            )
-            return carry, transition
+            env_state, obs = where(done, (fresh_state, fresh_obs), (next_state, next_obs))
+            return (env_state, obs, jnp.where(done, 0.0, total), jnp.where(done, 0, steps)), transition
 
         start = (state.env_state, state.obs, state.episode_return, state.episode_steps)
         (env_state, obs, total, steps), transitions = jax.lax.scan(step, start, jax.random.split(key, config.num_steps))
@@ -306,11 +281,10 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
         N = rewards.size
         flat = lambda x: x.reshape(N, *x.shape[2:])
         obs, action = flat(steps.obs), flat(steps.action)
-        old_log_probs = networks.log_prob(*agent.policy(state.params, moments, obs), action)
         data = {
             "obs": obs,
             "action": action,
-            "old_log_probs": old_log_probs,
+            "old_log_probs": networks.log_prob(*agent.policy(state.params, moments, obs), action),
             "advantages": flat(advantages),
             "targets": flat(targets),
             "replaced": flat(steps.replaced),
@@ -332,8 +306,8 @@ def make_learn(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hook
             parts = lambda x: x[order].reshape(config.num_minibatches, -1, *x.shape[1:])
             return jax.lax.scan(minibatch, carry, jax.tree.map(parts, data))
 
-        start = (state.params, state.opt_state)
-        (params, opt_state), metrics = jax.lax.scan(epoch, start, jax.random.split(key, config.epochs))
+        keys = jax.random.split(key, config.epochs)
+        (params, opt_state), metrics = jax.lax.scan(epoch, (state.params, state.opt_state), keys)
         state = state.replace(params=params, opt_state=opt_state, iteration=state.iteration + 1)
         if config.normalize_obs:
             state = state.replace(obs_moments=moments.update(steps.obs))
@@ -370,7 +344,7 @@ def make_update(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Hoo
             bonus, aux, extra = hooks.bonus(state.aux, steps, state.obs_moments)
             state, rewards = state.replace(aux=aux), rewards + bonus
         state, metrics = learn(state, steps, rewards, key_learn)
-        sound = jnp.isfinite(metrics["policy_loss"]) & jnp.isfinite(metrics["value_loss"])
-        return state, {**metrics, **episode_metrics(steps), **extra, "finite": sound}
+        finite = jnp.isfinite(metrics["policy_loss"]) & jnp.isfinite(metrics["value_loss"])
+        return state, {**metrics, **episode_metrics(steps), **extra, "finite": finite}
 
     return update

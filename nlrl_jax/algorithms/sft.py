@@ -40,7 +40,6 @@ from nlrl_jax.updates import check_masters, masters
 
 SCHEDULES = ("constant", "cosine")
 TRAIN = ("lora", "params")
-_ROUND = 32  # rows are a multiple of this long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +127,8 @@ def make_sft_step(
     Raises:
       ValueError: another `train`; from the step, weights below float32 (see `updates.masters`).
     """
-    _check_collection(train)
+    if train not in TRAIN:
+        raise ValueError(f"train is {train!r}; choose one of {', '.join(TRAIN)}")
 
     def step(variables, opt_state, batch):
         if not short_weights:
@@ -192,9 +192,7 @@ def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
     return examples
 
 
-def make_batches(
-    examples: Sequence[Example], config: SFTConfig, order: np.ndarray, multiple: int = _ROUND
-) -> list[Batch]:
+def make_batches(examples: Sequence[Example], config: SFTConfig, order: np.ndarray, multiple: int = 32) -> list[Batch]:
     """The examples that `order` [N] names, in that order, as batches of `config.batch_size` rows.
 
     All batches have one shape; the last one is filled up with empty rows.
@@ -274,7 +272,6 @@ def fit(
     generator = np.random.default_rng(config.seed)
     plan = [make_batches(examples, config, generator.permutation(kept)) for _ in range(config.epochs)]
     total = sum(map(len, plan))
-    rate = rate_at(config, total)
     network, memory = model.clone(remat=config.remat), config.micro_batch
     optimizer, step = _compiled(network, config.train, config.weight_decay, config.clip_norm, config.b2, memory)
     learned = jax.tree.map(jnp.copy, masters(variables[config.train]))  # a step gives away what it is given
@@ -284,7 +281,7 @@ def fit(
     for batches in plan:
         steps = []
         for batch in batches:
-            opt_state.hyperparams["learning_rate"] = jnp.asarray(rate(done), jnp.float32)
+            opt_state.hyperparams["learning_rate"] = jnp.asarray(rate_at(config, done, total), jnp.float32)
             learned, opt_state, metrics = step(frozen, learned, opt_state, batch)
             steps.append(metrics)
             done += 1
@@ -326,18 +323,14 @@ def _compiled(model: Transformer, train: str, weight_decay: float, clip_norm: fl
     return optimizer, jax.jit(in_place, donate_argnums=(1, 2))
 
 
-def rate_at(config: SFTConfig, steps: int) -> Callable[[int], float]:
-    """Step -> learning rate."""
+def rate_at(config: SFTConfig, step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0, of `steps`."""
     warm = int(np.ceil(config.warmup * steps))
-
-    def rate(step: int) -> float:
-        if step < warm:
-            return config.learning_rate * (step + 1) / warm
-        if config.schedule == "constant":
-            return config.learning_rate
-        return config.learning_rate * 0.5 * (1 + np.cos(np.pi * (step - warm) / max(steps - warm, 1)))
-
-    return rate
+    if step < warm:
+        return config.learning_rate * (step + 1) / warm
+    if config.schedule == "constant":
+        return config.learning_rate
+    return config.learning_rate * 0.5 * (1 + np.cos(np.pi * (step - warm) / max(steps - warm, 1)))
 
 
 def _check_examples(vocab_size: int, kept: list[int], examples: Sequence[Example]) -> None:
@@ -351,8 +344,3 @@ def _check_examples(vocab_size: int, kept: list[int], examples: Sequence[Example
             raise ValueError(
                 f"example {n} has {len(weights)} weights for the {len(tokens) - start} tokens of its reply"
             )
-
-
-def _check_collection(train: str) -> None:
-    if train not in TRAIN:
-        raise ValueError(f"train is {train!r}; choose one of {', '.join(TRAIN)}")

@@ -1,6 +1,6 @@
 """Reads an analyst's replies on an episode: verdicts on timeslots with corrected actions, and rewards (ULTRA).
 
-Two forms are read, with any prose around them and behind a reasoning model's <think> part: the paper's (appendix B),
+Two forms are read, with any prose around them and after a reasoning model's <think> part: the paper's (appendix B),
 `{timeslot 12, <critical>, <move left>, <why>}, {timeslot 13, ...}` and `{reward = 0.4, analysis: ...}`, whose angle
 brackets may be missing, and JSON objects with the same fields. Everything else is counted as unreadable. Nothing here
 raises on a text, and the time is linear in its length.

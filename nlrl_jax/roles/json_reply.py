@@ -29,7 +29,7 @@ class JsonReply(NamedTuple):
 
 
 def read_json(text: str) -> JsonReply:
-    """The first JSON object of a reply, behind its <think> block if it begins with one. Never raises.
+    """The first JSON object of a reply, after its <think> block if it begins with one. Never raises.
 
     Halves of surrogate pairs, which files and tokenizers refuse, become replacement characters.
     """

@@ -1,11 +1,11 @@
-"""The lines of an episode as training examples: each behind the prompt that would ask a model for it.
+"""The lines of an episode as training examples: each after the prompt that would ask a model for it.
 
     lines = [line for line in lines_of(history) if line.kind in (OBSERVATION, REFLECTION)]
     examples = pairs(dialogue, lines)                # one example per line
     examples = pairs(dialogue, lines, joined=True)   # one per episode: the same tokens are learned in one pass
 
 A line is learned with its newline, which ends it. Where a prompt drops its oldest steps because the dialogue's room is
-full, a joined example ends and another begins; so each line is learned once, behind what the model would read.
+full, a joined example ends and another begins; so each line is learned once, after what the model would read.
 """
 
 from __future__ import annotations

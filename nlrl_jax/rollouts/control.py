@@ -15,12 +15,37 @@ from nlrl_jax.roles.trajectories import Episode
 from nlrl_jax.updates import where
 
 
+class Player(NamedTuple):
+    """An agent in its environment: networks with `params` that see observations normalised by `moments`."""
+
+    env: Any
+    env_params: Any
+    agent: Agent
+    params: Any
+    moments: RunningMoments
+
+    def reset(self, key: jax.Array, episodes: int) -> tuple[jax.Array, Any]:
+        """Fresh episodes: (obs [E, ...], their states)."""
+        return jax.vmap(self.env.reset_env, in_axes=(0, None))(jax.random.split(key, episodes), self.env_params)
+
+    def act(self, key: jax.Array, obs: jax.Array, deterministic: bool) -> jax.Array:
+        """Actions [E, ...]: sampled, or the most likely ones, the mean of continuous ones."""
+        out = self.agent.policy(self.params, self.moments, obs)
+        return networks.mode(*out) if deterministic else networks.sample(key, *out)
+
+    def step(self, key: jax.Array, env_state: Any, action: jax.Array) -> tuple[jax.Array, Any, jax.Array, jax.Array]:
+        """(obs, state, reward, terminated) after one step of each episode."""
+        step_env = jax.vmap(self.env.step_env, in_axes=(0, 0, 0, None))
+        keys = jax.random.split(key, len(action))
+        return step_env(keys, env_state, self.agent.to_env(action), self.env_params)[:4]
+
+    def truncated(self, env_state: Any) -> jax.Array:
+        """Which episodes are over without a terminal state: bool [E]."""
+        return jax.vmap(self.env.is_truncated, in_axes=(0, None))(env_state, self.env_params)
+
+
 def evaluate(
-    env: Any,
-    env_params: Any,
-    agent: Agent,
-    params: Any,
-    moments: RunningMoments,
+    player: Player,
     key: jax.Array,
     episodes: int,
     deterministic: bool = False,
@@ -29,24 +54,20 @@ def evaluate(
     """Returns and lengths of whole episodes: float32 [E], int32 [E]. Stops at the end of the last one.
 
     Args:
-      deterministic: play the most likely action, the mean of a continuous one, instead of a sampled one.
+      deterministic: see `Player.act`.
       guide: (obs [E, ...], the agent's actions [E, ...]) -> the actions that are executed.
     """
     key_reset, key_play = jax.random.split(key)
-    obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
-    step_env = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
+    obs, env_state = player.reset(key_reset, episodes)
 
     def step(carry):
         t, env_state, obs, over, total, steps = carry
         key_act, key_step = jax.random.split(jax.random.fold_in(key_play, t))
-        out = agent.policy(params, moments, obs)
-        action = networks.mode(*out) if deterministic else networks.sample(key_act, *out)
+        action = player.act(key_act, obs, deterministic)
         action = guide(obs, action) if guide else action
-        obs, env_state, reward, terminated, _ = step_env(
-            jax.random.split(key_step, episodes), env_state, agent.to_env(action), env_params
-        )
+        obs, env_state, reward, terminated = player.step(key_step, env_state, action)
         total, steps = total + jnp.where(over, 0.0, reward), steps + ~over
-        over = over | terminated | jax.vmap(env.is_truncated, in_axes=(0, None))(env_state, env_params)
+        over = over | terminated | player.truncated(env_state)
         return t + 1, env_state, obs, over, total, steps
 
     start = (0, env_state, obs, jnp.zeros(episodes, bool), jnp.zeros(episodes), jnp.zeros(episodes, jnp.int32))
@@ -70,33 +91,20 @@ class Trajectories(NamedTuple):
     terminated: jax.Array
 
 
-def record(
-    env: Any,
-    env_params: Any,
-    agent: Agent,
-    params: Any,
-    moments: RunningMoments,
-    key: jax.Array,
-    episodes: int,
-    max_steps: int,
-    deterministic: bool = False,
-) -> Trajectories:
+def record(player: Player, key: jax.Array, episodes: int, max_steps: int, deterministic: bool = False) -> Trajectories:
     """Plays `episodes` and records every step. Episodes are truncated at `max_steps`. deterministic: as `evaluate`."""
     key_reset, key_play = jax.random.split(key)
-    obs, env_state = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key_reset, episodes), env_params)
+    obs, env_state = player.reset(key_reset, episodes)
 
     def step(carry, key):
         env_state, obs, last_obs, over, terminated, steps = carry
         key_act, key_step = jax.random.split(key)
-        out = agent.policy(params, moments, obs)
-        action = networks.mode(*out) if deterministic else networks.sample(key_act, *out)
-        next_obs, next_state, reward, ended, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
-            jax.random.split(key_step, episodes), env_state, agent.to_env(action), env_params
-        )
-        kept = (env_state, obs, agent.to_env(action), jnp.where(over, 0.0, reward))
+        action = player.act(key_act, obs, deterministic)
+        next_obs, next_state, reward, ended = player.step(key_step, env_state, action)
+        kept = (env_state, obs, player.agent.to_env(action), jnp.where(over, 0.0, reward))
         last_obs = where(over, last_obs, next_obs)
         terminated, steps = terminated | (ended & ~over), steps + ~over
-        over = over | ended | jax.vmap(env.is_truncated, in_axes=(0, None))(next_state, env_params)
+        over = over | ended | player.truncated(next_state)
         return (next_state, next_obs, last_obs, over, terminated, steps), kept
 
     none = jnp.zeros(episodes, bool)

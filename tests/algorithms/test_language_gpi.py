@@ -89,7 +89,7 @@ def test_with_one_step_and_exact_values_it_is_the_greedy_choice():
 
 
 def test_many_variations_approach_the_expected_value_of_the_walk():
-    # One random step behind the action, from 8: the mean distance to 10 is worked out by hand.
+    # One random step after the action, from 8: the mean distance to 10 is worked out by hand.
     expected = {a: -np.mean([abs(10 - (8 + m + d)) for d in Line.moves]) for a, m in enumerate(Line.moves)}
     config = gpi.GPIConfig(look_ahead=1, variations=4000, sampling=SAMPLING)
     decisions = gpi.language_gpi(Model(numeric), Line(), [8], config, seed=0)

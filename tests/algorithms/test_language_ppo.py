@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +15,9 @@ from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.run import loop
-from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.text.prompts import chat_prompt
-from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.text.word_trie import word_trie
-from nlrl_jax.types import TextGame
+from tests.algorithms.signals import signals
 from tests.tokenizers_from_wheels import small_tokenizer
 
 TOKENIZER = small_tokenizer()
@@ -58,6 +54,11 @@ def value_of(state):
     return lambda hidden: ppo.value_head(MODEL).apply({"params": state.critic}, hidden)
 
 
+def scores_of(policy, variables, prompts, lengths):
+    """(scores [B, A], hidden states [B, H]) of moves after prompts."""
+    return jit(lambda v: policy.forward(v, policy.prefix(v), prompts, lengths))(variables)
+
+
 @pytest.fixture(scope="module")
 def played(policy, state):
     """The games of `update(state, KEY)`."""
@@ -69,8 +70,7 @@ def played(policy, state):
 def test_scores_are_the_words_log_probabilities_as_the_reply(policy, params, played):
     moves, _ = played
     prompts, lengths = moves.prompts[1], moves.lengths[1]
-    forward = lambda v: policy.forward(v, policy.prefix(v), prompts, lengths)
-    scores, _ = jit(forward)({"params": params})
+    scores, _ = scores_of(policy, {"params": params}, prompts, lengths)
     S, P = prompts.shape[1], len(policy.template.prefix)
     whole = [[*policy.template.prefix, *row[S - n :]] for row, n in zip(prompts, lengths)]
     whole = np.array([[0] * (P + S - len(row)) + row for row in whole])
@@ -85,14 +85,14 @@ def test_scores_are_the_words_log_probabilities_as_the_reply(policy, params, pla
 
 @pytest.mark.slow
 def test_words_of_several_tokens_take_one_pass(params):
-    """Breakthrough's 96 words on 4 x 4 as a trie against each word alone behind the prompt."""
+    """Breakthrough's 96 words on 4 x 4 as a trie against each word alone after the prompt."""
     game = envs.make("breakthrough", prompt="compact", rows=4, columns=4, pawn_rows=1)
     policy = MovePolicy.for_game(game, MODEL, TOKENIZER)
     states = text_games.reset(game, KEY, 3)
     prompts, lengths = jax.vmap(lambda state: policy.read(jax.tree.map(lambda x: x[None], game.fields(state))))(states)
     prompts, lengths = prompts[:, 0], lengths[:, 0]
     variables = {"params": params}
-    scores, hidden = jit(lambda v: policy.forward(v, policy.prefix(v), prompts, lengths))(variables)
+    scores, hidden = scores_of(policy, variables, prompts, lengths)
     words = [[*TOKENIZER.encode(word), TOKENIZER.eos_ids[0]] for word in game.actions]  # b4a3 begins b4a3*
     longest = max(map(len, words))
     assert longest > 2 and scores.shape == (3, len(words))
@@ -112,8 +112,7 @@ def test_tied_embeddings_are_read_too(params, played):
     tied = MODEL.clone(config=dataclasses.replace(MODEL.config, tie_embeddings=True))
     variables = {"params": {name: value for name, value in params.items() if name != "lm_head"}}
     policy, moves = MovePolicy.for_game(GAME, tied, TOKENIZER), played[0]
-    forward = lambda v: policy.forward(v, policy.prefix(v), moves.prompts[1], moves.lengths[1])
-    scores, hidden = jit(forward)(variables)
+    scores, hidden = scores_of(policy, variables, moves.prompts[1], moves.lengths[1])
     logits = tied.apply(variables, hidden, method="unembed")
     np.testing.assert_allclose(
         scores, logits[:, [TOKENIZER.encode(word)[0] for word in GAME.actions]], rtol=1e-5, atol=1e-5
@@ -225,33 +224,6 @@ def test_small_batches_take_many_steps_of_which_accumulated_ones_are_one(policy,
     assert metrics["approx_kl"] > 1e-4  # theta has moved away from theta_old
 
 
-@flax.struct.dataclass
-class Lamp:
-    """sign: int32 [], what is shown."""
-
-    sign: jax.Array
-
-
-class Signals:
-    """One move: 2 is right under a green light, 5 under a red one, and 7 is never legal. `endless`: no end."""
-
-    def __init__(self, endless=False):
-        self.endless = endless
-
-    def reset_env(self, key, params):
-        return None, Lamp(jax.random.randint(key, (), 0, 2))
-
-    def step_env(self, key, state, action, params):
-        reward = jnp.where(action == state.sign, 1.0, -1.0)
-        return None, state, reward, jnp.array(not self.endless), {}
-
-
-def signals(words=("2", "5", "7"), **options):
-    light = Template((Literal("Light: "), Choice("sign", ("green", "red"))))
-    fields = lambda state: {"sign": state.sign, "legal": jnp.array([1, 1, 0])}
-    return TextGame("signals", Signals(**options), None, "Press.", words, light, fields, light)
-
-
 @functools.cache
 def toy(train, *words):
     """The game of signals: policy, config and the update."""
@@ -327,21 +299,6 @@ def test_a_non_finite_step_changes_nothing(policy, state):
     jax.tree.map(np.testing.assert_array_equal, after, broken)
 
 
-@pytest.mark.slow
-def test_the_training_loop_drives_it_and_resumes_to_the_same_bits(params, tmp_path):
-    _, config, update = toy("lora")
-    update = jit(update)
-    fresh = init_state(MODEL, params, config, jax.random.key(0))
-    train = functools.partial(loop.train, seed=3, checkpoint_every=10, columns=("win_rate",))
-    whole = train(tmp_path / "a", update, fresh, iterations=3, resume=False)
-    assert update._cache_size() == 1
-    train(tmp_path / "b", update, fresh, iterations=2, resume=False)
-    resumed = train(tmp_path / "b", update, loop.restore(tmp_path / "b", fresh), iterations=3, resume=True)
-    jax.tree.map(np.testing.assert_array_equal, whole.learned(), resumed.learned())
-    rates = [[row["win_rate"] for row in read_rows(tmp_path / run)] for run in "ab"]
-    assert rates[0] == rates[1] and len(rates[0]) == 3
-
-
 def test_weights_of_16_bits_learn_as_float32(policy, params):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     state = init_state(MODEL, half, CONFIG, KEY)
@@ -353,15 +310,15 @@ def test_weights_of_16_bits_learn_as_float32(policy, params):
 
 
 def test_games_and_words_that_cannot_be_scored_are_refused():
-    with pytest.raises(ValueError, match="frozen_lake has no field 'legal' of 4 values"):
-        MovePolicy.for_game(envs.make("frozen_lake", prompt="compact"), MODEL, TOKENIZER)
-    with pytest.raises(ValueError, match="actions of signals .*beginning of another word"):
-        MovePolicy.for_game(dataclasses.replace(signals(), actions=("2", "5", "2")), MODEL, TOKENIZER)
-    with pytest.raises(ValueError, match="joins the action '' of signals with the end"):
-        MovePolicy.for_game(dataclasses.replace(signals(), actions=("2", "5", "")), MODEL, TOKENIZER)
     short = MODEL.clone(config=dataclasses.replace(MODEL.config, max_positions=20))
-    with pytest.raises(ValueError, match="the model has 20"):
-        MovePolicy.for_game(GAME, short, TOKENIZER)
+    for game, model, message in (
+        (envs.make("frozen_lake", prompt="compact"), MODEL, "frozen_lake has no field 'legal' of 4 values"),
+        (signals(("2", "5", "2")), MODEL, "actions of signals .*beginning of another word"),
+        (signals(("2", "5", "")), MODEL, "joins the action '' of signals with the end"),
+        (GAME, short, "the model has 20"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MovePolicy.for_game(game, model, TOKENIZER)
 
 
 @pytest.mark.parametrize(

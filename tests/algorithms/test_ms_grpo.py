@@ -1,12 +1,7 @@
-"""Algorithm 1 as one program, against the paper's formulas written out plainly.
-
-The player is made by hand: a decoder that knows which token follows which in `<action>Up</action>`, so
-that replies differ, some of them are well formed, and the player moves on the lake.
-"""
+"""Algorithm 1 as one program, against the paper's formulas written out plainly."""
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -14,49 +9,29 @@ import numpy as np
 import optax
 import pytest
 
-import envs
 from nlrl_jax import losses
 from nlrl_jax.algorithms import ms_grpo
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, composite_rewards, init_state, make_update, optimizer
+from nlrl_jax.algorithms.ms_grpo import TrainState, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm import sharding, transformer
-from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.lm.transformer import init_lora, init_params
 from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.text.parser import ParsedReply
-from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
-from nlrl_jax.types import Sampling
-from tests.tokenizers_from_wheels import small_tokenizer
-
-H, EOS = 32, "<|im_end|>"
-FOLLOWS = {
-    "\n": ("<",), "<": ("action",), "action": (">",), ">": ("Up", "Down", "Ri", EOS), "Ri": ("ght",),
-    "Up": ("</",), "Down": ("</",), "ght": ("</",), "</": ("action",),
-}  # fmt: skip
-GAME = envs.make("frozen_lake", prompt="compact")
-CONFIG = MSGRPOConfig(
-    group_size=6, group_sample=4, num_groups=2, sampling_temperature=1.0, max_turns=2, max_steps=4,
-    learning_rate=1e-2, max_grad_norm=1e9, micro_batch=5,
-)  # fmt: skip
-KEY = jax.random.key(7)
-# Programs run once here: half the time to compile them is worth more than their speed.
-jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+from tests.algorithms.ms_grpo_by_hand import (
+    CONFIG,
+    FOLLOWS,
+    GAME,
+    KEY,
+    OBJECTIVE,
+    H,
+    assert_close,
+    assert_identical,
+    composite_returns,
+    gradient_seen_by,
+    jit,
+    make_policy,
+    plain_gradient,
 )
-
-
-def composite_returns(turns, config):
-    """C_j of each episode."""
-    return composite_rewards(turns, config).sum(axis=0)
-
-
-def make_policy(sampling=None, mesh=None):
-    tokenizer = small_tokenizer()
-    size = 8 * -(-tokenizer.vocab_size // 8)
-    config = ModelConfig(size, H, 40, 2, 4, 2, 8, 256, lora=LoraConfig(2, 4.0))
-    sampling = sampling or Sampling(max_tokens=10, temperature=1.3)
-    return LanguageAgentPolicy.for_game(GAME, Transformer(config, mesh=mesh), tokenizer, sampling, "compact")
 
 
 @pytest.fixture(scope="module")
@@ -124,70 +99,9 @@ def chosen(episodes):
     return jax.tree.map(lambda x: x[:, rows], episodes.turns), advantages
 
 
-OBJECTIVE = functools.partial(losses.ms_grpo, clip_low=0.1, clip_high=0.1, beta=0.1, kl_estimator="k3")
-
-
-def plain_gradient(policy, state, turns, advantages, beta=0.1):
-    """Loss and gradient by equations 1-3: every prompt in full, no shared prefix, no micro-batches, no left padding."""
-    T, J = turns.active.shape
-    P, temperature = len(policy.template.prefix), policy.sampling.temperature
-    said = jax.device_get(turns.turn)
-    S, K = said.prompts.shape[-1], said.replies.shape[-1]
-    tokens, starts, episode, mask = [], [], [], []
-    for t in range(T):
-        for j in range(J):
-            n, m = said.prompt_lengths[t, j], said.reply_lengths[t, j]
-            row = np.concatenate([policy.template.prefix, said.prompts[t, j, S - n :], said.replies[t, j]])
-            tokens.append(np.pad(row, (0, S - n)))
-            starts.append(P + n)
-            episode.append(j)
-            mask.append((np.arange(K) < m) & bool(turns.active[t, j]))
-    tokens, starts, mask, A = np.stack(tokens), np.stack(starts), np.stack(mask), np.asarray(advantages)[episode]
-    lengths = np.zeros(J)
-    np.add.at(lengths, episode, mask.sum(1))
-    weight = mask / (J * lengths[episode][:, None])
-
-    def log_probs(variables):
-        hidden, _ = policy.model.apply(variables, tokens, jnp.broadcast_to(np.arange(tokens.shape[1]), tokens.shape))
-        table = jax.nn.log_softmax(policy.model.apply(variables, hidden, method="unembed") / temperature)
-        at = starts[:, None] + np.arange(K)
-        return table[np.arange(len(tokens))[:, None], at - 1, np.take_along_axis(tokens, at, axis=1)]
-
-    reference = jit(log_probs)({"params": state.params})
-    old = jit(log_probs)({"params": state.params, "lora": state.lora})
-
-    def loss(lora):
-        new = log_probs({"params": state.params, "lora": lora})
-        ratio = jnp.exp(new - old)
-        surrogate = jnp.minimum(ratio * A[:, None], jnp.clip(ratio, 0.9, 1.1) * A[:, None])
-        kl = jnp.exp(reference - new) - (reference - new) - 1
-        return -jnp.sum(weight * (surrogate - beta * kl)), jnp.sum(weight * kl)
-
-    return jit(jax.value_and_grad(loss, has_aux=True))(state.lora)
-
-
 @pytest.fixture(scope="module")
 def plain(policy, state, chosen):
     return plain_gradient(policy, state, *chosen)
-
-
-def assert_close(got, want, tolerance=2e-5):
-    """Trees equal up to a share of the largest entry."""
-    scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
-    assert scale > 0
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale), got, want)
-
-
-def assert_identical(got, want):
-    jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-def gradient_seen_by(opt_state):
-    """Adam's first moment is a tenth of its first gradient."""
-    return jax.tree.map(lambda m: m / 0.1, optax.tree_utils.tree_get(opt_state, "mu"))
-
-
-# ---------------------------------------------------------------------------------------- one program
 
 
 def test_the_player_is_worth_testing_with(policy, episodes, chosen):
@@ -239,9 +153,11 @@ def test_same_key_same_bits_and_only_the_adapter_learns(update, state, updated):
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(other.lora), jax.tree.leaves(new.lora)))
 
 
-def test_learned_is_everything_but_the_base(updated):
-    new, _ = updated
-    assert set(new.learned()) == {f.name for f in dataclasses.fields(TrainState)} - {"params"}
+def test_learned_is_everything_but_the_base_and_has_its_shapes_without_weights(policy, state):
+    assert set(state.learned()) == {f.name for f in dataclasses.fields(TrainState)} - {"params"}
+    shapes = jax.eval_shape(lambda: init_params(policy.model, KEY))
+    planned = jax.eval_shape(lambda params: init_state(policy.model, params, CONFIG, KEY), shapes)
+    assert jax.tree.map(jnp.shape, planned.learned()) == jax.tree.map(jnp.shape, state.learned())
 
 
 @pytest.mark.slow
@@ -263,9 +179,6 @@ def test_non_finite_leaves_the_state_as_it_was(update, state, where):
     new, metrics = update(state, KEY)
     assert not metrics["finite"]
     assert_identical(new, state)
-
-
-# ---------------------------------------------------------------------------------------- the gradient
 
 
 def test_update_equals_the_paper_s_formulas(updated, episodes, plain):
@@ -408,15 +321,6 @@ def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episode
 
 
 @pytest.mark.slow
-def test_second_step_at_learning_rate_zero_is_the_first(policy, state, updated):
-    config = dataclasses.replace(CONFIG, updates_per_batch=2, learning_rate=0.0)
-    new, metrics = jit(make_update(policy, GAME, config))(state, KEY)
-    assert_identical(new.lora, state.lora)
-    for name in ("loss", "kl", "grad_norm", "return"):
-        np.testing.assert_allclose(metrics[name], updated[1][name], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_update_on_a_mesh_equals_one_device(params, state, updated):
     if jax.device_count() != 8:
         pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
@@ -434,88 +338,6 @@ def test_update_on_a_mesh_equals_one_device(params, state, updated):
     assert_close(gradient_seen_by(new.opt_state), gradient_seen_by(updated[0].opt_state), 1e-4)
 
 
-# ---------------------------------------------------------------------------------------- hand-worked
-
-
-def hand_made_turns():
-    """Two turns of three episodes; the second episode ends after its first turn."""
-    active = jnp.array([[True, True, True], [True, False, True]])
-    reward = jnp.array([[0.0, 1.0, 0.0], [-3.0, 0.0, 0.5]])
-    zeros = jnp.zeros((2, 3), jnp.int32)
-    parsed = ParsedReply(
-        actions=jnp.zeros((2, 3, 3), jnp.int32),
-        num_actions=zeros,
-        num_invalid=jnp.array([[0, 1, 2], [1, 9, 0]]),
-        structure_violations=zeros,
-        extra_text=zeros > 0,
-        format_penalty=jnp.array([[-0.5, 0.0, -1.0], [0.0, -9.0, -0.25]]),
-    )
-    turn = Turn(
-        prompts=zeros[..., None],
-        prompt_lengths=zeros + 1,
-        replies=jnp.zeros((2, 3, 4), jnp.int32),
-        reply_lengths=jnp.array([[4, 2, 1], [3, 4, 1]]),
-        log_probs=jnp.zeros((2, 3, 4)),
-        ended=jnp.array([[True, True, False], [True, False, True]]),
-        parsed=parsed,
-    )
-    return text_games.Turns(
-        {}, turn, reward, jnp.array([[3, 1, 0], [1, 0, 2]]), jnp.where(active, parsed.num_invalid, 0), active
-    )
-
-
-def test_composite_returns():
-    got = composite_returns(hand_made_turns(), CONFIG)
-    # r + invalid + Phi: (0 - 0.5) + (-3 - 0.5), (1 - 0.5) and nothing from the second turn, (-1 - 1) + (0.5 - 0.25)
-    np.testing.assert_allclose(got, [-4.0, 0.5, -1.75])
-    free = dataclasses.replace(CONFIG, invalid_action_reward=0.0)
-    np.testing.assert_allclose(composite_returns(hand_made_turns(), free), [-3.5, 1.0, -0.75])
-
-
-def test_episode_metrics():
-    turns = hand_made_turns()
-    ends = text_games.Episodes(turns, jnp.array([True, True, False]), jnp.array([False, True, False]), {})
-    got = ms_grpo.episode_metrics(ends, jnp.array([[1.0, 1.0], [1.0, 2.0]]))
-    want = {
-        "return": 1.25, "env_return": -0.5, "success": 1 / 3, "terminated": 2 / 3, "format_penalty": -1.75 / 5,
-        "invalid_actions": 4 / 5, "reply_tokens": 11 / 5, "cut_replies": 1 / 5, "turns": 5 / 3, "steps": 7 / 3,
-        "uninformative_groups": 0.5,
-    }  # fmt: skip
-    assert set(got) == set(want)
-    for name, value in want.items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"group_size": 1, "group_sample": 1}, "group_size is 1"),
-        ({"group_size": 4, "group_sample": 5}, r"group_sample \(G'\) is 5; .* group_size \(G\) = 4"),
-        ({"group_sample": 1}, r"group_sample \(G'\) is 1"),
-        ({"sampling_temperature": -1.0}, "sampling_temperature is -1.0"),
-        ({"kl_estimator": "k4"}, "kl_estimator is 'k4'; choose one of k1, k2, k3"),
-        ({"clip_low": -0.1}, "clip_low is -0.1; it must be at least 0 and at most 1"),
-        ({"clip_high": -0.1}, "clip_high is -0.1"),
-        ({"beta": -1.0}, "beta is -1.0"),
-        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
-        ({"learning_rate": math.nan}, "learning_rate is nan"),
-        ({"std_ddof": 25}, "std_ddof is 25; it must be below the 25 episodes"),
-        ({"std_ddof": 100, "sampling_temperature": 0.0}, "std_ddof is 100; it must be below the 100 episodes"),
-        ({"num_groups": 0}, "num_groups is 0"),
-        ({"max_turns": 0}, "max_turns is 0"),
-        ({"max_steps": 0}, "max_steps is 0"),
-        ({"updates_per_batch": 0}, "updates_per_batch is 0"),
-    ],
-)
-def test_bad_config_is_refused_by_name(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        MSGRPOConfig(**wrong)
-
-
-def test_without_aaw_sampling_group_sample_does_not_matter():
-    MSGRPOConfig(group_size=4, sampling_temperature=0.0)
-
-
 def test_every_part_of_the_objective_reaches_the_loss(policy, state, monkeypatch):
     seen, loss = {}, ms_grpo.losses.ms_grpo
     monkeypatch.setattr(
@@ -524,9 +346,3 @@ def test_every_part_of_the_objective_reaches_the_loss(policy, state, monkeypatch
     options = {"clip_low": 0.11, "clip_high": 0.22, "beta": 0.33, "kl_estimator": "k2"}
     jax.eval_shape(make_update(policy, GAME, dataclasses.replace(CONFIG, **options)), state, KEY)
     assert seen == options
-
-
-def test_a_state_has_its_shapes_without_weights(policy, state):
-    shapes = jax.eval_shape(lambda: init_params(policy.model, KEY))
-    planned = jax.eval_shape(lambda params: init_state(policy.model, params, CONFIG, KEY), shapes)
-    assert jax.tree.map(jnp.shape, planned.learned()) == jax.tree.map(jnp.shape, state.learned())

@@ -15,6 +15,7 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Hooks, PPOConfig
 from nlrl_jax.networks import RunningMoments
 from nlrl_jax.rollouts import control
+from tests.algorithms.refiners.toy_games import player
 
 CARTPOLE, CARTPOLE_PARAMS = gymnax.make("CartPole-v1")
 SMALL = PPOConfig(num_envs=4, num_steps=8, epochs=2, num_minibatches=2, features=(8,))
@@ -186,16 +187,8 @@ def test_continuous_actions_are_learned():
     train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(env, env.default_params, config), s, k))
     state, metrics = train(state, jax.random.split(jax.random.key(1), 60))
     assert metrics["finite"].all()
-    returns, steps = control.evaluate(
-        env,
-        env.default_params,
-        ppo.agent_of(env, env.default_params, config),
-        state.params,
-        state.obs_moments,
-        jax.random.key(2),
-        50,
-        deterministic=True,
-    )
+    agent = player(env, env.default_params, config, state)
+    returns, steps = control.evaluate(agent, jax.random.key(2), 50, deterministic=True)
     assert (steps == 3).all() and returns.mean() > 2.9  # 3 is the most; drawing at random earns 1
 
 
@@ -204,34 +197,16 @@ def test_cartpole_is_learned():
     state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, config, jax.random.key(0))
     train = jax.jit(lambda s, k: jax.lax.scan(ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, config), s, k))
     state, _ = train(state, jax.random.split(jax.random.key(1), 100))
-    returns, _ = control.evaluate(
-        CARTPOLE,
-        CARTPOLE_PARAMS,
-        ppo.agent_of(CARTPOLE, CARTPOLE_PARAMS, config),
-        state.params,
-        state.obs_moments,
-        jax.random.key(2),
-        20,
-        deterministic=True,
-    )
+    agent = player(CARTPOLE, CARTPOLE_PARAMS, config, state)
+    returns, _ = control.evaluate(agent, jax.random.key(2), 20, deterministic=True)
     assert returns.mean() > 400  # at random: about 20
 
 
 def test_a_record_holds_whole_episodes():
     config = dataclasses.replace(SMALL, normalize_obs=False)
     state = ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, config, jax.random.key(0))
-    record = jax.jit(
-        lambda s, k: control.record(
-            CARTPOLE,
-            CARTPOLE_PARAMS,
-            ppo.agent_of(CARTPOLE, CARTPOLE_PARAMS, config),
-            s.params,
-            s.obs_moments,
-            k,
-            6,
-            60,
-        )
-    )(state, jax.random.key(1))
+    agent = player(CARTPOLE, CARTPOLE_PARAMS, config, state)
+    record = jax.jit(lambda key: control.record(agent, key, 6, 60))(jax.random.key(1))
     for n, episode in enumerate(control.episodes_of(record)):
         assert episode.number == n and len(episode) == record.steps[n] <= 60
         assert len(episode.observations) == len(episode) + 1 and episode.rewards.sum() == len(episode)

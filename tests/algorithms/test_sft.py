@@ -254,7 +254,7 @@ def test_weights_of_16_bits_learn_as_float32(variables):
 
 def test_the_learning_rate_rises_then_stays_or_falls():
     rate = lambda schedule: [
-        rate_at(SFTConfig(learning_rate=1.0, schedule=schedule, warmup=0.2), 10)(i) for i in range(10)
+        rate_at(SFTConfig(learning_rate=1.0, schedule=schedule, warmup=0.2), i, 10) for i in range(10)
     ]
     np.testing.assert_allclose(rate("constant"), [0.5] + [1] * 9)
     np.testing.assert_allclose(rate("cosine"), [0.5, 1] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(8)])

@@ -19,7 +19,12 @@ gymnasium = pytest.importorskip("gymnasium")
 if "imageio" not in sys.modules and importlib.util.find_spec("imageio") is None:
     sys.modules["imageio"] = types.ModuleType("imageio")  # only Gymnasium's viewer uses it
 
+import mujoco  # noqa: E402
+from mujoco import mjx  # noqa: E402
+from mujoco.mjx._src import collision_driver  # noqa: E402
+
 from envs.locomotion import env as locomotion  # noqa: E402
+from envs.locomotion import physics_c, physics_mjx  # noqa: E402
 
 NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "ant": "Ant"}
 GAMES = [(name, version) for name in NAMES for version in locomotion.VERSIONS]
@@ -77,19 +82,12 @@ def compare(env, reference, rows=8, steps=10, seed=0):
     return worst, contacts
 
 
+@pytest.mark.parametrize(("x64", "seed", "most"), [(False, 0, 1e-4), (True, 50, 1e-12)])
 @each_game
-def test_ten_steps_on_the_c_simulator_are_gymnasiums_within_float32(name, version):
-    env = locomotion.make_env(name, version, "c")
-    worst, contacts = compare(env, peer(name, version))
-    assert contacts > 10
-    assert worst.max() < 1e-4
-
-
-@each_game
-def test_ten_steps_on_the_c_simulator_are_gymnasiums_in_x64(name, version):
-    with jax.enable_x64(True):
-        worst, _ = compare(locomotion.make_env(name, version, "c"), peer(name, version), seed=50)
-    assert worst.max() < 1e-12
+def test_ten_steps_on_the_c_simulator_are_gymnasiums(name, version, x64, seed, most):
+    with jax.enable_x64(x64):
+        worst, contacts = compare(locomotion.make_env(name, version, "c"), peer(name, version), seed=seed)
+    assert contacts > 10 and worst.max() < most
 
 
 def test_the_ant_of_v4_feels_contact_forces_where_it_is_asked_to():
@@ -108,8 +106,7 @@ def test_the_ant_of_v4_feels_contact_forces_where_it_is_asked_to():
 def test_ten_steps_on_mjx_are_gymnasiums_in_x64(name, version):
     with jax.enable_x64(True):
         worst, contacts = compare(locomotion.make_env(name, version, "mjx"), peer(name, version), rows=16)
-    assert contacts > 10
-    assert worst.max() < 1e-10
+    assert contacts > 10 and worst.max() < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -131,31 +128,23 @@ def test_ten_steps_on_mjx_are_gymnasiums_within_float32(name, version):
 
 @pytest.mark.slow
 def test_ant_without_the_corrected_collider_is_off():
-    from envs.locomotion import physics_mjx as mjx_physics
-
     with jax.enable_x64(True):
         env = locomotion.make_env("ant", "v4", "mjx")
-        env.simulate = mjx_physics.stepper(env.model, env.robot.frame_skip, False, corrected=False)
+        env.simulate = physics_mjx.stepper(env.model, env.robot.frame_skip, False, corrected=False)
         worst, _ = compare(env, peer("ant", "v4"), rows=16)
     assert worst[0].max() > 1e-2
 
 
 def test_the_corrected_collider_stays_with_our_step():
-    from mujoco.mjx._src import collision_driver
-
-    from envs.locomotion import physics_mjx as mjx_physics
-
     table = collision_driver._COLLISION_FUNC
     before = dict(table)
-    with contextlib.suppress(KeyError), mjx_physics.c_collider():
-        assert table[mjx_physics._PAIR] is not before[mjx_physics._PAIR]
+    with contextlib.suppress(KeyError), physics_mjx.c_collider():
+        assert table[physics_mjx._PAIR] is not before[physics_mjx._PAIR]
         raise KeyError
     assert table == before
 
 
 def test_an_mjx_that_is_built_otherwise_is_refused(monkeypatch):
-    from mujoco.mjx._src import collision_driver
-
     monkeypatch.setattr(collision_driver, "_COLLISION_FUNC", {})
     with pytest.raises(RuntimeError, match="not built like 3.17"):
         locomotion.make_env("ant", "v4", "mjx")
@@ -166,18 +155,13 @@ def test_an_mjx_that_is_built_otherwise_is_refused(monkeypatch):
 )
 def test_a_contacts_frame_lies_along_the_capsule_as_in_c(axis, upright):
     """One capsule over a plane, straight into MuJoCo's collider and ours."""
-    import mujoco
-    from mujoco import mjx
-
-    from envs.locomotion import physics_mjx as mjx_physics
-
     xml = f"""<mujoco><worldbody><geom type="plane" size="5 5 1"/><body pos="0 0 {0.3 * axis[2] + 0.05}"><freejoint/>
       <geom type="capsule" size="0.1 0.3" zaxis="{axis[0]} {axis[1]} {axis[2]}"/></body></worldbody></mujoco>"""
     model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     ours = mjx.kinematics(mjx.put_model(model, impl="jax"), mjx.put_data(model, data, impl="jax"))
-    distance, point, frame = mjx_physics._plane_capsule(model, ours, None, np.array([[0, 1]]))
+    distance, point, frame = physics_mjx._plane_capsule(model, ours, None, np.array([[0, 1]]))
     assert data.ncon >= 1
     for contact in data.contact:
         nearest = int(np.argmin(np.abs(np.asarray(distance) - contact.dist)))
@@ -269,8 +253,6 @@ def test_a_stored_state_has_the_same_future():
 
 
 def test_a_row_depends_on_neither_batch_nor_threads():
-    from envs.locomotion import physics_c as c_physics
-
     env = locomotion.make_env("walker2d", "v4", "c")
     actions = jax.random.uniform(jax.random.key(1), (30, 7, 6), minval=-1)
     _, state = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), 7), None)
@@ -279,7 +261,7 @@ def test_a_row_depends_on_neither_batch_nor_threads():
     fewer, _ = rollout(env, jax.tree.map(lambda x: x[order], state), actions[:, order])
     np.testing.assert_array_equal(fewer, want[:, order])
     for threads in (1, 5):
-        env.simulate = c_physics.stepper(env.model, env.robot.frame_skip, False, threads)
+        env.simulate = physics_c.stepper(env.model, env.robot.frame_skip, False, threads)
         np.testing.assert_array_equal(rollout(env, state, actions)[0], want)
 
 
@@ -294,17 +276,12 @@ def test_time_runs_out_and_the_last_observation_is_handed_over():
     assert np.abs(obs - info["final_observation"]).max() > 1e-3
 
 
-def explosive(env):
-    """A batch of five states and actions: a sound one, NaN, infinity, a speed that blows up, and a NaN action."""
-    _, state = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), 5), None)
-    qvel = state.qvel.at[3].set(9e9)
-    qpos = state.qpos.at[1, 2].set(jnp.nan).at[2, 0].set(jnp.inf)
-    actions = jnp.zeros((5, env.num_actions)).at[4, 0].set(jnp.nan)
-    return state, state.replace(qpos=qpos, qvel=qvel), actions
-
-
 def check_explosions(env):
-    sound, state, actions = explosive(env)
+    """A batch of five states and actions: a sound one, NaN, infinity, a speed that blows up, and a NaN action."""
+    _, sound = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), 5), None)
+    qpos = sound.qpos.at[1, 2].set(jnp.nan).at[2, 0].set(jnp.inf)
+    state = sound.replace(qpos=qpos, qvel=sound.qvel.at[3].set(9e9))
+    actions = jnp.zeros((5, env.num_actions)).at[4, 0].set(jnp.nan)
     step = jax.jit(jax.vmap(env.step_env, (None, 0, 0, None)))
     obs, after, reward, terminated, info = step(None, state, actions, env.default_params)
     assert info["exploded"].tolist() == [False, True, True, True, True]
@@ -340,12 +317,13 @@ def test_an_exploded_episode_is_followed_by_a_fresh_one():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="name is 'cheetah'; choose one of hopper, walker2d, ant"):
-        locomotion.make_env("cheetah")
-    with pytest.raises(ValueError, match="version is 'v3'"):
-        locomotion.make_env("ant", "v3")
-    with pytest.raises(ValueError, match="physics is 'warp'"):
-        locomotion.make_env("ant", physics="warp")
+    for arguments, message in (
+        (("cheetah",), "name is 'cheetah'; choose one of hopper, walker2d, ant"),
+        (("ant", "v3"), "version is 'v3'"),
+        (("ant", "v4", "warp"), "physics is 'warp'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            locomotion.make_env(*arguments)
     env = locomotion.make_env("ant", physics="c")
     with pytest.raises(ValueError, match=r"shape \(3,\); ant-v4 takes \(8,\)"):
         env.step(jax.random.key(0), env.reset(jax.random.key(0))[1], jnp.zeros(3))

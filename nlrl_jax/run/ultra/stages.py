@@ -63,11 +63,11 @@ class Run:
         self.ppo = dataclasses.replace(self.base_ppo, learning_rate=config.learning_rate)
         self.steps_per_update = self.ppo.num_envs * self.ppo.num_steps
         self._guided_results = self.folder / "guided" / results.RESULTS
-        self.agent = agent = ppo.agent_of(game.env, game.params, self.ppo)
-        self._record = functools.partial(control.record, game.env, game.params, agent)
+        self.agent = ppo.agent_of(game.env, game.params, self.ppo)
+        self._player = functools.partial(control.Player, game.env, game.params, self.agent)
 
         def returns(params, moments, key, episodes, greedy):
-            one = lambda *state: control.evaluate(game.env, game.params, agent, *state, key, episodes, greedy)[0]
+            one = lambda *state: control.evaluate(self._player(*state), key, episodes, greedy)[0]
             return jax.vmap(one)(params, moments)
 
         self._evaluate = jax.jit(returns, static_argnums=(3, 4))
@@ -117,7 +117,7 @@ class Run:
     def record(self, agent: PPOState, key: jax.Array, episodes: int, greedy: bool = False) -> Trajectories:
         """Episodes of an agent."""
         steps = self.config.episode_steps
-        play = lambda params, moments, key: self._record(params, moments, key, episodes, steps, greedy)
+        play = lambda params, moments, key: control.record(self._player(params, moments), key, episodes, steps, greedy)
         return jax.jit(play)(agent.params, agent.obs_moments, key)
 
     def analyst(self) -> LanguageModel | None:
@@ -196,9 +196,8 @@ class Run:
                 hit = ultra.look_up(table, self.game, shared.guidance.radius, obs)
                 return ultra.true_action(table, *hit, action, step)[0]
 
-            state = (base.params, base.obs_moments, self.key(1), self.config.eval_episodes)
-            env = (self.game.env, self.game.params, self.agent)
-            return control.evaluate(*env, *state, greedy, guide)[0]
+            player = self._player(base.params, base.obs_moments)
+            return control.evaluate(player, self.key(1), self.config.eval_episodes, greedy, guide)[0]
 
         play = jax.jit(play, static_argnums=1)
         after = {name: np.asarray(play(shared.table, name == "greedy")).mean() for name in SCORES}

@@ -12,7 +12,7 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import rice, rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig
 from nlrl_jax.rollouts import control
-from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, assert_seeds_alike, seeds
+from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, assert_seeds_alike, player, seeds
 
 RND = RNDConfig(num_minibatches=2, width=16, outputs=8)
 
@@ -24,8 +24,7 @@ def recorded(game, timestep, episodes=3):
     @jax.jit
     def play(key):
         state = ppo.init_state(env, env.default_params, SMALL, key)
-        args = (env, env.default_params, ppo.agent_of(env, env.default_params, SMALL), state.params, state.obs_moments)
-        return control.record(*args, key, episodes, 5)
+        return control.record(player(env, env.default_params, SMALL, state), key, episodes, 5)
 
     record = play(jax.random.key(0))
     return record, rice.starts_of(record, jnp.full(episodes, timestep))
@@ -96,8 +95,7 @@ def test_pong_starts_from_a_stored_rally():
     game = pong.control_game()
     config = dataclasses.replace(SMALL, num_envs=2, num_steps=40, normalize_obs=False)
     state = ppo.init_state(game.env, game.params, config, jax.random.key(0))
-    args = (game.env, game.params, ppo.agent_of(game.env, game.params, config), state.params, state.obs_moments)
-    record = control.record(*args, jax.random.key(1), 2, 10)
+    record = control.record(player(game.env, game.params, config, state), jax.random.key(1), 2, 10)
     obs, env_state = rice.starts_of(record, jnp.array([7, 8]))
     state = state.replace(aux=rice.init(jax.random.key(2), obs, env_state, RND))
     _, steps = jax.jit(ppo.make_collect(game.env, game.params, config, rice.hooks(1.0, RND)))(state, jax.random.key(3))

@@ -13,7 +13,7 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import state_mask
 from nlrl_jax.algorithms.refiners.state_mask import BLIND, KEEP, MaskedEnv, MaskParams
 from nlrl_jax.rollouts import control
-from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL, Pull, assert_seeds_alike, seeds
+from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL, Pull, assert_seeds_alike, player, seeds
 
 N = 4000
 
@@ -101,16 +101,7 @@ def test_importance_shows_the_one_state_that_matters():
     assert weight[DOOR] > 0.95 and np.delete(np.asarray(weight), DOOR).max() < 0.5, weight
     assert float(metrics["env_return"][-1]) > 0.9 and float(metrics["blinded"][-1]) > 0.5
 
-    record = control.record(
-        env,
-        env.default_params,
-        ppo.agent_of(env, env.default_params, SMALL),
-        base.params,
-        base.obs_moments,
-        jax.random.key(3),
-        3,
-        7,
-    )
+    record = control.record(player(env, env.default_params, SMALL, base), jax.random.key(3), 3, 7)
     weight = state_mask.importance(agent, state.params, state.obs_moments, record.obs)
     assert weight.shape == (7, 3)
     np.testing.assert_array_equal(state_mask.critical_steps(weight, record.steps), DOOR)

@@ -6,13 +6,20 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
+from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import PPOConfig
+from nlrl_jax.rollouts.control import Player
 
 CELLS, DOOR = 5, 2
 ENVS, STEPS = 4, 8
 
 # Small and quick; for tests that train nothing to the end.
 SMALL = PPOConfig(num_envs=ENVS, num_steps=STEPS, epochs=2, num_minibatches=2, features=(8,), normalize_reward=False)
+
+
+def player(env, params, config, state):
+    """The agent of a `PPOState`."""
+    return Player(env, params, ppo.agent_of(env, params, config), state.params, state.obs_moments)
 
 
 @struct.dataclass
