@@ -14,7 +14,6 @@ the same jitted gradient step to each. Ways take turns within a repeat; cells ar
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -175,9 +174,8 @@ def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bo
             return sum(len(e["turns"]) for e in episodes)
 
         ways = {name: (lambda key, name=name: play_host(name, key)) for name in loops} | {"one program": play_device}
-        speeds = {
-            name: statistics.median(turns / s for s, turns in runs) for name, runs in played(ways, repeats).items()
-        }
+        runs = played(ways, repeats)
+        speeds = medians({name: [turns / took for took, turns in each] for name, each in runs.items()})
         for name, speed in speeds.items():
             ratio = speed / speeds["host, batched"]
             rows.append([f"{size} episodes", name, f"{speed:.2f} turns/s", f"{ratio:.2f}"])
