@@ -32,6 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import envs
 from benchmarks import hlo
 from benchmarks.models import MODELS, prompts_of
+from benchmarks.timing import parser_of
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
 from nlrl_jax.lm import placement
@@ -122,7 +123,7 @@ def show(program: hlo.Program, unknown: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, prompt=256, micro_batch=5)
     parser.add_argument("--program", choices=PROGRAMS, default="ms_grpo")
     parser.add_argument("--model", default="qwen2.5-3b", help=f"{', '.join(MODELS)}, or what --model takes elsewhere")
     parser.add_argument("--target", default="h100", help=f"{', '.join(targets.GPUS)}, cpu, or a TPU such as v5e:2x4")
@@ -131,8 +132,6 @@ def main() -> None:
     parser.add_argument("--game", default="frozen_lake")
     parser.add_argument("--rows", type=int, default=0, help="episodes (100), examples (64) or prompts (100)")
     parser.add_argument("--tokens", type=int, default=0, help="per reply (200) or per example (1,024)")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt of sample")
-    parser.add_argument("--micro_batch", type=int, default=5)
     parser.add_argument("--no_remat", action="store_true", help="keep activations")
     parser.add_argument("--train", choices=("lora", "params"), default="lora", help="what sft learns")
     parser.add_argument(

@@ -1,118 +1,330 @@
-"""Random play, steps a second: our FrozenLake and Snake beside gymnax's FrozenLake-misc, our Pong beside its Pong.
+"""Random play, steps a second, and tree search, simulations a second, beside libraries with the same games.
 
-    PYTHONPATH=. python benchmarks/games.py [--games boards pong] [--seconds 0.5] [--repeats 5] [--batches 1 64 1024]
+    python -m benchmarks.games [--games boards pong] [--seconds 0.5] [--repeats 5] [--batches 1 64 1024]
+    python -m benchmarks.games --games babyai --xminigrid_python PYTHON    # of an environment with xminigrid
+    python -m benchmarks.games --games hopper --version v5 --physics mjx --dtype float64
+    python -m benchmarks.games --games mcts --simulations 100 --rollouts 1
 
-Every figure is one jitted `lax.scan` over auto-resetting `step`s of n environments under `vmap`, with
-uniformly random actions drawn inside; rewards are summed so that nothing is optimised away. With
-"obs" the observations are summed too (ours are float planes, gymnax's is one integer); without it the
-compiler may leave them out, which is the case of the text games, as their text reads the state.
-gymnax's map is one fixed 4x4 board; ours draws a new solvable one in each episode. gymnax's Pong is another game
-(30 x 40 cells, seen as planes); ours is ULTRA's, seen as six numbers or as frames.
-The subjects take turns within each repeat; a cell is the median, the ratio that of the medians.
-Prints a Markdown table.
+    boards   FrozenLake and Snake                peer: gymnax's FrozenLake-misc, one fixed map; ours draws a new map in
+                                                 each episode
+    pong     ULTRA's Pong, numbers or frames     peer: gymnax's Pong-misc, another game of 30 x 40 cells
+    babyai   GoToLocal with 8 distractors        peer: minigrid, one game, a view after each step; ours sees each step
+                                                 too, and "as tokens" also writes the text as token ids
+    hopper, walker2d, ant                        peer: Gymnasium's vector environments, one game per core
+    mcts     5x5 breakthrough, 0 to 19 random    peer: OpenSpiel's MCTSBot in C++ on one thread; neither solves, as a
+             moves in                            solver stops early
+
+Ours is one jitted `lax.scan` over steps of n games under `vmap` that plays on from call to call, with random actions
+drawn inside; rewards are summed so that nothing is optimised away. With "obs" observations are summed too; without it
+the compiler may leave them out, as in the text games, whose text reads the state. The subjects take turns within each
+repeat. A cell is the median in thousands a second and, in brackets, its ratio to the faster peer at that batch size (or
+to the peer's only one). A peer that is not installed is named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import platform
-import statistics
+import subprocess
 import time
-from importlib.metadata import version
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import envs
+from benchmarks.timing import ROOT, in_turns, machine, medians, parser_of, print_head, print_row, timed
+from envs.babyai import levels, rules
+from envs.breakthrough import rules as breakthrough
+from envs.locomotion import env as locomotion
 from envs.pong import env as pong
+from nlrl_jax.algorithms.mcts import mcts_policy
+from nlrl_jax.text.compile import compile_template
+from nlrl_jax.weights.load import load_model
+
+ROBOTS = {"hopper": "Hopper", "walker2d": "Walker2d", "ant": "Ant"}
+CORES = len(os.sched_getaffinity(0))
+BABYAI_STEPS = 30  # of an episode
+Play = Callable[[], int]  # plays a little; how many steps that was
 
 
-def player(env, params, batch: int, steps: int, with_obs: bool):
-    """A jitted key -> checksum that plays `steps` random steps in `batch` environments."""
+class Subject(NamedTuple):
+    """make: batch -> (seconds -> steps a second). batch: its only batch size, 0 if it has any."""
 
-    def play(key):
-        key, first = jax.random.split(key)
-        _, state = jax.vmap(env.reset, (0, None))(jax.random.split(first, batch), params)
+    name: str
+    make: Callable[[int], Callable[[float], float]]
+    batch: int = 0
+    is_peer: bool = False
 
-        def step(carry, key):
-            state, total = carry
+
+def rated(make: Callable[[int], Play]) -> Callable[[int], Callable[[float], float]]:
+    """Measures what `make` makes for at least so many seconds; its first call compiles."""
+
+    def prepare(batch: int) -> Callable[[float], float]:
+        play = make(batch)
+        play()
+
+        def rate(seconds: float) -> float:
+            start, steps = time.perf_counter(), 0
+            while (taken := time.perf_counter() - start) < seconds or not steps:
+                steps += play()
+            return steps / taken
+
+        return rate
+
+    return prepare
+
+
+def scanned(start: Callable[[jax.Array], Any], step: Callable[..., Any], length: int, batch: int, steps: int) -> Play:
+    """Plays on for `length` scanned steps per call, each of `steps` steps in `batch` games.
+
+    Args:
+      start: key -> states. step: (states, key) -> (states, a checksum).
+    """
+
+    def play(states, key):
+        states, sums = jax.lax.scan(step, states, jax.random.split(key, length))
+        return states, jax.random.fold_in(key, 0), sums.sum()
+
+    program, carry = jax.jit(play), [jax.jit(start)(jax.random.key(0)), jax.random.key(1)]
+
+    def run() -> int:
+        *carry[:], _ = jax.block_until_ready(program(*carry))
+        return length * steps * batch
+
+    return run
+
+
+def of_env(env: Any, params: Any, with_obs: bool = True, length: int = 20_000) -> Callable[[int], Play]:
+    """Random play in an auto-resetting environment, about `length` steps a call."""
+    continuous = hasattr(env, "dtype")  # a robot
+
+    def make(batch: int) -> Play:
+        def step(state, key):
             key_action, key_step = jax.random.split(key)
-            actions = jax.random.randint(key_action, (batch,), 0, env.num_actions)
+            shape = (batch, env.num_actions) if continuous else (batch,)
+            draw = functools.partial(jax.random.uniform, minval=-1) if continuous else jax.random.randint
+            actions = draw(key_action, shape) if continuous else draw(key_action, shape, 0, env.num_actions)
             keys = jax.random.split(key_step, batch)
             obs, state, reward, *_ = jax.vmap(env.step, (0, 0, 0, None))(keys, state, actions, params)
-            total += reward.sum()
-            if with_obs:
-                total += obs.sum()
-            return (state, total), None
+            return state, reward.sum() + (obs.sum() if with_obs else 0)
 
-        (state, total), _ = jax.lax.scan(step, (state, jnp.float32(0)), jax.random.split(key, steps))
-        return total, state
+        start = lambda key: jax.vmap(env.reset, (0, None))(jax.random.split(key, batch), params)[1]
+        return scanned(start, step, max(16 if continuous else 50, length // batch), batch, 1)
 
-    return jax.jit(play)
+    return make
 
 
-def seconds(run, key) -> float:
-    """Wall-clock time of one finished call."""
-    start = time.perf_counter()
-    jax.block_until_ready(run(key))
-    return time.perf_counter() - start
-
-
-def subjects(games: str):
-    """(name, environment, params, with_obs) of every row; the first one is the yardstick."""
-    if games == "pong":
-        rows = [("gymnax Pong-misc", *gymnax.make("Pong-misc"), True)]
-        for name, points, pixels in (("one point", 1, False), ("to 21", 21, False), ("one point, frames", 1, True)):
-            game = pong.control_game(points, pixels)
-            rows.append((f"pong, {name}", game.env, game.params, True))
-        return rows
-    peer, peer_params = gymnax.make("FrozenLake-misc")
-    rows = [("gymnax FrozenLake-misc (slippery, fixed map)", peer, peer_params, True)]
+def boards(_: argparse.Namespace) -> Iterator[Subject]:
+    peer = of_env(*gymnax.make("FrozenLake-misc"))
+    yield Subject("gymnax FrozenLake-misc (slippery, fixed map)", rated(peer), is_peer=True)
     for name in ("frozen_lake_slippery", "frozen_lake", "snake"):
         game = envs.make(name)
-        rows.append((name, game.env, game.params, False))
-        rows.append((f"{name}, obs", game.env, game.params, True))
-    return rows
+        yield Subject(name, rated(of_env(game.env, game.params, False)))
+        yield Subject(f"{name}, obs", rated(of_env(game.env, game.params)))
 
 
-def measure(games: str, batch: int, target: float, repeats: int) -> list[float]:
-    """Median steps a second of every subject at this batch size; each run lasts about `target` seconds."""
-    runs = []
-    for _, env, params, with_obs in subjects(games):
-        probe = max(50, 20_000 // batch)
-        run = player(env, params, batch, probe, with_obs)
-        seconds(run, jax.random.key(0))
-        steps = max(probe, int(probe * target / seconds(run, jax.random.key(1))))
-        run = player(env, params, batch, steps, with_obs)
-        seconds(run, jax.random.key(0))
-        runs.append((run, steps))
-    rates = [[] for _ in runs]
-    for repeat in range(repeats):
-        for rate, (run, steps) in zip(rates, runs, strict=True):
-            rate.append(batch * steps / seconds(run, jax.random.key(repeat)))
-    return [statistics.median(rate) for rate in rates]
+def pongs(_: argparse.Namespace) -> Iterator[Subject]:
+    yield Subject("gymnax Pong-misc", rated(of_env(*gymnax.make("Pong-misc"))), is_peer=True)
+    for name, points, pixels in (("one point", 1, False), ("to 21", 21, False), ("one point, frames", 1, True)):
+        game = pong.control_game(points, pixels)
+        yield Subject(f"pong, {name}", rated(of_env(game.env, game.params)))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", nargs="+", choices=("boards", "pong"), default=["boards", "pong"])
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 1024, 4096])
+def minigrid() -> Play:
+    """minigrid's GoToLocal, 100 steps a call."""
+    import gymnasium
+    import minigrid  # noqa: F401, registers its environments
+
+    env = gymnasium.make("BabyAI-GoToLocal-v0").unwrapped
+    env.reset(seed=0)
+
+    def play() -> int:
+        for action in env.np_random.integers(0, len(rules.ACTIONS), 100):
+            *_, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        return 100
+
+    return play
+
+
+def babyai(options: argparse.Namespace) -> Iterator[Subject]:
+    yield Subject("minigrid (one game)", rated(lambda _: minigrid()), 1, True)
+
+    def fresh(key, batch):
+        return jax.vmap(lambda key: levels.draw(key, options.mission))(jax.random.split(key, batch))
+
+    def act(states, key):
+        """One random action in each game, and a checksum of what is seen."""
+        actions = jax.random.randint(key, (states.time.shape[0],), 0, len(rules.ACTIONS))
+        states = jax.vmap(rules.step)(states, actions)
+        return states, jax.vmap(rules.view)(states).sum(dtype=jnp.int32)
+
+    def episode(states, key):
+        keys = jax.random.split(key, BABYAI_STEPS + 1)
+        states, sums = jax.lax.scan(act, fresh(keys[0], states.time.shape[0]), keys[1:])
+        return states, sums.sum()
+
+    def with_text(prompt: str):
+        game = envs.make("babyai", prompt)
+        compiled = compile_template(game.observation, load_model("nano")[2])
+
+        def step(states, key):
+            states, total = act(states, key)
+            tokens, lengths = jax.vmap(lambda state: compiled(game.fields(state)))(states)
+            return states, total + tokens.sum() + lengths.sum()
+
+        return step
+
+    rows = {"steps": act, f"games of {BABYAI_STEPS} steps": episode}
+    rows |= {f"{prompt} prompt as tokens": with_text(prompt) for prompt in ("paper", "compact")}
+    for name, step in rows.items():
+        steps = BABYAI_STEPS if step is episode else 1
+
+        def make(batch, step=step, steps=steps):
+            length = max(1, 3000 // batch // steps)
+            return scanned(lambda key: fresh(key, batch), step, length, batch, steps)
+
+        yield Subject(name, rated(make))
+    if options.xminigrid_python:
+        script = str(ROOT / "benchmarks" / "peers" / "xminigrid.py")
+
+        def measured(batch, _):
+            command = [options.xminigrid_python, script, str(batch), str(max(300, 300_000 // batch))]
+            return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+        yield Subject("XLand-MiniGrid, empty 8x8", lambda batch: functools.partial(measured, batch))
+
+
+def gymnasium_robot(name: str):
+    """One of Gymnasium's environments; also called in processes of its own."""
+    import gymnasium
+
+    warnings.simplefilter("ignore")
+    return gymnasium.make(name)
+
+
+def gymnasium_vector(name: str, kind: str) -> Play:
+    """Gymnasium's vector environment of one game per core, 16 steps a call; its actions are drawn beforehand."""
+    import gymnasium
+
+    makers = [functools.partial(gymnasium_robot, name)] * CORES
+    vector = gymnasium.vector
+    # spawn: forking a process in which JAX runs may hang
+    env = vector.SyncVectorEnv(makers) if kind == "sync" else vector.AsyncVectorEnv(makers, context="spawn")
+    actions = np.random.default_rng(0).uniform(-1, 1, (16, *env.action_space.shape)).astype(np.float32)
+    env.reset(seed=0)
+    return lambda: sum(len(env.step(action)[1]) for action in actions)
+
+
+def robots(game: str, options: argparse.Namespace) -> Iterator[Subject]:
+    for kind in ("sync", "async"):
+        play = lambda _, kind=kind: gymnasium_vector(f"{ROBOTS[game]}-{options.version}", kind)
+        yield Subject(f"gymnasium, {kind}, {CORES} games", rated(play), CORES, True)
+    for physics in options.physics:
+        env = locomotion.make_env(game, options.version, physics)
+        yield Subject(f"{game}-{options.version}, {physics}", rated(of_env(env, env.default_params, length=16)))
+
+
+def breakthrough_positions(game: Any, count: int) -> tuple[Any, list[Any]]:
+    """(positions [count] of random games, the same as OpenSpiel's states); none is finished."""
+    import pyspiel
+
+    peer = pyspiel.load_game("breakthrough(rows=5,columns=5)")
+    rng, ours, theirs = np.random.default_rng(0), [], []
+    while len(ours) < count:
+        state = peer.deserialize_state("bbbbbbbbbb.....wwwwwwwwww0")
+        for _ in range(len(ours) % 20):
+            if not state.is_terminal():
+                state.apply_action(int(rng.choice(state.legal_actions())))
+        if not state.is_terminal():
+            ours.append(jax.tree.map(np.asarray, game.parse(str(state), game.players[state.current_player()])))
+            theirs.append(state)
+    return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *ours), theirs
+
+
+def search(options: argparse.Namespace) -> Iterator[Subject]:
+    import pyspiel
+
+    game, simulations = breakthrough.board_game(), options.simulations
+    positions, states = breakthrough_positions(game, max(options.batches))
+    evaluator = pyspiel.RandomRolloutEvaluator(options.rollouts, 0)
+    bot = pyspiel.MCTSBot(states[0].get_game(), evaluator, 1.0, simulations, 1000, False, 0, False)
+    policy = jax.jit(mcts_policy(game, simulations, options.rollouts, solve=False))
+
+    def theirs(batch):  # its rate does not depend on the batch
+        some = states[: min(batch, 200)]
+        return lambda: simulations * len([bot.step(state) for state in some])
+
+    def ours(batch):
+        at = jax.tree.map(lambda x: x[:batch], positions)
+        return lambda: simulations * len(jax.block_until_ready(policy(jax.random.key(0), at)))
+
+    yield Subject("OpenSpiel's MCTSBot", rated(theirs), is_peer=True)
+    yield Subject("nlrl_jax", rated(ours))
+
+
+GAMES: dict[str, Callable[[argparse.Namespace], Iterator[Subject]]] = {
+    "boards": boards,
+    "pong": pongs,
+    "babyai": babyai,
+    **{game: functools.partial(robots, game) for game in ROBOTS},
+    "mcts": search,
+}
+
+
+def table(title: str, subjects: list[Subject], options: argparse.Namespace) -> None:
+    """Measures the subjects of one game and prints their table."""
+    runs, compiling = {}, dict.fromkeys((subject.name for subject in subjects), 0.0)
+    for subject in subjects:
+        for batch in [subject.batch] if subject.batch else options.batches:
+            try:
+                seconds, runs[subject.name, batch] = timed(subject.make, batch)
+            except ImportError as error:
+                print(f"{subject.name} is not installed ({error})")
+                continue
+            compiling[subject.name] = max(compiling[subject.name], seconds)
+    rate = lambda run: lambda _: run(options.seconds)
+    rates = medians(in_turns({name: rate(run) for name, run in runs.items()}, options.repeats))
+    only = {subject.name: subject.batch for subject in subjects}
+    peers = [subject.name for subject in subjects if subject.is_peer]
+    print_head(title, *(f"n={batch}" for batch in options.batches), "first call, s")
+    for name in only:
+        cells = []
+        for batch in options.batches:
+            mine = rates.get((name, only[name] or batch))
+            best = max((rates.get((peer, only[peer] or batch), 0) for peer in peers), default=0)
+            cells.append(f"{mine / 1e3:,.1f}" + (f" ({mine / best:.2f})" if best else "") if mine else "")
+        print_row(name, *cells, f"{compiling[name]:.0f}")
+    print()
+
+
+def main() -> None:
+    on_cpu = jax.default_backend() == "cpu"
+    parser = parser_of(__doc__, seconds=0.5, repeats=5, batches=[1, 64, 1024])
+    parser.add_argument("--games", nargs="+", choices=tuple(GAMES), default=["boards", "pong"])
+    parser.add_argument("--mission", default="go to", help="of babyai")
+    parser.add_argument("--xminigrid_python", default="", help="a Python that has xminigrid, beside babyai")
+    parser.add_argument("--physics", nargs="+", choices=("c", "mjx"), default=["c", "mjx"] if on_cpu else ["mjx"])
+    parser.add_argument("--version", choices=locomotion.VERSIONS, default="v4", help="of the robots")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the robots")
+    parser.add_argument("--simulations", type=int, default=100, help="of mcts")
+    parser.add_argument("--rollouts", type=int, default=1, help="of mcts")
     options = parser.parse_args()
-    versions = f"jax {jax.__version__}, gymnax {version('gymnax')}, python {platform.python_version()}"
-    print(f"{versions}, {os.cpu_count()} CPU cores, backend {jax.default_backend()}, load {os.getloadavg()[0]:.1f}")
-    print(f"median of {options.repeats} interleaved repeats; steps/s, in brackets the ratio to gymnax\n")
-    for games in options.games:
-        columns = [measure(games, batch, options.seconds, options.repeats) for batch in options.batches]
-        print("| random play | " + " | ".join(f"n={batch}" for batch in options.batches) + " |")
-        print("|---" * (1 + len(columns)) + "|")
-        for i, (name, *_) in enumerate(subjects(games)):
-            cells = (f"{column[i] / 1e6:.3f}M ({column[i] / column[0]:.2f})" for column in columns)
-            print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
-        print()
+    warnings.simplefilter("ignore")
+    jax.config.update("jax_enable_x64", options.dtype == "float64")
+    print(f"{machine('gymnax')}; medians of {options.repeats}\nthousands a second, in brackets the ratio to the peer\n")
+    for game in options.games:
+        try:
+            table(game, list(GAMES[game](options)), options)
+        except ImportError as error:
+            print(f"{game} needs a peer that is not installed ({error})")
 
 
 if __name__ == "__main__":

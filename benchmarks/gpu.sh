@@ -14,7 +14,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-runs/gpu} PYTHON=${PYTHON:-.venv/bin/python} MINUTES=${MINUTES:-8}
-STEPS=(device iteration sizes paper text_games language_model games mcts locomotion dqn train)
+STEPS=(device iteration sizes paper text_games language_model games robots dqn train)
 mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1
 if [ -n "${WHEELS:-}" ]; then  # a wheel is a zip file
@@ -38,9 +38,8 @@ sizes() {  # shapes with random weights, 100 rows of 200 tokens: generation's sh
 paper() { "$PYTHON" -m benchmarks.ms_grpo_iteration --model qwen2.5-3b --preset paper --micro_batch 5 --remat --repeats 3; }
 text_games() { "$PYTHON" -m benchmarks.text_games && "$PYTHON" -m benchmarks.text_games --model smollm2 --no_one_by_one; }
 language_model() { "$PYTHON" -m benchmarks.language_model; }
-games() { "$PYTHON" -m benchmarks.games; }
-mcts() { "$PYTHON" -m benchmarks.mcts; }
-locomotion() { "$PYTHON" -m benchmarks.locomotion; }
+games() { "$PYTHON" -m benchmarks.games --games boards pong babyai mcts --batches 1 64 1024 4096; }
+robots() { "$PYTHON" -m benchmarks.games --games hopper walker2d ant --batches 1024 2048 4096 8192; }
 dqn() {  # the paper's 45 settings as one program, 2 million steps of each
   "$PYTHON" -m launch.train_dqn --game snake --sweep --iterations 1000 --eval_every 50 --run_dir "$OUT/dqn_sweep" --overwrite
 }

@@ -213,7 +213,7 @@ def _dims(text: str) -> list[int]:
 
 
 def _depths(text: str) -> Iterator[tuple[int, int]]:
-    """(i, brackets that are open behind character i)."""
+    """(i, brackets that are open after character i)."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

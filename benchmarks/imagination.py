@@ -4,9 +4,9 @@
     python -m benchmarks.imagination --model smollm2 --episodes 6
 
 Walkers that the model has not read (`envs.babyai.transcripts`) give true histories and true actions. From every third
-step the model imagines what the next four of these actions lead to, each line behind its own last one. A line is right
+step the model imagines what the next four of these actions lead to, each line after its own last one. A line is right
 if it equals the game's; its sentences are counted apart, and so are those about things that the last line spoke of
-(what comes into view nobody can know). Judgements are read behind the true reflection up to "This step is":
+(what comes into view nobody can know). Judgements are read after the true reflection up to "This step is":
 P(GOOD) / (P(GOOD) + P(BAD)) in tenths against the share of steps that the rules call GOOD among GOOD and BAD.
 """
 
@@ -59,13 +59,13 @@ def imagined(model, dialogue, transcripts, tokens) -> dict[int, dict[str, float]
         for (history, steps), reply in zip(live, lines, strict=True):
             true, text = steps[depth].observation, reply.text.strip()
             before = names(history.steps[-1].observation if history.steps else history.observation)
-            told, real = set(text.split(", ")), set(true.split(", "))
+            said, real = set(text.split(", ")), set(true.split(", "))
             known = {part for part in real if names(part)[0] in before}
             row = sums[depth + 1]
             row["lines"].append(text == true)
-            row["sentences"].append(len(told & real) / max(len(told | real), 1))
+            row["sentences"].append(len(said & real) / max(len(said | real), 1))
             if known:
-                row["known"].append(len(told & known) / len(known))
+                row["known"].append(len(said & known) / len(known))
             note = steps[depth].note  # the true one: judgements are measured apart
             grown.append((history.then(Step(steps[depth].action, text, note)), steps))
         live = grown
@@ -85,7 +85,7 @@ def calibration(model, dialogue, transcripts) -> list[tuple[float, float, int]]:
     p = np.array([1 / (1 + np.exp(bad.log_prob - good.log_prob)) for good, bad in rows])
     tenth, labels = np.minimum((p * 10).astype(int), 9), np.array(labels)
     right = float(np.mean((p > 0.5) == labels))
-    print(f"GOOD or BAD is right behind {right:.3f} of {len(labels)} true reflections")
+    print(f"GOOD or BAD is right after {right:.3f} of {len(labels)} true reflections")
     chosen = [(n, tenth == n) for n in range(10) if (tenth == n).any()]
     return [(float(p[rows].mean()), float(labels[rows].mean()), int(rows.sum())) for _, rows in chosen]
 

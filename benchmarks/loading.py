@@ -15,7 +15,7 @@ process of its own:
 
 On a CPU the memory of a device is the host's. "beyond" is the process's largest resident set (interpreter and JAX
 included) less the bytes of its arrays; "anonymous" leaves out the pages of files that are only mapped, which the
-system takes back when it likes. The goal is "beyond" at most the largest file + 2 GB. A save ends when the disk has
+system takes back when it likes. Expected: "beyond" at most the largest file + 2 GB. A save ends when the disk has
 the bytes. With several processes the worst of them is shown.
 """
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import platform
@@ -35,8 +36,10 @@ import threading
 import time
 from importlib.metadata import version
 
+from benchmarks.timing import ROOT, parser_of, print_head, print_row
+
 GB = 1e9
-HEADLINE = ("row", "s", "GB/s", "arrays GB", "beyond GB", "anonymous GB", "goal GB")
+HEADLINE = ("row", "s", "GB/s", "arrays GB", "beyond GB", "anonymous GB", "expected GB")
 JOBS = ("load", "save", "merged", "adapter")
 
 
@@ -76,7 +79,7 @@ def make_folder(folder: pathlib.Path, model: str, max_shard_bytes: float) -> Non
     import jax.numpy as jnp
     import numpy as np
 
-    from benchmarks.aot import MODELS
+    from benchmarks.models import MODELS
     from nlrl_jax.weights import huggingface, layout, safetensors_file
 
     config = MODELS[model] if model in MODELS else huggingface.read_config(model)
@@ -198,19 +201,27 @@ def worker(args: argparse.Namespace) -> None:
 def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace, peer: bool) -> dict:
     """One row in processes of its own; the worst of what they report."""
     count = 1 if peer else args.processes
-    command = [python, __file__, "--worker", job, str(folder), str(out), *(["--peer"] if peer else [])]
+    command = [
+        python,
+        "-m",
+        "benchmarks.loading",
+        "--worker",
+        job,
+        str(folder),
+        str(out),
+        *(["--peer"] if peer else []),
+    ]
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
     if args.mesh and not peer:
-        devices = 1
-        for size in args.mesh.split(","):
-            devices *= int(size)
         command += ["--mesh", args.mesh]
-        env["JAX_NUM_CPU_DEVICES"] = str(devices // count)
+        env["JAX_NUM_CPU_DEVICES"] = str(math.prod(map(int, args.mesh.split(","))) // count)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     several = [["--several", address, str(count), str(i)] if count > 1 else [] for i in range(count)]
-    running = [subprocess.Popen([*command, *more], env=env, stdout=subprocess.PIPE, text=True) for more in several]
+    running = [
+        subprocess.Popen([*command, *more], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for more in several
+    ]
     texts = [one.communicate()[0] for one in running]
     if any(one.returncode for one in running):
         raise RuntimeError(f"{job} failed")
@@ -219,8 +230,10 @@ def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: ar
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-3b", help="a model of benchmarks/aot.py, or a folder with a config")
+    parser = parser_of(__doc__)
+    parser.add_argument(
+        "--model", default="qwen2.5-3b", help="a model of benchmarks/models.py, or a folder with a config"
+    )
     parser.add_argument("--folder", type=pathlib.Path, help="a folder to load in place of one that is made")
     parser.add_argument("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
     parser.add_argument("--mesh", default="", help="DATA,FSDP,TENSOR; one device without it")
@@ -232,14 +245,16 @@ def main() -> None:
     parser.add_argument("--several", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if args.worker:
         return worker(args)
     print(
         f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]}"
     )
     with tempfile.TemporaryDirectory(dir=args.tmp) as temporary:
-        folder, out = args.folder or pathlib.Path(temporary, "model"), pathlib.Path(temporary, "out")
+        folder, out = (
+            args.folder and args.folder.absolute() or pathlib.Path(temporary, "model"),
+            pathlib.Path(temporary, "out"),
+        )
         if not args.folder:
             folder.mkdir()
             make_folder(folder, args.model, args.max_shard_gb * GB)
@@ -249,7 +264,7 @@ def main() -> None:
 def table(folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace) -> None:
     largest = max(file.stat().st_size for file in folder.glob("*.safetensors"))
     subjects = [(sys.executable, False)] + ([(args.torch_python, True)] if args.torch_python else [])
-    print("| " + " | ".join(HEADLINE) + " |\n|" + "---|" * len(HEADLINE))
+    print_head(*HEADLINE)
     for job in args.jobs:
         seconds = []
         for python, peer in subjects:
@@ -261,7 +276,7 @@ def table(folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace) -> 
             numbers = (row["seconds"], row["moved"] / row["seconds"] / GB, row["arrays"] / GB, beyond[0] / GB,
                        beyond[1] / GB, largest / GB + 2)  # fmt: skip
             name = f"{job}, transformers" if peer else job
-            print(f"| {name} | " + " | ".join(f"{x:.2f}" for x in numbers) + " |", flush=True)
+            print_row(name, *(f"{x:.2f}" for x in numbers))
             if job == "save" and not same_tensors(folder, out):
                 print("what was saved is not what was loaded")
             shutil.rmtree(out, ignore_errors=True)

@@ -20,12 +20,7 @@ product, and the sum of a large array.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
-import platform
-import time
-from importlib.metadata import version
 from typing import NamedTuple
 
 import jax
@@ -34,6 +29,7 @@ import numpy as np
 
 import envs
 from benchmarks.models import MODELS, prompts_of
+from benchmarks.timing import in_turns, machine, parser_of, print_head, print_row, timed
 from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.backends import malloc
@@ -91,13 +87,7 @@ def memory_rate(size: int = 2**27) -> float:
     x = jnp.ones((size,), jnp.float32)
     total = jax.jit(jnp.sum)
     total(x).block_until_ready()
-    return 4 * size / min(timed(lambda: total(x)) for _ in range(5))
-
-
-def timed(run) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start
+    return 4 * size / min(timed(total, x)[0] for _ in range(5))
 
 
 def _read(config: TrainConfig):
@@ -136,9 +126,12 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
 
     keys = [jax.random.key(n) for n in range(repeats)]
     jax.block_until_ready((play(state, keys[0]), update(state, keys[0])))
-    seconds = [(timed(lambda: play(state, key)), timed(lambda: update(state, key))) for key in keys]
-    middle = sorted(range(repeats), key=lambda n: seconds[n][1])[repeats // 2]
-    generation, whole = seconds[middle]
+    programs = {"generation": play, "whole": update}
+    seconds = in_turns(
+        {name: lambda n, run=run: timed(run, state, keys[n])[0] for name, run in programs.items()}, repeats
+    )
+    middle = sorted(range(repeats), key=lambda n: seconds["whole"][n])[repeats // 2]
+    generation, whole = (seconds[name][middle] for name in programs)
     work = work_of(
         jax.device_get(play(state, keys[middle])), len(policy.template.prefix), policy.model.config, learning
     )
@@ -152,7 +145,7 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     print(
         f"{learning.num_groups * G} episodes of up to {T} turns: {work.read:,} tokens read, {work.written:,} written "
         f"in {work.steps:,} passes, {work.learned:,.0f} learned from; an iteration takes {whole:.3f} s (fastest "
-        f"{min(w for _, w in seconds):.3f}, slowest {max(w for _, w in seconds):.3f})\n"
+        f"{min(seconds['whole']):.3f}, slowest {max(seconds['whole']):.3f})\n"
         f"limits here: {peak / 1e12:.3g} TFLOP/s in a matrix product, {bandwidth / 1e9:.3g} GB/s reading memory"
     )
     rows = []
@@ -165,28 +158,21 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="nano")
-    parser.add_argument("--game", default="frozen_lake")
+    parser = parser_of(__doc__, model="nano", game="frozen_lake", dtype="", repeats=5)
     parser.add_argument("--preset", default="demo", choices=sorted(PRESETS))
-    parser.add_argument("--dtype", default="")
     parser.add_argument("--micro_batch", type=int, help="the preset's, if not given")
     parser.add_argument("--max_tokens", type=int, help="the preset's, if not given")
     parser.add_argument("--remat", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     malloc.keep()  # as every script does
     given = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
     own = {"model": args.model, "game": args.game, "dtype": args.dtype, "remat": args.remat}
     config = make(TrainConfig, **{**PRESETS[args.preset], **given, **own})
-    print(
-        f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
-        f"{jax.devices()[0].device_kind}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}"
-    )
+    print(f"{machine()}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}")
     rows = measure(config, args.repeats)
-    print("| phase | s | share | tokens/s | of the compute limit | of the memory limit |\n|---|---|---|---|---|---|")
+    print_head("phase", "s", "share", "tokens/s", "of the compute limit", "of the memory limit")
     for row in rows:
-        print("| " + " | ".join(row) + " |")
+        print_row(*row)
 
 
 if __name__ == "__main__":

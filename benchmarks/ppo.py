@@ -1,19 +1,23 @@
 """PPO end to end beside PureJaxRL and stable-baselines3: environment steps a second, return after equal steps.
 
-    PYTHONPATH=. python -m benchmarks.ppo --purejaxrl DIR --sb3_python PYTHON [--games CartPole-v1 Acrobot-v1]
-        [--steps 500000] [--seeds 3] [--sb3_seeds 1] [--sb3_steps 500000] [--wide_steps 100000] [--repeats 3]
+    python -m benchmarks.ppo --purejaxrl DIR --sb3_python PYTHON [--games CartPole-v1 Acrobot-v1] [--steps 500000]
+    python -m benchmarks.ppo --dqn 1 20 100        # DQN on Snake: one program beside the same pieces called from Python
 
 Every subject trains with 4 environments, 128 steps an update, 4 epochs of 4 minibatches, Adam at 2.5e-4 falling to 0,
 networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations and rewards normalised) and once
 more as close to PureJaxRL as it goes; stable-baselines3 with these hyperparameters and with its own (10 epochs, batches
 of 64, a constant 3e-4, no entropy bonus), and ours with the latter too. A training is one program of JAX, compiled
 beforehand; stable-baselines3 has one torch thread, `learn` counts.
-The subjects take turns within each seed. Steps a second: the median over seeds; ratios are those of medians.
+The programs of JAX take turns within each seed, stable-baselines3 follows. Steps a second: the median over seeds.
 "last 10 %": mean return of the last tenth of a training's episodes, of the updates that hold them for the JAX programs.
-"greedy", "sampled": 100 episodes afterwards. All of them: mean and standard deviation over the seeds.
+"greedy", "sampled": 100 episodes afterwards. All of them: means over the seeds.
 
-PureJaxRL: a checkout, see `ppo_purejaxrl.py`. stable-baselines3: a Python that has it, see `ppo_sb3.py`. Either may be
-left out. gymnax's and Gymnasium's CartPole and Acrobot have the same rules and limits (500 steps).
+PureJaxRL: a checkout, see `peers/purejaxrl.py`. stable-baselines3: a Python that has it, see `peers/sb3.py`. Either may
+be left out. gymnax's and Gymnasium's CartPole and Acrobot have the same rules and limits (500 steps).
+
+`--dqn` plays that many games of Snake and takes one gradient step of 128 transitions after each move of all of them.
+The host loop calls one jitted program a step, as a training loop in Python does; the pure loop is one program for all
+steps. "play only" takes the gradient of one transition, which shows what the games and acting cost.
 """
 
 from __future__ import annotations
@@ -22,14 +26,9 @@ import argparse
 import dataclasses
 import functools
 import json
-import os
-import platform
 import statistics
 import subprocess
-import time
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import gymnax
@@ -37,8 +36,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import ppo_purejaxrl
-from nlrl_jax.algorithms import ppo
+import envs
+from benchmarks.peers import purejaxrl
+from benchmarks.timing import ROOT, in_turns, machine, medians, parser_of, print_head, print_row, timed
+from nlrl_jax.algorithms import dqn, ppo
 from nlrl_jax.rollouts.control import Player, evaluate
 from nlrl_jax.statistics import estimate, header
 
@@ -47,14 +48,8 @@ NUM_STEPS = 128
 LIKE_PUREJAXRL = {"normalize_obs": False, "normalize_reward": False, "value_coef": 0.25, "value_clip": 0.2}
 LIKE_SB3 = {"normalize_obs": False, "normalize_reward": False, "anneal": 0, "learning_rate": 3e-4, "entropy_coef": 0.0}
 LIKE_SB3 |= {"epochs": 10, "num_minibatches": 8}
-SB3_SAME = {
-    "n_steps": 128,
-    "n_epochs": 4,
-    "batch_size": 128,
-    "learning_rate": 2.5e-4,
-    "anneal": True,
-    "ent_coef": 0.01,
-}
+SB3_STEPS = {"n_steps": 128}
+SB3_SAME = SB3_STEPS | {"n_epochs": 4, "batch_size": 128, "learning_rate": 2.5e-4, "anneal": True, "ent_coef": 0.01}
 
 
 @dataclasses.dataclass
@@ -91,14 +86,8 @@ def train_ours(game: str, steps: int, num_envs: int = 4, **options) -> Callable[
     return train
 
 
-def timed(run: Callable[..., Any], *arguments) -> tuple[Any, float]:
-    start = time.perf_counter()
-    out = jax.block_until_ready(run(*arguments))
-    return out, time.perf_counter() - start
-
-
-def compiled(train: Callable[..., Any], *arguments) -> tuple[Callable[..., Any], float]:
-    """The program, and how long compiling took."""
+def compiled(train: Callable[..., Any], *arguments) -> tuple[float, Callable[..., Any]]:
+    """(how long compiling took, the program)."""
     return timed(jax.jit(train).lower(*arguments).compile)
 
 
@@ -119,10 +108,10 @@ def after(game: str, config: ppo.PPOConfig, params, moments, seed: int) -> dict[
 
 def our_subject(game: str, steps: int, **options):
     config = config_of(steps, 4, **options)
-    program, compiling = compiled(train_ours(game, steps, **options), jax.random.key(0))
+    compiling, program = compiled(train_ours(game, steps, **options), jax.random.key(0))
 
     def run(seed: int) -> Run:
-        (state, metrics), seconds = timed(program, jax.random.key(seed))
+        seconds, (state, metrics) = timed(program, jax.random.key(seed))
         last = last_tenth(metrics["env_return"] * metrics["episodes"], metrics["episodes"])
         scores = after(game, config, state.params, state.obs_moments, 1000 + seed)
         return Run(seconds, updates_of(steps, 4) * 4 * NUM_STEPS, last, **scores)
@@ -131,10 +120,10 @@ def our_subject(game: str, steps: int, **options):
 
 
 def purejaxrl_subject(directory: str, game: str, steps: int):
-    program, compiling = compiled(ppo_purejaxrl.make_train(directory, game, steps), jax.random.key(0))
+    compiling, program = compiled(purejaxrl.make_train(directory, game, steps), jax.random.key(0))
 
     def run(seed: int) -> Run:
-        out, seconds = timed(program, jax.random.key(seed))
+        seconds, out = timed(program, jax.random.key(seed))
         done, returned = (np.asarray(out["metrics"][k]) for k in ("returned_episode", "returned_episode_returns"))
         last = last_tenth((returned * done).sum((1, 2)), done.sum((1, 2)))
         # The networks are the same as ours but for the names.
@@ -151,7 +140,7 @@ def purejaxrl_subject(directory: str, game: str, steps: int):
 
 def sb3_subject(python: str, game: str, steps: int, options: dict[str, Any]):
     def run(seed: int) -> Run:
-        script = str(Path(__file__).with_name("ppo_sb3.py"))
+        script = str(ROOT / "benchmarks" / "peers" / "sb3.py")
         command = [python, script, game, str(steps), str(seed), json.dumps(options)]
         told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         returns = told["returns"][-max(1, len(told["returns"]) // 10) :]
@@ -160,33 +149,27 @@ def sb3_subject(python: str, game: str, steps: int, options: dict[str, Any]):
     return run, 0.0
 
 
-def learning(game: str, arguments) -> None:
+def learning(game: str, args: argparse.Namespace) -> None:
     """Prints the rows of one game."""
-    subjects = {
-        "nlrl_jax": (*our_subject(game, arguments.steps), arguments.seeds),
-        "nlrl_jax, as PureJaxRL": (*our_subject(game, arguments.steps, **LIKE_PUREJAXRL), arguments.seeds),
-    }
-    if arguments.purejaxrl:
-        subjects["PureJaxRL"] = (*purejaxrl_subject(arguments.purejaxrl, game, arguments.steps), arguments.seeds)
-    if arguments.sb3_python:
-        ours = our_subject(game, arguments.steps, **LIKE_SB3)
-        subjects["nlrl_jax, stable-baselines3's own hyperparameters"] = (*ours, arguments.seeds)
-        for name, options in (("same", SB3_SAME), ("its own", {"n_steps": 128})):
-            row = sb3_subject(arguments.sb3_python, game, arguments.sb3_steps, options)
-            subjects[f"stable-baselines3, {name} hyperparameters"] = (*row, arguments.sb3_seeds)
-    runs = {name: [] for name in subjects}
-    for seed in range(max(arguments.seeds, arguments.sb3_seeds)):
-        for name, (run, _, seeds) in subjects.items():
-            if seed < seeds:
-                runs[name].append(run(seed))
-    speed = {name: statistics.median(r.steps / r.seconds for r in rows) for name, rows in runs.items()}
+    ours = functools.partial(our_subject, game, args.steps)
+    subjects = {"nlrl_jax": ours(), "nlrl_jax, as PureJaxRL": ours(**LIKE_PUREJAXRL)}
+    if args.purejaxrl:
+        subjects["PureJaxRL"] = purejaxrl_subject(args.purejaxrl, game, args.steps)
+    if args.sb3_python:
+        subjects["nlrl_jax, stable-baselines3's own hyperparameters"] = ours(**LIKE_SB3)
+    runs = in_turns({name: run for name, (run, _) in subjects.items()}, args.seeds)
+    if args.sb3_python:
+        for name, options in (("same", SB3_SAME), ("its own", SB3_STEPS)):
+            name = f"stable-baselines3, {name} hyperparameters"
+            subjects[name] = sb3_subject(args.sb3_python, game, args.sb3_steps, options)
+            runs |= in_turns({name: subjects[name][0]}, args.sb3_seeds)
+    speed = medians({name: [run.steps / run.seconds for run in rows] for name, rows in runs.items()})
     for name, rows in runs.items():
-        of = lambda field: np.array([getattr(r, field) for r in rows])
-        best = max(r.steps / r.seconds for r in rows)
+        best = max(run.steps / run.seconds for run in rows)
         cells = [game, name, f"{rows[0].steps:,} x {len(rows)}", f"{speed[name]:,.0f}", f"{best:,.0f}"]
         cells += [f"{speed['nlrl_jax'] / speed[name]:.2f}", f"{subjects[name][1]:.1f}"]
-        cells += [estimate(of(field)).text(".1f") for field in ("last", "greedy", "sampled")]
-        print("| " + " | ".join(cells) + " |", flush=True)
+        of = lambda field: estimate([getattr(run, field) for run in rows]).text(".1f")
+        print_row(*cells, *map(of, ("last", "greedy", "sampled")))
 
 
 def one_call_an_update(game: str, steps: int) -> Callable[..., Any]:
@@ -204,53 +187,79 @@ def one_call_an_update(game: str, steps: int) -> Callable[..., Any]:
     return train
 
 
-def throughput(game: str, arguments) -> None:
+def throughput(game: str, args: argparse.Namespace) -> None:
     """Prints steps a second of other settings: more environments, and several seeds as one program."""
-    steps, keys = arguments.wide_steps, jax.random.split(jax.random.key(0), 8)
-    theirs = functools.partial(ppo_purejaxrl.make_train, arguments.purejaxrl)
+    steps, keys = args.wide_steps, jax.random.split(jax.random.key(0), 8)
+    theirs = functools.partial(purejaxrl.make_train, args.purejaxrl)
     settings = [("4 environments, one call an update", one_call_an_update(game, steps), keys[0], steps)]
-    for name, make in (("", train_ours), ("PureJaxRL: ", theirs if arguments.purejaxrl else None)):
+    for name, make in (("", train_ours), ("PureJaxRL: ", theirs if args.purejaxrl else None)):
         if make:
-            settings.append((f"{name}4 environments", compiled(make(game, steps), keys[0])[0], keys[0], steps))
-            wide = compiled(make(game, 4 * steps, num_envs=64), keys[0])[0]
-            settings.append((f"{name}64 environments", wide, keys[0], 4 * steps))
-            seeds = compiled(jax.vmap(make(game, steps)), keys)[0]
-            settings.append((f"{name}4 environments x 8 seeds", seeds, keys, 8 * steps))
-    rates = {name: [] for name, *_ in settings}
-    for repeat in range(1 + arguments.repeats):
-        for name, run, key, taken in settings:
-            rate = taken / timed(run, key)[1]
-            if repeat:  # the first compiles what is not compiled yet
-                rates[name].append(rate)
-    for name, values in rates.items():
-        print(f"| {game} | {name} | {statistics.median(values):,.0f} | {max(values):,.0f} |", flush=True)
+            wide, seeds = make(game, 4 * steps, num_envs=64), jax.vmap(make(game, steps))
+            settings.append((f"{name}4 environments", jax.jit(make(game, steps)), keys[0], steps))
+            settings.append((f"{name}64 environments", jax.jit(wide), keys[0], 4 * steps))
+            settings.append((f"{name}4 environments x 8 seeds", jax.jit(seeds), keys, 8 * steps))
+    speed = lambda run, key, taken: lambda _: taken / timed(run, key)[0]
+    rates = in_turns({name: speed(*setting) for name, *setting in settings}, 1 + args.repeats)
+    for name, (_, *values) in rates.items():  # the first compiles
+        print_row(game, name, f"{statistics.median(values):,.0f}", f"{max(values):,.0f}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def dqn_loops(num_envs: int, args: argparse.Namespace) -> None:
+    """Prints steps a second of DQN's loops on Snake."""
+    game, moves = envs.make("snake"), args.moves
+    config = dqn.DQNConfig(num_envs=num_envs, buffer_size=10_000 // num_envs * num_envs, learning_starts=num_envs)
+    idle = dataclasses.replace(config, learning_starts=config.buffer_size, batch_size=1)
+    state = dqn.init_state(game.env, game.params, config, jax.random.key(0))
+    program = lambda config: jax.jit(dqn.make_train(game.env, game.params, config), static_argnums=1)
+    train, play = program(config), program(idle)
+
+    def by_hand():
+        now = state
+        for _ in range(moves):
+            now, metrics = train(now, 1)
+            float(metrics["loss"])
+        return now
+
+    ways = {
+        "host loop": by_hand,
+        "one program": lambda: train(state, moves),
+        "one program, play only": lambda: play(state, moves),
+    }
+    for way in ways.values():
+        way()  # compiles
+    speed = lambda way: lambda _: moves * num_envs / timed(way)[0]
+    speeds = medians(in_turns({name: speed(way) for name, way in ways.items()}, args.repeats))
+    for name, value in speeds.items():
+        print_row(num_envs, name, f"{value:.0f}", f"{value / speeds['host loop']:.2f}")
+
+
+def main() -> None:
+    parser = parser_of(__doc__, games=["CartPole-v1", "Acrobot-v1"], steps=500_000, seeds=3, sb3_steps=500_000)
+    parser.add_argument("--sb3_seeds", type=int, default=1)
+    parser.add_argument("--wide_steps", type=int, default=100_000, help="of a setting of the second table")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--purejaxrl", help="a checkout")
     parser.add_argument("--sb3_python", help="a Python that has stable-baselines3")
-    parser.add_argument("--games", nargs="+", default=["CartPole-v1", "Acrobot-v1"])
-    parser.add_argument("--steps", type=int, default=500_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--sb3_steps", type=int, default=500_000)
-    parser.add_argument("--sb3_seeds", type=int, default=1)
-    parser.add_argument("--wide_steps", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "flax", "gymnax"))
-    device, load = jax.devices()[0].device_kind, os.getloadavg()[0]
-    print(f"{packages}, Python {platform.python_version()}, {os.cpu_count()} cores, {device}, load {load:.1f}")
-    if arguments.purejaxrl:
-        print(f"PureJaxRL with {ppo_purejaxrl.distrax_of(arguments.purejaxrl)}")
-    print(f"\n{header('seeds of each row')}")
-    print("\n| game | subject | steps x seeds | steps/s | best | nlrl_jax's ratio to it | compiling, s | ", end="")
-    print("last 10 % | greedy | sampled |\n" + "|---" * 10 + "|", flush=True)
-    for game in arguments.games:
-        learning(game, arguments)
-    print("\n| game | setting | steps/s | best |\n|---|---|---|---|", flush=True)
-    for game in arguments.games:
-        throughput(game, arguments)
+    parser.add_argument("--dqn", type=int, nargs="+", help="numbers of games side by side: DQN on Snake, no PPO")
+    parser.add_argument("--moves", type=int, default=20, help="of DQN's games in a run")
+    args = parser.parse_args()
+    print(machine("flax", "gymnax"))
+    if args.dqn:
+        print_head("games side by side", "how", "environment steps/s", "ratio")
+        for num_envs in args.dqn:
+            dqn_loops(num_envs, args)
+        return
+    if args.purejaxrl:
+        print(f"PureJaxRL with {purejaxrl.distrax_of(args.purejaxrl)}")
+    print(f"\n{header('seeds of each row')}\n")
+    titles = ("game", "subject", "steps x seeds", "steps/s", "best", "nlrl_jax's ratio to it", "compiling, s")
+    print_head(*titles, "last 10 %", "greedy", "sampled")
+    for game in args.games:
+        learning(game, args)
+    print()
+    print_head("game", "setting", "steps/s", "best")
+    for game in args.games:
+        throughput(game, args)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,8 @@ the same jitted gradient step to each. Ways take turns within a repeat; cells ar
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
-import platform
-import statistics
-import time
-from importlib.metadata import version
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.timing import in_turns, machine, medians, parser_of, print_head, print_row, timed
 from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax import losses
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update, optimizer
@@ -144,10 +140,11 @@ def host_iteration(loop: HostLoop, learning: MSGRPOConfig, config: TrainConfig):
     return iterate
 
 
-def timed(run) -> tuple[float, Any]:
-    start = time.perf_counter()
-    out = jax.block_until_ready(run())
-    return time.perf_counter() - start, out
+def played(ways: dict[str, Callable[[jax.Array], Any]], repeats: int) -> dict[str, list[tuple[float, Any]]]:
+    """(seconds, result) of each way and repeat, after a call that compiles."""
+    for way in ways.values():
+        jax.block_until_ready(way(jax.random.key(0)))
+    return in_turns({name: lambda n, way=way: timed(way, jax.random.key(n + 1)) for name, way in ways.items()}, repeats)
 
 
 def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bool) -> list[list[str]]:
@@ -177,17 +174,11 @@ def rollouts(config: TrainConfig, sizes: list[int], repeats: int, one_by_one: bo
             return sum(len(e["turns"]) for e in episodes)
 
         ways = {name: (lambda key, name=name: play_host(name, key)) for name in loops} | {"one program": play_device}
-        speeds = {name: [] for name in ways}
-        for way in ways.values():
-            way(jax.random.key(0))  # compiles
-        for repeat in range(repeats):
-            for name, way in ways.items():
-                seconds, turns = timed(lambda way=way: way(jax.random.key(repeat + 1)))
-                speeds[name].append(turns / seconds)
-        base = statistics.median(speeds["host, batched"])
-        for name, values in speeds.items():
-            median = statistics.median(values)
-            rows.append([f"{size} episodes", name, f"{median:.2f} turns/s", f"{median / base:.2f}"])
+        runs = played(ways, repeats)
+        speeds = medians({name: [turns / took for took, turns in each] for name, each in runs.items()})
+        for name, speed in speeds.items():
+            ratio = speed / speeds["host, batched"]
+            rows.append([f"{size} episodes", name, f"{speed:.2f} turns/s", f"{ratio:.2f}"])
     return rows
 
 
@@ -202,41 +193,26 @@ def iterations(config: TrainConfig, repeats: int) -> list[list[str]]:
     for name, one_by_one in (("host, batched", False), ("host, one by one", True)):
         iterate = host_iteration(HostLoop(policy, game, prompt, one_by_one), learning, config)
         ways[name] = lambda key, iterate=iterate: iterate(state, key)
-    seconds = {name: [] for name in ways}
-    for way in ways.values():
-        jax.block_until_ready(way(jax.random.key(0)))
-    for repeat in range(repeats):
-        for name, way in ways.items():
-            seconds[name].append(timed(lambda way=way: way(jax.random.key(repeat + 1)))[0])
-    base = statistics.median(seconds["host, batched"])
-    episodes = f"{learning.num_groups * learning.group_size} episodes"
-    return [
-        [episodes, name, f"{statistics.median(v):.2f} s/iteration", f"{base / statistics.median(v):.2f}"]
-        for name, v in seconds.items()
-    ]
+    seconds = medians({name: [s for s, _ in runs] for name, runs in played(ways, repeats).items()})
+    episodes, base = f"{learning.num_groups * learning.group_size} episodes", seconds["host, batched"]
+    return [[episodes, name, f"{took:.2f} s/iteration", f"{base / took:.2f}"] for name, took in seconds.items()]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="nano")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32])
+    parser = parser_of(__doc__, model="nano", repeats=3, sizes=[8, 32])
     parser.add_argument("--no_one_by_one", action="store_true", help="leave out the slowest way")
     parser.add_argument("--turns", type=int, default=5, help="maximum turns per episode")
     args = parser.parse_args()
-    print(
-        f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
-        f"{jax.devices()[0].device_kind}; {args.model}, FrozenLake, medians of {args.repeats}"
-    )
+    print(f"{machine()}; {args.model}, FrozenLake, medians of {args.repeats}")
     if args.model == "nano":
         config = make(TrainConfig, max_turns=args.turns, **PRESETS["demo"])
         rows = rollouts(config, args.sizes, args.repeats, not args.no_one_by_one) + iterations(config, args.repeats)
     else:
         config = make(TrainConfig, model=args.model, max_tokens=48, group_size=2, group_sample=2, max_turns=args.turns)
         rows = rollouts(config, args.sizes, args.repeats, not args.no_one_by_one)
-    print("| what | how | speed | ratio to host, batched |\n| --- | --- | --- | --- |")
+    print_head("what", "how", "speed", "ratio to host, batched")
     for row in rows:
-        print("| " + " | ".join(row) + " |")
+        print_row(*row)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
     python -m launch.compare runs/a runs/b --out runs/comparison.html
     python -m launch.compare runs/a                      # writes runs/a/comparison.html
+    python -m launch.compare LAC=runs/lac_3,runs/lac_4 own=runs/own_3,runs/own_4 --out runs/loop.html
 
 Reads what every training script writes (config.json, metrics.jsonl, results.json) and trains nothing; a run that is
 still going has metrics only, which is enough. Each part of a run (a folder below it with metrics or results) counts as
-a run of its own; several seeds are drawn as their mean and a band of one standard deviation.
+a run of its own. TITLE=A,B,C are the seeds of one setting, a folder each; several seeds are drawn as their mean and a
+band of one standard deviation. Groups of iterate_lac also get a table by round and a curve over the tokens spent.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from nlrl_jax.run import app
 from nlrl_jax.run.directory import holds_run, output_file, read_config
 from nlrl_jax.run.metrics import METRICS, read_metrics
 from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import Episodes, Picture, Table, distinct, number, write_report
+from nlrl_jax.run.report import Episodes, Picture, Table, distinct, markdown, number, write_report
+from nlrl_jax.run.reports import lac_seeds
 from nlrl_jax.run.results import RESULTS, read
 from nlrl_jax.statistics import estimate, header
 
@@ -59,6 +62,46 @@ def read_run(run_dir: pathlib.Path) -> dict[str, Any]:
     if not metrics and not stored:
         raise ValueError(f"{run_dir} has no metrics yet")
     return {"name": str(run_dir), "config": config, "metrics": metrics, "results": stored}
+
+
+def groups_of(names: list[str]) -> dict[str, list[pathlib.Path]]:
+    """{title: the folders of its seeds} of TITLE=A,B,C; a part of any other run is a group by itself, under its path.
+
+    Raises:
+      ValueError: a title or a folder of a group comes twice.
+    """
+    groups: dict[str, list[pathlib.Path]] = {}
+    for name in names:
+        title, equals, listed = name.rpartition("=")
+        if not equals or pathlib.Path(name).expanduser().exists():
+            groups |= {str(part): [part] for part in parts_of(pathlib.Path(name).expanduser())}
+            continue
+        folders = [pathlib.Path(one).expanduser() for one in listed.split(",")]
+        if title in groups or len(set(folders)) < len(folders):
+            raise ValueError(f"{name} names a group or a folder twice; a seed counts once")
+        groups[title] = folders
+    return groups
+
+
+def read_group(title: str, folders: list[pathlib.Path]) -> dict[str, Any]:
+    """The seeds of one setting as `read_run` gives one run; settings in which they differ are left out."""
+    first, *others = runs = [read_run(folder) for folder in folders]
+    if not others:
+        return first | {"name": title}
+    metrics = [seed for run in runs for seed in run["metrics"]]
+    done = min((len(seed["iteration"]) for seed in metrics), default=0)
+    results = dict(first["results"])
+    for when in ("before", "after"):
+        found = [run["results"].get(when, {}) for run in runs]
+        shared = [name for name in found[0] if all(name in one for one in found)]
+        results[when] = {name: np.concatenate([np.ravel(one[name]) for one in found]) for name in shared}
+    equal = lambda name: all(run["config"].get(name) == first["config"][name] for run in others)
+    return {
+        "name": title,
+        "config": {name: value for name, value in first["config"].items() if equal(name)},
+        "metrics": [{name: values[:done] for name, values in seed.items()} for seed in metrics],
+        "results": results,
+    }
 
 
 def labels(names: list[str]) -> list[str]:
@@ -154,18 +197,26 @@ def page_of(name: str | pathlib.Path) -> pathlib.Path:
     if out.suffix != ".html":
         raise ValueError(f"--out is {out}; the page is an .html file, such as runs/comparison.html")
     own = out.is_file() and any(question in out.read_text(errors="replace") for question in QUESTIONS)
-    there = [path for path in (out, out.with_suffix(".png")) if path.exists()]
+    there = [path for path in (out, out.with_suffix(".png"), rounds_of(out)) if path.exists()]
     if there and not own:
         raise ValueError(f"{there[0]} is there and no earlier comparison; choose another --out")
     return out
 
 
+def rounds_of(out: pathlib.Path) -> pathlib.Path:
+    """The picture of LAC's loop beside a page."""
+    return out.with_name(f"{out.stem}_rounds.png")
+
+
 def main(argv: list[str]) -> None:
     if len(argv) < 2 or not all(argv):
         raise ValueError("name the runs: python -m launch.compare runs/a runs/b")
-    folders = dict.fromkeys(part for name in argv[1:] for part in parts_of(pathlib.Path(name).expanduser()))
-    runs = [read_run(folder) for folder in folders]
-    out = page_of(flags.FLAGS.out or pathlib.Path(argv[1]) / "comparison.html")
+    groups = groups_of(argv[1:])
+    runs = [read_group(title, folders) for title, folders in groups.items()]
+    titled = argv[1].rpartition("=")[0] in groups
+    out = page_of(
+        flags.FLAGS.out or (groups[runs[0]["name"]][0] if titled else pathlib.Path(argv[1])) / "comparison.html"
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     panels, flat = curves(runs)
     pictures = [compare(panels, out.with_suffix(".png"), "iteration", "")] if panels else []
@@ -183,12 +234,18 @@ def main(argv: list[str]) -> None:
         *([f"Constant in all runs, so not drawn: {', '.join(flat)}."] if flat else []),
         *([f"Not shown: {'; '.join(hidden)}."] if hidden else []),
     ]
+    loops = titled and all(run["results"].get("script") == "iterate_lac" for run in runs)
+    rounds = lac_seeds.blocks(groups, rounds_of(out)) if loops else []
+    for block in rounds:
+        if isinstance(block, Table):
+            print(f"{block.title}. {block.note}\n\n{markdown(block.rows)}")
     page = write_report(
         out.parent,
         title=title,
         question=QUESTIONS[not alone],
         config=runs[0]["config"],
         blocks=[
+            *rounds,
             Table("Results", rows, " ".join(notes)),
             *(Picture(path, "Metrics by iteration; bands are one deviation over seeds.") for path in pictures),
             Episodes(episodes(left, old), episodes(right, new), names),

@@ -148,7 +148,8 @@ def test_options_of_benchmarks_exist():
             source = path.read_text() if path.exists() else ""
             for page, words in found:
                 names = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-                missing = [name for name in names if not re.search(rf'"(--)?(no_)?{name}"', source)]
+                defined = r'"(--)?(no_)?{0}"|parser_of\([^)]*\b{0}='
+                missing = [name for name in names if not re.search(defined.format(name), source)]
                 if not source or missing:
                     wrong.append(f"{page}: {script} {missing}")
     assert not wrong, "\n".join(wrong)

@@ -52,8 +52,8 @@ class LocalModel:
         eighth to a half took the same within a tenth (benchmarks/local_backend.py).
       share_prefix: whether to read once what all prompts of a call begin with.
       cache_mb: memory for the keys and values of texts that later calls may go on with, 10^6 bytes; 0 keeps none. It
-        pays where texts grow (benchmarks/prefix_cache.py: a tenth to a third of the time); for short prompts that are
-        answered once, refilled rows are up to three times as fast (benchmarks/local_backend.py --cache_mb 300).
+        pays where texts grow (a tenth to a third of the time: benchmarks/local_backend.py --lac); for short prompts
+        that are answered once, refilled rows are up to three times as fast (the same with --cache_mb 300).
       cache: `kv_cache.KVCache`, or None. It grows and forgets from call to call, and yet the model is a value:
         what it holds follows from the weights and the texts alone, so it decides how long a call takes and not what it
         returns. It belongs to these weights: a model made by `with_variables` or `dataclasses.replace` has its own.

@@ -49,6 +49,19 @@ def test_seeds_are_a_mean_and_a_band_and_parts_are_lines(matrix, tmp_path, capsy
     assert "2 ± 13" in (tmp_path / "page.html").read_text()
 
 
+def test_seeds_in_folders_of_their_own_are_a_group(tmp_path):
+    for seed, values in enumerate(([0.0, 1.0, 2.0], [2.0, 3.0])):
+        write(make_run(tmp_path / str(seed), seed=seed), values)
+        write_results(tmp_path / str(seed), script="x", before={"win": seed}, after={"win": 1.0})
+    groups = report.groups_of([f"both={tmp_path / '0'},{tmp_path / '1'}", str(tmp_path / "0")])
+    assert groups == {"both": [tmp_path / "0", tmp_path / "1"], str(tmp_path / "0"): [tmp_path / "0"]}
+    both, alone = report.table([report.read_group(*group) for group in groups.items()])
+    assert (
+        both["run"] == "both" and both["return"] == "2 ± 13" and both["win (before → after)"].startswith("0.5 ± 6.4 →")
+    )
+    assert both["iterations done"] == 2 and both["seed"] == "" and alone["seed"] == 0
+
+
 @pytest.mark.parametrize(
     "names, want",
     [

@@ -1,4 +1,4 @@
-"""PureJaxRL's PPO for `benchmarks/ppo.py`, from a checkout of luchris429/purejaxrl, which is taken as it is.
+"""PureJaxRL's PPO for `benchmarks.ppo`, from a checkout of luchris429/purejaxrl, which is taken as it is.
 
 gymnax 1.x's six-valued `step` is folded to the five values that it expects. brax and navix, which it imports but does
 not use here, may be missing. So may distrax: then a Categorical of our own stands in, which `distrax_of` says.

@@ -1,6 +1,6 @@
-"""stable-baselines3's PPO for `benchmarks/ppo.py`, in an environment of its own (torch). One run, one line of JSON.
+"""stable-baselines3's PPO for `benchmarks.ppo`, in an environment of its own (torch). One run, one line of JSON.
 
-    python benchmarks/ppo_sb3.py CartPole-v1 500000 0 '{"n_steps": 128}' [--envs 4]
+    python benchmarks/peers/sb3.py CartPole-v1 500000 0 '{"n_steps": 128}' [--envs 4]
 
 `seconds` is that of `learn` alone. `returns`: of the training's episodes (Monitor), in the order they ended.
 `greedy`, `sampled`: of 100 episodes each afterwards. `{"anneal": true}` lets the learning rate fall linearly to 0.

@@ -1,0 +1,67 @@
+"""What the benchmarks share: the machine in a line, subjects that take turns, and Markdown tables.
+
+Imports no JAX before it is needed, so that a peer's Python can use it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent  # where processes of a benchmark start
+
+
+def parser_of(doc: str, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser that shows a script's docstring; `repeats=3` adds --repeats with that default, in its own type."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        kind = {"nargs": "+", "type": type(default[0])} if isinstance(default, list) else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, **kind)
+    return parser
+
+
+def machine(*packages: str) -> str:
+    """Versions, the device and the load, in one line."""
+    import jax
+
+    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", *packages))
+    host = f"Python {platform.python_version()}, {os.cpu_count()} cores ({platform.machine()})"
+    return f"{versions}, {host}, {jax.devices()[0].device_kind}, load {os.getloadavg()[0]:.1f}"
+
+
+def timed(run: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+    """(seconds until the result of a call is there, the result)."""
+    import jax
+
+    start = time.perf_counter()
+    out = jax.block_until_ready(run(*args))
+    return time.perf_counter() - start, out
+
+
+def in_turns(subjects: Mapping[Hashable, Callable[[int], Any]], repeats: int) -> dict[Hashable, list[Any]]:
+    """What each subject returns for each repeat; within a repeat they take turns."""
+    found: dict[Hashable, list[Any]] = {name: [] for name in subjects}
+    for repeat in range(repeats):
+        for name, subject in subjects.items():
+            found[name].append(subject(repeat))
+    return found
+
+
+def medians(values: Mapping[Hashable, list[float]]) -> dict[Hashable, float]:
+    return {name: statistics.median(column) for name, column in values.items()}
+
+
+def print_row(*cells: Any) -> None:
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def print_head(*titles: str) -> None:
+    print_row(*titles)
+    print("|---" * len(titles) + "|", flush=True)
