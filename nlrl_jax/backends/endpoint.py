@@ -126,7 +126,7 @@ class EndpointModel:
             requests.append(_Request(text, 0 if greedy else counts[text]))
             counts[text] += 1
         extra = self.options.extra_fields()
-        fields = self._fields(sampling, stop, extra)
+        fields = self.reply_fields(sampling, stop)
         routes = {chat: self._route(chat, extra) for chat in counts}
 
         def key(request: _Request) -> str:
@@ -264,8 +264,8 @@ class EndpointModel:
         null = [name for name in ("model", "temperature") if extra.get(name, "") is None]
         return _without_none(extra) | {name: value for name, value in ours.items() if name not in null}
 
-    def _fields(self, sampling: Sampling, stop: Sequence[str], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that all requests of one `complete` share."""
+    def reply_fields(self, sampling: Sampling, stop: Sequence[str] = ()) -> dict[str, Any]:
+        """The fields of a request for replies, but for the chat; `extra` adds to them and replaces them."""
         fields = {
             "model": self.model,
             "max_tokens": int(sampling.max_tokens),
@@ -276,7 +276,7 @@ class EndpointModel:
             fields["top_k"] = int(sampling.top_k)
         if stop:
             fields["stop"] = list(stop[:MAX_STOPS])
-        return _without_none({**fields, **extra})
+        return _without_none({**fields, **self.options.extra_fields()})
 
     def _key(
         self,

@@ -224,11 +224,6 @@ class Tokenizer:
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @functools.cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens; they carry no text."""
-        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
-
-    @functools.cached_property
     def token_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """The bytes of every token: (flat uint8 [N], offsets int32 [V + 1]).
 
