@@ -131,8 +131,8 @@ class EndpointModel:
 
         def key(request: _Request) -> str:
             path, content, flags, _ = routes[request.chat]
-            asked = content.get("prompt", request.chat)
-            return self._key(path, {**fields, **flags}, None if greedy else int(seed), asked, request.index, stop)
+            prompt = content.get("prompt", request.chat)
+            return self._key(path, {**fields, **flags}, None if greedy else int(seed), prompt, request.index, stop)
 
         replies = {request: self.cache and self.cache.get_reply(key(request)) for request in dict.fromkeys(requests)}
         missing: dict[str, list[int]] = {}
@@ -167,7 +167,7 @@ class EndpointModel:
         ]
         first = {**fields, **routes[todo[0][0]].flags, **dict.fromkeys(["n"] * (len(todo[0][1]) > 1))} if todo else {}
         unknown = DOUBTFUL.intersection(first) - self.known.accepted - self.known.refused - set(extra)
-        self._run(todo, work, role, lambda job: len(job[1]), bool(unknown))
+        request_pool.do(todo, work, self.options, role, self.calls, lambda job: len(job[1]), bool(unknown))
         return _spread(requests, replies)
 
     def _ask(
@@ -245,7 +245,7 @@ class EndpointModel:
                 self.cache.put(key(pair), {"log_prob": scores[pair].log_prob, "tokens": scores[pair].tokens})
             return ()
 
-        self._run([pair for pair in pairs if pair not in scores], work, role)
+        request_pool.do([pair for pair in pairs if pair not in scores], work, self.options, role, self.calls)
         return [[scores[pair] for pair in row] for row in rows]
 
     def _route(self, chat: str, extra: Mapping[str, Any]) -> _Route:
@@ -283,17 +283,14 @@ class EndpointModel:
         path: str,
         fields: dict[str, Any],
         seed: int | None,
-        asked: str,
+        prompt: str,
         which: int | str,
         stop: Sequence[str] = (),
     ) -> str:
         url = (self.cached_as or self.options.url) + path
         parts = {"format": _FORMAT, "url": url, "request": fields, "seed": seed}
         parts |= {"stop": list(stop)} if stop else {}
-        return cache_key({**parts, "asked": asked, "which": which})
-
-    def _run(self, todo: Sequence[Any], work: Callable, role: str, size=lambda job: 1, first_alone=False) -> None:
-        request_pool.do(todo, work, self.options, role, self.calls, size, first_alone)
+        return cache_key({**parts, "asked": prompt, "which": which})
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,15 @@ class Tokenizer:
             raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
         return self.eos_ids[0]
 
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises ValueError: a model of this vocabulary lacks some of the tokens, or no token ends a reply."""
+        if self.vocab_size > vocab_size:
+            raise ValueError(
+                f"the tokenizer has {self.vocab_size} tokens but the model's vocabulary is {vocab_size}: "
+                "they do not belong together"
+            )
+        self.end_id  # noqa: B018
+
     def with_template(self, options: TemplateOptions) -> Tokenizer:
         """The same tokenizer, its chat template given other variables or another date.
 
