@@ -57,6 +57,10 @@ def small_tokenizer() -> Tokenizer:
     return Tokenizer.create(backend, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
+def special_ids(tokenizer: Tokenizer) -> set[int]:
+    return {i for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+
+
 def wheel_file(package: str, pattern: str) -> pathlib.Path:
     """A data file of an installed package (which is not imported); skips the test without it."""
     spec = importlib.util.find_spec(package)

@@ -126,13 +126,13 @@ class EndpointModel:
             requests.append(_Request(text, 0 if greedy else counts[text]))
             counts[text] += 1
         extra = self.options.extra_fields()
-        fields = self._fields(sampling, stop, extra)
+        fields = self.reply_fields(sampling, stop)
         routes = {chat: self._route(chat, extra) for chat in counts}
 
         def key(request: _Request) -> str:
             path, content, flags, _ = routes[request.chat]
-            asked = content.get("prompt", request.chat)
-            return self._key(path, {**fields, **flags}, None if greedy else int(seed), asked, request.index, stop)
+            prompt = content.get("prompt", request.chat)
+            return self._key(path, {**fields, **flags}, None if greedy else int(seed), prompt, request.index, stop)
 
         replies = {request: self.cache and self.cache.get_reply(key(request)) for request in dict.fromkeys(requests)}
         missing: dict[str, list[int]] = {}
@@ -167,7 +167,7 @@ class EndpointModel:
         ]
         first = {**fields, **routes[todo[0][0]].flags, **dict.fromkeys(["n"] * (len(todo[0][1]) > 1))} if todo else {}
         unknown = DOUBTFUL.intersection(first) - self.known.accepted - self.known.refused - set(extra)
-        self._run(todo, work, role, lambda job: len(job[1]), bool(unknown))
+        request_pool.do(todo, work, self.options, role, self.calls, lambda job: len(job[1]), bool(unknown))
         return _spread(requests, replies)
 
     def _ask(
@@ -245,7 +245,7 @@ class EndpointModel:
                 self.cache.put(key(pair), {"log_prob": scores[pair].log_prob, "tokens": scores[pair].tokens})
             return ()
 
-        self._run([pair for pair in pairs if pair not in scores], work, role)
+        request_pool.do([pair for pair in pairs if pair not in scores], work, self.options, role, self.calls)
         return [[scores[pair] for pair in row] for row in rows]
 
     def _route(self, chat: str, extra: Mapping[str, Any]) -> _Route:
@@ -264,8 +264,8 @@ class EndpointModel:
         null = [name for name in ("model", "temperature") if extra.get(name, "") is None]
         return _without_none(extra) | {name: value for name, value in ours.items() if name not in null}
 
-    def _fields(self, sampling: Sampling, stop: Sequence[str], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that all requests of one `complete` share."""
+    def reply_fields(self, sampling: Sampling, stop: Sequence[str] = ()) -> dict[str, Any]:
+        """The fields of a request for replies, but for the chat; `extra` adds to them and replaces them."""
         fields = {
             "model": self.model,
             "max_tokens": int(sampling.max_tokens),
@@ -276,24 +276,21 @@ class EndpointModel:
             fields["top_k"] = int(sampling.top_k)
         if stop:
             fields["stop"] = list(stop[:MAX_STOPS])
-        return _without_none({**fields, **extra})
+        return _without_none({**fields, **self.options.extra_fields()})
 
     def _key(
         self,
         path: str,
         fields: dict[str, Any],
         seed: int | None,
-        asked: str,
+        prompt: str,
         which: int | str,
         stop: Sequence[str] = (),
     ) -> str:
         url = (self.cached_as or self.options.url) + path
         parts = {"format": _FORMAT, "url": url, "request": fields, "seed": seed}
         parts |= {"stop": list(stop)} if stop else {}
-        return cache_key({**parts, "asked": asked, "which": which})
-
-    def _run(self, todo: Sequence[Any], work: Callable, role: str, size=lambda job: 1, first_alone=False) -> None:
-        request_pool.do(todo, work, self.options, role, self.calls, size, first_alone)
+        return cache_key({**parts, "asked": prompt, "which": which})
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:

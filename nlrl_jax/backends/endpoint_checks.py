@@ -13,7 +13,7 @@ from nlrl_jax.backends.optional_fields import KnownFields, Request
 from nlrl_jax.backends.responses import read_score
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
 from nlrl_jax.backends.usage import CHECK
-from nlrl_jax.types import Chat
+from nlrl_jax.types import Chat, Sampling
 
 TOKENS = 16  # of the reply to `check_answers`, at most
 # Statuses of a server without /completions, or without an echo of the prompt.
@@ -27,12 +27,8 @@ def check_answers(model: EndpointModel) -> None:
     Raises:
       EndpointError: there is none, in a sentence that says what to change. A server that is busy is asked again.
     """
-    extra = {name: value for name, value in model.options.extra_fields().items() if value is not None}
-    whole = {"model": model.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": TOKENS}
-    whole |= {"temperature": 1.0, "top_p": 1.0, **extra}  # which a server may refuse
-    if model.options.extra_fields().get("model", "") is None:
-        whole.pop("model")
-    request = Request(model.known, whole, extra, model.options.url)
+    whole = {**model.reply_fields(Sampling(TOKENS, 1.0)), "messages": [{"role": "user", "content": "Hi"}]}
+    request = Request(model.known, whole, model.options.extra_fields(), model.options.url)
 
     def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
         if failure.is_unreachable or failure.status == 200 or failure.status is None and _is_cut(failure):

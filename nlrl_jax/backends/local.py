@@ -74,13 +74,7 @@ class LocalModel:
             raise ValueError(f"rows is {self.rows}; it must be at least 1")
         if not 0 < self.refill <= 1:
             raise ValueError(f"refill is {self.refill}; it must be above 0 and at most 1 (no refill)")
-        if self.tokenizer.vocab_size > self.model.config.vocab_size:
-            raise ValueError(
-                f"the tokenizer has {self.tokenizer.vocab_size} tokens but the model's vocabulary is "
-                f"{self.model.config.vocab_size}: they do not belong together"
-            )
-        if not self.tokenizer.eos_ids:
-            raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
+        self.tokenizer.check_fits(self.model.config.vocab_size)
         if not self.cache_mb >= 0:
             raise ValueError(f"cache_mb is {self.cache_mb}; it must be at least 0 (no cache)")
         if self.cache_mb:

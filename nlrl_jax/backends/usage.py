@@ -7,7 +7,6 @@ import json
 import pathlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,16 +152,3 @@ class Metered:
         if getattr(self.model, "usage", None) is self.usage:
             amounts = {name: amount for name, amount in amounts.items() if name not in ("prompt_tokens", "tokens")}
         self.usage.add(role, seconds=time.perf_counter() - start, **amounts)
-
-
-def describe_usage(usage: Usage) -> list[str]:
-    """One sentence per role, all sections together, for a report."""
-    sums: dict[str, Counter] = {}
-    for row in usage.rows():
-        sums.setdefault(row.pop("role").rpartition("/")[2], Counter()).update(row)
-    return [
-        f"{role}: {row['calls']} calls, {row['prompt_tokens']} tokens read and {row['tokens']} written in "
-        f"{row['seconds']:.0f} s, {row['cache_hits']} from the cache, {row['cut']} cut"
-        + "".join(f", {row[name]} {name}" for name in ("refused", "retries", "estimated") if row[name])
-        for role, row in sums.items()
-    ]

@@ -111,6 +111,15 @@ class Tokenizer:
             raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
         return self.eos_ids[0]
 
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises ValueError: a model of this vocabulary lacks some of the tokens, or no token ends a reply."""
+        if self.vocab_size > vocab_size:
+            raise ValueError(
+                f"the tokenizer has {self.vocab_size} tokens but the model's vocabulary is {vocab_size}: "
+                "they do not belong together"
+            )
+        self.end_id  # noqa: B018
+
     def with_template(self, options: TemplateOptions) -> Tokenizer:
         """The same tokenizer, its chat template given other variables or another date.
 
@@ -222,11 +231,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included (the largest id plus one)."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
-
-    @functools.cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens; they carry no text."""
-        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     @functools.cached_property
     def token_bytes(self) -> tuple[np.ndarray, np.ndarray]:

@@ -75,13 +75,7 @@ class LanguageAgentPolicy:
             reply do not fit the model's context; or the tokenizer's borders break the template.
         """
         config = model.config
-        if tokenizer.vocab_size > config.vocab_size:
-            raise ValueError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens but the model's vocabulary is {config.vocab_size}: "
-                "they do not belong together"
-            )
-        if not tokenizer.eos_ids:
-            raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
+        tokenizer.check_fits(config.vocab_size)
         template = compile_template(chat_prompt(game, tokenizer.render_chat, prompt, sampling.max_tokens), tokenizer)
         longest = len(template.prefix) + template.max_length + sampling.max_tokens
         if longest > config.max_positions:

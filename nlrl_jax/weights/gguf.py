@@ -75,7 +75,7 @@ def load(
             weights = unpermute(weights, config.num_heads)
         elif where[-2:] == ("k", "kernel"):
             weights = unpermute(weights, config.num_kv_heads)
-        return (weights.T if _transposed(where) else weights)[index]
+        return (weights.T if layout.transposed(where) else weights)[index]
 
     return config, layout.assemble(config, fetch, mesh=mesh)
 
@@ -258,10 +258,6 @@ def _name(path: layout.Path, layer: int | None) -> str:
     return _NAMES[path] if layer is None else f"blk.{layer}.{_NAMES[path[1:]]}"
 
 
-def _transposed(path: layout.Path) -> bool:
-    return path[-1] in ("kernel", "lm_head")
-
-
 def _shape(tensor: Any) -> tuple[int, ...]:
     """GGUF writes dimensions innermost first."""
     return tuple(int(n) for n in tensor.shape[::-1])
@@ -270,19 +266,9 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 def _check(path: pathlib.Path, config: ModelConfig, tensors: dict[str, Any]) -> None:
     from gguf import dequantize
 
-    known = {_ROPE_FACTORS}
-    for where, shape in layout.shapes(config).items():
-        one = shape[1:] if layout.stacked(where) else shape
-        for layer in range(config.num_layers) if layout.stacked(where) else (None,):
-            name, wanted = _name(where, layer), one[::-1] if _transposed(where) else one
-            if name not in tensors:
-                raise ValueError(f"{path}: tensor {name} missing")
-            if _shape(tensors[name]) != wanted:
-                raise ValueError(f"{path}: {name} has shape {_shape(tensors[name])}; its metadata call for {wanted}")
-            known.add(name)
-    unexpected = sorted(tensors.keys() - known)
-    if unexpected:
-        raise ValueError(f"{path}: {len(unexpected)} unexpected tensors: {', '.join(unexpected[:5])}")
+    expected = {_name(where, layer): shape for where, layer, shape in layout.tensors(config)}
+    found = {name: _shape(tensor) for name, tensor in tensors.items() if name != _ROPE_FACTORS}
+    layout.check_tensors(path, expected, found, "its metadata call for")
     for quantisation, tensor in {tensor.tensor_type: tensor for tensor in tensors.values()}.items():
         try:
             dequantize(tensor.data[:1] if tensor.data.ndim > 1 else tensor.data, quantisation)

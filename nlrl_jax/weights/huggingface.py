@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,8 @@ from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer_files import read_token_ids
 from nlrl_jax.weights import layout
-from nlrl_jax.weights.safetensors_file import DTYPES, temporary, write
+from nlrl_jax.weights.layout import transposed
+from nlrl_jax.weights.safetensors_file import DTYPES, check_dtypes, temporary, write
 from nlrl_jax.weights.tensors import INDEX, SINGLE, Tensors, listing, remove_weights, weight_map
 
 _TOP = {
@@ -66,11 +67,6 @@ def tensor_name(path: layout.Path, layer: int | None) -> str:
     else:
         name = f"{LINEAR[inside[:-1]]}.{'weight' if inside[-1] == 'kernel' else 'bias'}"
     return f"model.layers.{layer}.{name}"
-
-
-def transposed(path: layout.Path) -> bool:
-    """Whether the file holds the parameter as [out, in]."""
-    return path[-1] in ("kernel", "lm_head")
 
 
 def load(
@@ -231,7 +227,7 @@ def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelCo
 
 def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> str:
     """The checkpoint's dtype. See `load` for one that has several."""
-    found = sorted({DTYPES[tensors.dtype(name)] for name, _, _ in _expected(config)})
+    found = sorted({DTYPES[tensors.dtype(tensor_name(path, layer))] for path, layer, _ in layout.tensors(config)})
     if len(found) == 1:
         return found[0]
     contents = read_json(folder / "config.json")
@@ -248,40 +244,12 @@ def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -
 
 def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
-    expected = {name: (path, shape) for name, path, shape in _expected(config)}
-    present = {name for name in tensors if not _BUFFER.match(name)}
-    head, embedding = _TOP[("lm_head",)], _TOP[("embedding",)]
-    missing = sorted(expected.keys() - present)
-    if missing:
-        hint = " (tie_word_embeddings is false in config.json)" if head in missing else ""
-        raise ValueError(f"{folder}: {_some(missing)} missing{hint}")
-    unexpected = sorted(present - expected.keys())
-    if unexpected:
-        raise ValueError(f"{folder}: {_some(unexpected)} unexpected in a {config.architecture} of this config")
-    rows = tensors.shape(embedding)[0]
-    if rows != config.vocab_size:
-        raise ValueError(
-            f"{folder}: {embedding} has {rows} rows but vocab_size={config.vocab_size} in config.json; they must agree"
-        )
-    for name, (_, shape) in expected.items():
-        if tensors.shape(name) != shape:
-            raise ValueError(f"{folder}: {name} has shape {tensors.shape(name)}; config.json calls for {shape}")
-        if tensors.dtype(name) not in DTYPES:
-            raise ValueError(f"{folder}: {name} has dtype {tensors.dtype(name)}; one of {', '.join(DTYPES)} is needed")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"tensor{'s' if len(names) > 1 else ''} {shown}"
-
-
-def _expected(config: ModelConfig) -> Iterator[tuple[str, layout.Path, tuple[int, ...]]]:
-    """(name, path, shape in the file) of every tensor."""
-    for path, shape in layout.shapes(config).items():
-        layers = range(config.num_layers) if layout.stacked(path) else (None,)
-        one = shape[1:] if layout.stacked(path) else shape
-        for layer in layers:
-            yield tensor_name(path, layer), path, one[::-1] if transposed(path) else one
+    expected = {tensor_name(path, layer): shape for path, layer, shape in layout.tensors(config)}
+    found = {name: tensors.shape(name) for name in tensors if not _BUFFER.match(name)}
+    own_head = _TOP[("lm_head",)] in expected.keys() - found.keys()
+    hint = " (tie_word_embeddings is false in config.json)" if own_head else ""
+    layout.check_tensors(folder, expected, found, "config.json calls for", hint)
+    check_dtypes(folder, tensors, expected)
 
 
 _Shard = dict[str, tuple[layout.Path, int | None, jax.ShapeDtypeStruct]]  # name -> what it is, as the file holds it
@@ -290,14 +258,10 @@ _Shard = dict[str, tuple[layout.Path, int | None, jax.ShapeDtypeStruct]]  # name
 def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
     """Tensors in the order of the layers, cut into shards of at most `max_bytes` (or one tensor)."""
     order = []
-    for path, leaf in flat.items():
-        layers = range(leaf.shape[0]) if layout.stacked(path) else (None,)
-        shape = leaf.shape[1:] if layout.stacked(path) else leaf.shape
-        struct = jax.ShapeDtypeStruct(shape[::-1] if transposed(path) else shape, leaf.dtype)
-        first = -1 if path == ("embedding",) else config.num_layers
-        for layer in layers:
-            place = first if layer is None else layer
-            order.append((place, tensor_name(path, layer), (path, layer, struct)))
+    for path, layer, shape in layout.tensors(config):
+        place = -1 if path == ("embedding",) else config.num_layers if layer is None else layer
+        struct = jax.ShapeDtypeStruct(shape, flat[path].dtype)
+        order.append((place, tensor_name(path, layer), (path, layer, struct)))
     shards, filled = [{}], 0
     for _, name, tensor in sorted(order, key=lambda item: item[:2]):
         size = tensor[2].size * tensor[2].dtype.itemsize

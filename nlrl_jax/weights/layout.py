@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -38,6 +39,48 @@ def shapes(config: ModelConfig, collection: str = "params") -> dict[Path, tuple[
 def stacked(path: Path) -> bool:
     """Whether the parameter has a leading layers axis."""
     return path[0] == "blocks"
+
+
+def transposed(path: Path) -> bool:
+    """Whether files hold the parameter the other way round, [out, in]."""
+    return path[-1] in ("kernel", "lm_head", "a", "b")
+
+
+def tensors(config: ModelConfig, collection: str = "params") -> Iterator[tuple[Path, int | None, tuple[int, ...]]]:
+    """(path, layer, shape in a file) of every tensor; the layer is None for parameters that are not stacked."""
+    for path, shape in shapes(config, collection).items():
+        one = shape[1:] if stacked(path) else shape
+        for layer in range(shape[0]) if stacked(path) else (None,):
+            yield path, layer, one[::-1] if transposed(path) else one
+
+
+def check_tensors(
+    source: pathlib.Path,
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    wanted_by: str,
+    missing_hint: str = "",
+) -> None:
+    """Checks that a file holds exactly the tensors expected.
+
+    Args:
+      expected, found: name -> shape.
+      wanted_by: what the expected shapes follow from, such as "config.json calls for".
+
+    Raises:
+      ValueError: a tensor is missing, unexpected or of another shape, by name.
+    """
+    differences = (
+        (expected.keys() - found.keys(), f"missing{missing_hint}"),
+        (found.keys() - expected.keys(), "unexpected in this model"),
+    )
+    for names, problem in differences:
+        if names:
+            first = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise ValueError(f"{source}: tensor{'s' if len(names) > 1 else ''} {first} {problem}")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ValueError(f"{source}: {name} has shape {found[name]}; {wanted_by} {shape}")
 
 
 def assemble(

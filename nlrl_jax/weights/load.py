@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.weights import hub, huggingface
+from nlrl_jax.weights import gguf, hub, huggingface
+from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 
 _ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 # nano plays FrozenLake and Snake, nano_board reads tic-tac-toe and breakthrough, nano_babyai continues transcripts of
@@ -78,8 +79,6 @@ def load_weights(
     if path in BUILT_IN.values():  # whatever they are stored in: they are small, and made for CPUs
         dtype, param_dtype = dtype or "float32", param_dtype or "float32"
     if path.suffix == ".gguf":
-        from nlrl_jax.weights import gguf
-
         return gguf.load(path, dtype=dtype or "float32", param_dtype=param_dtype, mesh=mesh, **overrides)
     return huggingface.load(path, dtype=dtype, param_dtype=param_dtype, mesh=mesh, **overrides)
 
@@ -87,11 +86,7 @@ def load_weights(
 def load_config(name: str, revision: str = "") -> ModelConfig:
     """The configuration of a model, without its weights. Arguments and errors: see `load_model`."""
     path = _path(name, revision, weights=False)
-    if path.suffix == ".gguf":
-        from nlrl_jax.weights import gguf
-
-        return gguf.read_config(path)
-    return huggingface.read_config(path)
+    return (gguf if path.suffix == ".gguf" else huggingface).read_config(path)
 
 
 def load_eos_ids(name: str, revision: str = "") -> tuple[int, ...]:
@@ -106,21 +101,14 @@ def load_eos_ids(name: str, revision: str = "") -> tuple[int, ...]:
 def load_tokenizer(name: str, revision: str = "", templates: TemplateOptions | None = None) -> Tokenizer:
     """The tokenizer of a model, without its weights. Arguments and errors: see `load_model`."""
     path = _path(name, revision, weights=False)
-    if path.suffix == ".gguf":
-        from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
-
-        tokenizer = tokenizer_from_gguf(path)
-    else:
-        tokenizer = Tokenizer.from_pretrained(path)
-    return tokenizer.with_template(templates or TemplateOptions())
+    read = tokenizer_from_gguf if path.suffix == ".gguf" else Tokenizer.from_pretrained
+    return read(path).with_template(templates or TemplateOptions())
 
 
 def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
     """Where a model lies on this machine, downloaded if need be, with or without its weights."""
     path = BUILT_IN.get(name, pathlib.Path(name).expanduser())
     if name == "smollm2":
-        from nlrl_jax.weights import gguf
-
         path = gguf.smollm2_path()
     if not path.exists():
         if hub.is_id(name):

@@ -29,7 +29,7 @@ from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.weights import layout
 from nlrl_jax.weights.huggingface import LINEAR
-from nlrl_jax.weights.safetensors_file import DTYPES, SafetensorsFile, temporary, write
+from nlrl_jax.weights.safetensors_file import SafetensorsFile, check_dtypes, temporary, write
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PARTS = {"a": "lora_A", "b": "lora_B"}
@@ -169,8 +169,15 @@ def load(
             f"{folder / CONFIG}: target_modules or another choice of modules is malformed: {error}"
         ) from None
     file = SafetensorsFile(folder / WEIGHTS)
-    _check(folder, config, targets, file)
     shapes = layout.shapes(config, "lora")
+    expected = {
+        _tensor_name(path, layer): shape
+        for path, layer, shape in layout.tensors(config, "lora")
+        if (path, layer) in targets
+    }
+    found = {name: file.shape(name) for name in file}
+    layout.check_tensors(folder, expected, found, "this base model and rank call for")
+    check_dtypes(folder, file, expected)
 
     def fetch(path, layer, index):
         if (path, layer) not in targets:
@@ -242,21 +249,3 @@ def _named(names: list[str] | str, full: str) -> bool:
     if isinstance(names, str):
         return re.fullmatch(names, full) is not None
     return any(full == name or full.endswith(f".{name}") for name in names)
-
-
-def _check(
-    folder: pathlib.Path, config: ModelConfig, targets: set[tuple[layout.Path, int]], file: SafetensorsFile
-) -> None:
-    shapes = layout.shapes(config, "lora")
-    expected = {_tensor_name(path, layer): shapes[path][:0:-1] for path, layer in sorted(targets)}
-    found = set(file)
-    for what, names in (("missing", expected.keys() - found), ("unexpected", found - expected.keys())):
-        if names:
-            raise ValueError(f"{folder}: {len(names)} {what} tensors, the first {min(names)}")
-    for name, shape in expected.items():
-        if file.shape(name) != shape:
-            raise ValueError(
-                f"{folder}: {name} has shape {file.shape(name)}; this base model and rank call for {shape}"
-            )
-        if file.dtype(name) not in DTYPES:
-            raise ValueError(f"{folder}: {name} has dtype {file.dtype(name)}; one of {', '.join(DTYPES)} is needed")

@@ -67,6 +67,13 @@ class SafetensorsFile:
         return np.memmap(self.path, dtype, "r", offset, self.shape(name)).view(np.ndarray)[index]
 
 
+def check_dtypes(source: pathlib.Path, tensors: Any, names: Iterable[str]) -> None:
+    """Raises ValueError where a tensor, of anything with `dtype(name)`, has a dtype that `read` does not know."""
+    for name in names:
+        if tensors.dtype(name) not in DTYPES:
+            raise ValueError(f"{source}: {name} has dtype {tensors.dtype(name)}; one of {', '.join(DTYPES)} is needed")
+
+
 def temporary(path: pathlib.Path) -> pathlib.Path:
     """Where a file is written before it gets its name."""
     return path.with_name(f".{path.name}.tmp")

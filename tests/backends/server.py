@@ -69,6 +69,21 @@ def says(change: Callable[[dict[str, Any]], Any]) -> Behaviour:
     return behave
 
 
+def writes(text: str, finish_reason: str = "stop") -> Callable[[Request], Behaviour]:
+    """Writes this, on both paths, whatever the question."""
+
+    def behave(handler, request):
+        whole = answer(request)
+        for choice in whole["choices"]:
+            choice["finish_reason"] = finish_reason
+            choice["message"]["content"] = text
+            if request.path.endswith("/v1/completions"):
+                choice["text"] = choice.pop("message")["content"]
+        send(handler, whole)
+
+    return lambda request: behave
+
+
 def slow(seconds: float) -> Behaviour:
     def behave(handler, request):
         time.sleep(seconds)

@@ -4,13 +4,12 @@ import io
 
 import pytest
 
-from nlrl_jax.backends import call_progress, transport
+from nlrl_jax.backends import call_progress
 from nlrl_jax.backends.call_progress import CallProgress
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Chat, Sampling
 from tests.backends import server as s
+from tests.backends.endpoints import model
 from tests.backends.server import Server
 
 
@@ -76,21 +75,18 @@ def test_in_a_terminal_one_line_changes_and_is_gone_in_the_end(clock):
 
 
 def test_an_endpoint_counts_replies_also_where_it_fails(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(transport, "BACKOFF", 0.001)
     seen = []
     monkeypatch.setattr(CallProgress, "waiting", lambda self, why: seen.append(why))
     chats = [Chat.of(f"question {i}") for i in range(3) for _ in range(4)]
     for refused in ("n", "none", "messages"):
         bad = lambda request, name=refused: s.status(500) if name in request.body else s.well
         with Server(behaviour=bad) as server:
-            options = EndpointOptions(server.url, max_retries=2, concurrency=2)
-            model = EndpointModel(options, "m", Usage())
+            ask = model(server, max_retries=2, concurrency=2)
             if refused != "messages":
-                model.complete(chats, Sampling(5, 1.0), "r")
+                ask.complete(chats, Sampling(5, 1.0), "r")
             else:
                 with pytest.raises(Exception, match="failed 3 times"):
-                    model.complete(chats[:1], Sampling(5, 1.0), "r")
+                    ask.complete(chats[:1], Sampling(5, 1.0), "r")
             total = 1 if refused == "messages" else 12
-            assert (model.calls.total, model.calls.finished) == (total, total)
+            assert (ask.calls.total, ask.calls.finished) == (total, total)
     assert seen and seen[0].startswith("status 500, attempt 2 of 3 in 0 s")

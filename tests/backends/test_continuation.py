@@ -2,25 +2,14 @@
 
 import pytest
 
-from nlrl_jax.backends import transport
 from nlrl_jax.backends.continuation import continuation
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Chat, Sampling
-from tests.backends.server import Server
-from tests.backends.test_endpoint_continuation import writes
+from tests.backends.endpoints import GREEDY, model
+from tests.backends.server import Server, writes
 
-GREEDY = Sampling(20, 0.0)
 TEXT = "Goal of the agent: red shoes\nObservation: a search box\nAction:"
 NOTE = "Observation: a wall\nCritic: I have turned left. This step is"
 PLAN = f"{NOTE} GOOD.\nCritic: I have seen a key. The probability that the goal is reached is"
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(transport, "BACKOFF", 0.001)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +89,6 @@ def test_a_continuation_stays_as_it_is(text, reply):
     assert continuation(text, reply) == reply
 
 
-def ask(server, **options):
-    return EndpointModel(EndpointOptions(server.url, max_retries=1, timeout=5.0, **options), "m", Usage())
-
-
 def open_chats(n):
     return [Chat.of(f"goal {i}", continued=TEXT) for i in range(n)]
 
@@ -124,8 +109,8 @@ def as_a_server(text):
 )
 def test_a_new_message_is_read_also_where_its_first_line_is_not_the_one(text, caplog):
     with Server(behaviour=as_a_server(text)) as server:
-        model = ask(server, concurrency=1)
-        replies = model.complete(open_chats(3), GREEDY, "policy", stop=["\n"])
+        ask = model(server, concurrency=1)
+        replies = ask.complete(open_chats(3), GREEDY, "policy", stop=["\n"])
         assert [reply.text.strip() for reply in replies] == ["search[x]"] * 3 and all(r.ended for r in replies)
         assert len(server.requests) <= 4
     assert "begins new messages" not in caplog.text
@@ -134,9 +119,9 @@ def test_a_new_message_is_read_also_where_its_first_line_is_not_the_one(text, ca
 @pytest.mark.parametrize("text", ["Sure! I would search for x.", "", "Observation: a page", "<think>hm"])
 def test_replies_that_do_not_continue_are_reported_once(text, caplog):
     with Server(behaviour=as_a_server(text)) as server:
-        model = ask(server)
+        ask = model(server)
         for _ in range(2):
-            model.complete(open_chats(5), GREEDY, "policy", stop=["\n"])
+            ask.complete(open_chats(5), GREEDY, "policy", stop=["\n"])
         assert len(server.requests) == 11
     (line,) = [row.getMessage() for row in caplog.records if row.levelname == "WARNING"]
     assert "begins new messages where it should continue ours" in line and "--endpoint_tokenizer MODEL" in line
@@ -145,8 +130,8 @@ def test_replies_that_do_not_continue_are_reported_once(text, caplog):
 def test_a_server_that_continues_is_not_asked_twice_about_an_empty_line(caplog):
     behave = lambda request: writes("" if request.asked.startswith("Goal") and request.number else " up")(request)
     with Server(behaviour=behave) as server:
-        model = ask(server, concurrency=1)
-        model.complete(open_chats(2), GREEDY, "policy", stop=["\n"])
+        ask = model(server, concurrency=1)
+        ask.complete(open_chats(2), GREEDY, "policy", stop=["\n"])
         assert len(server.requests) == 2
     assert not [row for row in caplog.records if row.levelname == "WARNING"]
 
@@ -162,7 +147,7 @@ def test_a_server_that_continues_is_not_asked_twice_about_an_empty_line(caplog):
 )
 def test_fields_of_ours_that_extra_leaves_out_or_changes(extra, sent):
     with Server() as server:
-        ask(server, extra=extra).complete(open_chats(1), GREEDY, "policy")
+        model(server, extra=extra).complete(open_chats(1), GREEDY, "policy")
         (request,) = server.requests
     names = ("continue_final_message", "add_generation_prompt")
     assert {name: request.body[name] for name in names if name in request.body} == sent
@@ -173,7 +158,7 @@ def test_null_leaves_out_whatever_we_add(name):
     chats = [Chat.of("hi")] * 3
     with Server() as server:
         for extra in ("", f"{name}=null"):
-            ask(server, extra=extra).complete(chats, Sampling(20, 1.0, 5, 0.9), "policy", stop=["|"])
+            model(server, extra=extra).complete(chats, Sampling(20, 1.0, 5, 0.9), "policy", stop=["|"])
         assert len(server.requests) == (4 if name == "n" else 2)
         assert name in server.requests[0].body
         assert not any(name in request.body for request in server.requests[1:])

@@ -8,20 +8,16 @@ import threading
 import pytest
 
 from nlrl_jax.backends import endpoint_checks
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run import directory, models
 from nlrl_jax.types import Chat, Sampling
 from tests.backends import server as s
-from tests.backends.endpoints import KEY
+from tests.backends.endpoints import KEY, nowhere
 from tests.backends.server import Server
 
 
 def check(url, **options):
-    options = {"timeout": 5.0, "max_retries": 3, **options}
-    endpoint_checks.check_answers(EndpointModel(EndpointOptions(url, **options), "m", Usage()))
+    endpoint_checks.check_answers(nowhere(base_url=url, timeout=5.0, max_retries=3, **options))
 
 
 def refusal(url, **options):
@@ -115,7 +111,7 @@ def test_a_busy_server_is_asked_again():
 )
 def test_addresses_that_cannot_be_meant(url, says):
     with pytest.raises(ValueError, match=re.escape(says)):
-        EndpointModel(EndpointOptions(url), "m")
+        nowhere(base_url=url)
 
 
 def test_a_run_that_got_no_reply_leaves_its_folder_free(tmp_path):

@@ -18,11 +18,11 @@ from nlrl_jax.run import models
 from nlrl_jax.types import Chat, LanguageModelError, Sampling
 from nlrl_jax.weights.load import load_tokenizer
 from tests.backends import server as s
+from tests.backends.endpoints import GREEDY, HOT, model
 from tests.backends.model_server import serves
-from tests.backends.server import Server
+from tests.backends.server import Server, writes
 from tests.tokenizers_from_wheels import small_tokenizer
 
-GREEDY, HOT = Sampling(20, 0.0), Sampling(20, 1.0)
 OPEN = Chat.of("goal", continued="Action:")
 NO_SPECIAL = "add_special_tokens=false"
 # Of the endpoint http://x/v1, the chat "hi", `Sampling(20, 1.0, 5)`, extra `top_p=null` and seed 3, as written before
@@ -30,28 +30,8 @@ NO_SPECIAL = "add_special_tokens=false"
 OLD_KEY = "086062964ada3ce96a1c0ff1f19789e14f7844fff6d99de655332e0315ae9b1c"
 
 
-def model(server, cache=None, render=None, **options):
-    options = EndpointOptions(**{"base_url": server.url, "max_retries": 1, "timeout": 5.0, **options})
-    return EndpointModel(options, "m", Usage(), cache, render)
-
-
 def render(messages):
     return "|".join(message["content"] for message in messages)
-
-
-def writes(text, finish_reason="stop"):
-    """Writes this, on both paths, whatever is asked."""
-
-    def behave(handler, request):
-        whole = s.answer(request)
-        for choice in whole["choices"]:
-            choice["finish_reason"] = finish_reason
-            choice["message"]["content"] = text
-            if request.path.endswith("/v1/completions"):
-                choice["text"] = choice.pop("message")["content"]
-        s.send(handler, whole)
-
-    return lambda request: behave
 
 
 # Stop strings.
@@ -95,7 +75,7 @@ def test_stop_strings_are_in_the_key_and_keys_without_them_are_as_ever(tmp_path)
     cache = DiskCache(tmp_path)
     with Server(behaviour=writes("abc|x.")) as server:
         texts = [
-            model(server, cache, extra=extra).complete([Chat.of("hi")], GREEDY, "r", stop=stop)[0].text
+            model(server, cache=cache, extra=extra).complete([Chat.of("hi")], GREEDY, "r", stop=stop)[0].text
             for extra in ("", 'stop="y"')
             for stop in ((), ("|",), ("x", "."), ("|",))
         ]
@@ -112,7 +92,7 @@ def test_stop_strings_are_in_the_key_and_keys_without_them_are_as_ever(tmp_path)
 
 def test_an_open_message_is_continued_as_text_where_there_is_a_render(tmp_path):
     with Server(behaviour=writes(" turn left\nObservation: ...")) as server:
-        ask = model(server, DiskCache(tmp_path), render, extra="top_p=null")
+        ask = model(server, cache=DiskCache(tmp_path), render=render, extra="top_p=null")
         replies = ask.complete([OPEN, Chat.of("goal"), OPEN], HOT, "r", 3, stop=["\n"])
         requests = {request.path: request.body for request in server.requests}
         assert len(server.requests) == 2
@@ -166,7 +146,7 @@ def echoes(handler, request):
 
 def test_a_server_that_echoes_passes_the_check_and_its_tokens_are_counted(tmp_path):
     with Server(behaviour=lambda request: echoes) as server:
-        ask = model(server, DiskCache(tmp_path), render)
+        ask = model(server, cache=DiskCache(tmp_path), render=render)
         models.check_scores(Metered(ask, ask.usage), "choose --critic direct")
         (request,) = server.requests
         assert (request.path, request.body["echo"], request.body["max_tokens"]) == ("/v1/completions", True, 0)
@@ -199,7 +179,7 @@ def test_a_server_that_does_not_echo_is_refused_after_one_request(name):
 
 
 def test_a_server_that_is_down_or_wants_a_key_is_another_matter():
-    for behaviour, sent in ((s.status(401), 1), (s.status(503), 2)):
+    for behaviour, sent in ((s.status(401), 1), (s.status(503), 4)):
         with Server(behaviour=lambda request, behaviour=behaviour: behaviour) as server:
             with pytest.raises(EndpointError, match="status|failed") as caught:
                 models.check_scores(model(server, render=render), "choose --critic direct")

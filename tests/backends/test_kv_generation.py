@@ -10,9 +10,10 @@ from nlrl_jax.backends import kv_generation
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights.load import load_tokenizer
+from tests.lm.noise import noisy_params
 
 CONFIG = ModelConfig(512, 16, 24, 2, 4, 2, 8, 640, qk_norm=True)
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
@@ -24,12 +25,9 @@ WORDS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "
 @pytest.fixture(scope="module")
 def plain():
     """Random weights, peaked; chats are rendered as they are."""
-    rng = np.random.default_rng(2)
-    larger = lambda x: x + 0.5 * rng.normal(size=x.shape).astype(np.float32)
-    params = jax.tree.map(larger, init_params(Transformer(CONFIG), jax.random.key(0)))
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer = dataclasses.replace(load_tokenizer("nano"), chat_template=template, eos_ids=(2, *range(10, 512, 40)))
-    return LocalModel(Transformer(CONFIG), {"params": params}, tokenizer, rows=8)
+    return LocalModel(Transformer(CONFIG), noisy_params(CONFIG, 0.5), tokenizer, rows=8)
 
 
 @pytest.fixture

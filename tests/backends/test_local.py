@@ -12,9 +12,10 @@ from nlrl_jax.backends import local
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import generate
-from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Chat, Reply, Sampling
 from nlrl_jax.weights.load import load_model, load_tokenizer
+from tests.lm.noise import noisy_params
 
 CONFIG = ModelConfig(512, 16, 24, 2, 4, 2, 8, 192, qk_norm=True)
 SYSTEM = "You say what comes to your mind, whatever somebody writes to you."  # over 32 tokens: worth a shared prefix
@@ -26,11 +27,8 @@ run = jax.jit(generate, static_argnums=(0, 5, 6))
 @pytest.fixture(scope="module")
 def model():
     """Random weights, peaked, and a tokenizer with so many end tokens that replies are of all lengths."""
-    rng = np.random.default_rng(2)
-    larger = lambda x: x + 1.0 * rng.normal(size=x.shape).astype(np.float32)
-    params = jax.tree.map(larger, init_params(Transformer(CONFIG), jax.random.key(0)))
     tokenizer = dataclasses.replace(load_tokenizer("nano"), eos_ids=(2, *range(10, 512, 14)))
-    return LocalModel(Transformer(CONFIG), {"params": params}, tokenizer, rows=4)
+    return LocalModel(Transformer(CONFIG), noisy_params(CONFIG, 1.0), tokenizer, rows=4)
 
 
 def other_weights(model, factor=1.1):

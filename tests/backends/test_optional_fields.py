@@ -1,16 +1,15 @@
 """Optional fields that a server refuses, in whatever form: each costs one attempt, and an outage stays an outage."""
 
+import functools
 import json
 import logging
 
 import pytest
 
-from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.optional_fields import named_fields
 from nlrl_jax.backends.transport import EndpointError
-from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Chat, Sampling
+from tests.backends import endpoints
 from tests.backends import server as s
 from tests.backends.server import Server
 
@@ -34,9 +33,7 @@ FORMS = {
 }
 
 
-def model(server, **options):
-    options = EndpointOptions(**{"base_url": server.url, "max_retries": 6, "timeout": 5.0, **options})
-    return EndpointModel(options, "m", Usage())
+model = functools.partial(endpoints.model, max_retries=6)
 
 
 def refuses(form, *names):

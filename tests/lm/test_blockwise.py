@@ -16,8 +16,9 @@ from nlrl_jax.lm.blockwise import Blocks, Sight, blocks_for
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate
 from nlrl_jax.lm.score import score
-from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
+from tests.lm.noise import noisy_variables
 
 B, L, K, D, P = 2, 37, 2, 8, 21
 CONFIG = ModelConfig(64, 32, 40, 2, 4, 2, 8, 64, qkv_bias=True, qk_norm=True, lora=LoraConfig(4, 8.0))
@@ -121,10 +122,7 @@ def test_length_alone_decides_and_rows_the_size_of_a_block(monkeypatch):
 
 @pytest.fixture(scope="module")
 def variables():
-    model = Transformer(CONFIG)
-    variables = {"params": init_params(model, jax.random.key(0)), "lora": init_lora(model, jax.random.key(1))}
-    rng = np.random.default_rng(1)  # larger weights: every part moves the result
-    return jax.tree.map(lambda x: np.asarray(x) + 0.15 * rng.normal(size=x.shape).astype(np.float32), variables)
+    return noisy_variables(CONFIG, 0.15)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
 from nlrl_jax.lm.score import score
-from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Sampling
+from tests.lm.noise import noisy_params
 
 CONFIG = ModelConfig(40, 16, 24, 2, 4, 2, 8, 64, qk_norm=True)
 MODEL = Transformer(CONFIG)
@@ -30,9 +31,7 @@ decode = jax.jit(steps.decode, static_argnums=(0, 5))
 
 @pytest.fixture(scope="module")
 def variables():
-    rng = np.random.default_rng(2)
-    larger = lambda x: x + 1.0 * rng.normal(size=x.shape).astype(np.float32)
-    return {"params": jax.tree.map(larger, init_params(MODEL, jax.random.key(0)))}
+    return noisy_params(CONFIG, 1.0)
 
 
 @pytest.fixture(scope="module")

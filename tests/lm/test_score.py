@@ -10,7 +10,8 @@ import pytest
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, left_pad
 from nlrl_jax.lm.score import score, token_log_probs
-from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.lm.transformer import Transformer
+from tests.lm.noise import noisy_variables
 
 B, S, N, V = 3, 5, 4, 40
 MODEL = Transformer(ModelConfig(V, 16, 24, 1, 2, 1, 8, 64, lora=LoraConfig(2, 4.0)))
@@ -20,10 +21,7 @@ PREFIX = jnp.array([7, 0, 9])
 
 @pytest.fixture(scope="module")
 def variables():
-    rng = np.random.default_rng(1)
-    larger = lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32)
-    variables = {"params": init_params(MODEL, jax.random.key(0)), "lora": init_lora(MODEL, jax.random.key(1))}
-    return jax.tree.map(larger, variables)
+    return noisy_variables(MODEL.config, 0.3)
 
 
 @pytest.fixture(scope="module")

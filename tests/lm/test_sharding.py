@@ -11,8 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nlrl_jax.lm import placement, sharding, transformer
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.score import score
-from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
+from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.weights import huggingface, peft
+from tests.lm.noise import noisy_variables
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 CONFIG = ModelConfig(64, 32, 40, 2, 4, 2, 8, 64, qkv_bias=True, qk_norm=True, lora=LoraConfig(4, 8.0))
@@ -27,11 +28,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def variables():
-    model = Transformer(CONFIG)
-    variables = {"params": init_params(model, jax.random.key(0)), "lora": init_lora(model, jax.random.key(1))}
-    # Larger weights, so that no normalisation divides by next to nothing and magnifies rounding.
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: np.asarray(x) + 0.15 * rng.normal(size=x.shape).astype(np.float32), variables)
+    return noisy_variables(CONFIG, 0.15)  # no normalisation divides by next to nothing and magnifies rounding
 
 
 def test_logits_loss_and_adapter_gradients_equal_one_device(mesh, variables):

@@ -10,9 +10,10 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, init_lora, init_params
+from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, init_lora
 from nlrl_jax.weights import gguf, huggingface, peft
 from nlrl_jax.weights.layout import merged_kernel
+from tests.lm.noise import noisy, noisy_params
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 FAMILIES = ("llama", "llama31", "qwen2", "qwen2_tied", "qwen3")
@@ -101,13 +102,7 @@ def test_adapter_equals_peft():
 @pytest.fixture(scope="module")
 def small():
     model = Transformer(SMALL)
-    params = init_params(model, jax.random.key(0))
-    return model, noisy(params, 0.2), init_lora(model, jax.random.key(2))  # larger weights: every part moves the logits
-
-
-def noisy(tree, scale):
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: x + scale * rng.normal(size=x.shape).astype(np.float32), tree)
+    return model, noisy_params(SMALL, 0.2, 1)["params"], init_lora(model, jax.random.key(2))
 
 
 def test_fresh_adapter_changes_nothing_and_merged_equals_unmerged(small):

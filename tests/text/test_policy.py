@@ -197,20 +197,19 @@ def test_prompt_and_reply_must_fit_the_context(policy):
     for_game(Transformer(config), sampling=Sampling(max_tokens=8))
 
 
-def test_a_tokenizer_that_ends_nothing_is_refused():
-    tokenizer = dataclasses.replace(small_tokenizer(), eos_ids=())
-    with pytest.raises(ValueError, match="no end-of-sequence token"):
-        for_game(tokenizer=tokenizer)
-
-
-def test_an_unknown_prompt_and_a_chat_template_that_drops_the_message_are_refused():
-    with pytest.raises(ValueError, match="prompt 'short' is not known; choose one of paper, compact"):
-        for_game(prompt="short")
-    deaf = dataclasses.replace(small_tokenizer(), chat_template="hello")
-    with pytest.raises(ValueError, match="does not repeat the user's message exactly once"):
-        for_game(tokenizer=deaf)
-    twice = dataclasses.replace(
-        small_tokenizer(), chat_template="{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}"
-    )
-    with pytest.raises(ValueError, match="does not repeat the user's message exactly once"):
-        for_game(tokenizer=twice)
+@pytest.mark.parametrize(
+    ("prompt", "changed", "message"),
+    [
+        ("compact", {"eos_ids": ()}, "no end-of-sequence token"),
+        ("short", {}, "prompt 'short' is not known; choose one of paper, compact"),
+        ("compact", {"chat_template": "hello"}, "does not repeat the user's message exactly once"),
+        (
+            "compact",
+            {"chat_template": "{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}"},
+            "does not repeat the user's message exactly once",
+        ),
+    ],
+)
+def test_tokenizers_and_prompts_that_cannot_work_are_refused(prompt, changed, message):
+    with pytest.raises(ValueError, match=message):
+        for_game(tokenizer=dataclasses.replace(small_tokenizer(), **changed), prompt=prompt)

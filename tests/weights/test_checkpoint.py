@@ -47,8 +47,10 @@ def saved(tmp_path):
     return checkpoints
 
 
-def largest_file(folder):
-    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+def index_of(folder):
+    """(file, contents) of a checkpoint's index."""
+    path = next(p for p in (folder / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
+    return path, json.loads(path.read_text())
 
 
 def test_round_trip_is_exact_and_keeps_the_last(saved):
@@ -122,7 +124,7 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
         shutil.rmtree(latest)
         latest.mkdir()
     else:
-        path = next(p for p in (latest / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
+        path, _ = index_of(latest)
         path.write_bytes(path.read_bytes()[:-20])
     with pytest.warns(UserWarning, match="checkpoints/3 is refused.*damaged"):
         step, tree, metadata = saved.restore(make_tree())
@@ -139,8 +141,7 @@ def test_damaged_latest_is_refused_and_the_one_before_used(saved, damage):
 
 
 def test_checksums_are_compared(saved):
-    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
-    index = json.loads(path.read_text())
+    path, index = index_of(saved.folder / "3")
     index["leaves"]["lora.layer_0.b"]["sum"] ^= 1
     path.write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"bytes of leaf lora\.layer_0\.b are not those that were saved"):
@@ -148,8 +149,7 @@ def test_checksums_are_compared(saved):
 
 
 def test_crcs_of_older_checkpoints_are_compared(saved):
-    path = next(p for p in (saved.folder / "3" / "index").iterdir() if p.is_file() and b"leaves" in p.read_bytes())
-    index = json.loads(path.read_text())
+    path, index = index_of(saved.folder / "3")
     for name, leaf in index["leaves"].items():
         del leaf["sum"]
         if name == "iteration":

@@ -90,6 +90,7 @@ def test_target_dtype(tmp_path):
     ("kwargs", "message"),
     [
         ({"architecture": "gemma"}, "architecture 'gemma'; only 'llama'"),
+        ({"extra": lambda w: w.add_type("adapter")}, "general.type 'adapter'; only 'llama' GGUF files of whole models"),
         ({"extra": lambda w: w.add_expert_count(8)}, "mixture of 8 experts"),
         ({"change": lambda t: t.pop("blk.1.ffn_up.weight")}, "tensor blk.1.ffn_up.weight missing"),
         ({"change": lambda t: t.pop("token_embd.weight")}, "tensor token_embd.weight missing"),
@@ -114,7 +115,7 @@ def keys(**values):
     def extra(writer):
         for key, value in values.items():
             writer.kv_data[0].pop(f"llama.{key.replace('__', '.')}", None)
-            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add = {bool: writer.add_bool, int: writer.add_int32, float: writer.add_float32, str: writer.add_string}
             add.get(type(value), writer.add_array)(f"llama.{key.replace('__', '.')}", value)
 
     return extra
@@ -135,6 +136,8 @@ def keys(**values):
         ({"rope__freq_base": "1e4"}, "llama.rope.freq_base = '1e4'"),
         ({"attention__layer_norm_rms_epsilon": float("nan")}, "llama.attention.layer_norm_rms_epsilon = nan"),
         ({"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
+        ({"feed_forward_length": -2}, "llama.feed_forward_length = -2; one whole number"),
+        ({"feed_forward_length": [40, 48]}, r"llama.feed_forward_length = \[40, 48\]; one whole number"),
     ],
 )
 def test_what_changes_the_numbers_is_refused_by_name(values, message, tmp_path):
@@ -150,6 +153,7 @@ def test_what_changes_the_numbers_is_refused_by_name(values, message, tmp_path):
         {"rope__scaling__type": "yarn"},
         {"rope__scaling__factor": 1.0, "rope__scale_linear": 4.0},  # the old key counts where the new one is missing
         {"attention__value_length": 8, "logit_scale": 1.0, "expert_count": 0},
+        {"feed_forward_length": [40, 40]},  # a size for each layer
     ],
 )
 def test_what_changes_no_number_is_accepted(values, tmp_path):
@@ -162,32 +166,11 @@ def test_a_small_epsilon_is_no_zero(tmp_path):
     assert gguf.read_config(path).norm_eps == 1e-13
 
 
-def test_sizes_are_whole_numbers(tmp_path):
-    """A size for each layer is read where all are equal."""
+def test_a_missing_key_is_named(tmp_path):
     path = write(tmp_path / "model.gguf", "llama")
-    raw = path.read_bytes()
-    path.write_bytes(raw.replace(b"llama.block_count", b"llama.blocks_num_"))
+    path.write_bytes(path.read_bytes().replace(b"llama.block_count", b"llama.blocks_num_"))
     with pytest.raises(ValueError, match="lacks the metadata key llama.block_count"):
         gguf.read_config(path)
-    for value, message in ((-2, "= -2; one whole number"), ([40, 48], r"= \[40, 48\]; one whole number")):
-        extra = lambda writer, value=value: (
-            writer.kv_data[0].pop("llama.feed_forward_length"),
-            writer.add_int32("llama.feed_forward_length", value)
-            if isinstance(value, int)
-            else writer.add_array("llama.feed_forward_length", value),
-        )
-        with pytest.raises(ValueError, match=f"llama.feed_forward_length {message}"):
-            gguf.read_config(write(path, "llama", extra=extra))
-    extra = lambda writer: (
-        writer.kv_data[0].pop("llama.feed_forward_length"),
-        writer.add_array("llama.feed_forward_length", [40, 40]),
-    )
-    assert gguf.read_config(write(path, "llama", extra=extra)).intermediate_size == 40
-
-
-def test_an_adapter_is_no_model(tmp_path):
-    with pytest.raises(ValueError, match="general.type 'adapter'; only 'llama' GGUF files of whole models"):
-        gguf.read_config(write(tmp_path / "model.gguf", "llama", extra=lambda w: w.add_type("adapter")))
 
 
 @pytest.mark.parametrize(("count", "whole"), [(1, True), (2, False)])

@@ -73,15 +73,15 @@ def test_rank_stabilised_scaling_becomes_alpha(config, folder):
         ({"alpha_pattern": {"q_proj": [7]}}, "alpha_pattern"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"target_modules": ["c_attn"]}, "c_attn.*q_proj"),
-        ({"target_modules": ["q_proj"]}, "unexpected tensors"),
+        ({"target_modules": ["q_proj"]}, r"tensors .* unexpected"),
         ({"target_modules": []}, "names no linear layer"),
         ({"target_modules": 7}, "adapter_config.json: target_modules or another choice of modules is malformed"),
         ({"target_modules": "("}, "is malformed"),
         ({"target_modules": ["q_proj", "lm_head"]}, "adapts lm_head"),
         ({"target_modules": ".*proj", "layers_to_transform": [0]}, "needs a list as target_modules"),
         ({"layers_pattern": "layers"}, "layers_pattern='layers' needs layers_to_transform"),
-        ({"layers_to_transform": 1}, "unexpected tensors"),
-        ({"exclude_modules": ["up_proj"]}, "unexpected tensors"),
+        ({"layers_to_transform": 1}, r"tensors .* unexpected"),
+        ({"exclude_modules": ["up_proj"]}, r"tensors .* unexpected"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ({"use_bdlora": {}}, "use_bdlora={} is not implemented; use_bdlora=None is"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
@@ -167,7 +167,7 @@ def test_missing_tensor_is_named(config, folder):
     name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
     del tensors[name]
     save_file(tensors, folder / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=f"1 missing tensors, the first {name}"):
+    with pytest.raises(ValueError, match=f"tensor {name} missing"):
         peft.load(folder, config)
 
 

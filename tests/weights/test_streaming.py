@@ -24,6 +24,7 @@ from nlrl_jax.lm.sharding import make_mesh, shard
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params, param_specs
 from nlrl_jax.weights import huggingface, layout, peft, safetensors_file
 from nlrl_jax.weights.safetensors_file import SafetensorsFile
+from tests.lm.noise import noisy, noisy_params
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 CONFIG = ModelConfig(
@@ -36,19 +37,14 @@ def equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def noisy(tree, seed):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x + 0.15 * rng.normal(size=x.shape).astype(x.dtype), tree)
-
-
 @pytest.fixture(scope="module")
 def params():
-    return noisy(init_params(Transformer(CONFIG), jax.random.key(0)), 0)
+    return noisy_params(CONFIG, 0.15, 0)["params"]
 
 
 @pytest.fixture(scope="module")
 def lora():
-    return noisy(init_lora(Transformer(CONFIG), jax.random.key(1)), 1)
+    return noisy(init_lora(Transformer(CONFIG), jax.random.key(1)), 0.15)
 
 
 @pytest.fixture
