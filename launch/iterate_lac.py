@@ -45,7 +45,10 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.run import app, models, planning, players, results
+from nlrl_jax.run import app, models, players, results
+from nlrl_jax.run.lac.episodes import finished_methods, run_method
+from nlrl_jax.run.lac.prompts import FORM, PromptConfig, check_words, context_of, dialogue_of
+from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.reports import lac_iteration as report
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame
@@ -82,7 +85,7 @@ class IterateConfig:
     eval_every: int = option(1, "rounds between these evaluations; there is always one after the last", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
     lac: LACConfig = part(LACConfig(alpha=0.5, floor=0.02))  # as in run_lac
-    prompts: planning.PromptConfig = part(planning.PromptConfig())
+    prompts: PromptConfig = part(PromptConfig())
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, batch_size=16, train="lora", schedule="cosine"),
         names={"max_length": "row_tokens"},
@@ -151,7 +154,7 @@ class Loop:
         self.base = models.local_model(
             config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows, templates=config.templates
         )
-        self.room = planning.context_of(self.base, config.prompts.context_tokens)
+        self.room = context_of(self.base, config.prompts.context_tokens)
         self.jobs = config.jobs
         if not self.jobs:
             tiny = config.model in BUILT_IN and jax.default_backend() == "cpu"
@@ -159,7 +162,7 @@ class Loop:
 
     def dialogue(self, name: str):
         prompts, tokenizer = self.config.prompts, self.base.tokenizer
-        return planning.dialogue_of(METHODS[name], self.game, prompts, self.config.model, tokenizer, self.room)
+        return dialogue_of(METHODS[name], self.game, prompts, self.config.model, tokenizer, self.room)
 
     def prior(self, k: int) -> LocalModel:
         """The network with the adapter of round k; of round 0, as it is."""
@@ -174,7 +177,7 @@ class Loop:
         model = prior if config.adapter == "all" or k == 0 else lac_iteration.prior_apart(prior, self.base)
         first = config.seed * SEEDS_PER_RUN + held_out_of(config, self.game) + k * config.tasks
         fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds for _ in range(config.repeats)]
-        held_out = planning.tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
+        held_out = tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
         done = {
             report.TEACHER: self.play(f"round_{k}", config.teacher, self.method(), model, fresh, config.seed + 1000 * k)
         }
@@ -191,12 +194,10 @@ class Loop:
         return dataclasses.replace(own, decide=decide)
 
     def play(self, name, of, method, model, tasks, seed) -> dict[str, Any]:
-        """Episodes, from disk if they are there; see `planning.run_method`."""
+        """Episodes, from disk if they are there; see `run_method`."""
         common = Metered(model, self.usage), self.usage, self.game, self.dialogue(of), self.config.lac, tasks
-        run = lambda _: planning.run_method(
-            name, method, *common, self.config.parallel, seed, self.run_dir, jobs=self.jobs
-        )
-        return planning.finished_methods(self.run_dir, [name], run)[name]
+        run = lambda _: run_method(name, method, *common, self.config.parallel, seed, self.run_dir, jobs=self.jobs)
+        return finished_methods(self.run_dir, [name], run)[name]
 
     def learn(self, k: int, episodes: list[dict[str, Any]]) -> dict[str, float]:
         """Fine-tunes the adapter of round k on the episodes of round k; that of round k + 1 is on disk afterwards."""
@@ -250,18 +251,18 @@ def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) 
     weights = model.variables
     huggingface.save(folder, model.model.config, weights["params"], model.tokenizer, lora=weights["lora"])
     prompt, examples = config.prompts.form(config.model)
-    write_atomically(folder / planning.FORM, json.dumps({"prompt": prompt, "examples": examples}) + "\n")
+    write_atomically(folder / FORM, json.dumps({"prompt": prompt, "examples": examples}) + "\n")
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(IterateConfig, script=SCRIPT)
     game, kinds = game_of(config)
-    planning.tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
+    tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
     held_out_of(config, game)
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
-    planning.check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
+    check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
     iterate(config, app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE))
 
 

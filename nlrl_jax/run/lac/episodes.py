@@ -1,12 +1,9 @@
-"""The machinery of a run of planners: dialogues that fit the model, moves on disk, finished methods."""
+"""Episodes of one method: all tasks in batches, every step on disk once it is made; finished methods are read."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 import pathlib
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,137 +17,18 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
-from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check, check_seed, option
-from nlrl_jax.files import read_json, write_atomically
-from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.config import check_seed
+from nlrl_jax.files import write_atomically
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.rollouts.host_games import Episode, Move, play
-from nlrl_jax.run import parts
-from nlrl_jax.types import SEEDS_PER_RUN, HostGame, LanguageModel, Start
-from nlrl_jax.weights.load import BUILT_IN
+from nlrl_jax.run.lac import threads
+from nlrl_jax.run.lac.journal import Journal
+from nlrl_jax.run.lac.prompts import inner_model
+from nlrl_jax.run.lac.tasks import Task
+from nlrl_jax.types import HostGame, LanguageModel
 
-Task = tuple[str, int]
 _ENOUGH = 20  # actions, to judge a model by
-FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptConfig:
-    """How episodes become prompts."""
-
-    prompt: str = option(
-        "auto",
-        "paper (instructions), compact (for built-in models), or auto: as the model was fine-tuned "
-        "(launch.finetune_lac), else compact for built-in models and paper for others",
-        choices=("auto", "paper", "compact"),
-    )
-    examples: int = option(
-        -1,
-        "episodes that the model reads first, in the prompt `paper`; -1: as many as in fine-tuning, else 1",
-        least=-1,
-        most=8,
-    )
-    history: int = option(
-        0, "maximum steps that a prompt shows; 0: the game's own (16 in Crafter, no limit elsewhere)", least=0
-    )
-    context_tokens: int = option(0, "maximum tokens of a prompt with its reply; 0 is the local model's own", least=0)
-
-    def __post_init__(self):
-        check(self)
-
-    def form(self, model: str) -> tuple[str, int]:
-        """("paper" or "compact", number of examples) of the prompts of a model by its name."""
-        path = pathlib.Path(model).expanduser() / FORM
-        tuned = read_json(path) if path.is_file() else {}
-        own = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
-        examples = self.examples if self.examples >= 0 else tuned.get("examples", 1)
-        return (own if self.prompt == "auto" else self.prompt), examples
-
-
-def dialogue_of(
-    method: Method, game: HostGame, config: PromptConfig, model: str, tokenizer: Tokenizer | None, room: int
-) -> Dialogue:
-    """The dialogue that a method holds with a model about a game, in inference and in fine-tuning.
-
-    Args:
-      model: its name. tokenizer: that counts its tokens; None where there is none.
-      room: tokens of its context, 0 if nobody knows.
-    """
-    form, number = config.form(model)
-    if method.shots is not None:
-        number = max(number, 1) if method.shots else 0
-    with_examples = number and form == "paper" and game.examples
-    examples = tuple(game.examples(method.label, number)) if with_examples else ()
-    if tokenizer and room:  # the chat template takes its share
-        empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
-        room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
-    more = {"count": counter(tokenizer), "room": room, "last": config.history or game.history}
-    return method.dialogue(game.rules, form == "compact", examples=examples, **more)
-
-
-def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
-    """Text -> its tokens; without a tokenizer a third of its characters, which is more than most have."""
-    if tokenizer is None:
-        return lambda text: -(-len(text) // 3)
-    line = functools.lru_cache(1 << 14)(lambda text: len(tokenizer.encode(text)))  # transcripts grow by lines
-    return lambda text: sum(line(one) + 1 for one in text.split("\n")) - 1
-
-
-def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
-    """Refuses a pair of words that the model cannot tell apart by their probabilities.
-
-    Raises:
-      ValueError: a word is not in the vocabulary, or both have the same tokens.
-    """
-    ids = [tokenizer.encode(f" {word}") for word in words]
-    for word, own in zip(words, ids, strict=True):
-        if tokenizer.decode(own).strip() != word:
-            raise ValueError(
-                f"the model's tokenizer cannot write {word!r} (it reads {tokenizer.decode(own)!r}); "
-                "choose other --words, or --critic direct"
-            )
-    if ids[0] == ids[1]:
-        raise ValueError(f"the model's tokenizer cannot tell {words[0]!r} from {words[1]!r}; choose other --words")
-
-
-def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> list[Task]:
-    """`number` tasks of each kind, or all that it has, kinds in turn, so that any part of the list has all of them.
-
-    Raises:
-      ValueError: a kind that the game does not have.
-    """
-    for kind in kinds:
-        if kind not in game.kinds:
-            raise ValueError(f"{game.name} has no tasks {kind!r}; choose some of {', '.join(game.kinds)}")
-    has = lambda kind, i: i < game.limits.get(kind, number)
-    return [(kind, seed * SEEDS_PER_RUN + i) for i in range(number) for kind in kinds if has(kind, i)]
-
-
-def distinct(game: HostGame, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks without those that begin as an earlier one does, the unseen part of their states included: played again
-    they would count twice in a mean and its error."""
-    first: dict[Any, Task] = {}
-    for task, start in zip(tasks, game.reset(tasks), strict=True):
-        first.setdefault(_content(task, start), task)
-    return list(first.values())
-
-
-def _content(task: Task, start: Start) -> Any:
-    """What makes a task the one it is; the task itself where its state cannot be written down."""
-    try:
-        return task[0], start.goal, start.observation, pickle.dumps(start.state)
-    except Exception:  # of whatever kind the state's own class raises
-        return task
-
-
-def shortage(asked: int, kinds: Sequence[str], tasks: Sequence[Task]) -> str:
-    """A sentence where there are fewer tasks of a kind than were asked for, else ""."""
-    found = Counter(kind for kind, _ in tasks)
-    short = [f"{found[kind]}{f' of {kind!r}' if kind else ''}" for kind in kinds if found[kind] < asked]
-    only = f"--tasks is {asked}, but there are only {', '.join(short)} different ones; each is played once"
-    return only if short else ""
 
 
 def run_method(
@@ -168,8 +46,8 @@ def run_method(
     lats: LATSConfig | None = None,
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """Plays all tasks with one method, in parts. With a folder every step is on disk once it is made, and repeated from
-    there; a plan of whole episodes once the search is over.
+    """Plays all tasks with one method, in batches. With a folder every step is on disk once it is made, and repeated
+    from there; a plan of whole episodes once the search is over.
 
     Args:
       parallel: episodes of a part, in lockstep.
@@ -183,15 +61,15 @@ def run_method(
       a kill cut off and that was played again counts once; `usage` has both, for both were computed.
     """
     usage.section = f"{name}/"
-    journal = parts.Journal(run_dir / "moves" / f"{name}.jsonl" if run_dir else None)
+    journal = Journal(run_dir / "moves" / f"{name}.jsonl" if run_dir else None)
     chunks = [tasks[first : first + parallel] for first in range(0, len(tasks), parallel)]
     jobs = min(jobs, len(chunks))
-    game = parts.one_at_a_time(game) if jobs > 1 else game
+    game = threads.one_at_a_time(game) if jobs > 1 else game
     printed, told = [time.monotonic()], []
 
     def play_part(part: int) -> list[Episode]:
         spent, chunk, last = Usage(), chunks[part], {}
-        own, before = Metered(parts.alone(model, jobs), spent), Counter()
+        own, before = Metered(threads.alone(model, jobs), spent), Counter()
         moves = journal.of(part)
 
         def tokens() -> dict[str, int]:
@@ -232,7 +110,7 @@ def run_method(
         earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
         return play(game, decide, chunk, earlier, report)
 
-    episodes = sum(parts.in_threads(play_part, len(chunks), jobs, journal), [])
+    episodes = sum(threads.in_threads(play_part, len(chunks), jobs, journal), [])
     done = journal.rows
     total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
     broken = Counter("game/broke off" for episode in episodes if episode.error)
@@ -297,7 +175,7 @@ def as_json(episode: Episode) -> dict[str, Any]:
 def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Read and written by all steps, each counted once. A reply that an endpoint gave to a step that a kill cut off is
     paid for once, too, and then comes from the cache, so the ledger knows."""
-    if all("tokens" in row for row in rows) and not isinstance(parts.inner_model(model), EndpointModel):
+    if all("tokens" in row for row in rows) and not isinstance(inner_model(model), EndpointModel):
         return {field: sum(row["tokens"][field] for row in rows) for field in ("read", "written")}
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}
@@ -320,19 +198,6 @@ def _moves_of(plans: Plans, part: int, seconds: float, tokens: Mapping[str, int]
             spent = {"seconds": seconds, "tokens": tokens, "problems": plans.problems, "calls": plans.calls}
         rows.append({"part": part, **spent, **move._asdict()})
     return rows
-
-
-def context_of(model: LanguageModel, tokens: int) -> int:
-    """Tokens of the model's context: `tokens`, or the local model's own for 0; 0 if nobody knows."""
-    inner = parts.inner_model(model)
-    own = inner.model.config.max_positions if isinstance(inner, LocalModel) else 0
-    return min(filter(None, (tokens, own)), default=0)
-
-
-def tokenizer_of(model: LanguageModel, endpoint: Tokenizer | None = None) -> Tokenizer | None:
-    """The tokenizer that counts a model's tokens; None where there is none."""
-    inner = parts.inner_model(model)
-    return endpoint if isinstance(inner, EndpointModel) else getattr(inner, "tokenizer", None)
 
 
 def _seed(seed: int, part: int, t: int) -> int:
