@@ -22,13 +22,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import envs
-from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run.lac.episodes import run_method
+from nlrl_jax.run.lac.episodes import Setting, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.statistics import Estimate, estimate
@@ -71,9 +70,8 @@ def play(game, name: str, cell: tuple[str, float, float], tasks) -> dict:
     prompts = PromptConfig(prompt="compact", examples=0)
     dialogue = dialogue_of(METHODS[method], game, prompts, "expert", None, 0)
     lats = LATSConfig(iterations=LATS_ITERATIONS)
-    played = run_method(
-        method, METHODS[method], Metered(model, usage), usage, game, dialogue, LACConfig(), tasks, 120, 0, lats=lats
-    )
+    setting = Setting(Metered(model, usage), usage, game, lats=lats, parallel=120)
+    played = run_method(setting, method, METHODS[method], dialogue, tasks)
     kept = [{key: one[key] for key in ("task", "success", "moves", "reward")} for one in played["episodes"]]
     return {"episodes": kept, "seconds": time.perf_counter() - start, "calls": played["calls"]}
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import time
 from typing import Any
@@ -46,14 +45,15 @@ from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, models, players, results
-from nlrl_jax.run.lac.episodes import finished_methods, run_method
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.lac.prompts import FORM, PromptConfig, check_words, context_of, dialogue_of
 from nlrl_jax.run.lac.tasks import tasks_of
+from nlrl_jax.run.lac.threads import jobs_for
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.reports import lac_iteration as report
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame
 from nlrl_jax.weights import huggingface, peft
-from nlrl_jax.weights.load import BUILT_IN, load_tokenizer
+from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "iterate_lac"
 MAY_CHANGE = ("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat")
@@ -155,10 +155,10 @@ class Loop:
             config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows, templates=config.templates
         )
         self.room = context_of(self.base, config.prompts.context_tokens)
-        self.jobs = config.jobs
-        if not self.jobs:
-            tiny = config.model in BUILT_IN and jax.default_backend() == "cpu"
-            self.jobs = min(4, os.cpu_count() or 1) if tiny else 1
+        jobs = jobs_for(config.jobs, config.model)
+        self.setting = Setting(
+            self.base, self.usage, self.game, config.lac, parallel=config.parallel, jobs=jobs, run_dir=run_dir
+        )
 
     def dialogue(self, name: str):
         prompts, tokenizer = self.config.prompts, self.base.tokenizer
@@ -179,10 +179,14 @@ class Loop:
         fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds for _ in range(config.repeats)]
         held_out = tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
         done = {
-            report.TEACHER: self.play(f"round_{k}", config.teacher, self.method(), model, fresh, config.seed + 1000 * k)
+            report.TEACHER: self.play(
+                f"round_{k}", self.method(), self.dialogue(config.teacher), model, fresh, config.seed + 1000 * k
+            )
         }
         for name in parse(config.evaluate) if k % config.eval_every == 0 or k == config.rounds else ():
-            done[name] = self.play(f"after_{k}_{name}", name, METHODS[name], model, held_out, config.seed)
+            done[name] = self.play(
+                f"after_{k}_{name}", METHODS[name], self.dialogue(name), model, held_out, config.seed
+            )
         return done
 
     def method(self) -> Method:
@@ -193,10 +197,10 @@ class Loop:
         decide = lambda *args: lac_iteration.drawn(own.decide(*args), args[-1])
         return dataclasses.replace(own, decide=decide)
 
-    def play(self, name, of, method, model, tasks, seed) -> dict[str, Any]:
-        """Episodes, from disk if they are there; see `run_method`."""
-        common = Metered(model, self.usage), self.usage, self.game, self.dialogue(of), self.config.lac, tasks
-        run = lambda _: run_method(name, method, *common, self.config.parallel, seed, self.run_dir, jobs=self.jobs)
+    def play(self, name, method: Method, dialogue, model, tasks, seed) -> dict[str, Any]:
+        """Episodes, from disk if they are there; see `episodes.run_method`."""
+        setting = dataclasses.replace(self.setting, model=Metered(model, self.usage), seed=seed)
+        run = lambda _: run_method(setting, name, method, dialogue, tasks)
         return finished_methods(self.run_dir, [name], run)[name]
 
     def learn(self, k: int, episodes: list[dict[str, Any]]) -> dict[str, float]:

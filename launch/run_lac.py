@@ -29,7 +29,6 @@ The last line reads `success: lac 0.442, react 0.175, ... (nano_babyai)`, or has
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import time
 from collections import Counter
@@ -53,13 +52,14 @@ from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, models, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.lac.episodes import finished_methods, run_method
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, tokenizer_of
 from nlrl_jax.run.lac.tasks import Task, distinct, shortage, tasks_of
+from nlrl_jax.run.lac.threads import jobs_for
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.types import HostGame, LanguageModelError
-from nlrl_jax.weights.load import BUILT_IN, load_config, load_tokenizer
+from nlrl_jax.weights.load import load_config, load_tokenizer
 
 SCRIPT = "run_lac"
 LAC_ALONE = ("alpha", "floor", "rule", "words", "branch", "resample")  # options no other planner reads
@@ -214,25 +214,30 @@ def check_prompts(config, game, tasks, tokenizer, room) -> None:
 def run(
     config: LACRunConfig, game: HostGame, tasks: list[Task], run_dir: pathlib.Path, usage: Usage
 ) -> dict[str, dict[str, Any]]:
-    """All methods, those that are finished from disk. Returns {method: result}; see `run_method`."""
+    """All methods, those that are finished from disk. Returns {method: result}; see `episodes.run_method`."""
     names = methods.parse(config.methods)
-    local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
-    local["templates"] = config.templates
     if config.model == "expert":
         model = Metered(Expert(game, Rates.parse(config.expert)), usage)
     else:
+        local = {
+            "chat": False,
+            "cache_mb": config.cache_mb,
+            "rows": 32 if jax.default_backend() == "cpu" else 256,
+            "templates": config.templates,
+        }
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
-    name, templates = config.endpoint.endpoint_tokenizer, config.templates
-    endpoint_tokenizer = load_tokenizer(name, templates=templates) if name else None
-    tokenizer = tokenizer_of(model, endpoint_tokenizer)
+    name = config.endpoint.endpoint_tokenizer
+    tokenizer = tokenizer_of(model, load_tokenizer(name, templates=config.templates) if name else None)
     room = context_of(model, config.prompts.context_tokens)
+    setting = setting_of(config, model, usage, game, run_dir)
 
     def one(name: str) -> dict[str, Any]:
-        clock = time.perf_counter()
-        result = play(config, name, model, usage, game, tasks, tokenizer, room, run_dir)
-        print(f"{METHODS[name].title}: {line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
+        clock, method = time.perf_counter(), METHODS[name]
+        dialogue = dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
+        result = run_method(setting, name, method, dialogue, tasks)
+        print(f"{method.title}: {line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
         return result
 
     try:
@@ -241,22 +246,10 @@ def run(
         raise ValueError(f"{error}\nwhat is finished is kept; --resume continues") from error
 
 
-def jobs_of(config: LACRunConfig) -> int:
-    """How many parts are played at once."""
-    if config.jobs:
-        return config.jobs
-    tiny = config.model in BUILT_IN and jax.default_backend() == "cpu"
-    return min(4, os.cpu_count() or 1) if tiny else 1
-
-
-def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None) -> dict[str, Any]:
-    """All tasks with one method; see `run_method`."""
-    method = METHODS[name]
-    dialogue = dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
-    return run_method(
-        name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir,
-        config.lats, jobs_of(config),
-    )  # fmt: skip
+def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_dir: pathlib.Path | None) -> Setting:
+    """What all methods of the run share."""
+    jobs = jobs_for(config.jobs, config.model)
+    return Setting(model, usage, game, config.lac, config.lats, config.parallel, jobs, config.seed, run_dir)
 
 
 def line_of(result: dict[str, Any], score: str) -> str:
@@ -282,7 +275,8 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
     for name in methods.parse(config.methods):
         usage = Usage()
         model = Metered(CountingModel(scripts, can_score=config.lac.critic != "direct"), usage)
-        play(config, name, model, usage, game, few, None, config.prompts.context_tokens)
+        dialogue = dialogue_of(METHODS[name], game, config.prompts, config.model, None, config.prompts.context_tokens)
+        run_method(setting_of(config, model, usage, game, None), name, METHODS[name], dialogue, few)
         total: Counter = Counter()
         for amounts in usage.rows():
             total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})

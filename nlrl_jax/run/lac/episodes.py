@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import time
@@ -28,89 +29,52 @@ from nlrl_jax.run.lac.prompts import inner_model
 from nlrl_jax.run.lac.tasks import Task
 from nlrl_jax.types import HostGame, LanguageModel
 
-_ENOUGH = 20  # actions, to judge a model by
+_ENOUGH = 20  # actions by which a model is judged
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What the methods of a run share.
+
+    Attributes:
+      usage: the run's ledger of calls and tokens; `model` is metered by it.
+      config, lats: how LAC and the planners decide. LATS reads `lats`; its defaults are the paper's.
+      parallel: episodes of a batch, in lockstep.
+      jobs: batches that run concurrently, in threads; results do not change. In a local model each batch has its own
+        key/value cache.
+      run_dir: where every step is written once it is made; None writes nothing.
+    """
+
+    model: LanguageModel
+    usage: Usage
+    game: HostGame
+    config: LACConfig = LACConfig()
+    lats: LATSConfig = LATSConfig()
+    parallel: int = 60
+    jobs: int = 1
+    seed: int = 0
+    run_dir: pathlib.Path | None = None
 
 
 def run_method(
-    name: str,
-    method: Method,
-    model: LanguageModel,
-    usage: Usage,
-    game: HostGame,
-    dialogue: Dialogue,
-    config: LACConfig,
-    tasks: Sequence[Task],
-    parallel: int,
-    seed: int,
-    run_dir: pathlib.Path | None = None,
-    lats: LATSConfig | None = None,
-    jobs: int = 1,
+    setting: Setting, name: str, method: Method, dialogue: Dialogue, tasks: Sequence[Task]
 ) -> dict[str, Any]:
-    """Plays all tasks with one method, in batches. With a folder every step is on disk once it is made, and repeated
-    from there; a plan of whole episodes once the search is over.
-
-    Args:
-      parallel: episodes of a part, in lockstep.
-      lats: of the search of LATS; None is the paper's.
-      jobs: parts that are played at once, in threads. A part has a cache of its own in a local model, so that what it
-        does follows from the part alone.
+    """Plays all tasks with one method, in batches. Steps that are on disk are repeated from there, and so is a plan of
+    whole episodes whose search is over.
 
     Returns:
       {"method", "score": the reward's name in tables or "", "seconds", "problems", "calls",
-       "tokens": {"read", "written"}, "episodes": one dict each}. Seconds are those of all parts together. A step that
-      a kill cut off and that was played again counts once; `usage` has both, for both were computed.
+       "tokens": {"read", "written"}, "episodes": one dict each}. Seconds are those of all batches together. A step
+      that was interrupted and played again counts once; `usage` has both, because both were computed.
     """
-    usage.section = f"{name}/"
-    journal = Journal(run_dir / "moves" / f"{name}.jsonl" if run_dir else None)
-    chunks = [tasks[first : first + parallel] for first in range(0, len(tasks), parallel)]
-    jobs = min(jobs, len(chunks))
-    game = threads.one_at_a_time(game) if jobs > 1 else game
-    printed, told = [time.monotonic()], []
-
-    def play_part(part: int) -> list[Episode]:
-        spent, chunk, last = Usage(), chunks[part], {}
-        own, before = Metered(threads.alone(model, jobs), spent), Counter()
-        moves = journal.of(part)
-
-        def tokens() -> dict[str, int]:
-            """Read and written since the last time."""
-            nonlocal before
-            sums = Counter({"read": 0, "written": 0})
-            for row in spent.rows():
-                sums.update(read=row["prompt_tokens"], written=row["tokens"])
-            new, before = {name: sums[name] - before[name] for name in sums}, sums
-            return new
-
-        clock = time.perf_counter()
-        if method.plan and not moves:
-            plans = method.plan(own, dialogue, game, chunk, config.planning, lats or LATSConfig(), _seed(seed, part, 0))
-            moves = _moves_of(plans, part, time.perf_counter() - clock, tokens())
-            journal.add(moves)
-
-        def decide(histories, t):
-            made = method.decide(own, dialogue, histories, game.actions, config, _seed(seed, part, t))
-            last.update(problems=made.problems, calls=made.calls)
-            return made
-
-        def report(t, move, running):
-            nonlocal clock
-            now = time.perf_counter()
-            row = {"part": part, "seconds": now - clock, "tokens": tokens(), **last}
-            clock = now
-            journal.add([{**row, **move._asdict()}])
-            if not told and (note := unreadable(journal.rows)):
-                told.append(note)
-                print(f"  {method.title}: {note}", flush=True)
-            if time.monotonic() - printed[0] > 15:
-                printed[0] = time.monotonic()
-                which = f", part {part + 1} of {len(chunks)}" if len(chunks) > 1 else ""
-                text = f"step {t + 1}, {running} of {len(chunk)} episodes are still open"
-                print(f"  {method.title}{which}: {text}", flush=True)
-
-        earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
-        return play(game, decide, chunk, earlier, report)
-
-    episodes = sum(threads.in_threads(play_part, len(chunks), jobs, journal), [])
+    setting.usage.section = f"{name}/"
+    journal = Journal(setting.run_dir / "moves" / f"{name}.jsonl" if setting.run_dir else None)
+    batches = [tasks[first : first + setting.parallel] for first in range(0, len(tasks), setting.parallel)]
+    jobs, game = min(setting.jobs, len(batches)), setting.game
+    setting = dataclasses.replace(setting, jobs=jobs, game=threads.one_at_a_time(game) if jobs > 1 else game)
+    progress = _Progress(method.title, len(batches), journal)
+    play_one = lambda i: _play_batch(setting, method, dialogue, batches[i], i, progress)
+    episodes = sum(threads.in_threads(play_one, len(batches), jobs, journal), [])
     done = journal.rows
     total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
     broken = Counter("game/broke off" for episode in episodes if episode.error)
@@ -120,13 +84,68 @@ def run_method(
         "seconds": sum(row["seconds"] for row in done),
         "problems": {**total("problems"), **broken},
         "calls": total("calls"),
-        "tokens": _tokens_of(name, model, usage, done),
+        "tokens": _tokens_of(name, setting.model, setting.usage, done),
         "episodes": [as_json(episode) for episode in episodes],
     }
 
 
+class _Progress:
+    """Lines on the terminal, at most one every 15 seconds, and a hint where most actions cannot be read."""
+
+    def __init__(self, title: str, batches: int, journal: Journal):
+        self.title, self.batches, self.journal = title, batches, journal
+        self.printed, self.hinted = time.monotonic(), False
+
+    def show(self, batch: int, text: str) -> None:
+        if not self.hinted and (hint := unreadable(self.journal.rows)):
+            self.hinted = True
+            print(f"  {self.title}: {hint}", flush=True)
+        if time.monotonic() - self.printed > 15:
+            self.printed = time.monotonic()
+            which = f", batch {batch + 1} of {self.batches}" if self.batches > 1 else ""
+            print(f"  {self.title}{which}: {text}", flush=True)
+
+
+def _play_batch(
+    setting: Setting, method: Method, dialogue: Dialogue, tasks: Sequence[Task], batch: int, progress: _Progress
+) -> list[Episode]:
+    """The episodes of one batch; those of its steps that are in the journal are repeated, not decided again."""
+    spent, counts, journal = Usage(), {}, progress.journal
+    model, game = Metered(threads.alone(setting.model, setting.jobs), spent), setting.game
+    seed = lambda t: _seed(setting.seed, batch, t)
+    moves, before, clock = journal.of(batch), Counter(), time.perf_counter()
+
+    def cost() -> dict[str, Any]:
+        """Seconds and tokens since the last time."""
+        nonlocal before, clock
+        sums = Counter({"read": 0, "written": 0})
+        for row in spent.rows():
+            sums.update(read=row["prompt_tokens"], written=row["tokens"])
+        now = time.perf_counter()
+        made = {"seconds": now - clock, "tokens": {name: sums[name] - before[name] for name in sums}}
+        before, clock = sums, now
+        return made
+
+    if method.plan and not moves:
+        plans = method.plan(model, dialogue, game, tasks, setting.config.planning, setting.lats, seed(0))
+        moves = _moves_of(plans, batch, cost())
+        journal.add(moves)
+
+    def decide(histories, t):
+        made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
+        counts.update(problems=made.problems, calls=made.calls)
+        return made
+
+    def report(t, move, running):
+        journal.add([{"part": batch, **cost(), **counts, **move._asdict()}])
+        progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
+
+    earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
+    return play(game, decide, tasks, earlier, report)
+
+
 def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What to do where most actions that a model writes are none of the game's; "" where they are, or are too few."""
+    """What to do where most actions that a model writes are not the game's; "" otherwise, and after few actions."""
     asked = sum(row["calls"].get(POLICY, 0) for row in rows)
     bad = sum(row["problems"].get(f"{POLICY}/{kind}", 0) for row in rows for kind in ("no action", "empty"))
     if asked < _ENOUGH or 2 * bad <= asked:
@@ -173,35 +192,29 @@ def as_json(episode: Episode) -> dict[str, Any]:
 
 
 def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Read and written by all steps, each counted once. A reply that an endpoint gave to a step that a kill cut off is
-    paid for once, too, and then comes from the cache, so the ledger knows."""
+    """Read and written by all steps, each counted once. An endpoint's reply to an interrupted step is paid for once and
+    then comes from the cache, so there the ledger is right."""
     if all("tokens" in row for row in rows) and not isinstance(inner_model(model), EndpointModel):
         return {field: sum(row["tokens"][field] for row in rows) for field in ("read", "written")}
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}
 
 
-def _moves_of(plans: Plans, part: int, seconds: float, tokens: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Plans as the journal's rows, one per step: the moves of the episodes that still run. All that was spent stands in
-    the first."""
+def _moves_of(plans: Plans, batch: int, cost: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Plans as the journal's rows, one per step: the moves of the episodes that still run. The whole cost is the
+    first's."""
     rows = []
     for t in range(max(map(len, plans.actions))):
         live = [i for i, actions in enumerate(plans.actions) if t < len(actions)]
-        move = Move(
-            [plans.actions[i][t] for i in live],
-            [""] * len(live),
-            [[]] * len(live),
-            [plans.thinking[i][t] for i in live],
-        )
+        none = [""] * len(live), [[]] * len(live)
+        move = Move([plans.actions[i][t] for i in live], *none, [plans.thinking[i][t] for i in live])
         spent = {"seconds": 0.0, "tokens": {"read": 0, "written": 0}, "problems": {}, "calls": {}}
         if t == 0:
-            spent = {"seconds": seconds, "tokens": tokens, "problems": plans.problems, "calls": plans.calls}
-        rows.append({"part": part, **spent, **move._asdict()})
+            spent = {**cost, "problems": plans.problems, "calls": plans.calls}
+        rows.append({"part": batch, **spent, **move._asdict()})
     return rows
 
 
-def _seed(seed: int, part: int, t: int) -> int:
-    return int(
-        jax.random.bits(jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), part), t))
-        >> np.uint32(1)
-    )
+def _seed(seed: int, batch: int, t: int) -> int:
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), batch), t)
+    return int(jax.random.bits(key) >> np.uint32(1))

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+import jax
 
 from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.run.lac.journal import Journal
 from nlrl_jax.types import HostGame, LanguageModel
+from nlrl_jax.weights.load import BUILT_IN
 
 A = TypeVar("A")
+
+
+def jobs_for(jobs: int, model: str) -> int:
+    """How many batches run concurrently: `jobs`, or for 0 one per core, at most 4, for a built-in model on a CPU."""
+    tiny = model in BUILT_IN and jax.default_backend() == "cpu"
+    return jobs or (min(4, os.cpu_count() or 1) if tiny else 1)
 
 
 def in_threads(run: Callable[[int], A], number: int, jobs: int, journal: Journal) -> list[A]:

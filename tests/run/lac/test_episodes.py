@@ -15,7 +15,7 @@ from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.run.lac import journal, threads
-from nlrl_jax.run.lac.episodes import finished_methods, run_method, unreadable
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method, unreadable
 from nlrl_jax.run.lac.prompts import check_words, inner_model
 from nlrl_jax.run.lac.tasks import distinct, shortage, tasks_of
 from nlrl_jax.run.models import local_model
@@ -28,11 +28,13 @@ TASKS = [("", i) for i in range(5)]
 CONFIG = replace(LACConfig(), candidates=3)
 
 
-def run(model, folder, jobs=1):
-    folder.mkdir(exist_ok=True)
-    usage, method = Usage(folder), METHODS["lac"]
-    args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS, 2, 0, folder
-    return run_method("lac", method, *args, jobs=jobs)
+def run(model, folder=None, name="lac", tasks=TASKS, game=GAME, usage=None, **more):
+    """Two episodes a batch, each step on disk where there is a folder."""
+    if folder:
+        folder.mkdir(exist_ok=True)
+    usage, method = usage or Usage(folder), METHODS[name]
+    setting = Setting(Metered(model, usage), usage, game, CONFIG, parallel=2, run_dir=folder, **more)
+    return run_method(setting, name, method, method.dialogue(game.rules, False), tasks)
 
 
 class Killed(Corridor):
@@ -105,10 +107,10 @@ def test_an_endpoint_is_paid_once_for_a_step_that_is_played_again(tmp_path, monk
     def ask(name):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        usage, method = Usage(folder), METHODS["react"]
-        model = EndpointModel(EndpointOptions(base_url=server.url), "m", usage, cache=DiskCache(folder / "cache"))
-        args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS[:2], 2, 0, folder
-        return run_method("react", method, *args)
+        model = EndpointModel(
+            EndpointOptions(base_url=server.url), "m", Usage(folder), cache=DiskCache(folder / "cache")
+        )
+        return run(model, folder, "react", TASKS[:2])
 
     with Server() as server:
         whole, requests = ask("whole"), len(server.requests)
@@ -123,16 +125,11 @@ def test_an_endpoint_is_paid_once_for_a_step_that_is_played_again(tmp_path, monk
 
 
 def test_a_search_is_on_disk_once_it_is_over_and_not_made_again(tmp_path):
-    def searched(model):
-        usage, method = Usage(tmp_path), METHODS["lats"]
-        args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS, 2, 0, tmp_path
-        return run_method("lats", method, *args)
-
-    first = searched(Corridor())
+    first = run(Corridor(), tmp_path, "lats")
     assert [episode["reward"] for episode in first["episodes"]] == [1.0] * 5
     assert first["calls"]["policy"] > 0 and first["seconds"] > 0
     model = Corridor()
-    again = searched(model)
+    again = run(model, tmp_path, "lats")
     assert not model.roles and again["episodes"] == first["episodes"] and again["calls"] == first["calls"]
 
 
@@ -147,10 +144,7 @@ def test_finished_methods_are_read_from_disk(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "react_return"])
 def test_every_method_plays(name):
-    usage = Usage()
-    dialogue = METHODS[name].dialogue(GAME.rules, True)
-    args = Metered(Corridor(), usage), usage, GAME, dialogue, CONFIG, TASKS[:2], 5, 0
-    result = run_method(name, METHODS[name], *args)
+    result = run(Corridor(), None, name, TASKS[:2])
     assert [episode["task"] for episode in result["episodes"]] == [["", 0], ["", 1]]
     assert result["tokens"]["written"] > 0
 
@@ -159,9 +153,7 @@ def test_actions_that_cannot_be_carried_out_are_counted():
     refusing = dataclasses.replace(
         GAME, step=lambda states, actions: [Outcome(x, "no", valid=a != "left") for x, a in zip(states, actions)]
     )
-    usage, method = Usage(), METHODS["react"]
-    args = Metered(Corridor(), usage), usage, refusing, method.dialogue(GAME.rules, True), CONFIG, TASKS[:1], 5, 0
-    (episode,) = run_method("react", method, *args)["episodes"]
+    (episode,) = run(Corridor(), None, "react", TASKS[:1], refusing)["episodes"]
     assert (episode["moves"], episode["invalid"]) == (GAME.max_steps, GAME.max_steps)
 
 
