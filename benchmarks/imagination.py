@@ -22,7 +22,8 @@ from envs.babyai.transcripts import Walker, walk
 from nlrl_jax.algorithms.imagine import PlanningConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.roles.dialogues import BAD, GOOD, History, Step, before_verdict, verdict
-from nlrl_jax.run import app, models, planning
+from nlrl_jax.run import app, models
+from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.types import Sampling
 
 SEEDS = 1 << 31  # of walkers that no corpus and no task has
@@ -95,8 +96,8 @@ def main(argv: list[str]) -> None:
     given = flags.FLAGS
     model = models.local_model(given.model, chat=False, cache_mb=1000.0)
     game = envs.make_host("babyai")
-    dialogue = planning.dialogue_of(
-        METHODS["lac"], game, planning.PromptConfig(), given.model, model.tokenizer, model.model.config.max_positions
+    dialogue = dialogue_of(
+        METHODS["lac"], game, PromptConfig(), given.model, model.tokenizer, model.model.config.max_positions
     )
     n = given.episodes
     transcripts = walk("all", [SEEDS + i for i in range(n)], [Walker()] * n, ["Critic"] * n, [20] * n)

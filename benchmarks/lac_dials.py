@@ -22,13 +22,14 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import envs
-from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.files import write_atomically
-from nlrl_jax.run import planning
+from nlrl_jax.run.lac.episodes import Setting, run_method
+from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.statistics import Estimate, estimate
 
 CRITIC = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -66,12 +67,11 @@ def play(game, name: str, cell: tuple[str, float, float], tasks) -> dict:
     """Success and moves of every task in a cell."""
     method, critic, world = cell
     model, usage, start = Expert(game, Rates(PRIOR[name], critic, world)), Usage(), time.perf_counter()
-    prompts = planning.PromptConfig(prompt="compact", examples=0)
-    dialogue = planning.dialogue_of(METHODS[method], game, prompts, "expert", None, 0)
+    prompts = PromptConfig(prompt="compact", examples=0)
+    dialogue = dialogue_of(METHODS[method], game, prompts, "expert", None, 0)
     lats = LATSConfig(iterations=LATS_ITERATIONS)
-    played = planning.run_method(
-        method, METHODS[method], Metered(model, usage), usage, game, dialogue, LACConfig(), tasks, 120, 0, lats=lats
-    )
+    setting = Setting(Metered(model, usage), usage, game, lats=lats, parallel=120)
+    played = run_method(setting, method, METHODS[method], dialogue, tasks)
     kept = [{key: one[key] for key in ("task", "success", "moves", "reward")} for one in played["episodes"]]
     return {"episodes": kept, "seconds": time.perf_counter() - start, "calls": played["calls"]}
 
@@ -134,7 +134,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.game:
         start, game = time.monotonic(), envs.make_host(given.game)
-        tasks = planning.tasks_of(game, game.kinds, -(-given.tasks // len(game.kinds)), 0)[: given.tasks]
+        tasks = tasks_of(game, game.kinds, -(-given.tasks // len(game.kinds)), 0)[: given.tasks]
         for cell in cells():
             path = path_of(given.folder, given.game, cell)
             if path.is_file() or cell[0] not in given.methods.split(","):

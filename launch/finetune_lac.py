@@ -47,8 +47,9 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
 from nlrl_jax.roles.lines import Line
 from nlrl_jax.roles.lines import pairs as pairs_of
-from nlrl_jax.run import adapters, app, loop, models, planning, players, plots, processes, results, trajectories
+from nlrl_jax.run import adapter_training, app, loop, models, players, plots, processes, results, trajectories
 from nlrl_jax.run.flags import leave_out
+from nlrl_jax.run.lac.prompts import FORM, PromptConfig, check_words, dialogue_of
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.types import LanguageModel
 from nlrl_jax.weights import huggingface
@@ -82,7 +83,7 @@ class FinetuneConfig:
         "",
         "file of trajectories for the learning curve; empty: 18 are made (babyai, alfworld, webshop), else none",
     )
-    prompts: planning.PromptConfig = part(planning.PromptConfig(examples=0))
+    prompts: PromptConfig = part(PromptConfig(examples=0))
     rows: str = option(
         "pairs", "an example is a line (pairs) or a transcript (episodes)", choices=("pairs", "episodes")
     )
@@ -139,7 +140,7 @@ def gather(config: FinetuneConfig, tokenizer: Tokenizer, run_dir: pathlib.Path |
             f"add them, or choose a --method that learns actions: {', '.join(offline.METHODS)}"
         )
     room = min(filter(None, (config.prompts.context_tokens, load_config(config.model).max_positions)))
-    of = lambda name: planning.dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
+    of = lambda name: dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
     critic = of("lac")
     if config.method == "lac":
         lines = [line for one in others for line in lac_tuning.lines(one.history, config.learn_actions)]
@@ -235,7 +236,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
     data = gather(config, tokenizer, run_dir)
     examples = examples_of(config, data, tokenizer, dataclasses.replace(base, cache_mb=_CACHE_MB))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(config.learning_rate, weight_decay=0.0))
-    state = adapters.start(network, base.variables["params"], optimizer, config.seed)
+    state = adapter_training.start(network, base.variables["params"], optimizer, config.seed)
 
     def evaluate(state) -> dict[str, float]:
         if not data.held_out:
@@ -251,14 +252,14 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=[config.seed])
     state = loop.restore(run_dir, state) if resume else state
     loss = functools.partial(sft.sft_loss, network.clone(remat=config.remat))
-    step = jax.jit(adapters.make_update(network, loss, optimizer, config.micro_batch), donate_argnums=0)
-    batch = adapters.batches(examples, config.batch, config.seed)
+    step = jax.jit(adapter_training.make_update(network, loss, optimizer, config.micro_batch), donate_argnums=0)
+    batch = adapter_training.batches(examples, config.batch, config.seed)
 
     def evaluated(done: int, state) -> dict[str, float]:
         due = done % config.eval_every == 0 or done == config.iterations
         return {f"eval/{name}": value for name, value in evaluate(state).items()} if due else {}
 
-    def finish(state: adapters.State) -> None:
+    def finish(state: adapter_training.State) -> None:
         write_model(config, run_dir / "model", base, state)
         rows = [row for row in read_rows(run_dir) if any(name.startswith("eval/") for name in row)]
         last = rows[-1] if rows else {}
@@ -286,14 +287,14 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
     return results.read(run_dir)
 
 
-def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, state: adapters.State) -> None:
+def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, state: adapter_training.State) -> None:
     """The model as a Hugging Face folder, with the prompts it has learned."""
     huggingface.save(folder, base.model.config, state.params, base.tokenizer, lora=state.lora)
     if not processes.first():
         return
     prompt, examples = config.prompts.form(config.model)
     form = {"prompt": prompt, "examples": examples, "method": config.method}
-    write_atomically(folder / planning.FORM, json.dumps(form) + "\n")
+    write_atomically(folder / FORM, json.dumps(form) + "\n")
 
 
 def main(argv: list[str]) -> None:
@@ -309,7 +310,7 @@ def main(argv: list[str]) -> None:
         trajectories.read(pathlib.Path(file).expanduser())
     tokenizer = load_tokenizer(config.model, templates=config.templates)
     if config.method in ("lac", "actor_critic"):
-        planning.check_words(tokenizer, (GOOD, BAD))
+        check_words(tokenizer, (GOOD, BAD))
     if flags.FLAGS.dry_run:
         print(describe(config, gather(config, tokenizer), tokenizer))
         return

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import time
 from typing import Any
@@ -45,12 +44,16 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.run import app, models, planning, players, results
+from nlrl_jax.run import app, models, players, results
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
+from nlrl_jax.run.lac.prompts import FORM, PromptConfig, check_words, context_of, dialogue_of
+from nlrl_jax.run.lac.tasks import tasks_of
+from nlrl_jax.run.lac.threads import jobs_for
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.reports import lac_iteration as report
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame
 from nlrl_jax.weights import huggingface, peft
-from nlrl_jax.weights.load import BUILT_IN, load_tokenizer
+from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "iterate_lac"
 MAY_CHANGE = ("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat")
@@ -82,7 +85,7 @@ class IterateConfig:
     eval_every: int = option(1, "rounds between these evaluations; there is always one after the last", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
     lac: LACConfig = part(LACConfig(alpha=0.5, floor=0.02))  # as in run_lac
-    prompts: planning.PromptConfig = part(planning.PromptConfig())
+    prompts: PromptConfig = part(PromptConfig())
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, batch_size=16, train="lora", schedule="cosine"),
         names={"max_length": "row_tokens"},
@@ -151,15 +154,15 @@ class Loop:
         self.base = models.local_model(
             config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows, templates=config.templates
         )
-        self.room = planning.context_of(self.base, config.prompts.context_tokens)
-        self.jobs = config.jobs
-        if not self.jobs:
-            tiny = config.model in BUILT_IN and jax.default_backend() == "cpu"
-            self.jobs = min(4, os.cpu_count() or 1) if tiny else 1
+        self.room = context_of(self.base, config.prompts.context_tokens)
+        jobs = jobs_for(config.jobs, config.model)
+        self.setting = Setting(
+            self.base, self.usage, self.game, config.lac, parallel=config.parallel, jobs=jobs, run_dir=run_dir
+        )
 
     def dialogue(self, name: str):
         prompts, tokenizer = self.config.prompts, self.base.tokenizer
-        return planning.dialogue_of(METHODS[name], self.game, prompts, self.config.model, tokenizer, self.room)
+        return dialogue_of(METHODS[name], self.game, prompts, self.config.model, tokenizer, self.room)
 
     def prior(self, k: int) -> LocalModel:
         """The network with the adapter of round k; of round 0, as it is."""
@@ -174,12 +177,16 @@ class Loop:
         model = prior if config.adapter == "all" or k == 0 else lac_iteration.prior_apart(prior, self.base)
         first = config.seed * SEEDS_PER_RUN + held_out_of(config, self.game) + k * config.tasks
         fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds for _ in range(config.repeats)]
-        held_out = planning.tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
+        held_out = tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
         done = {
-            report.TEACHER: self.play(f"round_{k}", config.teacher, self.method(), model, fresh, config.seed + 1000 * k)
+            report.TEACHER: self.play(
+                f"round_{k}", self.method(), self.dialogue(config.teacher), model, fresh, config.seed + 1000 * k
+            )
         }
         for name in parse(config.evaluate) if k % config.eval_every == 0 or k == config.rounds else ():
-            done[name] = self.play(f"after_{k}_{name}", name, METHODS[name], model, held_out, config.seed)
+            done[name] = self.play(
+                f"after_{k}_{name}", METHODS[name], self.dialogue(name), model, held_out, config.seed
+            )
         return done
 
     def method(self) -> Method:
@@ -190,13 +197,11 @@ class Loop:
         decide = lambda *args: lac_iteration.drawn(own.decide(*args), args[-1])
         return dataclasses.replace(own, decide=decide)
 
-    def play(self, name, of, method, model, tasks, seed) -> dict[str, Any]:
-        """Episodes, from disk if they are there; see `planning.run_method`."""
-        common = Metered(model, self.usage), self.usage, self.game, self.dialogue(of), self.config.lac, tasks
-        run = lambda _: planning.run_method(
-            name, method, *common, self.config.parallel, seed, self.run_dir, jobs=self.jobs
-        )
-        return planning.finished_methods(self.run_dir, [name], run)[name]
+    def play(self, name, method: Method, dialogue, model, tasks, seed) -> dict[str, Any]:
+        """Episodes, from disk if they are there; see `episodes.run_method`."""
+        setting = dataclasses.replace(self.setting, model=Metered(model, self.usage), seed=seed)
+        run = lambda _: run_method(setting, name, method, dialogue, tasks)
+        return finished_methods(self.run_dir, [name], run)[name]
 
     def learn(self, k: int, episodes: list[dict[str, Any]]) -> dict[str, float]:
         """Fine-tunes the adapter of round k on the episodes of round k; that of round k + 1 is on disk afterwards."""
@@ -250,18 +255,18 @@ def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) 
     weights = model.variables
     huggingface.save(folder, model.model.config, weights["params"], model.tokenizer, lora=weights["lora"])
     prompt, examples = config.prompts.form(config.model)
-    write_atomically(folder / planning.FORM, json.dumps({"prompt": prompt, "examples": examples}) + "\n")
+    write_atomically(folder / FORM, json.dumps({"prompt": prompt, "examples": examples}) + "\n")
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(IterateConfig, script=SCRIPT)
     game, kinds = game_of(config)
-    planning.tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
+    tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
     held_out_of(config, game)
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
-    planning.check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
+    check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
     iterate(config, app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE))
 
 

@@ -29,7 +29,6 @@ The last line reads `success: lac 0.442, react 0.175, ... (nano_babyai)`, or has
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import time
 from collections import Counter
@@ -50,13 +49,17 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, listed, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
-from nlrl_jax.run import app, models, planning, results
+from nlrl_jax.run import app, models, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
+from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, tokenizer_of
+from nlrl_jax.run.lac.tasks import Task, distinct, shortage, tasks_of
+from nlrl_jax.run.lac.threads import jobs_for
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.types import HostGame, LanguageModelError
-from nlrl_jax.weights.load import BUILT_IN, load_config, load_tokenizer
+from nlrl_jax.weights.load import load_config, load_tokenizer
 
 SCRIPT = "run_lac"
 LAC_ALONE = ("alpha", "floor", "rule", "words", "branch", "resample")  # options no other planner reads
@@ -104,7 +107,7 @@ class LACRunConfig:
         LATSConfig(),
         names={"iterations": "lats_iterations", "depth": "lats_depth", "weight": "lats_weight"},
     )
-    prompts: planning.PromptConfig = part(planning.PromptConfig())
+    prompts: PromptConfig = part(PromptConfig())
     cache_mb: float = option(1000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
     parallel: int = option(60, "episodes in lockstep, a part of the run", least=1)
     jobs: int = option(
@@ -126,7 +129,7 @@ class LACRunConfig:
                 raise ValueError(f"--{name} is for --game {game}, but the game is {self.game}")
 
 
-def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
+def make_game(config: LACRunConfig) -> tuple[HostGame, list[Task]]:
     """The game and all tasks of a run, each once.
 
     Raises:
@@ -134,8 +137,8 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[planning.Task]]:
     """
     data = {"alfworld": config.alfworld_data, "webshop": config.webshop_data}.get(config.game, "")
     game = envs.make_host(config.game, config.max_steps, data=data, tagger=config.webshop_tagger)
-    tasks = planning.tasks_of(game, kinds_of(config, game), config.tasks, config.seed)
-    return game, planning.distinct(game, tasks) if ":" in config.game else tasks
+    tasks = tasks_of(game, kinds_of(config, game), config.tasks, config.seed)
+    return game, distinct(game, tasks) if ":" in config.game else tasks
 
 
 def kinds_of(config: LACRunConfig, game: HostGame) -> list[str]:
@@ -157,7 +160,7 @@ def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
     return replace(config, model=config.model or "expert", methods=config.methods or ",".join(methods.default(game)))
 
 
-def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task], ask: bool) -> None:
+def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bool) -> None:
     """Refuses a model that cannot be used, and methods that the game does not allow, before anything is loaded or paid
     for.
 
@@ -186,7 +189,7 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]
                 f"lower it, at least below {room // 3}"
             )
     if needs_words and tokenizer is not None:
-        planning.check_words(tokenizer, config.lac.pair())
+        check_words(tokenizer, config.lac.pair())
     room = min(filter(None, (config.prompts.context_tokens, room)), default=0)
     if room and config.model != envs.READ_BY.get(config.game):
         check_prompts(config, game, tasks, tokenizer, room)
@@ -200,7 +203,7 @@ def check_prompts(config, game, tasks, tokenizer, room) -> None:
     """
     starts = game.reset(tasks[: config.parallel])
     for name in methods.parse(config.methods):
-        dialogue = planning.dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
+        dialogue = dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
         for start in starts:
             try:
                 dialogue.trim(dialogues.History(start.goal, start.observation), config.lac.planning.reserve(room))
@@ -209,51 +212,44 @@ def check_prompts(config, game, tasks, tokenizer, room) -> None:
 
 
 def run(
-    config: LACRunConfig, game: HostGame, tasks: list[planning.Task], run_dir: pathlib.Path, usage: Usage
+    config: LACRunConfig, game: HostGame, tasks: list[Task], run_dir: pathlib.Path, usage: Usage
 ) -> dict[str, dict[str, Any]]:
-    """All methods, those that are finished from disk. Returns {method: result}; see `planning.run_method`."""
+    """All methods, those that are finished from disk. Returns {method: result}; see `episodes.run_method`."""
     names = methods.parse(config.methods)
-    local = {"chat": False, "cache_mb": config.cache_mb, "rows": 32 if jax.default_backend() == "cpu" else 256}
-    local["templates"] = config.templates
     if config.model == "expert":
         model = Metered(Expert(game, Rates.parse(config.expert)), usage)
     else:
+        local = {
+            "chat": False,
+            "cache_mb": config.cache_mb,
+            "rows": 32 if jax.default_backend() == "cpu" else 256,
+            "templates": config.templates,
+        }
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
     if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
         models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
-    name, templates = config.endpoint.endpoint_tokenizer, config.templates
-    endpoint_tokenizer = load_tokenizer(name, templates=templates) if name else None
-    tokenizer = planning.tokenizer_of(model, endpoint_tokenizer)
-    room = planning.context_of(model, config.prompts.context_tokens)
+    name = config.endpoint.endpoint_tokenizer
+    tokenizer = tokenizer_of(model, load_tokenizer(name, templates=config.templates) if name else None)
+    room = context_of(model, config.prompts.context_tokens)
+    setting = setting_of(config, model, usage, game, run_dir)
 
     def one(name: str) -> dict[str, Any]:
-        clock = time.perf_counter()
-        result = play(config, name, model, usage, game, tasks, tokenizer, room, run_dir)
-        print(f"{METHODS[name].title}: {line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
+        clock, method = time.perf_counter(), METHODS[name]
+        dialogue = dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
+        result = run_method(setting, name, method, dialogue, tasks)
+        print(f"{method.title}: {line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
         return result
 
     try:
-        return planning.finished_methods(run_dir, names, one)
+        return finished_methods(run_dir, names, one)
     except LanguageModelError as error:
         raise ValueError(f"{error}\nwhat is finished is kept; --resume continues") from error
 
 
-def jobs_of(config: LACRunConfig) -> int:
-    """How many parts are played at once."""
-    if config.jobs:
-        return config.jobs
-    tiny = config.model in BUILT_IN and jax.default_backend() == "cpu"
-    return min(4, os.cpu_count() or 1) if tiny else 1
-
-
-def play(config, name, model, usage, game, tasks, tokenizer, room, run_dir=None) -> dict[str, Any]:
-    """All tasks with one method; see `planning.run_method`."""
-    method = METHODS[name]
-    dialogue = planning.dialogue_of(method, game, config.prompts, config.model, tokenizer, room)
-    return planning.run_method(
-        name, method, model, usage, game, dialogue, config.lac, tasks, config.parallel, config.seed, run_dir,
-        config.lats, jobs_of(config),
-    )  # fmt: skip
+def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_dir: pathlib.Path | None) -> Setting:
+    """What all methods of the run share."""
+    jobs = jobs_for(config.jobs, config.model)
+    return Setting(model, usage, game, config.lac, config.lats, config.parallel, jobs, config.seed, run_dir)
 
 
 def line_of(result: dict[str, Any], score: str) -> str:
@@ -266,7 +262,7 @@ def line_of(result: dict[str, Any], score: str) -> str:
     )
 
 
-def dry_run(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) -> str:
+def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
     """Calls and tokens of each method, counted on one task of each mission that a random policy plays."""
     few = list({task[0]: task for task in reversed(tasks)}.values())
     scripts = {
@@ -279,7 +275,8 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[planning.Task]) ->
     for name in methods.parse(config.methods):
         usage = Usage()
         model = Metered(CountingModel(scripts, can_score=config.lac.critic != "direct"), usage)
-        play(config, name, model, usage, game, few, None, config.prompts.context_tokens)
+        dialogue = dialogue_of(METHODS[name], game, config.prompts, config.model, None, config.prompts.context_tokens)
+        run_method(setting_of(config, model, usage, game, None), name, METHODS[name], dialogue, few)
         total: Counter = Counter()
         for amounts in usage.rows():
             total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})
@@ -310,7 +307,7 @@ def main(argv: list[str]) -> None:
         print(about, flush=True)
     else:
         leave_out(f"with --model {config.model}", "expert")
-    fewer = planning.shortage(config.tasks, kinds_of(config, game), tasks)
+    fewer = shortage(config.tasks, kinds_of(config, game), tasks)
     if fewer:
         print(fewer, flush=True)
     if flags.FLAGS.dry_run:

@@ -28,7 +28,7 @@ from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.run import adapters, app, loop, players, processes
+from nlrl_jax.run import adapter_training, app, loop, players, processes
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import huggingface
@@ -123,14 +123,14 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: S
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
-    state = adapters.start(policy.model, loaded.params, optimizer, config.seed)
+    state = adapter_training.start(policy.model, loaded.params, optimizer, config.seed)
     if resume:
         state = loop.restore(run_dir, state)
 
     walk = lambda key: demonstrate(game, key, config.batch, config.skilled_share, config.habit)
     show = demonstrations(policy, reply_template(game, prompt), walk)
     loss = demonstration_loss(policy, config.remat)
-    update = adapters.make_update(policy.model, loss, optimizer, config.micro_batch, show)
+    update = adapter_training.make_update(policy.model, loss, optimizer, config.micro_batch, show)
     save = lambda state: huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
     columns = ("loss", "perplexity")
     state = loop.train(

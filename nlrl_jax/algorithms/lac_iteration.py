@@ -38,7 +38,7 @@ from nlrl_jax.roles.lines import ACTION, Line, lines_of, pairs
 from nlrl_jax.types import LanguageModel, Pairs
 
 LESSONS = ("improved", "chosen", "advantage")
-Episode = Mapping[str, Any]  # as `run.planning.as_json` writes it
+Episode = Mapping[str, Any]  # as `run.lac.episodes.as_json` writes it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from nlrl_jax.algorithms.lac_iteration import LessonConfig, drawn, prior_apart
 from nlrl_jax.config import replace
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.rollouts.host_games import play
-from nlrl_jax.run.planning import as_json
+from nlrl_jax.run.lac.episodes import as_json
 from nlrl_jax.types import Score
 from tests.algorithms.test_lac import ACTIONS, GAME, GOAL, PRIOR, TASKS, Corridor
 

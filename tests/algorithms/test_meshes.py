@@ -22,7 +22,7 @@ from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import adapters
+from nlrl_jax.run import adapter_training
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import Sampling
@@ -100,8 +100,8 @@ def test_warm_start(mesh, variables, micro_batch):
         show = demonstrations(
             policy, reply_template(game, "compact"), lambda key: demonstrate(game, key, 8, 0.5, False)
         )
-        update = adapters.make_update(model, demonstration_loss(policy), optimizer, micro_batch, show)
-        state = adapters.start(model, params, optimizer, seed=0)
+        update = adapter_training.make_update(model, demonstration_loss(policy), optimizer, micro_batch, show)
+        state = adapter_training.start(model, params, optimizer, seed=0)
         return fast(update)(state, jax.random.key(2))
 
     state, metrics = updated(MODEL, variables["params"])
@@ -111,7 +111,7 @@ def test_warm_start(mesh, variables, micro_batch):
     assert {k: float(v) for k, v in other_metrics.items()} == pytest.approx(
         {k: float(v) for k, v in metrics.items()}, rel=1e-4
     )
-    fresh = adapters.start(MODEL, variables["params"], optimizer, seed=0).lora
+    fresh = adapter_training.start(MODEL, variables["params"], optimizer, seed=0).lora
     moved = max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(state.lora), jax.tree.leaves(fresh)))
     assert_close(other.lora, state.lora, 1e-3 * moved)
 

@@ -13,7 +13,8 @@ from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import OptionError
 from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, History, Step, verdict
-from nlrl_jax.run import planning
+from nlrl_jax.run.lac.episodes import Setting, run_method
+from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.types import HostGame, Outcome, Sampling, Start
 
 ACTIONS = ("left", "right", "up", "down")
@@ -163,11 +164,9 @@ def test_the_task_changes_no_prompt():
 
 
 def solved(game, model, method, tasks, **changes):
-    dialogue = planning.dialogue_of(METHODS[method], game, planning.PromptConfig(), "expert", None, 0)
-    config = LACConfig(**changes)
-    result = planning.run_method(
-        method, METHODS[method], model, Usage(), game, dialogue, config, tasks, 60, 0, lats=LATSConfig(iterations=1)
-    )
+    dialogue = dialogue_of(METHODS[method], game, PromptConfig(), "expert", None, 0)
+    setting = Setting(model, Usage(), game, LACConfig(**changes), LATSConfig(iterations=1))
+    result = run_method(setting, method, METHODS[method], dialogue, tasks)
     assert not result["problems"]
     return [episode["success"] for episode in result["episodes"]]
 

@@ -20,7 +20,8 @@ from envs.alfworld.transcripts import EXPERT, Walker, choose
 from envs.alfworld.workers import Answer, Request, Workers
 from envs.alfworld.world import World, plan
 from nlrl_jax.rollouts.host_games import Move, play
-from nlrl_jax.run.planning import as_json, tasks_of
+from nlrl_jax.run.lac.episodes import as_json
+from nlrl_jax.run.lac.tasks import tasks_of
 
 DATA = games.package() / "data"
 

@@ -7,7 +7,8 @@ import pytest
 
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import directory, planning, results
+from nlrl_jax.run import directory, results
+from nlrl_jax.run.lac.prompts import FORM, PromptConfig
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import load_model, load_tokenizer
@@ -83,8 +84,8 @@ def test_learns_resumes_and_leaves_a_model_that_plays(tiny, mine, tmp_path, caps
 
     model = tmp_path / "tuned" / "model"
     assert load_model(str(model)).config.num_params == load_model(str(tiny)).config.num_params
-    assert planning.PromptConfig().form(str(model)) == ("compact", 0)
-    assert planning.PromptConfig("paper", 2).form(str(model)) == ("paper", 2)
+    assert PromptConfig().form(str(model)) == ("compact", 0)
+    assert PromptConfig("paper", 2).form(str(model)) == ("paper", 2)
     play = ("--missions=go to", "--tasks=1", "--max_steps=2", "--line_tokens=8", "--depth=1", "--cache_mb=0")
     try:
         run("run_lac", f"--model={model}", "--methods=react_return", f"--run_dir={tmp_path / 'play'}", *play)
@@ -98,7 +99,7 @@ def test_policies_learn_by_the_same_script(tiny, mine, tmp_path, method):
     tune(tmp_path, *flags(tiny, mine), f"--method={method}", "--iterations=1", "--rows=episodes")
     stored = results.read(tmp_path)
     assert set(stored["after"]) == {"action_loss"} and stored["counts"]["examples"] == 2
-    assert json.loads((tmp_path / "model" / planning.FORM).read_text())["method"] == method
+    assert json.loads((tmp_path / "model" / FORM).read_text())["method"] == method
 
 
 def test_a_dry_run_counts_and_writes_nothing(tiny, tmp_path, capsys):

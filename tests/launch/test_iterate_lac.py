@@ -9,7 +9,8 @@ import pytest
 
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import directory, planning, results
+from nlrl_jax.run import directory, results
+from nlrl_jax.run.lac.prompts import PromptConfig
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import load_model, load_tokenizer
@@ -62,7 +63,7 @@ def test_a_run_leaves_rounds_a_model_and_a_page(here):
     model, start = load_model(str(run_dir / "model")), load_model(str(here / "tiny"))
     changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), model.params, start.params)
     assert changed["blocks"]["attention"]["q"]["kernel"] and not changed["embedding"]
-    assert planning.PromptConfig().form(str(run_dir / "model"))[0] == "compact"
+    assert PromptConfig().form(str(run_dir / "model"))[0] == "compact"
     assert "LAC teaches its prior" in (run_dir / "report.html").read_text()
 
 

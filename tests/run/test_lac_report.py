@@ -13,7 +13,7 @@ from nlrl_jax.run.reports import lac as page
 from nlrl_jax.run.reports import lac_q as q_values
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.run.reports.lac_stories import stories
-from tests.run.lac_episodes import finished
+from tests.run.lac.scripted_results import finished
 from tests.run.test_report import HOSTILE, Page
 
 NAMES = ("lac", "lac_no_critic", "critic_only", "react_think", "rap")

@@ -5,7 +5,7 @@ Pure functions of finished methods, as stored in RUN_DIR/episodes/METHOD.json:
     {"method": "lac", "seconds": 71.2, "problems": {"policy/no action": 3}, "calls": {"policy": 120},
      "tokens": {"read": 9000, "written": 800}, "episodes": [...]}
 
-See `run.planning.as_json` for an episode. Intervals are over tasks (`nlrl_jax.statistics`), each of which counts once
+See `run.lac.episodes.as_json` for an episode. Intervals are over tasks (`nlrl_jax.statistics`), each counted once
 however often it was played: the model is one, so they say nothing about another training of it.
 """
 

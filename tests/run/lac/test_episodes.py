@@ -14,7 +14,10 @@ from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
-from nlrl_jax.run import parts, planning
+from nlrl_jax.run.lac import journal, threads
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method, unreadable
+from nlrl_jax.run.lac.prompts import check_words, inner_model
+from nlrl_jax.run.lac.tasks import distinct, shortage, tasks_of
 from nlrl_jax.run.models import local_model
 from nlrl_jax.types import Outcome, Start
 from nlrl_jax.weights.load import load_tokenizer
@@ -25,11 +28,13 @@ TASKS = [("", i) for i in range(5)]
 CONFIG = replace(LACConfig(), candidates=3)
 
 
-def run(model, folder, jobs=1):
-    folder.mkdir(exist_ok=True)
-    usage, method = Usage(folder), METHODS["lac"]
-    args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS, 2, 0, folder
-    return planning.run_method("lac", method, *args, jobs=jobs)
+def run(model, folder=None, name="lac", tasks=TASKS, game=GAME, usage=None, **more):
+    """Two episodes a batch, each step on disk where there is a folder."""
+    if folder:
+        folder.mkdir(exist_ok=True)
+    usage, method = usage or Usage(folder), METHODS[name]
+    setting = Setting(Metered(model, usage), usage, game, CONFIG, parallel=2, run_dir=folder, **more)
+    return run_method(setting, name, method, method.dialogue(game.rules, False), tasks)
 
 
 class Killed(Corridor):
@@ -75,7 +80,7 @@ class Paid(Corridor):
 
 def killed_where_a_step_is_written(monkeypatch, step):
     """The journal is one step behind what was spent."""
-    add, seen = parts.Journal.add, []
+    add, seen = journal.Journal.add, []
 
     def stop(self, rows):
         seen.append(rows)
@@ -83,7 +88,7 @@ def killed_where_a_step_is_written(monkeypatch, step):
             raise KeyboardInterrupt
         add(self, rows)
 
-    monkeypatch.setattr(parts.Journal, "add", stop)
+    monkeypatch.setattr(journal.Journal, "add", stop)
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -102,10 +107,10 @@ def test_an_endpoint_is_paid_once_for_a_step_that_is_played_again(tmp_path, monk
     def ask(name):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        usage, method = Usage(folder), METHODS["react"]
-        model = EndpointModel(EndpointOptions(base_url=server.url), "m", usage, cache=DiskCache(folder / "cache"))
-        args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS[:2], 2, 0, folder
-        return planning.run_method("react", method, *args)
+        model = EndpointModel(
+            EndpointOptions(base_url=server.url), "m", Usage(folder), cache=DiskCache(folder / "cache")
+        )
+        return run(model, folder, "react", TASKS[:2])
 
     with Server() as server:
         whole, requests = ask("whole"), len(server.requests)
@@ -120,34 +125,26 @@ def test_an_endpoint_is_paid_once_for_a_step_that_is_played_again(tmp_path, monk
 
 
 def test_a_search_is_on_disk_once_it_is_over_and_not_made_again(tmp_path):
-    def searched(model):
-        usage, method = Usage(tmp_path), METHODS["lats"]
-        args = Metered(model, usage), usage, GAME, method.dialogue(GAME.rules, False), CONFIG, TASKS, 2, 0, tmp_path
-        return planning.run_method("lats", method, *args)
-
-    first = searched(Corridor())
+    first = run(Corridor(), tmp_path, "lats")
     assert [episode["reward"] for episode in first["episodes"]] == [1.0] * 5
     assert first["calls"]["policy"] > 0 and first["seconds"] > 0
     model = Corridor()
-    again = searched(model)
+    again = run(model, tmp_path, "lats")
     assert not model.roles and again["episodes"] == first["episodes"] and again["calls"] == first["calls"]
 
 
 def test_finished_methods_are_read_from_disk(tmp_path):
     made = []
     play = lambda name: made.append(name) or {"method": name}
-    assert planning.finished_methods(tmp_path, ["a", "b"], play) == {"a": {"method": "a"}, "b": {"method": "b"}}
-    assert planning.finished_methods(tmp_path, ["b", "c"], play)["b"] == {"method": "b"}
+    assert finished_methods(tmp_path, ["a", "b"], play) == {"a": {"method": "a"}, "b": {"method": "b"}}
+    assert finished_methods(tmp_path, ["b", "c"], play)["b"] == {"method": "b"}
     assert made == ["a", "b", "c"]
     assert json.loads((tmp_path / "episodes" / "c.json").read_text()) == {"method": "c"}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "react_return"])
 def test_every_method_plays(name):
-    usage = Usage()
-    dialogue = METHODS[name].dialogue(GAME.rules, True)
-    args = Metered(Corridor(), usage), usage, GAME, dialogue, CONFIG, TASKS[:2], 5, 0
-    result = planning.run_method(name, METHODS[name], *args)
+    result = run(Corridor(), None, name, TASKS[:2])
     assert [episode["task"] for episode in result["episodes"]] == [["", 0], ["", 1]]
     assert result["tokens"]["written"] > 0
 
@@ -156,37 +153,35 @@ def test_actions_that_cannot_be_carried_out_are_counted():
     refusing = dataclasses.replace(
         GAME, step=lambda states, actions: [Outcome(x, "no", valid=a != "left") for x, a in zip(states, actions)]
     )
-    usage, method = Usage(), METHODS["react"]
-    args = Metered(Corridor(), usage), usage, refusing, method.dialogue(GAME.rules, True), CONFIG, TASKS[:1], 5, 0
-    (episode,) = planning.run_method("react", method, *args)["episodes"]
+    (episode,) = run(Corridor(), None, "react", TASKS[:1], refusing)["episodes"]
     assert (episode["moves"], episode["invalid"]) == (GAME.max_steps, GAME.max_steps)
 
 
 def test_words_that_a_model_cannot_tell_apart_are_refused():
     tokenizer = load_tokenizer("nano")
-    planning.check_words(tokenizer, ("GOOD", "BAD"))
+    check_words(tokenizer, ("GOOD", "BAD"))
     with pytest.raises(ValueError, match="cannot tell"):
-        planning.check_words(tokenizer, ("GOOD", "GOOD"))
+        check_words(tokenizer, ("GOOD", "GOOD"))
 
     class Poor:
         encode = staticmethod(lambda text: [0])
         decode = staticmethod(lambda ids: "?")
 
     with pytest.raises(ValueError, match="cannot write 'GOOD'.*--critic direct"):
-        planning.check_words(Poor, ("GOOD", "BAD"))
+        check_words(Poor, ("GOOD", "BAD"))
 
 
 def test_tasks_and_names():
-    assert planning.tasks_of(GAME, [""], 2, 3) == [("", 30_000), ("", 30_001)]
+    assert tasks_of(GAME, [""], 2, 3) == [("", 30_000), ("", 30_001)]
     with pytest.raises(ValueError, match="no tasks 'swim'"):
-        planning.tasks_of(GAME, ["swim"], 1, 0)
+        tasks_of(GAME, ["swim"], 1, 0)
     few = dataclasses.replace(GAME, kinds=("a", "b"), limits={"a": 2})
-    tasks = planning.tasks_of(few, ["a", "b"], 3, 0)
+    tasks = tasks_of(few, ["a", "b"], 3, 0)
     assert tasks == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2)]
-    assert planning.shortage(3, ["a", "b"], tasks) == (
+    assert shortage(3, ["a", "b"], tasks) == (
         "--tasks is 3, but there are only 2 of 'a' different ones; each is played once"
     )
-    assert planning.shortage(2, ["a", "b"], tasks) == ""
+    assert shortage(2, ["a", "b"], tasks) == ""
     assert methods.parse("lac, rap,lac") == ["lac", "rap"]
     with pytest.raises(ValueError, match="methods is 'magic'"):
         methods.parse("magic")
@@ -194,10 +189,10 @@ def test_tasks_and_names():
 
 def test_a_task_that_comes_again_is_played_once():
     start = lambda state: lambda tasks: [Start(state(seed), "the same", "text") for _, seed in tasks]
-    distinct = lambda state: planning.distinct(dataclasses.replace(GAME, reset=start(state)), TASKS)
-    assert distinct(lambda seed: {"word": seed % 3}) == TASKS[:3]
-    assert distinct(lambda seed: ("secret", seed)) == TASKS  # they begin alike, but differ in what is hidden
-    assert distinct(lambda seed: lambda: seed) == TASKS  # a state that cannot be compared
+    once = lambda state: distinct(dataclasses.replace(GAME, reset=start(state)), TASKS)
+    assert once(lambda seed: {"word": seed % 3}) == TASKS[:3]
+    assert once(lambda seed: ("secret", seed)) == TASKS  # they begin alike, but differ in what is hidden
+    assert once(lambda seed: lambda: seed) == TASKS  # a state that cannot be compared
 
 
 def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):
@@ -215,15 +210,15 @@ def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):
 
 def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
     model = Metered(local_model("nano_babyai", chat=False, cache_mb=4.0), Usage())
-    one, other = (parts.alone(model, 2) for _ in range(2))
+    one, other = (threads.alone(model, 2) for _ in range(2))
     assert one.model.cache is not other.model.cache and one.model.cache_mb == 2 and one.usage is model.usage
     assert one.model.variables is model.model.variables
     plain = Metered(Corridor(), Usage())
-    assert parts.alone(plain, 2) is plain
+    assert threads.alone(plain, 2) is plain
     both = Metered(ByRole(model.model, {"policy": model.model}), Usage())
-    own = parts.alone(both, 2).model
+    own = threads.alone(both, 2).model
     caches = [model.model.cache, own.model.cache, own.others["policy"].cache]
-    assert len(set(map(id, caches))) == 3 and parts.inner_model(both) is model.model
+    assert len(set(map(id, caches))) == 3 and inner_model(both) is model.model
 
 
 @pytest.mark.parametrize(
@@ -233,5 +228,5 @@ def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
 def test_a_model_that_writes_no_actions_is_reported(calls, no_action, empty, says):
     half = {"policy/no action": no_action, "policy/empty": 0, "world model/empty": 99}, {"policy/empty": empty}
     rows = [{"calls": {"policy": calls}, "problems": half[0]}, {"calls": {}, "problems": half[1]}]
-    note = planning.unreadable(rows)
+    note = unreadable(rows)
     assert note.startswith(says) and bool(note) == bool(says)

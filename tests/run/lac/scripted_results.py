@@ -7,7 +7,7 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.config import replace
 from nlrl_jax.rollouts.host_games import play
-from nlrl_jax.run.planning import as_json
+from nlrl_jax.run.lac.episodes import as_json
 from nlrl_jax.types import HostGame, Outcome, Start
 from tests.algorithms.test_lac import ACTIONS, GAME, GOAL, Corridor
 

@@ -3,16 +3,18 @@
 from collections import Counter
 
 from nlrl_jax.algorithms.sft import Example
-from nlrl_jax.run import adapters
+from nlrl_jax.run import adapter_training
 
 
 def test_a_pass_has_every_example_once_and_rows_few_lengths():
     examples = [Example([n] * n, 1) for n in range(2, 202, 10)]
-    batch = adapters.batches(examples, 2, seed=0)
+    batch = adapter_training.batches(examples, 2, seed=0)
     made = [batch(step) for step in range(20)]
     firsts = [[int(row[0]) for one in part for row in one.tokens] for part in (made[:10], made[10:])]
     assert all(Counter(part) == Counter(n for n in range(2, 202, 10)) for part in firsts)
     assert firsts[0] != firsts[1]
     assert {one.tokens.shape for one in made} <= {(2, 64), (2, 128), (2, 192), (2, 256)}
-    assert (adapters.batches(examples, 2, seed=0)(13).tokens == made[13].tokens).all()  # a resumed run goes on alike
-    assert adapters.batches(examples[:1], 3, seed=0)(0).tokens[:, 0].tolist() == [2, 2, 2]
+    assert (
+        adapter_training.batches(examples, 2, seed=0)(13).tokens == made[13].tokens
+    ).all()  # a resumed run goes on alike
+    assert adapter_training.batches(examples[:1], 3, seed=0)(0).tokens[:, 0].tolist() == [2, 2, 2]

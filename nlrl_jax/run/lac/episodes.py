@@ -1,0 +1,220 @@
+"""Episodes of one method: all tasks in batches, every step on disk once it is made; finished methods are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from nlrl_jax.algorithms.imagine import POLICY
+from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
+from nlrl_jax.algorithms.planners.methods import Method
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.config import check_seed
+from nlrl_jax.files import write_atomically
+from nlrl_jax.roles.dialogues import Dialogue
+from nlrl_jax.rollouts.host_games import Episode, Move, play
+from nlrl_jax.run.lac import threads
+from nlrl_jax.run.lac.journal import Journal
+from nlrl_jax.run.lac.prompts import inner_model
+from nlrl_jax.run.lac.tasks import Task
+from nlrl_jax.types import HostGame, LanguageModel
+
+_ENOUGH = 20  # actions by which a model is judged
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What the methods of a run share.
+
+    Attributes:
+      usage: the run's ledger of calls and tokens; `model` is metered by it.
+      config, lats: how LAC and the planners decide. LATS reads `lats`; its defaults are the paper's.
+      parallel: episodes of a batch, in lockstep.
+      jobs: batches that run concurrently, in threads; results do not change. In a local model each batch has its own
+        key/value cache.
+      run_dir: where every step is written once it is made; None writes nothing.
+    """
+
+    model: LanguageModel
+    usage: Usage
+    game: HostGame
+    config: LACConfig = LACConfig()
+    lats: LATSConfig = LATSConfig()
+    parallel: int = 60
+    jobs: int = 1
+    seed: int = 0
+    run_dir: pathlib.Path | None = None
+
+
+def run_method(
+    setting: Setting, name: str, method: Method, dialogue: Dialogue, tasks: Sequence[Task]
+) -> dict[str, Any]:
+    """Plays all tasks with one method, in batches. Steps that are on disk are repeated from there, and so is a plan of
+    whole episodes whose search is over.
+
+    Returns:
+      {"method", "score": the reward's name in tables or "", "seconds", "problems", "calls",
+       "tokens": {"read", "written"}, "episodes": one dict each}. Seconds are those of all batches together. A step
+      that was interrupted and played again counts once; `usage` has both, because both were computed.
+    """
+    setting.usage.section = f"{name}/"
+    journal = Journal(setting.run_dir / "moves" / f"{name}.jsonl" if setting.run_dir else None)
+    batches = [tasks[first : first + setting.parallel] for first in range(0, len(tasks), setting.parallel)]
+    jobs, game = min(setting.jobs, len(batches)), setting.game
+    setting = dataclasses.replace(setting, jobs=jobs, game=threads.one_at_a_time(game) if jobs > 1 else game)
+    progress = _Progress(method.title, len(batches), journal)
+    play_one = lambda i: _play_batch(setting, method, dialogue, batches[i], i, progress)
+    episodes = sum(threads.in_threads(play_one, len(batches), jobs, journal), [])
+    done = journal.rows
+    total = lambda field: dict(sum((Counter(row[field]) for row in done), Counter()))
+    broken = Counter("game/broke off" for episode in episodes if episode.error)
+    return {
+        "method": name,
+        "score": game.score,
+        "seconds": sum(row["seconds"] for row in done),
+        "problems": {**total("problems"), **broken},
+        "calls": total("calls"),
+        "tokens": _tokens_of(name, setting.model, setting.usage, done),
+        "episodes": [as_json(episode) for episode in episodes],
+    }
+
+
+class _Progress:
+    """Lines on the terminal, at most one every 15 seconds, and a hint where most actions cannot be read."""
+
+    def __init__(self, title: str, batches: int, journal: Journal):
+        self.title, self.batches, self.journal = title, batches, journal
+        self.printed, self.hinted = time.monotonic(), False
+
+    def show(self, batch: int, text: str) -> None:
+        if not self.hinted and (hint := unreadable(self.journal.rows)):
+            self.hinted = True
+            print(f"  {self.title}: {hint}", flush=True)
+        if time.monotonic() - self.printed > 15:
+            self.printed = time.monotonic()
+            which = f", batch {batch + 1} of {self.batches}" if self.batches > 1 else ""
+            print(f"  {self.title}{which}: {text}", flush=True)
+
+
+def _play_batch(
+    setting: Setting, method: Method, dialogue: Dialogue, tasks: Sequence[Task], batch: int, progress: _Progress
+) -> list[Episode]:
+    """The episodes of one batch; those of its steps that are in the journal are repeated, not decided again."""
+    spent, counts, journal = Usage(), {}, progress.journal
+    model, game = Metered(threads.alone(setting.model, setting.jobs), spent), setting.game
+    seed = lambda t: _seed(setting.seed, batch, t)
+    moves, before, clock = journal.of(batch), Counter(), time.perf_counter()
+
+    def cost() -> dict[str, Any]:
+        """Seconds and tokens since the last time."""
+        nonlocal before, clock
+        sums = Counter({"read": 0, "written": 0})
+        for row in spent.rows():
+            sums.update(read=row["prompt_tokens"], written=row["tokens"])
+        now = time.perf_counter()
+        made = {"seconds": now - clock, "tokens": {name: sums[name] - before[name] for name in sums}}
+        before, clock = sums, now
+        return made
+
+    if method.plan and not moves:
+        plans = method.plan(model, dialogue, game, tasks, setting.config.planning, setting.lats, seed(0))
+        moves = _moves_of(plans, batch, cost())
+        journal.add(moves)
+
+    def decide(histories, t):
+        made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
+        counts.update(problems=made.problems, calls=made.calls)
+        return made
+
+    def report(t, move, running):
+        journal.add([{"part": batch, **cost(), **counts, **move._asdict()}])
+        progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
+
+    earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
+    return play(game, decide, tasks, earlier, report)
+
+
+def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to do where most actions that a model writes are not the game's; "" otherwise, and after few actions."""
+    asked = sum(row["calls"].get(POLICY, 0) for row in rows)
+    bad = sum(row["problems"].get(f"{POLICY}/{kind}", 0) for row in rows for kind in ("no action", "empty"))
+    if asked < _ENOUGH or 2 * bad <= asked:
+        return ""
+    return (
+        f"{bad} of the first {asked} actions that the model wrote cannot be read, and random ones take their place. An "
+        "endpoint may begin new messages: give its tokenizer (--endpoint_tokenizer MODEL); a local model may not know "
+        "the game: launch.finetune_lac teaches it"
+    )
+
+
+def finished_methods(
+    run_dir: pathlib.Path, names: Sequence[str], run: Callable[[str], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The results of all methods by name: those on disk are read, the others run and written."""
+    results = {}
+    for name in names:
+        path = run_dir / "episodes" / f"{name}.json"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(run(name)) + "\n")
+        results[name] = json.loads(path.read_text())
+    return results
+
+
+def as_json(episode: Episode) -> dict[str, Any]:
+    """An episode in JSON's types; "moves" is its number of actions."""
+    history = episode.history
+    return {
+        "task": list(episode.task),
+        "goal": history.goal,
+        "observation": history.observation,
+        "note": history.note,
+        "steps": [list(step) for step in history.steps],
+        "success": episode.success,
+        "reward": episode.reward,
+        "moves": episode.steps,
+        "invalid": episode.invalid,
+        "optimal": episode.optimal,
+        "thinking": list(episode.thinking),
+        "boards": list(episode.boards),
+        "error": episode.error,
+    }
+
+
+def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Read and written by all steps, each counted once. An endpoint's reply to an interrupted step is paid for once and
+    then comes from the cache, so there the ledger is right."""
+    if all("tokens" in row for row in rows) and not isinstance(inner_model(model), EndpointModel):
+        return {field: sum(row["tokens"][field] for row in rows) for field in ("read", "written")}
+    spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
+    return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}
+
+
+def _moves_of(plans: Plans, batch: int, cost: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Plans as the journal's rows, one per step: the moves of the episodes that still run. The whole cost is the
+    first's."""
+    rows = []
+    for t in range(max(map(len, plans.actions))):
+        live = [i for i, actions in enumerate(plans.actions) if t < len(actions)]
+        none = [""] * len(live), [[]] * len(live)
+        move = Move([plans.actions[i][t] for i in live], *none, [plans.thinking[i][t] for i in live])
+        spent = {"seconds": 0.0, "tokens": {"read": 0, "written": 0}, "problems": {}, "calls": {}}
+        if t == 0:
+            spent = {**cost, "problems": plans.problems, "calls": plans.calls}
+        rows.append({"part": batch, **spent, **move._asdict()})
+    return rows
+
+
+def _seed(seed: int, batch: int, t: int) -> int:
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), batch), t)
+    return int(jax.random.bits(key) >> np.uint32(1))

@@ -1,0 +1,56 @@
+"""The moves of a run on disk, each step once it is made."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from nlrl_jax.files import write_atomically
+
+
+class _Stopped(Exception):
+    """Another part has failed."""
+
+
+class Journal:
+    """The moves of a run, on disk once they are made. Parts that run at once may share it.
+
+    Attributes:
+      rows: all moves, those of an interrupted run first.
+    """
+
+    def __init__(self, path: pathlib.Path | None):
+        self.path, self.rows, self.stopped = path, _read(path), False
+        self._lock = threading.Lock()
+
+    def of(self, part: int) -> list[dict[str, Any]]:
+        """The moves of a part so far."""
+        return [row for row in self.rows if row["part"] == part]
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Raises `_Stopped` behind the writing where the run has been `stopped`."""
+        with self._lock:
+            self.rows += rows
+            if self.path:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a") as file:
+                    file.write("".join(json.dumps(row) + "\n" for row in rows))
+        if self.stopped:
+            raise _Stopped
+
+
+def _read(journal: pathlib.Path | None) -> list[dict[str, Any]]:
+    """The moves of an interrupted run; a line that a kill has cut is dropped, and with it the file is cleaned."""
+    if journal is None or not journal.is_file():
+        return []
+    rows = []
+    for line in journal.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    write_atomically(journal, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows

@@ -1,0 +1,119 @@
+"""Prompts that fit the model: its form, its context, its tokenizer and the words it must tell apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+
+from nlrl_jax.algorithms.planners.methods import Method
+from nlrl_jax.backends.by_role import ByRole
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.usage import Metered
+from nlrl_jax.config import check, option
+from nlrl_jax.files import read_json
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.roles.dialogues import Dialogue
+from nlrl_jax.types import HostGame, LanguageModel
+from nlrl_jax.weights.load import BUILT_IN
+
+FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptConfig:
+    """How episodes become prompts."""
+
+    prompt: str = option(
+        "auto",
+        "paper (instructions), compact (for built-in models), or auto: as the model was fine-tuned "
+        "(launch.finetune_lac), else compact for built-in models and paper for others",
+        choices=("auto", "paper", "compact"),
+    )
+    examples: int = option(
+        -1,
+        "episodes that the model reads first, in the prompt `paper`; -1: as many as in fine-tuning, else 1",
+        least=-1,
+        most=8,
+    )
+    history: int = option(
+        0, "maximum steps that a prompt shows; 0: the game's own (16 in Crafter, no limit elsewhere)", least=0
+    )
+    context_tokens: int = option(0, "maximum tokens of a prompt with its reply; 0 is the local model's own", least=0)
+
+    def __post_init__(self):
+        check(self)
+
+    def form(self, model: str) -> tuple[str, int]:
+        """("paper" or "compact", number of examples) of the prompts of a model by its name."""
+        path = pathlib.Path(model).expanduser() / FORM
+        tuned = read_json(path) if path.is_file() else {}
+        own = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
+        examples = self.examples if self.examples >= 0 else tuned.get("examples", 1)
+        return (own if self.prompt == "auto" else self.prompt), examples
+
+
+def dialogue_of(
+    method: Method, game: HostGame, config: PromptConfig, model: str, tokenizer: Tokenizer | None, room: int
+) -> Dialogue:
+    """The dialogue that a method holds with a model about a game, in inference and in fine-tuning.
+
+    Args:
+      model: its name. tokenizer: that counts its tokens; None where there is none.
+      room: tokens of its context, 0 if nobody knows.
+    """
+    form, number = config.form(model)
+    if method.shots is not None:
+        number = max(number, 1) if method.shots else 0
+    with_examples = number and form == "paper" and game.examples
+    examples = tuple(game.examples(method.label, number)) if with_examples else ()
+    if tokenizer and room:  # the chat template takes its share
+        empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+        room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
+    more = {"count": counter(tokenizer), "room": room, "last": config.history or game.history}
+    return method.dialogue(game.rules, form == "compact", examples=examples, **more)
+
+
+def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
+    """Text -> its tokens; without a tokenizer a third of its characters, which is more than most have."""
+    if tokenizer is None:
+        return lambda text: -(-len(text) // 3)
+    line = functools.lru_cache(1 << 14)(lambda text: len(tokenizer.encode(text)))  # transcripts grow by lines
+    return lambda text: sum(line(one) + 1 for one in text.split("\n")) - 1
+
+
+def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
+    """Refuses a pair of words that the model cannot tell apart by their probabilities.
+
+    Raises:
+      ValueError: a word is not in the vocabulary, or both have the same tokens.
+    """
+    ids = [tokenizer.encode(f" {word}") for word in words]
+    for word, own in zip(words, ids, strict=True):
+        if tokenizer.decode(own).strip() != word:
+            raise ValueError(
+                f"the model's tokenizer cannot write {word!r} (it reads {tokenizer.decode(own)!r}); "
+                "choose other --words, or --critic direct"
+            )
+    if ids[0] == ids[1]:
+        raise ValueError(f"the model's tokenizer cannot tell {words[0]!r} from {words[1]!r}; choose other --words")
+
+
+def context_of(model: LanguageModel, tokens: int) -> int:
+    """Tokens of the model's context: `tokens`, or the local model's own for 0; 0 if nobody knows."""
+    inner = inner_model(model)
+    own = inner.model.config.max_positions if isinstance(inner, LocalModel) else 0
+    return min(filter(None, (tokens, own)), default=0)
+
+
+def tokenizer_of(model: LanguageModel, endpoint: Tokenizer | None = None) -> Tokenizer | None:
+    """The tokenizer that counts a model's tokens; None where there is none."""
+    inner = inner_model(model)
+    return endpoint if isinstance(inner, EndpointModel) else getattr(inner, "tokenizer", None)
+
+
+def inner_model(model: LanguageModel) -> LanguageModel:
+    """The model behind a meter; of models by role, the one that answers most roles."""
+    return inner_model(model.model) if isinstance(model, Metered | ByRole) else model
