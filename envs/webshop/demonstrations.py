@@ -153,11 +153,9 @@ def _deed(shop: Shop, before: State, action: str, moved: Moved, word: str) -> st
         return f"I opened {title} for {product.price_tag}. {fits}"
     if after.page == engine.ITEM and after.options != before.options:
         value = action[6:-1]
-        return (
-            f"I chose {value}, as I was asked to."
-            if word == GOOD
-            else f"I chose {value} on a product that does not fit."
-        )
+        asked = value in wanted_options(after.goal, shop.products[after.asin])
+        wrong = " on a product that does not fit" if asked else ", which I was not asked for"
+        return f"I chose {value}{', as I was asked to' if word == GOOD else wrong}."
     if after.page == engine.SUB:
         return f"I read the {after.sub.lower()}" + ("; they name what I was asked for." if word == GOOD else ".")
     if before.page == engine.SEARCH:
