@@ -56,20 +56,32 @@ def judge(before: Belief, after: Belief, observation: str) -> str:
 def deed(action: str, observation: str, after: Belief) -> str:
     """What the action did, as a sentence."""
     if observation.startswith(NOTHING):
-        return "Nothing has happened."
+        return "Nothing happened."
     rules = (
-        (r"You pick up the (\w+ \d+) from", "I have taken the {}."),
-        (r"You put the (\w+ \d+) in/on", "I have put down the {}."),
-        (r"You open the (\w+ \d+)\.", "I have opened the {}."),
-        (r"You close the (\w+ \d+)\.", "I have closed the {}."),
-        (r"You turn on the (\w+ \d+)", "I have turned on the {}."),
+        (r"You pick up the (\w+ \d+) from", "I picked up {}."),
+        (r"You open the (\w+ \d+)\.", "I opened {}."),
+        (r"You close the (\w+ \d+)\.", "I closed {}."),
+        (r"You turn on the (\w+ \d+)", "I turned on {}."),
     )
     for pattern, sentence in rules:
         if match := re.match(pattern, observation):
             return sentence.format(match[1])
+    if match := re.match(r"You put the (\w+ \d+) in/on the (\w+ \d+)", observation):
+        return f"I put {match[1]} in/on {match[2]}."
     if match := re.match(r"You (clean|heat|cool) the (\w+ \d+)", observation):
-        return f"I have {_DONE[match[1]]} the {match[2]}."
-    return f"I am at the {after.at}." if plain(action).startswith("go to ") else "I have changed nothing."
+        return f"I {_DONE[match[1]]} {match[2]}."
+    closed = ", which is closed" if "is closed" in observation else ""
+    return f"I went to {after.at}{closed}." if plain(action).startswith("go to ") else "That changed nothing."
+
+
+def article(word: str) -> str:
+    if word in ("bread", "lettuce", "toiletpaper"):
+        return "any"
+    return "an" if word.startswith(tuple("aeiou")) else "a"
+
+
+def _where(belief: Belief, place: str) -> str:
+    return "here" if belief.at == place else f"at {place}"
 
 
 def situation(belief: Belief) -> str:
@@ -77,23 +89,26 @@ def situation(belief: Belief) -> str:
     wanted = belief.next()
     thing = wanted.thing
     if wanted.verb == "take":
-        where = "here" if belief.at == wanted.place else f"at the {wanted.place}"
-        return f"The {thing} is {where}."
+        return f"{thing.capitalize()} is {_where(belief, wanted.place)}."
     return {
-        "": "The goal is reached.",
-        "find": f"I have not found {'another' if belief.in_place() else 'a'} {thing}.",
-        "treat": f"I have to {belief.goal.kind} the {thing} with the {wanted.place}.",
-        "put": f"The {thing} has to go to the {wanted.place}.",
-        "use": f"The {thing} is {'here' if belief.at == wanted.place else f'at the {wanted.place}'}.",
-        "put away": f"I do not need the {thing}.",
+        "": "I have reached the goal.",
+        "find": f"I have not found {'another' if belief.in_place() else article(thing)} {thing} yet.",
+        "treat": f"I still have to {belief.goal.kind} {thing} with {wanted.place}.",
+        "put": f"{thing.capitalize()} belongs in or on {wanted.place}.",
+        "use": f"{thing.capitalize()} is {_where(belief, wanted.place)}.",
+        "put away": f"I do not need {thing}.",
     }[wanted.verb]
 
 
 def reflection(before: Belief, after: Belief, action: str, observation: str) -> str:
     """The critic's line, e.g. "I am at the desk 1. The mug 2 is here. This step is GOOD."."""
     lamps = [name for name in after.seen if name not in before.seen and name.startswith(f"{after.goal.place} ")]
-    lamp = f" I have found the {lamps[0]}." if lamps and after.goal.kind == "examine" else ""
-    return f"{deed(action, observation, after)}{lamp} {situation(after)} {VERDICT} {judge(before, after, observation)}."
+    lamp = f" I found {lamps[0]}." if lamps and after.goal.kind == "examine" else ""
+    now = situation(after)
+    if after.next().verb == "find" and after.looked - before.looked and not lamp:
+        kind = after.next().thing
+        now = f"There is no {'other ' * bool(after.in_place())}{kind} there."
+    return f"{deed(action, observation, after)}{lamp} {now} {VERDICT} {judge(before, after, observation)}."
 
 
 def thought(belief: Belief) -> str:
@@ -101,9 +116,9 @@ def thought(belief: Belief) -> str:
     wanted = belief.next()
     if wanted.verb == "find":
         likely = belief.unlooked(wanted.thing)[:3]
-        return f"{situation(belief)} I can look at the {', the '.join(likely)}." if likely else situation(belief)
-    plans = {"take": "I want to take it.", "treat": "Then I put it in its place.", "put": "I want to put it there."}
-    plans |= {"use": "I want to turn it on.", "put away": "I want to put it down."}
+        return f"{situation(belief)} I could look at {' or '.join(likely)}." if likely else situation(belief)
+    plans = {"take": "I will take it.", "put": "I will put it there."}
+    plans |= {"use": "I will turn it on.", "put away": "I will put it down."}
     return f"{situation(belief)} {plans.get(wanted.verb, '')}".strip()
 
 

@@ -16,7 +16,8 @@ from nlrl_jax.types import HostGame
 
 _BACK = {"north": "south", "south": "north", "west": "east", "east": "west"}
 _TUNNEL = 3  # cells; one goes back by one and closes the tunnel
-LOOKING = "I look around for more"  # the reason where there is no other
+SAPLING = "looking for a sapling in the grass"
+LOOKING = "looking around"  # the reason where there is no other
 _FIRST_TABLE, _LATER_TABLE = 5, 4  # wood to begin with
 
 
@@ -66,7 +67,7 @@ class Walker:
 
     def _choose(self, view: View) -> str:
         if view.asleep:
-            return self._say("noop", "I am asleep")
+            return self._say("noop", "sleeping")
         for choice in (self._fight, self._live, self._craft, self._gather):
             if action := choice(view):
                 return action
@@ -79,7 +80,7 @@ class Walker:
     def _fight(self, view: View) -> str:
         for foe in ("zombie", "skeleton"):
             if view.steps(foe) == 1 or (foe == "skeleton" and view.steps(foe) <= 4 and view["health"] >= 6):
-                return self._to(view, foe, f"I fight the {foe}")
+                return self._to(view, foe, f"fighting the {foe}")
         return ""
 
     def _live(self, view: View) -> str:
@@ -87,15 +88,15 @@ class Walker:
         thirsty = 5 if view.steps("water") < 99 else 3
         if view["drink"] <= thirsty or (view["drink"] < 9 and view.steps("water") == 1):
             if "water" in view.things:
-                return self._to(view, "water", "I am thirsty")
+                return self._to(view, "water", "getting something to drink")
             if view["drink"] <= 3:
-                return self._explore(view, "I look for water")
+                return self._explore(view, "looking for water")
         if "ripe plant" in view.things and view["food"] < 8:
-            return self._to(view, "ripe plant", "the plant is ripe")
+            return self._to(view, "ripe plant", "getting something to eat")
         if view["food"] <= 6 and "cow" in view.things:
-            return self._to(view, "cow", "I am hungry")
+            return self._to(view, "cow", "getting something to eat")
         if view["food"] <= 3:
-            return self._explore(view, "I look for a cow")
+            return self._explore(view, "looking for a cow")
         return self._rest(view)
 
     def _rest(self, view: View) -> str:
@@ -103,7 +104,7 @@ class Walker:
         if view["energy"] > 3 and self.depth < 0 or view["energy"] == 9:
             self.depth = -1
             return ""
-        tired = "I am tired and dig myself in"
+        tired = "digging in to sleep safely"
         if self.depth < 0 and view["wood pickaxe"] and view["stone"] and "stone" in view.things:
             if view.faced != "stone":
                 return self._to(view, "stone", tired)
@@ -121,34 +122,34 @@ class Walker:
         if self.depth > _TUNNEL and view.faced in FREE and view["stone"]:
             return self._say("place stone", tired)
         if self.depth > _TUNNEL or view["energy"] <= 1:
-            return self._say("sleep", "I am tired")
+            return self._say("sleep", "going to sleep")
         return ""
 
     def _craft(self, view: View) -> str:
         near = view.steps("table") == 1 or max(map(abs, view.things.get("table", (9, 9)))) == 1
         hot = near and max(map(abs, view.things.get("furnace", (9, 9)))) == 1
         if view["sapling"] and view.faced == "grass":
-            return self._say("place plant", "a sapling belongs into the grass")
+            return self._say("place plant", "planting the sapling")
         for tool in ("pickaxe", "sword"):
             for material, needs in RECIPES.items():
                 name = f"{material} {tool}"
                 if view[name] or any(view[item] < n for item, n in needs.items()):
                     continue
                 if hot if material == "iron" else near:
-                    return self._say(f"make {name}", f"I can make a {name}")
+                    return self._say(f"make {name}", f"making {'an' if name[0] == 'i' else 'a'} {name}")
         if view["stone"] and "place stone" not in self.done and view["stone pickaxe"] and view.faced in FREE:
-            return self._say("place stone", "I try to place a stone")
+            return self._say("place stone", "placing a stone")
         wanted = self._wanted(view)
         if view.faced in FREE and not near and wanted:
             enough = _FIRST_TABLE if wanted == "wood" else _LATER_TABLE
             if view["wood"] >= enough and (wanted == "wood" or view["stone"] >= (4 if wanted == "iron" else 2)):
-                return self._say("place table", "I need a table")
+                return self._say("place table", "building a table")
         if near and not hot and wanted == "iron" and view["iron"] and view["coal"] and view["stone"] > 1:
             if view.faced in FREE:
-                return self._say("place furnace", "I need a furnace")
+                return self._say("place furnace", "building a furnace")
             return self._step_aside(view)
         if "place furnace" not in self.done and view["stone"] >= 6 and near and view.faced in FREE:
-            return self._say("place furnace", "I try a furnace")
+            return self._say("place furnace", "building a furnace")
         return ""
 
     def _wanted(self, view: View) -> str:
@@ -161,9 +162,9 @@ class Walker:
     def _gather(self, view: View) -> str:
         """The next thing to fetch."""
         wanted = self._wanted(view)
-        if "place plant" not in self.done and not view["sapling"] and view.faced == "grass" and self.tries < 30:
+        if "place plant" not in self.done and not view["sapling"] and view.faced == "grass" and self.tries < 8:
             self.tries += 1
-            return self._say("do", "there may be a sapling in the grass")
+            return self._say("do", SAPLING)
         order = []
         if view["iron pickaxe"]:
             order.append("diamond")
@@ -177,9 +178,9 @@ class Walker:
             order.append("stone")
         seen = [kind for kind in order if kind in view.things]
         if seen:
-            return self._to(view, seen[0], f"I need the {seen[0]}" if seen[0] != "tree" else "I need wood")
+            return self._to(view, seen[0], f"getting {dict(tree='wood', diamond='a diamond').get(seen[0], seen[0])}")
         if "cow" in view.things and view["food"] < 9 and view.steps("cow") <= 3:
-            return self._to(view, "cow", "a cow is near")
+            return self._to(view, "cow", "getting something to eat")
         return ""
 
     def _explore(self, view: View, reason: str = LOOKING) -> str:
@@ -214,14 +215,14 @@ class Walker:
             if WAYS[way] == (south, east):
                 self.heading, self.detour = away, []
                 if view["stone"] and view.faced == "lava":
-                    return self._say("place stone", "lava is in my way")
+                    return self._say("place stone", "keeping away from lava")
                 way = self.rng.choice([name for name in WAYS if WAYS[name] != (south, east)])
-                return self._say(f"move {way}", "lava is in my way")
+                return self._say(f"move {way}", "keeping away from lava")
         if self.facing == way and view.faced not in FREE:
             if self._dig(view):
-                return self._say("do", f"{view.faced} is in my way")
+                return self._say("do", f"clearing the {view.faced} out of the way")
             if view.faced == "water" and view["stone"] > 2:
-                return self._say("place stone", "water is in my way")
+                return self._say("place stone", "bridging the water")
             sides = ("west", "east") if way in ("north", "south") else ("north", "south")
             self.detour = [self.rng.choice(sides)] * self.rng.randint(2, 4)
             self.heading = self.detour[-1]
@@ -230,7 +231,7 @@ class Walker:
         return self._say(f"move {way}", reason)
 
     def _step_aside(self, view: View) -> str:
-        return self._say(f"move {self.rng.choice(list(WAYS))}", "I need room")
+        return self._say(f"move {self.rng.choice(list(WAYS))}", "making room for a furnace")
 
 
 class Walked(NamedTuple):
@@ -269,9 +270,9 @@ def walk(game: HostGame, seeds: Sequence[int], steps: int, label: str = "") -> W
 def _note(label: str, walker: Walker, score: float) -> str:
     """What stands behind an observation, before the walker's next action."""
     if label == "Critic" and walker.told:
-        return f"{walker.told[0].upper()}{walker.told[1:]}. {VERDICT} {GOOD}."
+        return f"I am {walker.told}. {VERDICT} {GOOD}."
     if label == "Thought":
-        return f"{walker.reason[0].upper()}{walker.reason[1:]}, so the next action is {walker.last}."
+        return f'I am {walker.reason}, so my next action is "{walker.last}".'
     if label == "Reward":
         return "0"
     if label == "Value":

@@ -129,7 +129,8 @@ def _careless(shop: Shop, goal: Goal, rng: random.Random) -> Generator[str, Stat
 def _note(shop: Shop, label: str, before: State, action: str, moved: Moved) -> str:
     """What stands behind an observation in transcripts of this kind; nothing for values, which are asked for."""
     if label == "Critic" and action:
-        return f"{_deed(shop, before, action, moved)} {VERDICT} {_judge(shop, before, action, moved)}."
+        word = _judge(shop, before, action, moved)
+        return f"{_deed(shop, before, action, moved, word)} {VERDICT} {word}."
     if label == "Thought":
         return _thought(shop, moved.state)
     if label == "Reward" and action:
@@ -137,20 +138,32 @@ def _note(shop: Shop, label: str, before: State, action: str, moved: Moved) -> s
     return ""
 
 
-def _deed(shop: Shop, before: State, action: str, moved: Moved) -> str:
+def _deed(shop: Shop, before: State, action: str, moved: Moved, word: str) -> str:
     after = moved.state
-    if not moved.valid:
-        return "That was not possible."
     if after.page == engine.DONE:
-        return f"I have bought it and got {moved.reward:.2f}."
+        return f"I bought it and scored {'only ' * (word == BAD)}{moved.reward:.2f}."
     if after.page == engine.ITEM and before.page == engine.RESULTS:
         product = shop.products[after.asin]
-        return f"I am looking at {catalogue.line(product.title)}, which costs {product.price_tag}."
+        title = catalogue.line(product.title)
+        if product.price > after.goal.price_upper:
+            return f"I opened {title}. At {product.price_tag} it is too expensive."
+        if word == BAD:
+            return f"I opened {title}. It does not come in every option that I was asked for."
+        fits = "It seems to be what I was asked for." if word == GOOD else "I cannot tell yet whether it fits."
+        return f"I opened {title} for {product.price_tag}. {fits}"
     if after.page == engine.ITEM and after.options != before.options:
-        return f"I have chosen {after.options[-1][1] if len(after.options) > len(before.options) else action[6:-1]}."
+        value = action[6:-1]
+        asked = value in wanted_options(after.goal, shop.products[after.asin])
+        wrong = " on a product that does not fit" if asked else ", which I was not asked for"
+        return f"I chose {value}{', as I was asked to' if word == GOOD else wrong}."
     if after.page == engine.SUB:
-        return f"I have read the {after.sub.lower()}."
-    return f"I see {len(after.hits[:SHOWN])} products." if after.page == engine.RESULTS else "I have gone back."
+        return f"I read the {after.sub.lower()}" + ("; they name what I was asked for." if word == GOOD else ".")
+    if before.page == engine.SEARCH:
+        found = "one of them fits" if word == GOOD else "I cannot tell yet whether one of them fits"
+        return f"I see {len(after.hits[:SHOWN])} products, and {found}."
+    if before.page == engine.ITEM:
+        return f"I left a product that {'fits' if word == BAD else 'does not fit'}."
+    return "I went back."
 
 
 def _judge(shop: Shop, before: State, action: str, moved: Moved) -> str:
