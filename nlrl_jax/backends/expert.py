@@ -9,9 +9,12 @@ history begins at a task, so the model repeats its actions in the game (`HostGam
     prior   The action that it writes, its favourite, is the expert's with this probability. log pi is calibrated: the
             favourite has the probability `prior`, all other actions share the rest evenly.
     critic  What it says of a step is true with this probability: GOOD if the expert needs fewer steps to success
-            afterwards, or if the action was the expert's and the observation is what that action leads to. Else BAD.
-            log P(GOOD) - log P(BAD) is log(critic / (1 - critic)) with the sign of what it says. Rewards, values (the
-            share of the way that is done, in quarters) and probabilities of success are wrong as often.
+            afterwards, or if the action was the expert's and the observation is what that action leads to; UNKNOWN if
+            it needs as many as before and the step was no idle one (a look into an empty cupboard); else BAD. The
+            opposite of GOOD is BAD; in place of UNKNOWN it says either. log P(GOOD) - log P(BAD) is
+            log(critic / (1 - critic)) with the sign of what it says, and 0 for UNKNOWN, after which an imagined
+            rollout of LAC goes on. Rewards, values (the share of the way that is done, in quarters) and probabilities
+            of success are wrong as often.
     world   The observation that it imagines is the true one with this probability. Else it is that of another action
             from the same state, from where the imagined rollout then goes on; where no other action tried leads to
             something else, it is right.
@@ -33,7 +36,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.config import OptionError, assignments, check, option
-from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, THINK, VERDICT, History, Step
+from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, THINK, UNKNOWN, VERDICT, History, Step
 from nlrl_jax.types import Chat, HostGame, Outcome, Reply, Sampling, Score, check_stop, cut
 
 _LEAST = 1e-4  # of a probability, so that a rate of 1 has a finite log-odds
@@ -93,6 +96,7 @@ class Place:
     Attributes:
       key: of the transcript; draws follow from it. task: of the episode.
       over, won: the episode is over, and won. shown: the last observation is what the last action leads to.
+      seen: the last observation of the game. idle: the last action could not be carried out or changed nothing.
       taken: all actions so far, each once.
       move, left: the expert's action here and its number of steps to success, inf without; None until asked for.
     """
@@ -100,9 +104,11 @@ class Place:
     key: str
     task: tuple[str, int]
     state: Any
+    seen: str
     over: bool = False
     won: bool = False
     shown: bool = True
+    idle: bool = False
     taken: tuple[str, ...] = ()
     move: str | None = None
     left: float | None = None
@@ -111,8 +117,10 @@ class Place:
         """The place after an action; where nobody knows what it led to (None), the state stays."""
         taken = self.taken if action in self.taken else (*self.taken, action)
         if outcome is None:
-            return dataclasses.replace(self, key=key, shown=False, taken=taken)
-        return Place(key, self.task, outcome.state, outcome.done, outcome.success, shown, taken)
+            return dataclasses.replace(self, key=key, shown=False, idle=True, taken=taken)
+        seen = _plain(outcome.observation)
+        idle = not outcome.valid or seen == self.seen
+        return Place(key, self.task, outcome.state, seen, outcome.done, outcome.success, shown, idle, taken)
 
 
 class _Question(NamedTuple):
@@ -251,7 +259,8 @@ class Expert:
         return {ordered[0]: chances[ordered[0]], **tilted}
 
     def _verdict(self, asked: _Question, place: Place) -> str:
-        return GOOD if self._said(asked, place) >= 0.5 else BAD
+        said = self._said(asked, place)
+        return UNKNOWN if said == 0.5 else GOOD if said > 0.5 else BAD
 
     def _said(self, asked: _Question, place: Place) -> float:
         """P(GOOD) of the last step, or of the action that the line begins with."""
@@ -259,10 +268,12 @@ class Expert:
         if step is None:
             return 0.5
         rng = _rng(step.before.key, step.action, step.after.key, asked.goal, "critic")
-        says = self._is_good(step) == (rng.random() < self.rates.critic)
-        rate = min(max(self.rates.critic, 1 - self.rates.critic, _LEAST), 1 - _LEAST)
-        rate = rate if self.rates.critic >= 0.5 else 1 - rate
-        return (rate if says else 1 - rate) if rate != 0.5 else 0.5 + (_LEAST if says else -_LEAST)
+        is_right, truth, rate = rng.random() < self.rates.critic, self._truth(step), self.rates.critic
+        if truth == UNKNOWN and is_right:
+            return 0.5
+        says = rng.random() < 0.5 if truth == UNKNOWN else (truth == GOOD) == is_right
+        sure = min(max(rate, 0.5 + _LEAST), 1 - _LEAST) if rate >= 0.5 else max(rate, _LEAST)
+        return sure if says else 1 - sure
 
     def _judged(self, asked: _Question, place: Place) -> _Step | None:
         """The step that a line of the critic is about; None before the first."""
@@ -275,13 +286,16 @@ class Expert:
         (before,) = self.find([dataclasses.replace(asked.history, steps=tuple(steps[:-1]), past=())])
         return _Step(before, steps[-1].action, place)
 
-    def _is_good(self, step: _Step) -> bool:
-        """See the module: `critic`."""
+    def _truth(self, step: _Step) -> str:
+        """GOOD, UNKNOWN or BAD; see the module: `critic`."""
         if step.after.won:
-            return True
+            return GOOD
         if step.after.shown and not step.before.over and step.action == self._move(step.before):
-            return True
-        return self._left([step.after])[0] < self._left([step.before])[0]
+            return GOOD
+        after, before = self._left([step.after, step.before])
+        if after == before < math.inf and not step.after.idle:
+            return UNKNOWN
+        return GOOD if after < before else BAD
 
     def _done(self, place: Place) -> int:
         """Quarters of the way from the beginning of the task that lie behind; all of them if it is won."""
@@ -380,7 +394,7 @@ class Expert:
         fresh = list({row[0]: row for row in rows if row[3] < 0}.values())
         if fresh:
             for row, start in zip(fresh, self.game.reset([row[0] for row in fresh]), strict=True):
-                self._keep(Place(row[2][0], row[0], start.state))
+                self._keep(Place(row[2][0], row[0], start.state, _plain(start.observation)))
         found = [self._places[row[2][max(row[3], 0)]] for row in rows]
         at = [max(row[3], 0) for row in rows]
         while going := [i for i, row in enumerate(rows) if at[i] < len(row[1])]:

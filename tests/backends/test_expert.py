@@ -12,22 +12,22 @@ from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import OptionError
-from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, History, Step, verdict
+from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, Dialogue, History, Step, verdict
 from nlrl_jax.run import planning
 from nlrl_jax.types import HostGame, Outcome, Sampling, Start
 
-ACTIONS = ("left", "right", "up", "down")
+ACTIONS = ("left", "right", "up", "wait")
 GREEDY = Sampling(64, 0.0)
 LENGTH = 6
 
 
 def line_game(actions=ACTIONS) -> HostGame:
-    """A line to walk to the right, `LENGTH` steps; up and down are seen but lead nowhere."""
+    """A line to walk to the right, `LENGTH` steps; up leads nowhere, and waiting changes nothing."""
 
     def step(states, moves):
         outcomes = []
         for (x, y), move in zip(states, moves, strict=True):
-            x, y = x + {"right": 1, "left": -1}.get(move, 0), y + {"up": 1, "down": -1}.get(move, 0)
+            x, y = x + {"right": 1, "left": -1}.get(move, 0), y + (move == "up")
             won = x == LENGTH
             outcomes.append(Outcome((x, y), f"at {x}, {y}", float(won), won, won))
         return outcomes
@@ -83,7 +83,7 @@ def test_the_favourite_is_right_at_the_rate_and_its_probabilities_are_calibrated
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8, 1.0])
-@pytest.mark.parametrize(("move", "truth"), [("right", GOOD), ("left", BAD), ("up", BAD)])
+@pytest.mark.parametrize(("move", "truth"), [("right", GOOD), ("left", BAD), ("up", UNKNOWN), ("wait", BAD)])
 def test_verdicts_rewards_and_probabilities_are_right_at_the_rate(rate, move, truth):
     model = Expert(GAME, Rates(critic=rate))
     histories = [after(seed, move) for seed in range(3000)]
@@ -92,9 +92,10 @@ def test_verdicts_rewards_and_probabilities_are_right_at_the_rate(rate, move, tr
     chats = [DIALOGUE.chat(h, "Critic: This step is") for h in histories]
     rows = model.score(chats, [(" GOOD", " BAD")] * len(chats), "critic")
     q = [good.log_prob - bad.log_prob for good, bad in rows]
-    assert all((value > 0) == (word == GOOD) for value, word in zip(q, said, strict=True))
+    sign = {GOOD: 1, UNKNOWN: 0, BAD: -1}
+    assert all((value > 0) - (value < 0) == sign[word] for value, word in zip(q, said, strict=True))
     size = math.log(rate / (1 - rate)) if 0.5 < rate < 1 else {0.5: 0.0, 1.0: 9.2}[rate]
-    assert all(abs(value) == pytest.approx(size, abs=0.02) for value in q)
+    assert all(abs(value) == pytest.approx(size, abs=0.02) for value in q if value)
     assert share(text == "0" for text in ask(model, histories, "Reward:")) == pytest.approx(rate, abs=NEAR)
     stated = ask(model, histories, "Critic: This step is GOOD. The probability that the goal is reached is")
     assert all((float(text.rstrip(".")) > 0.5) == (value > 0.02) for text, value in zip(stated, q, strict=True))
