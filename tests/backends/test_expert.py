@@ -7,6 +7,7 @@ import pytest
 
 import envs
 from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
@@ -136,7 +137,7 @@ def test_a_wrong_imagination_goes_on_from_the_state_it_shows_and_a_reader_finds_
         seen = ask(model, histories, "Action: right\nObservation:")
         histories = [h.then(Step("right", text)) for h, text in zip(histories, seen, strict=True)]
         for reader in (model, Expert(GAME, Rates(world=0.0))):  # what it has seen before plays no part
-            found = [place.state for place in reader.find(histories)]
+            found = [place.state for place in reader.states.find(histories)]
             assert [f"at {x}, {y}" for x, y in found] == seen
     assert all(x < 4 for x, _ in found)
 
@@ -144,15 +145,15 @@ def test_a_wrong_imagination_goes_on_from_the_state_it_shows_and_a_reader_finds_
 def test_what_cannot_be_explained_leaves_the_state_as_thoughts_do():
     model = Expert(GAME, Rates(world=1.0))
     odd = after(3, "right").then(Step("right", "at the moon")).then(Step("think: what now?", "OK"))
-    assert model.find([odd])[0].state == (1, 3)
+    assert model.states.find([odd])[0].state == (1, 3)
 
 
 def test_steps_that_a_prompt_drops_still_count():
     history = after(0, *["right"] * 5)
     short = dataclasses.replace(DIALOGUE, last=2).trim(history, 0).history
-    assert len(short.steps) < 5 and Expert(GAME).find([short])[0].state == (5, 0)
+    assert len(short.steps) < 5 and Expert(GAME).states.find([short])[0].state == (5, 0)
     with pytest.raises(ValueError, match="begin at a task"):
-        Expert(GAME).find([dataclasses.replace(history, task=None)])
+        Expert(GAME).states.find([dataclasses.replace(history, task=None)])
 
 
 def test_the_task_changes_no_prompt():
@@ -187,6 +188,15 @@ def test_every_method_reads_its_answers(method):
     tasks = [("", seed) for seed in range(3)]
     solved(GAME, Expert(GAME), method, tasks)
     solved(dataclasses.replace(GAME, actions=()), Expert(line_game(actions=())), method, tasks)
+
+
+@pytest.mark.parametrize("name", ["alfworld", "babyai", "crafter", "webshop"])
+def test_every_game_is_planned_with_its_expert(name):
+    game = envs.make_host(name, 3)
+    game = game.simulator or game
+    tasks, model = planning.tasks_of(game, game.kinds, 2, 0)[:2], Expert(game)
+    for method in methods.default(game):
+        assert len(solved(game, model, method, tasks)) == 2
 
 
 def test_babyai_is_solved_with_perfect_rates():
