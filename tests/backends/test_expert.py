@@ -190,7 +190,10 @@ def test_every_method_reads_its_answers(method):
     solved(dataclasses.replace(GAME, actions=()), Expert(line_game(actions=())), method, tasks)
 
 
-@pytest.mark.parametrize("name", ["alfworld", "babyai", "crafter", "webshop"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("babyai", "crafter")]  # their engines compile
+
+
+@pytest.mark.parametrize("name", ["alfworld", "webshop", *SLOW])
 def test_every_game_is_planned_with_its_expert(name):
     game = envs.make_host(name, 3)
     game = game.simulator or game
