@@ -30,7 +30,7 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.run.lac.episodes import Setting, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.tasks import tasks_of
-from nlrl_jax.statistics import Estimate, estimate
+from nlrl_jax.statistics import Estimate, estimate, paired
 
 CRITIC = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 WORLD = (0.5, 0.75, 1.0)
@@ -45,7 +45,7 @@ READS = {  # method -> the dials that it reads
     "rap": "w",
     "lats": "c",
 }
-LATS_ITERATIONS = 5  # the paper's 30 solve every task
+LATS_ITERATIONS = 5  # the paper has 30
 
 
 def cells() -> list[tuple[str, float, float]]:
@@ -92,8 +92,25 @@ def table(folder: pathlib.Path, game: str) -> str:
             found = [success(folder, game, (method, c, world)) for c in (CRITIC if "c" in reads else (1.0,))]
             shown = [one.text(".2f") if one else "" for one in found]
             shown += ["same"] * (len(CRITIC) - len(shown)) if "c" not in reads else []
+            if not any(one for one in shown if one not in ("", "same")):
+                continue
             rows.append(f"| {METHODS[method].title} | {f'{world:g}' if 'w' in reads else '–'} | {' | '.join(shown)} |")
     return "\n".join(rows)
+
+
+def compare(folder: pathlib.Path, game: str, first: str, second: str) -> str:
+    """Differences in success of two methods over the same tasks, a line for each cell that both have played."""
+    lines = []
+    for method, critic, world in cells():
+        cell = (second, *(rate if dial in READS[second] else 1.0 for dial, rate in (("c", critic), ("w", world))))
+        paths = [path_of(folder, game, one) for one in ((first, critic, world), cell)]
+        if method == first and all(path.is_file() for path in paths):
+            a, b = ({str(e["task"]): e["success"] for e in json.loads(p.read_text())["episodes"]} for p in paths)
+            made = paired([a[task] for task in a], [b[task] for task in a])
+            lines.append(
+                f"{game}, critic {critic:g}, world {world:g}: {first} - {second} {made.text('+.2f')} {made.verdict}"
+            )
+    return "\n".join(lines)
 
 
 def picture(folder: pathlib.Path, path: pathlib.Path) -> None:
@@ -107,6 +124,8 @@ def picture(folder: pathlib.Path, path: pathlib.Path) -> None:
                 at = world if "w" in reads else 1.0
                 found = {c: success(folder, game, (method, c if "c" in reads else 1.0, at)) for c in CRITIC}
                 found = {c: one for c, one in found.items() if one}
+                if not found:
+                    continue
                 arms = [[one.arms[k] for one in found.values()] for k in (0, 1)]
                 style = {"color": f"C{i}", "label": METHODS[method].title, "linestyle": "-" if "c" in reads else "--"}
                 if "c" in reads:
@@ -117,8 +136,10 @@ def picture(folder: pathlib.Path, path: pathlib.Path) -> None:
         row[0].set_ylabel("share of tasks solved")
     for axis in axes[-1]:
         axis.set_xlabel("critic is right")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncol=len(labels), fontsize=8, frameon=False)
+    named = {}  # the lines of all panels, each once
+    for axis in axes.flat:
+        named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named.keys(), loc="lower center", ncol=len(named), fontsize=8, frameon=False)
     figure.tight_layout(rect=(0, 0.5 / size[1], 1, 1))
     figure.savefig(path, dpi=130)
 
@@ -130,14 +151,16 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=102, help="tasks of a cell")
     parser.add_argument("--minutes", type=float, default=1e9, help="no cell begins after so many minutes")
     parser.add_argument("--methods", default=",".join(READS), help="methods to play")
+    parser.add_argument("--compare", help="two methods, such as lac,rafa: their differences over the same tasks")
     parser.add_argument("--picture", type=pathlib.Path, help="file of the picture")
     given = parser.parse_args()
     if given.game:
         start, game = time.monotonic(), envs.make_host(given.game)
+        game = game.simulator or game  # ALFWorld's: the same games and words without the engine
         tasks = tasks_of(game, game.kinds, -(-given.tasks // len(game.kinds)), 0)[: given.tasks]
         for cell in cells():
             path = path_of(given.folder, given.game, cell)
-            if path.is_file() or cell[0] not in given.methods.split(","):
+            if path.is_file() or cell[0] not in given.methods.split(",") or cell[0] == "lats" and not game.reversible:
                 continue
             if time.monotonic() - start > 60 * given.minutes:
                 break
@@ -146,6 +169,8 @@ def main() -> None:
             write_atomically(path, json.dumps(made) + "\n")
             print(given.game, *cell, success(given.folder, given.game, cell), f"{made['seconds']:.0f} s", flush=True)
         print(table(given.folder, given.game))
+    for name in PRIOR if given.compare else ():
+        print(compare(given.folder, name, *given.compare.split(",")))
     if given.picture:
         picture(given.folder, given.picture)
 

@@ -66,6 +66,18 @@ def optimal(state: State) -> int:
     return len(plan(played(state.game, state.commands)[0])) if state.game else -1
 
 
+def commands(state: State) -> list[str]:
+    """What a player might try in a generated game: other places, what lies here, what the hand can do with its load."""
+    world = played(state.game, state.commands)[0]
+    here, held = world.at, world.held
+    tried = [f"go to {place}" for place in world.game.receptacles if place != here]
+    tried += [f"{verb} {here}" for verb in ("open", "close")]
+    if held:
+        tried += [f"put {held} in/on {here}", *(f"{verb} {held} with {here}" for verb in games.MACHINES)]
+    tried += [command for thing in world.visible() for command in (f"take {thing} from {here}", f"use {thing}")]
+    return [command for command in tried if world.copy().step(command) != NOTHING]
+
+
 def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame:
     """ALFWorld (LAC, appendix C.1.1): the kinds of tasks are Table 14's, the horizon is the paper's.
 
@@ -141,5 +153,5 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
     )
     if data:
         return game
-    simulator = dataclasses.replace(game, reset=imagined_reset, step=imagined_step, expert=expert)
+    simulator = dataclasses.replace(game, reset=imagined_reset, step=imagined_step, expert=expert, commands=commands)
     return dataclasses.replace(game, expert=expert, simulator=simulator)

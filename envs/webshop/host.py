@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 from envs.webshop import catalogue, demonstrations, engine, reward
@@ -19,6 +20,7 @@ RULES = (
     "price below the limit."
 )
 MAX_STEPS = 15
+_QUERY = 4  # words of a search that somebody might try
 
 
 def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:
@@ -63,8 +65,17 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
         score="score",
         reversible=True,
         expert=Buyer(shop).act,
+        commands=lambda state: commands(shop, state),
         limits={"": len(goals)},
     )
+
+
+def commands(shop: engine.Shop, state: engine.State) -> list[str]:
+    """What a shopper might try: the page's buttons, or searches for a few words of the instruction in a row."""
+    if state.page != engine.SEARCH:
+        return [f"click[{button}]" for button in re.findall(r"\[([^][]+)\]", shop.observe(state))]
+    words = re.findall(r"[\w'-]+", state.goal.instruction)
+    return [f"search[{' '.join(words[at : at + _QUERY])}]" for at in range(max(1, len(words) - _QUERY + 1))]
 
 
 def _draw(seed: int, number: int, in_order: bool) -> int:

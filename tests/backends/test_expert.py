@@ -7,28 +7,30 @@ import pytest
 
 import envs
 from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import OptionError
-from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, History, Step, verdict
+from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, Dialogue, History, Step, verdict
 from nlrl_jax.run.lac.episodes import Setting, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.types import HostGame, Outcome, Sampling, Start
 
-ACTIONS = ("left", "right", "up", "down")
+ACTIONS = ("left", "right", "up", "wait")
 GREEDY = Sampling(64, 0.0)
 LENGTH = 6
 
 
 def line_game(actions=ACTIONS) -> HostGame:
-    """A line to walk to the right, `LENGTH` steps; up and down are seen but lead nowhere."""
+    """A line to walk to the right, `LENGTH` steps; up leads nowhere, and waiting changes nothing."""
 
     def step(states, moves):
         outcomes = []
         for (x, y), move in zip(states, moves, strict=True):
-            x, y = x + {"right": 1, "left": -1}.get(move, 0), y + {"up": 1, "down": -1}.get(move, 0)
+            x, y = x + {"right": 1, "left": -1}.get(move, 0), y + (move == "up")
             won = x == LENGTH
             outcomes.append(Outcome((x, y), f"at {x}, {y}", float(won), won, won))
         return outcomes
@@ -84,7 +86,7 @@ def test_the_favourite_is_right_at_the_rate_and_its_probabilities_are_calibrated
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8, 1.0])
-@pytest.mark.parametrize(("move", "truth"), [("right", GOOD), ("left", BAD), ("up", BAD)])
+@pytest.mark.parametrize(("move", "truth"), [("right", GOOD), ("left", BAD), ("up", UNKNOWN), ("wait", BAD)])
 def test_verdicts_rewards_and_probabilities_are_right_at_the_rate(rate, move, truth):
     model = Expert(GAME, Rates(critic=rate))
     histories = [after(seed, move) for seed in range(3000)]
@@ -93,9 +95,10 @@ def test_verdicts_rewards_and_probabilities_are_right_at_the_rate(rate, move, tr
     chats = [DIALOGUE.chat(h, "Critic: This step is") for h in histories]
     rows = model.score(chats, [(" GOOD", " BAD")] * len(chats), "critic")
     q = [good.log_prob - bad.log_prob for good, bad in rows]
-    assert all((value > 0) == (word == GOOD) for value, word in zip(q, said, strict=True))
+    sign = {GOOD: 1, UNKNOWN: 0, BAD: -1}
+    assert all((value > 0) - (value < 0) == sign[word] for value, word in zip(q, said, strict=True))
     size = math.log(rate / (1 - rate)) if 0.5 < rate < 1 else {0.5: 0.0, 1.0: 9.2}[rate]
-    assert all(abs(value) == pytest.approx(size, abs=0.02) for value in q)
+    assert all(abs(value) == pytest.approx(size, abs=0.02) for value in q if value)
     assert share(text == "0" for text in ask(model, histories, "Reward:")) == pytest.approx(rate, abs=NEAR)
     stated = ask(model, histories, "Critic: This step is GOOD. The probability that the goal is reached is")
     assert all((float(text.rstrip(".")) > 0.5) == (value > 0.02) for text, value in zip(stated, q, strict=True))
@@ -136,7 +139,7 @@ def test_a_wrong_imagination_goes_on_from_the_state_it_shows_and_a_reader_finds_
         seen = ask(model, histories, "Action: right\nObservation:")
         histories = [h.then(Step("right", text)) for h, text in zip(histories, seen, strict=True)]
         for reader in (model, Expert(GAME, Rates(world=0.0))):  # what it has seen before plays no part
-            found = [place.state for place in reader.find(histories)]
+            found = [place.state for place in reader.states.find(histories)]
             assert [f"at {x}, {y}" for x, y in found] == seen
     assert all(x < 4 for x, _ in found)
 
@@ -144,15 +147,15 @@ def test_a_wrong_imagination_goes_on_from_the_state_it_shows_and_a_reader_finds_
 def test_what_cannot_be_explained_leaves_the_state_as_thoughts_do():
     model = Expert(GAME, Rates(world=1.0))
     odd = after(3, "right").then(Step("right", "at the moon")).then(Step("think: what now?", "OK"))
-    assert model.find([odd])[0].state == (1, 3)
+    assert model.states.find([odd])[0].state == (1, 3)
 
 
 def test_steps_that_a_prompt_drops_still_count():
     history = after(0, *["right"] * 5)
     short = dataclasses.replace(DIALOGUE, last=2).trim(history, 0).history
-    assert len(short.steps) < 5 and Expert(GAME).find([short])[0].state == (5, 0)
+    assert len(short.steps) < 5 and Expert(GAME).states.find([short])[0].state == (5, 0)
     with pytest.raises(ValueError, match="begin at a task"):
-        Expert(GAME).find([dataclasses.replace(history, task=None)])
+        Expert(GAME).states.find([dataclasses.replace(history, task=None)])
 
 
 def test_the_task_changes_no_prompt():
@@ -185,6 +188,18 @@ def test_every_method_reads_its_answers(method):
     tasks = [("", seed) for seed in range(3)]
     solved(GAME, Expert(GAME), method, tasks)
     solved(dataclasses.replace(GAME, actions=()), Expert(line_game(actions=())), method, tasks)
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("babyai", "crafter")]  # their engines compile
+
+
+@pytest.mark.parametrize("name", ["alfworld", "webshop", *SLOW])
+def test_every_game_is_planned_with_its_expert(name):
+    game = envs.make_host(name, 3)
+    game = game.simulator or game
+    tasks, model = tasks_of(game, game.kinds, 2, 0)[:2], Expert(game)
+    for method in methods.default(game):
+        assert len(solved(game, model, method, tasks)) == 2
 
 
 def test_babyai_is_solved_with_perfect_rates():
