@@ -234,7 +234,7 @@ def take(
       adapter: (a, b), stacked like the parameter, to add to it as `merged_kernel` does.
 
     Raises:
-      ValueError: float16 was asked for, or is what the adapter is added to, and a number is beyond its range.
+      ValueError: the result, or what the adapter is added to, is float16, and a number is beyond its range.
     """
     arrays = (stack, *adapter)
     if not spread(arrays):
