@@ -24,8 +24,8 @@ def expect(axes: str, sizes: Mapping[str, Any] = {}, **arrays: Any) -> Sizes:
     Args:
       axes: names, or sizes, divided by blanks; "..." in front is any number of axes, the same ones in all. "" is a
         scalar.
-      sizes: of letters that are known already.
-      arrays: by the names that their caller knows. A Python number is a scalar; see `present`.
+      sizes: of letters whose sizes are fixed already.
+      arrays: by the names that the error is to use. A Python number is a scalar; see `present`.
 
     Returns: the sizes of all letters.
 

@@ -26,7 +26,7 @@ def first() -> bool:
 
 
 def every(value: T) -> list[T]:
-    """The value of each process, by its number; all must ask. JSON keeps it."""
+    """The value (JSON) of each process, by its number; all processes must call."""
     if not several():
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -38,12 +38,12 @@ def every(value: T) -> list[T]:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether `flag` holds in any process; all must ask."""
+    """Whether `flag` holds in any process; all processes must call."""
     return bool(np.any(multihost_utils.process_allgather(np.array(flag)))) if several() else flag
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """What `make` returns in the first process, or raises there, in all of them; all must ask. JSON keeps it."""
+    """What `make` returns (JSON) or raises in the first process, in all of them; all processes must call."""
     if not several():
         return make()
     found: dict[str, Any] = {}

@@ -175,8 +175,8 @@ class HostGame:
       score: name of an episode's reward in tables, beside success; "" where it says no more than that.
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
-      expert: state -> the action of a player who knows the true state; None where there is none.
-      commands: state -> actions that somebody might try there, where `actions` is empty; None where nobody says.
+      expert: state -> the action of a player who sees the true state; None where there is none.
+      commands: state -> actions worth trying there, where `actions` is empty; None where the game has no such list.
       simulator: a game with the same tasks, states and outcomes that is cheaper to reset and step, for models that
         imagine; None: the game itself.
       legend: meaning of the characters on boards, for reports.

@@ -2,7 +2,7 @@
 
     continuation("Goal: shoes\nAction:", "**Action:** search[shoes]") == " search[shoes]"
 
-A server that does not know `continue_final_message` repeats the label, the line or the whole text, in its own case and
+A server without `continue_final_message` repeats the label, the line or the whole text, in its own case and
 spacing, in quotes or a code fence, or after its thoughts. A reply that does none of this stays as it is.
 """
 
@@ -153,6 +153,6 @@ class Continuations:
             _log.warning(
                 "%s begins new messages where it should continue ours: %d of its first %d replies do not go on from "
                 "%r, the last one is %r. Give the model's tokenizer (--endpoint_tokenizer MODEL), so that prompts go "
-                "to /completions as text, or use a server that knows continue_final_message (vLLM, SGLang)",
+                "to /completions as text, or use a server with continue_final_message (vLLM, SGLang)",
                 server, self.bad, self.bad + self.good, text[-30:], reply[:80],
             )  # fmt: skip

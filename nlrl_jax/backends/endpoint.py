@@ -55,8 +55,8 @@ class EndpointModel:
     error, a spent budget or a kill loses nothing that was paid for. A message without a text is, after all retries, an
     empty reply that has not ended. A prompt or reply stopped by a content filter is a reply with `refused`. Optional
     fields (`n`, `seed`, `top_k`, `stop`, ...) that the server refuses, in whatever form, are left out from then on
-    (`backends.optional_fields`); those of `extra` never are. Stop strings are also applied here, so a server that does
-    not know them, or takes only the first four, costs tokens and nothing else.
+    (`backends.optional_fields`); those of `extra` never are. Stop strings are also applied here, so a server that
+    ignores them, or takes only the first four, costs tokens and nothing else.
 
     An open assistant message is continued by /completions if there is a `render`, with every server that has it; else
     by /chat/completions with `continue_final_message`, which vLLM, SGLang and llama.cpp understand. Where a server
@@ -71,7 +71,7 @@ class EndpointModel:
       render: messages -> the model's prompt as text, up to where its reply begins (`Tokenizer.render_chat`): for open
         messages, and for scores by a server whose /completions echoes a prompt with its log-probabilities (vLLM and
         SGLang do; OpenAI and llama.cpp do not). Servers put the beginning-of-sequence token in front by themselves.
-      known, continuations: what its answers have shown of the server.
+      known, continuations: what the server's answers have shown.
       calls: shows the calls under way.
 
     Raises:

@@ -25,7 +25,7 @@ def check_answers(model: EndpointModel) -> None:
     counted.
 
     Raises:
-      EndpointError: there is none, in a sentence that says what to change. A server that is busy is asked again.
+      EndpointError: there is none, in a sentence that says what to change. A busy server is retried.
     """
     whole = {**model.reply_fields(Sampling(TOKENS, 1.0)), "messages": [{"role": "user", "content": "Hi"}]}
     request = Request(model.known, whole, model.options.extra_fields(), model.options.url)

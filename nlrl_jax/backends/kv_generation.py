@@ -268,10 +268,10 @@ def _score_chunk(net: Network, pairs):
         here = np.flatnonzero((start <= entry) & (entry < stop))
         if not len(here):
             continue
-        asked, row = np.unique(entry[here] - start, return_inverse=True)
-        U, Q = batching.bucket(len(asked)), batching.bucket(len(here))
+        needed, row = np.unique(entry[here] - start, return_inverse=True)
+        U, Q = batching.bucket(len(needed)), batching.bucket(len(here))
         where, rows, targets = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
-        where[: len(asked)], rows[: len(here)], targets[: len(here)] = asked, row, target[here]
+        where[: len(needed)], rows[: len(here)], targets[: len(here)] = needed, row, target[here]
         found[here] = np.asarray(whole(_log_probs(net.model, net.variables, hidden, where, rows, targets)))[: len(here)]
     begins = np.cumsum([0] + [len(ids) for _, ids in pairs])[:-1]
     return np.add.reduceat(found, begins).tolist()

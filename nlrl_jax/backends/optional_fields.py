@@ -25,7 +25,7 @@ CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 _TOKENIZER = "Give the model's tokenizer (--endpoint_tokenizer MODEL), so that prompts go to /completions as text"
 # Fields that a request can do without -> what that means. The last ones are defaults of every server.
 OPTIONAL = {
-    "n": "replies are asked for one by one",
+    "n": "replies are requested one by one",
     "top_k": "replies are drawn from all tokens",
     "stop": "replies are cut here, and cost more tokens",
     "seed": "replies do not follow from the run's seed",
@@ -35,7 +35,7 @@ OPTIONAL = {
 }
 DEFAULTS = {"temperature": 1.0}  # optional only with this value
 RENAMED = {"max_tokens": "max_completion_tokens"}
-DOUBTFUL = {"n", "top_k", *CONTINUE}  # that many servers do not know
+DOUBTFUL = {"n", "top_k", *CONTINUE}  # that many servers do not support
 _CONTENT = {"model", "messages", "prompt"}
 PATIENCE = 3  # attempts at a request that fails without a reason, before suspects are left out
 # Statuses that are about the key, the address or the moment.
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class KnownFields:
-    """What is known of one server; any number of threads may share it.
+    """What a server's answers have shown; any number of threads may share it.
 
     Attributes:
       refused, accepted: names of fields. suspects: those of which one or more are refused.

@@ -12,7 +12,7 @@ from nlrl_jax.lm.config import ModelConfig
 
 Shape = tuple[int, ...]
 COMPILING = 30e9  # multiplications in the time that it takes: about a second of one core
-# How much more a new program may cost than what is asked for, if it can then do an older one's work too.
+# How much more a new program may cost than what is needed, if it can then do an older one's work too.
 FACTOR, MORE = 1.3, COMPILING / 100
 READ, LOAD = 14, 20  # multiplications in the time that reading a key for all its queries, and loading it, take
 STEPS = {"read": 1, "reply": 12}  # typical uses of a program's shape in a call

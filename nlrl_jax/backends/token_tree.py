@@ -24,7 +24,7 @@ class Forest(NamedTuple):
     paths: for each text the slots of all its tokens.
     shared: int [texts], tokens that each text shares with the one before it.
     known: int [texts], tokens of each text that were known.
-    at: for each text the entries of its tokens; -1 for those that nobody reads.
+    at: for each text the entries of its tokens; -1 where it is not needed.
     """
 
     token: np.ndarray

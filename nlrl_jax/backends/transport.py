@@ -179,7 +179,7 @@ class Transport:
         another body after a final refusal is not counted.
 
         Args:
-          revise: asked after each failure for another body.
+          revise: called after each failure; returns another body to send, or None.
 
         Raises:
           EndpointError: it was refused, or failed `max_retries` + 1 times.
@@ -311,4 +311,4 @@ def _advice(status: int, key: ApiKey) -> str:
         return "Check --base_url (it usually ends in /v1) and the model's name"
     if 300 <= status < 400:
         return "Give the address it redirects to as --base_url, without /chat/completions"
-    return "--extra field=null leaves out a field that the server does not know"
+    return "--extra field=null leaves out a field that the server does not support"

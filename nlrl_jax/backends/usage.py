@@ -13,7 +13,7 @@ from typing import Any
 from nlrl_jax.files import write_atomically
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling, Score
 
-CHECK = "check"  # the role of what is asked before a run
+CHECK = "check"  # the role of the requests before a run
 
 
 class BudgetExceeded(LanguageModelError):

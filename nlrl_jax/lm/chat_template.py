@@ -18,7 +18,7 @@ import jinja2.sandbox
 
 from nlrl_jax.config import OptionError, assignments, check, option
 
-# What a template knows besides the variables that are set for it.
+# What a template can read besides the variables that are set for it.
 _GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
 
 

@@ -4,7 +4,7 @@
     hidden, new = read(model, variables, tokens, ..., contexts)   # what is new: a forest, one token per node
     pool = store(pool, new, source, slots)
 
-Letters: T tokens of a read, H width, G groups, C tokens of a context, Q entries that are stored or asked for.
+Letters: T tokens of a read, H width, G groups, C tokens of a context, Q entries that are stored or scored.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def next_log_probs(
     """log p(target[q] | the text up to node where[row[q]]) -> float32 [Q].
 
     Args:
-      hidden: [T, H]; where: int32 [U], the nodes that something is asked of; row, target: int32 [Q].
+      hidden: [T, H]; where: int32 [U], the distinct nodes that are scored; row, target: int32 [Q].
     """
     logits = model.apply(variables, hidden[where], method="unembed")
     return logits[row, target] - jax.nn.logsumexp(logits, axis=-1)[row]

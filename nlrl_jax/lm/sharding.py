@@ -104,7 +104,7 @@ def shardings(tree: Any, specs: Any, mesh: Mesh) -> Any:
 
 
 def whole(tree: Any) -> Any:
-    """Arrays whose shards other processes hold, each in one piece on every device; all must ask. Others as they are."""
+    """Arrays with shards in other processes, whole on every device; others as they are. All processes must call."""
 
     def one(leaf):
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:

@@ -27,6 +27,7 @@ from nlrl_jax.lm.chat_template import TemplateOptions, render
 from nlrl_jax.lm.tokenizer_files import TokenizerFiles, build_backend, read_token_ids, read_tokenizer
 
 _ROLES = ("bos", "eos", "pad")
+_NO_END = "the tokenizer names no end-of-sequence token, so a reply could never end"
 # What decoding with `clean_up` replaces, in this order.
 _BLANKS = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'")]
 _BLANKS += [(f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")]
@@ -108,7 +109,7 @@ class Tokenizer:
     def end_id(self) -> int:
         """The id that ends a reply and is learned. ValueError: there is none."""
         if not self.eos_ids:
-            raise ValueError("the tokenizer names no end-of-sequence token, so a reply could never end")
+            raise ValueError(_NO_END)
         return self.eos_ids[0]
 
     def check_fits(self, vocab_size: int) -> None:
@@ -118,7 +119,8 @@ class Tokenizer:
                 f"the tokenizer has {self.vocab_size} tokens but the model's vocabulary is {vocab_size}: "
                 "they do not belong together"
             )
-        self.end_id  # noqa: B018
+        if not self.eos_ids:
+            raise ValueError(_NO_END)
 
     def with_template(self, options: TemplateOptions) -> Tokenizer:
         """The same tokenizer, its chat template given other variables or another date.

@@ -214,8 +214,8 @@ class Transformer(nn.Module):
         slots = L if cache is None else cache.kv.k.shape[2]
         first = 0 if cache is None else cache.index
         mask = blockwise.Sight(first, valid, segments, sees)
-        behind = slots if prefix is None else prefix.k.shape[1] + slots
-        blocks = None if contexts else blockwise.blocks_for(self.mesh, B, c.num_heads, L, behind, first)
+        context = slots if prefix is None else prefix.k.shape[1] + slots
+        blocks = None if contexts else blockwise.blocks_for(self.mesh, B, c.num_heads, L, context, first)
         if blocks is None:
             mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
         cos, sin = attention.rotary_tables(c, positions)

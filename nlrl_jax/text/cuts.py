@@ -10,7 +10,7 @@ What lies before the first such position is drawn into the strings of the thing 
 after the last into those on the right.
 
 The texts before a gap begin at the last cut, which is a border already; the splitters in use look
-ahead but never behind, so nothing further left matters. The texts after it are followed as far as
+ahead but never back, so nothing further left matters. The texts after it are followed as far as
 their number allows (`ahead`). `compile.py` checks the result against whole renderings besides.
 """
 

@@ -12,7 +12,7 @@ from nlrl_jax.config import check_seed
 from nlrl_jax.roles.json_reply import folded
 from nlrl_jax.types import HostGame, Outcome, Start, TextGame
 
-NOTHING = "Nothing happens."  # stands before the observation after an action that the game does not know
+NOTHING = "Nothing happens."  # stands before the observation after a text that is none of the game's actions
 _ONE_ACTION = "Here every line of actions holds one of them."
 
 

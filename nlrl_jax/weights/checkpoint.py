@@ -236,7 +236,7 @@ def _flatten(tree: Any, part: str = "") -> dict[str, Any]:
 
 
 def _host(name: str, leaf: Any) -> Any:
-    """A copy of the leaf that nobody else can change or donate; arrays of several hosts are left to Orbax."""
+    """A copy of the leaf that no caller can change or donate; arrays of several hosts are left to Orbax."""
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise ValueError(f"leaf {name} is a typed PRNG key; keep the seed in the metadata instead")
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -75,7 +75,7 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: a damaged file, not a byte-level BPE, or a pre-tokenizer this function does not know.
+      ValueError: a damaged file, not a byte-level BPE, or an unknown pre-tokenizer.
     """
     path = pathlib.Path(path)
     fields = open_gguf(path).fields

@@ -225,7 +225,7 @@ def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.A
 def take(
     config: ModelConfig, stack: Any, layer: int | None, transpose: bool, dtype: Any = None, adapter: tuple = ()
 ) -> np.ndarray:
-    """One tensor on the host, whole; the devices cut, merge and turn it. If it is `spread`, all processes must ask.
+    """One tensor on the host, whole; the devices cut, merge and turn it. If it is `spread`, all processes must call.
 
     Args:
       stack: a parameter; with `layer` it has a leading axis of layers, and one of them is taken.
@@ -234,7 +234,7 @@ def take(
       adapter: (a, b), stacked like the parameter, to add to it as `merged_kernel` does.
 
     Raises:
-      ValueError: float16 was asked for, or is what the adapter is added to, and a number is beyond its range.
+      ValueError: the result, or what the adapter is added to, is float16, and a number is beyond its range.
     """
     arrays = (stack, *adapter)
     if not spread(arrays):

@@ -24,7 +24,7 @@ _NAMES = {name: code for code, name in DTYPES.items()}
 
 
 class SafetensorsFile:
-    """The tensors of one file by name. Only the header is read until a tensor is asked for.
+    """The tensors of one file by name. Only the header is read until a tensor is read.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -54,7 +54,7 @@ class SafetensorsFile:
         return tuple(self._header[name]["shape"])
 
     def dtype(self, name: str) -> str:
-        """The format's own code, such as BF16; `DTYPES` has those that `read` knows."""
+        """The format's own code, such as BF16; `DTYPES` has those that `read` accepts."""
         return self._header[name]["dtype"]
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -68,7 +68,7 @@ class SafetensorsFile:
 
 
 def check_dtypes(source: pathlib.Path, tensors: Any, names: Iterable[str]) -> None:
-    """Raises ValueError where a tensor, of anything with `dtype(name)`, has a dtype that `read` does not know."""
+    """Raises ValueError where a tensor, of anything with `dtype(name)`, has a dtype that `read` does not accept."""
     for name in names:
         if tensors.dtype(name) not in DTYPES:
             raise ValueError(f"{source}: {name} has dtype {tensors.dtype(name)}; one of {', '.join(DTYPES)} is needed")

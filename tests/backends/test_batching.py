@@ -18,7 +18,7 @@ def test_rows_are_padded_to_a_power_of_two_at_most_the_program_s(n, most, want):
     assert batching.power_of_two(n, most) == want
 
 
-def test_distinct_items_stand_once_in_their_order():
+def test_distinct_items_keep_their_order():
     assert batching.distinct(["b", "a", "b", "c", "a"]) == (["b", "a", "c"], [0, 1, 0, 2, 1])
 
 

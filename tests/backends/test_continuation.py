@@ -127,7 +127,7 @@ def test_replies_that_do_not_continue_are_reported_once(text, caplog):
     assert "begins new messages where it should continue ours" in line and "--endpoint_tokenizer MODEL" in line
 
 
-def test_a_server_that_continues_is_not_asked_twice_about_an_empty_line(caplog):
+def test_an_empty_line_from_a_server_that_continues_is_not_requested_again(caplog):
     behave = lambda request: writes("" if request.asked.startswith("Goal") and request.number else " up")(request)
     with Server(behaviour=behave) as server:
         ask = model(server, concurrency=1)
@@ -154,7 +154,7 @@ def test_fields_of_ours_that_extra_leaves_out_or_changes(extra, sent):
 
 
 @pytest.mark.parametrize("name", ["seed", "top_k", "top_p", "temperature", "max_tokens", "stop", "model", "n"])
-def test_null_leaves_out_whatever_we_add(name):
+def test_null_leaves_out_any_field(name):
     chats = [Chat.of("hi")] * 3
     with Server() as server:
         for extra in ("", f"{name}=null"):

@@ -56,7 +56,7 @@ def test_duplicates_are_one_request_for_n_choices_and_their_tokens_add_up():
     assert [r.prompt_tokens for r in first] == [10, 0, 0] and [r.tokens for r in first] == [5, 5, 5]
 
 
-def test_at_temperature_0_duplicates_are_asked_once_without_a_seed():
+def test_at_temperature_0_duplicates_are_requested_once_without_a_seed():
     with Server() as server:
         replies = model(server).complete(chats(1) * 4, GREEDY, "policy", 5)
         (request,) = server.requests
@@ -110,7 +110,7 @@ def test_independent_of_the_rest_of_the_batch():
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_choices_that_do_not_come_are_asked_for_one_by_one(number):
+def test_missing_choices_are_requested_one_by_one(number):
     with Server(s.choices(number)) as server:
         replies = model(server).complete(chats(1) * 4, HOT, "policy")
         assert [r.body.get("n", 1) for r in server.requests] == [4] + [1] * (4 - number)
@@ -119,7 +119,7 @@ def test_choices_that_do_not_come_are_asked_for_one_by_one(number):
     assert sum(r.tokens for r in replies) == 20
 
 
-def test_choices_nobody_asked_for_are_left_but_paid_for():
+def test_extra_choices_are_ignored_but_paid_for():
     with Server(s.choices(4)) as server:
         ask = model(server)
         replies = ask.complete(chats(1), HOT, "policy")
@@ -127,7 +127,7 @@ def test_choices_nobody_asked_for_are_left_but_paid_for():
     assert len(replies) == 1 and replies[0].tokens == 5 and spent(ask)["tokens"] == 20
 
 
-def test_one_null_among_the_choices_is_asked_for_again_and_the_others_are_kept():
+def test_a_null_choice_is_requested_again_and_the_others_are_kept():
     with Server(s.says(lambda whole: whole["choices"][1]["message"].update(content=None))) as server:
         replies = model(server).complete(chats(1) * 3, HOT, "policy")
         assert [r.body.get("n", 1) for r in server.requests] == [3, 1]

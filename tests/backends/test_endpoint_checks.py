@@ -53,13 +53,13 @@ def test_a_server_that_answers_passes_with_one_small_request():
         (s.closed, "does not speak HTTP"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(behaviour, says):
+def test_errors_are_reported_at_once(behaviour, says):
     with Server(behaviour=lambda request: behaviour) as server:
         assert re.search(says, refusal(server.url))
         assert len(server.requests) <= 2
 
 
-def test_nobody_listens_and_no_such_host():
+def test_connection_refused_and_no_such_host():
     with Server() as server:
         url = server.url
     assert re.search(r"ConnectError.*Nothing listens at 127.0.0.1:\d+", refusal(url))
@@ -89,7 +89,7 @@ def test_a_missing_v1_is_proposed():
         assert "Check --base_url" in refusal(server.url.removesuffix("/v1"))
 
 
-def test_a_busy_server_is_asked_again():
+def test_a_busy_server_is_retried():
     with Server(s.status(503, "loading"), s.status(429, Retry_After="0")) as server:
         check(server.url)
         assert len(server.requests) == 3
@@ -109,7 +109,7 @@ def test_a_busy_server_is_asked_again():
         ("//host/v1", "it must look like"),
     ],
 )
-def test_addresses_that_cannot_be_meant(url, says):
+def test_invalid_addresses(url, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         nowhere(base_url=url)
 

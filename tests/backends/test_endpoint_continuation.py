@@ -48,7 +48,7 @@ def test_a_reply_ends_before_the_first_stop_string_even_where_the_server_ignores
 
 
 @pytest.mark.parametrize("stop", ["\n", ["\n", ""]])
-def test_stop_strings_that_cannot_be_meant_are_refused_before_anything_is_sent(stop):
+def test_invalid_stop_strings_are_refused_before_anything_is_sent(stop):
     with Server() as server:
         with pytest.raises(ValueError, match="must be a list of strings that are not empty"):
             model(server).complete([Chat.of("hi")], GREEDY, "r", stop=stop)
@@ -62,7 +62,7 @@ def test_a_server_gets_four_stop_strings_and_the_others_hold_too():
     assert reply.text == "abc"
 
 
-def test_a_server_that_refuses_stop_is_asked_without_it():
+def test_stop_is_left_out_for_a_server_that_refuses_it():
     refuse = s.status(400, '{"error": "Unsupported parameter: \'stop\' is not supported with this model."}')
     after = writes("abc|x")
     with Server(behaviour=lambda request: refuse if "stop" in request.body else after(request)) as server:
@@ -125,7 +125,7 @@ def test_without_a_render_the_server_is_asked_to_continue_the_last_message():
     assert not {"continue_final_message", "add_generation_prompt"} & set(plain)
 
 
-def test_a_server_that_refuses_to_continue_whatever_is_sent_is_an_error_that_says_what_to_do():
+def test_a_server_that_cannot_continue_a_message_is_an_error_with_advice():
     refuse = s.status(400, '{"error": "Unrecognized request argument supplied: add_generation_prompt"}')
     with Server(behaviour=lambda request: refuse) as server:
         with pytest.raises(EndpointError, match="does not continue an assistant message.*--endpoint_tokenizer MODEL"):
@@ -193,7 +193,7 @@ def test_a_model_without_scores_is_refused_before_anything_is_sent():
         assert not server.requests
 
 
-def test_the_same_model_says_the_same_in_this_process_and_behind_an_address(tmp_path):
+def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
     tokenizer = load_tokenizer("nano_board")
     network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 160))
     params = jax.tree.map(lambda x: x * 3, init_params(network, jax.random.key(0)))

@@ -134,7 +134,7 @@ def test_other_weights_start_with_nothing(cached, plain):
     agree(other.complete(chats, GREEDY, "policy"), plain.with_variables(variables).complete(chats, GREEDY, "policy"))
 
 
-def test_a_call_that_fails_leaves_nothing_wrong_behind(cached, plain, monkeypatch):
+def test_a_failed_call_leaves_the_cache_correct(cached, plain, monkeypatch):
     chats = [Chat.of(RULES + word) for word in WORDS]
     want = plain.complete(chats, GREEDY, "policy")
 

@@ -129,7 +129,7 @@ def test_seed_and_role_change_the_draws_and_nothing_else_does(model, chats, repl
     assert model.complete(chats, WARM, "value", seed=3) != replies
 
 
-def test_a_prompt_is_read_once_and_answered_as_often_as_it_stands_there(model, chats, monkeypatch):
+def test_duplicate_prompts_are_read_once_and_each_gets_a_reply(model, chats, monkeypatch):
     read = count(monkeypatch, "_prefill", lambda args, out: out and int((args[2] != 0).any(1).sum()))
     asked = [chats[0]] * 6 + [chats[1]] * 5
     got = model.complete(asked, WARM, "policy")
@@ -201,7 +201,7 @@ def test_scores_are_those_of_a_full_forward_pass(model, chats, monkeypatch):
         assert sum(read) == 11  # prompts that differ, however many continuations they have
 
 
-def test_the_nano_model_replies_and_scores_as_plain_computation_says():
+def test_the_nano_model_matches_plain_computation():
     loaded = load_model("nano")
     nano = LocalModel(Transformer(loaded.config), {"params": loaded.params}, loaded.tokenizer, rows=4)
     asked = [Chat.of(f"Say {i} words.", "You are brief.") for i in range(5)]
@@ -214,7 +214,7 @@ def test_the_nano_model_replies_and_scores_as_plain_computation_says():
         np.testing.assert_allclose(other.log_prob, log_prob(nano, chat, "I")[0], atol=1e-3)
 
 
-def test_nothing_asked_is_nothing_answered(model):
+def test_empty_calls_return_nothing(model):
     assert model.complete([], WARM, "policy") == [] and model.score([], [], "policy") == []
     assert model.score([Chat.of("Hello")], [[]], "policy") == [[]]
 

@@ -56,11 +56,11 @@ def test_a_server_that_refuses_n_in_any_form_gets_single_requests_from_then_on(f
         assert len(server.requests) == 13
         assert all(request.body["top_k"] == 5 and "seed" in request.body for request in server.requests)
     assert [row.message.split("/v1/chat/completions ")[1] for row in caplog.records if row.levelno > logging.INFO] == [
-        "does not take n, left out: replies are asked for one by one"
+        "does not take n, left out: replies are requested one by one"
     ]
 
 
-def test_a_server_that_gives_fewer_choices_than_asked_gets_single_requests_from_then_on():
+def test_a_server_that_returns_too_few_choices_gets_single_requests_from_then_on():
     with Server(behaviour=lambda request: s.choices(1)) as server:
         ask = model(server)
         assert len(ask.complete(questions(2, 3), ALL, "policy")) == 6
@@ -120,7 +120,7 @@ def test_a_field_that_has_worked_is_not_blamed_for_a_passing_failure():
         assert len(server.requests) == 6 and all(request.body["n"] == 3 for request in server.requests)
 
 
-def test_a_field_that_the_run_needs_and_one_of_the_users_are_told_plainly_after_one_attempt():
+def test_refusals_of_needed_fields_and_of_extra_ones_come_with_advice_after_one_attempt():
     for code in (400, 500):
         for field, extra, advice in (
             ("temperature", "", "This run needs temperature; --extra temperature=null leaves it out"),

@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path):
         DiskCache(tmp_path / "file")
 
 
-def test_every_chat_is_asked_once_and_a_kill_loses_one_piece(tmp_path, monkeypatch):
+def test_every_chat_is_requested_once_and_a_kill_loses_one_piece(tmp_path, monkeypatch):
     monkeypatch.setattr(reply_cache, "PIECE", 2)
     model = Model([])
     ask = CachedModel(model, DiskCache(tmp_path))
@@ -142,7 +142,7 @@ def test_only_greedy_replies_can_be_cached(tmp_path):
         scripted.score([Chat.of("a")], [["b"]], "role")
 
 
-def test_stop_strings_are_asked_for_apart_and_old_entries_stay_valid(tmp_path):
+def test_stop_strings_are_part_of_the_key_and_old_entries_stay_valid(tmp_path):
     model = Model([])
     ask = CachedModel(model, DiskCache(tmp_path))
     ask.complete([Chat.of("a")], GREEDY, "role")

@@ -73,7 +73,7 @@ def test_the_timeout_is_for_the_whole_answer(behaviour):
     assert time.monotonic() - start < 10
 
 
-def test_nobody_listens():
+def test_connection_refused():
     with Server() as server:
         url = server.url
     with pytest.raises(EndpointError, match="failed 2 times.*ConnectError") as caught:

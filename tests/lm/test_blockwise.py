@@ -89,7 +89,7 @@ def test_a_query_that_sees_nothing_is_finite():
     assert all(jnp.isfinite(x).all() for x in jax.grad(loss, argnums=(0, 1, 2))(q, k, v))
 
 
-def test_pairs_that_nobody_sees_are_left_out():
+def test_pairs_hidden_from_every_row_are_left_out():
     q, k, v, _ = inputs(1, 0, L, jnp.float32)
     steps = lambda first: re.findall(
         r"length=(\d+)",

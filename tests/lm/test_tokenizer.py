@@ -134,7 +134,7 @@ def test_the_forms_of_a_model_folder(tmp_path):
     assert json.loads((tmp_path / "copy" / "tokenizer.json").read_text())["post_processor"] == template
 
 
-def test_an_open_assistant_message_stands_behind_the_opened_turn_as_it_is():
+def test_an_open_assistant_message_follows_the_opened_turn_unchanged():
     tokenizer, text = wheels.small_tokenizer(), "Up || <im_start|> \nLeft ->  "
     chat = [*CHAT, {"role": "assistant", "content": text}]
     assert tokenizer.render_chat(chat) == tokenizer.render_chat(CHAT) + text

@@ -34,7 +34,7 @@ def test_episodes_equal_the_environments(game):
     assert host.board(states[0]) == game.board.render(jax.device_get(game.fields(expected[0])))
 
 
-def test_a_text_game_of_ones_own_reads_as_a_game_of_the_host(game):
+def test_a_text_game_is_a_host_game(game):
     (start,) = of_text_game(game).reset(TASKS[:1])
     assert start.goal == game.rules.splitlines()[0] and "\n" not in start.goal  # the rules are among the instructions
     assert of_text_game(game).rules.endswith("every line of actions holds one of them.")
@@ -64,7 +64,7 @@ def test_words_that_are_no_action_change_nothing_and_say_so(game):
         host.reset([("swim", 1)])
 
 
-def test_babyai_has_six_kinds_of_tasks_and_knows_the_optimum():
+def test_babyai_tasks_and_optimum():
     host = envs.make_host("babyai")
     starts = host.reset([("go to", 1), ("open door", 2)])
     assert starts[0].goal.startswith("go to the ") or starts[0].goal.startswith("go to a ")

@@ -110,7 +110,7 @@ def test_a_chat_template_that_changes_the_state_is_refused(change, message):
         chat_prompt(game, tokenizer.render_chat, "compact", 9)
 
 
-def test_paper_prompt_says_what_is_asked_for():
+def test_paper_prompt_contains_all_instructions():
     game, tokenizer = envs.make("frozen_lake"), small_tokenizer()
     template = chat_prompt(game, tokenizer.render_chat, "paper", 123)
     _, state = game.env.reset_env(jax.random.key(0), game.params)

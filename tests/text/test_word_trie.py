@@ -31,6 +31,6 @@ def test_words_of_one_token_are_only_predicted():
 
 
 @pytest.mark.parametrize("words", [[[1, 2], [1]], [[1], [1, 2]], [[1, 2], [1, 2]], [[1], []]])
-def test_words_that_cannot_be_told_apart_are_refused(words):
+def test_ambiguous_words_are_refused(words):
     with pytest.raises(ValueError, match="beginning of another word|no tokens"):
         word_trie(words)

@@ -198,7 +198,7 @@ def test_one_process_that_refuses_a_checkpoint_refuses_it_for_all(saved, monkeyp
         assert saved.restore(make_tree())[0] == 2
 
 
-def test_the_first_process_says_what_is_replaced(saved, monkeypatch):
+def test_the_first_process_decides_what_is_replaced(saved, monkeypatch):
     """Seen from a second process, whose disk still shows nothing of checkpoint 3."""
     monkeypatch.setattr(checkpoint.multihost, "from_first", lambda make: [3])
     monkeypatch.setattr(Checkpoints, "steps", lambda self: [1, 2])

@@ -72,7 +72,7 @@ def test_sharded_save_and_load(folder, tmp_path):
     assert [p.name for p in (tmp_path / "out").glob("model*")] == ["model.safetensors"]
 
 
-def test_bfloat16_stays_unless_asked(folder):
+def test_bfloat16_stays_unless_another_dtype_is_requested(folder):
     edit_tensors(folder, lambda t: t.update({k: v.astype(jnp.bfloat16) for k, v in t.items()}))
     config, params = huggingface.load(folder)
     assert (config.param_dtype, config.dtype) == ("bfloat16", "bfloat16")
@@ -121,7 +121,7 @@ def head_of(folder):
     return load_file(folder / "model.safetensors")["lm_head.weight"]
 
 
-def test_a_head_of_its_own_is_used_whatever_the_config_says(folder, tmp_path):
+def test_a_separate_head_is_used_even_if_the_config_ties_it(folder, tmp_path):
     head = head_of(folder)
     edit_config(folder, tie_word_embeddings=True)  # what transformers 5 does: it warns and does not tie
     with pytest.warns(UserWarning, match="lm_head.weight differs from model.embed_tokens.weight; it is used"):

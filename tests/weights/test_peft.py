@@ -141,7 +141,7 @@ def test_layers_that_are_not_adapted_are_zero(config, folder, change):
         assert not np.any(value[0])
 
 
-def test_peft_targets_q_and_v_where_nothing_is_said(config, folder):
+def test_without_target_modules_q_and_v_are_adapted(config, folder):
     tensors = load_file(folder / "adapter_model.safetensors")
     kept = {k: v for k, v in tensors.items() if ".q_proj." in k or ".v_proj." in k}
     save_file(kept, folder / "adapter_model.safetensors")
@@ -149,7 +149,7 @@ def test_peft_targets_q_and_v_where_nothing_is_said(config, folder):
     assert peft.load(folder, config)[1]["blocks"]["attention"].keys() == {"q", "v"}
 
 
-def test_an_option_nobody_knows_is_named(config, folder):
+def test_an_unknown_option_is_named(config, folder):
     edit_config(folder, use_something=True, another=None)
     with pytest.warns(UserWarning, match="unknown, and ignored: use_something$"):
         peft.load(folder, config)
