@@ -95,7 +95,7 @@ class LACRunConfig:
     methods: str = option(
         "",
         f"methods, separated by commas: {', '.join(METHODS)}; empty: {','.join(methods.DEFAULT)}, and lats in games "
-        "with a score whose states can be gone back to",
+        "with a score that can restore earlier states",
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=10_000)

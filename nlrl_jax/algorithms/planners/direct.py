@@ -1,6 +1,6 @@
-"""Actions without a plan, as BALROG prompts for them: alone or behind a thought, free or in tags (LAC, Table 13).
+"""Actions without a plan, as BALROG prompts for them: alone or after a thought, free or in tags (LAC, Table 13).
 
-What cannot be read is counted and goes to the game as it stands, which takes it for no action of its own.
+What cannot be read is counted and goes to the game as it is, where it is an invalid action.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nlrl_jax.algorithms.lac import Decisions
 from nlrl_jax.roles.dialogues import Dialogue, History, read_action
 from nlrl_jax.types import LanguageModel
 
-FORM = 'Write the next action in tags and nothing else behind "Action:", as in <action>ACTION</action>.'
+FORM = 'After "Action:", write only the next action, in tags, as in <action>ACTION</action>.'
 SHOWN = 60  # characters of a reply that is no action
 _TAGS = re.compile(r"<action>(.*?)</action>", re.IGNORECASE)
 
