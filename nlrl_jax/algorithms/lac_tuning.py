@@ -1,6 +1,6 @@
 """Fine-tuning of LAC's one model on whole episodes, and how well it does on others (LAC, appendices B.2 and A.9).
 
-The loss is next-token prediction on the lines that LAC asks for, each behind the prompt that asks for it:
+The loss is next-token prediction on the lines that LAC asks for, each after the prompt that asks for it:
 
     observations    log p(o_{t+1} | g, h_t, a_t)              the forward model
     reflections     log p(c_{t+1} | g, h_t, a_t, o_{t+1})     reflections, and by their last word the critic
@@ -31,7 +31,7 @@ def evaluate(model: LanguageModel, dialogue: Dialogue, given: Sequence[Line]) ->
 
     Returns:
       "KIND_loss": mean of -log p per token of the lines of each kind. Where there are reflections that end GOOD or BAD,
-      "accuracy": the share of those where log P(GOOD) - log P(BAD) behind their "This step is" has the right sign, and
+      "accuracy": the share of those where log P(GOOD) - log P(BAD) after their "This step is" has the right sign, and
       "accuracy_good", "accuracy_bad": the same among either.
 
     Raises:

@@ -13,7 +13,7 @@ The policy is the model's own text, and a gradient goes through the tokens of ac
     decision_transformer    W_t = 1, with the return G written before each observation; 1 when it acts         A.5.3
 
 Left open by the paper, decided here: the dense rewards are those of the reflections' labels; Q is read once, from the
-model before it learns, right behind the action and without a rollout; the decision transformer learns actions only, as
+model before it learns, right after the action and without a rollout; the decision transformer learns actions only, as
 the original does. Minus the log-probability of a failure's action has no minimum: more steps push it down for ever.
 
     learned, metrics = learn(model, pairs(config, dialogue, trajectories, model))
@@ -92,7 +92,7 @@ def pairs(
       dialogue: the policy's prompts.
       trajectories: anything with `history` and `success`; episodes without a step are left out.
       model: of the actor-critic's Q.
-      critic: the prompts behind which Q is read; by default the policy's.
+      critic: the prompts after which Q is read; by default the policy's.
       joined: an example per episode, or one per action; see `lines.pairs`.
 
     Raises:
@@ -130,7 +130,7 @@ def dense_returns(trajectory: Trajectory, step_reward: float) -> list[float]:
 
 
 def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[History]) -> list[list[float]]:
-    """Q(g, h_t, a_t) = log P(GOOD) - log P(BAD) right behind each action of each episode, in one call.
+    """Q(g, h_t, a_t) = log P(GOOD) - log P(BAD) right after each action of each episode, in one call.
 
     Raises:
       NotImplementedError: the model does not score.

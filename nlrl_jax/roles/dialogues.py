@@ -7,7 +7,7 @@
     Critic: I have turned left and seen a green key. This step is GOOD.
     Action:
 
-A line is one reply. The line behind an observation, its note, has a label that depends on the algorithm: a reflection
+A line is one reply. The line after an observation, its note, has a label that depends on the algorithm: a reflection
 ("Critic"), a thought, a reward or a value; see `NOTES`. The transcript stands in an open assistant message, so that a
 model continues it, whatever it was trained on.
 """
@@ -30,24 +30,27 @@ PROBABILITY = "The probability that the goal is reached is"
 NOTES = {
     "": "",
     "Critic": (
-        "Behind an observation, a line Critic says in a sentence or two what the last action did for the goal. It ends "
-        f'"{VERDICT} GOOD." after a step that the goal needs or that shows something the goal needs, "{VERDICT} BAD." '
-        f'after a useless or wrong step, and "{VERDICT} UNKNOWN." where the lines so far do not decide it.'
+        'After each observation, a line starting with "Critic:" says in a sentence or two how the last action helped '
+        f'to reach the goal. It ends with "{VERDICT} GOOD." if the step is needed for the goal or reveals something '
+        f'that is, with "{VERDICT} BAD." if the step was useless or wrong, and with "{VERDICT} UNKNOWN." if it is too '
+        "early to tell."
     ),
-    "Thought": "Behind an observation, a line Thought considers, step by step, what to do next.",
-    "Reward": "Behind an observation, a line Reward holds 1 if the goal has just been reached, else 0.",
+    "Thought": 'After each observation, a line starting with "Thought:" considers, step by step, what to do next.',
+    "Reward": 'After each observation, a line starting with "Reward:" is 1 if the goal has just been reached, else 0.',
     "Value": (
-        "Behind an observation there may be a line Value. It names the goal's sub-goals that are done and ends with "
-        'their share, as in "The value is 1/2."'
+        'An observation may be followed by a line starting with "Value:". It names the sub-goals of the goal that are '
+        'done so far and ends with their share, as in "The value is 1/2."'
     ),
 }
 THINK, THINK_REPLY = "think:", "OK"
-THINKING = f'An action may also be a thought: "{THINK} ..." changes nothing, and the observation is {THINK_REPLY}.'
+THINKING = (
+    f'An action may also be a thought: "{THINK} ..." changes nothing in the game, and the observation is {THINK_REPLY}.'
+)
 _DROP = 2  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
 
 
 class Step(NamedTuple):
-    """a_t, o_{t+1} and the note behind it, "" without one."""
+    """a_t, o_{t+1} and the note after it, "" without one."""
 
     action: str
     observation: str
@@ -84,14 +87,14 @@ class History:
         return dataclasses.replace(self, steps=(*self.steps, step))
 
     def noted(self, note: str) -> History:
-        """The history with this note behind its last observation."""
+        """The history with this note after its last observation."""
         if not self.steps:
             return dataclasses.replace(self, note=note)
         return dataclasses.replace(self, steps=(*self.steps[:-1], self.steps[-1]._replace(note=note)))
 
     @property
     def last_note(self) -> str:
-        """The note behind the last observation."""
+        """The note after the last observation."""
         return self.steps[-1].note if self.steps else self.note
 
 
@@ -110,7 +113,7 @@ class Dialogue:
       instructions: the game in words and what the lines mean.
       label: of the note's line, one of `NOTES`; "" for none.
       examples: episodes that the model reads first, with notes of the same kind.
-      count: tokens of a text. room: tokens of a prompt and what is written behind it; 0 is no limit.
+      count: tokens of a text. room: tokens of a prompt and what is written after it; 0 is no limit.
       last: maximum steps that a prompt shows, the last ones; 0 is no limit.
     """
 
@@ -135,7 +138,9 @@ class Dialogue:
             raise ValueError(f"label is {label!r}; choose one of {', '.join(map(repr, NOTES))}")
         if compact:
             return cls(label or ("Think" if thinks else "Act"), label, **more)
-        lines = f"The transcript has a line for the goal, then lines for observations and actions. {NOTES[label]}"
+        lines = (
+            f"The transcript states the goal, then alternates observations and actions, one per line. {NOTES[label]}"
+        )
         parts = (rules, lines.strip(), THINKING if thinks else "")
         return cls("\n".join(filter(None, parts)), label, **more)
 
@@ -218,7 +223,7 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
 
 
 def verdict(note: str) -> str:
-    """The word behind the last "This step is", in capitals; "" where there is none."""
+    """The word after the last "This step is", in capitals; "" where there is none."""
     words = re.findall(rf"{VERDICT}\s+(\w+)", note, re.IGNORECASE)
     return words[-1].upper() if words else ""
 

@@ -21,6 +21,11 @@ from nlrl_jax.weights.load import BUILT_IN
 A = TypeVar("A")
 
 
+def rows_at_once() -> int:
+    """Rows of a local model's batch that this device computes well."""
+    return 32 if jax.default_backend() == "cpu" else 256
+
+
 def jobs_for(jobs: int, model: str) -> int:
     """How many batches run concurrently: `jobs`, or for 0 one per core, at most 4, for a built-in model on a CPU."""
     tiny = model in BUILT_IN and jax.default_backend() == "cpu"
