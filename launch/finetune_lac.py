@@ -33,7 +33,7 @@ import optax
 from absl import flags
 
 import envs
-from nlrl_jax.algorithms import lac_tuning, offline, sft
+from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.algorithms.sft import Example
@@ -141,7 +141,7 @@ def gather(config: FinetuneConfig, tokenizer: Tokenizer, run_dir: pathlib.Path |
     of = lambda name: dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
     critic = of("lac")
     if config.method == "lac":
-        lines = [line for one in others for line in lac_tuning.lines(one.history, config.learn_actions)]
+        lines = [line for one in others for line in offline.lac_lines(one.history, config.learn_actions)]
         return Data(learned, critic, critic, lines, critic)
     policy = of("react")
     lines = [line for one in others if one.success for line in offline.actions(one.history)]
@@ -177,7 +177,7 @@ def examples_of(
     """
     joined = config.rows == "episodes"
     if config.method == "lac":
-        lines = [line for one in data.trajectories for line in lac_tuning.lines(one.history, config.learn_actions)]
+        lines = [line for one in data.trajectories for line in offline.lac_lines(one.history, config.learn_actions)]
         pairs = pairs_of(data.dialogue, lines, joined)
     else:
         weights = config.weights
@@ -240,7 +240,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         if not data.held_out:
             return {}
         model = LocalModel(network, {"params": state.params, "lora": state.lora}, tokenizer, cache_mb=_CACHE_MB)
-        return lac_tuning.evaluate(model, data.held_out_dialogue, data.held_out)
+        return offline.evaluate(model, data.held_out_dialogue, data.held_out)
 
     if resume and (run_dir / results.RESULTS).is_file():
         before = results.read(run_dir)["before"]
