@@ -33,7 +33,7 @@ def jobs_for(jobs: int, model: str) -> int:
 
 
 def in_threads(run: Callable[[int], A], number: int, jobs: int, journal: Journal) -> list[A]:
-    """run(0), run(1), ..., `jobs` at once. Where one fails, the others end after their step."""
+    """run(0), run(1), ..., `jobs` concurrently. Where one fails, the others end after their step."""
     if jobs == 1:
         return [run(i) for i in range(number)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
