@@ -9,10 +9,10 @@
 A LoRA adapter learns to continue transcripts where `launch.run_lac` asks: --method lac learns observations and
 reflections (and actions with --learn_actions); the others learn actions (`algorithms/offline.py`) and act as react, the
 decision transformer as react_return. The defaults are the paper's: 18 trajectories, 12 of them successes, 1,000 steps
-of two pairs. Without --trajectories a flawed walker makes them, on tasks that no run plays; the format of a file of
-your own is that of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
+of two pairs. Without --trajectories a flawed walker makes them, on tasks that no run plays; your own file has the
+format of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
 
---rows pairs is the paper's: a line behind its whole transcript is an example. --rows episodes learns all lines of a
+--rows pairs is the paper's: a line after its whole transcript is an example. --rows episodes learns all lines of a
 transcript in one pass: the same tokens, far fewer read, and fewer steps for as many passes (--dry_run counts both).
 
 Leaves RUN_DIR/model, an ordinary Hugging Face folder, whose dialogue.json tells run_lac which prompts it has learned;
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,13 +33,12 @@ import optax
 from absl import flags
 
 import envs
-from nlrl_jax.algorithms import lac_tuning, offline, sft
+from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.algorithms.sft import Example
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, option, part
-from nlrl_jax.files import write_atomically
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -49,7 +47,7 @@ from nlrl_jax.roles.lines import Line
 from nlrl_jax.roles.lines import pairs as pairs_of
 from nlrl_jax.run import adapter_training, app, loop, models, players, plots, processes, results, trajectories
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.lac.prompts import FORM, PromptConfig, check_words, dialogue_of
+from nlrl_jax.run.lac.prompts import PromptConfig, check_words, dialogue_of, write_form
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.types import LanguageModel
 from nlrl_jax.weights import huggingface
@@ -143,7 +141,7 @@ def gather(config: FinetuneConfig, tokenizer: Tokenizer, run_dir: pathlib.Path |
     of = lambda name: dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
     critic = of("lac")
     if config.method == "lac":
-        lines = [line for one in others for line in lac_tuning.lines(one.history, config.learn_actions)]
+        lines = [line for one in others for line in offline.lac_lines(one.history, config.learn_actions)]
         return Data(learned, critic, critic, lines, critic)
     policy = of("react")
     lines = [line for one in others if one.success for line in offline.actions(one.history)]
@@ -175,11 +173,11 @@ def examples_of(
       model: of the actor-critic's Q; without one its actions are weighted by 1.
 
     Raises:
-      ValueError: see `offline.pairs`; the tokenizer splits a transcript otherwise than its parts.
+      ValueError: see `offline.pairs`; the tokenizer splits a transcript differently from its lines.
     """
     joined = config.rows == "episodes"
     if config.method == "lac":
-        lines = [line for one in data.trajectories for line in lac_tuning.lines(one.history, config.learn_actions)]
+        lines = [line for one in data.trajectories for line in offline.lac_lines(one.history, config.learn_actions)]
         pairs = pairs_of(data.dialogue, lines, joined)
     else:
         weights = config.weights
@@ -191,7 +189,7 @@ def examples_of(
     whole = tokenizer.render_chat(chat.messages) + "".join(piece.text for piece in pieces)
     if joined and examples[0].tokens != tokenizer.encode(whole):
         raise ValueError(
-            f"{config.model}'s tokenizer splits a transcript otherwise than its lines; choose --rows pairs"
+            f"{config.model}'s tokenizer splits a transcript differently from its lines; choose --rows pairs"
         )
     return examples
 
@@ -242,7 +240,7 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
         if not data.held_out:
             return {}
         model = LocalModel(network, {"params": state.params, "lora": state.lora}, tokenizer, cache_mb=_CACHE_MB)
-        return lac_tuning.evaluate(model, data.held_out_dialogue, data.held_out)
+        return offline.evaluate(model, data.held_out_dialogue, data.held_out)
 
     if resume and (run_dir / results.RESULTS).is_file():
         before = results.read(run_dir)["before"]
@@ -290,18 +288,15 @@ def finetune(config: FinetuneConfig, run_dir: pathlib.Path, resume: bool) -> dic
 def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, state: adapter_training.State) -> None:
     """The model as a Hugging Face folder, with the prompts it has learned."""
     huggingface.save(folder, base.model.config, state.params, base.tokenizer, lora=state.lora)
-    if not processes.first():
-        return
-    prompt, examples = config.prompts.form(config.model)
-    form = {"prompt": prompt, "examples": examples, "method": config.method}
-    write_atomically(folder / FORM, json.dumps(form) + "\n")
+    if processes.first():
+        write_form(folder, config.prompts, config.model, method=config.method)
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = app.parse(FinetuneConfig, script=SCRIPT)
     if config.trajectories:
-        leave_out("with --trajectories, a file of your own", "successes", "failures")
+        leave_out("with --trajectories, your own file", "successes", "failures")
     if config.method != "dense_policy_gradient":
         leave_out(f"with --method {config.method}", "step_reward")
     envs.make_host(config.game)

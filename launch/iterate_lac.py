@@ -45,10 +45,10 @@ from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, models, players, results
-from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
-from nlrl_jax.run.lac.prompts import FORM, PromptConfig, check_words, context_of, dialogue_of
-from nlrl_jax.run.lac.tasks import tasks_of
-from nlrl_jax.run.lac.threads import jobs_for
+from nlrl_jax.run.lac.episodes import CHOSEN, Setting, finished_methods, run_method
+from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
+from nlrl_jax.run.lac.tasks import kinds_of, tasks_of
+from nlrl_jax.run.lac.threads import jobs_for, rows_at_once
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.reports import lac_iteration as report
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame
@@ -71,7 +71,7 @@ class IterateConfig:
     rounds: int = option(3, "times that the prior learns", least=1, most=1000)
     tasks: int = option(20, "fresh tasks of each mission in a round", least=1)
     repeats: int = option(1, "episodes of each of these tasks", least=1)
-    teacher: str = option("lac", "who plays them: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS)
+    teacher: str = option("lac", "plays them: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS)
     drawn: bool = option(False, "the teacher's actions are drawn from the improved policy, not its best")
     lessons: LessonConfig = part(LessonConfig())
     adapter: str = option(
@@ -84,18 +84,20 @@ class IterateConfig:
     eval_tasks: int = option(20, "held-out tasks of each mission", least=1, most=_HELD_OUT)
     eval_every: int = option(1, "rounds between these evaluations; there is always one after the last", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
-    lac: LACConfig = part(LACConfig(alpha=0.5, floor=0.02))  # as in run_lac
+    lac: LACConfig = part(CHOSEN, without=("rule", "words"))  # the teacher decides the rule; GOOD and BAD
     prompts: PromptConfig = part(PromptConfig())
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, batch_size=16, train="lora", schedule="cosine"),
         names={"max_length": "row_tokens"},
-        without=("train", "seed", "packed"),
+        without=("train", "seed", "packed", "schedule", "warmup", "weight_decay", "clip_norm", "b2"),
     )
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
-    cache_mb: float = option(1000.0, "memory for what the model has read, 10^6 bytes; 0: none is kept", least=0)
-    parallel: int = option(60, "episodes in lockstep, a part of a round", least=1)
+    cache_mb: float = option(1000.0, "key/value cache, MB; 0: none", least=0)
+    parallel: int = option(60, "episodes of a batch, in lockstep", least=1)
     jobs: int = option(
-        0, "parts that are played at once; 0: one per core, at most 4, for a built-in model on a CPU", least=0
+        0,
+        "batches that run concurrently; results do not change. 0: up to 4, for a built-in model on a CPU",
+        least=0,
     )
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
 
@@ -117,7 +119,7 @@ class IterateConfig:
 def game_of(config: IterateConfig) -> tuple[HostGame, list[str]]:
     """The game and the kinds of its tasks that are played. Errors: see `envs.make_host`."""
     game = envs.make_host(config.game, config.max_steps)
-    return game, [kind.strip() for kind in config.missions.split(",") if kind.strip()] or list(game.kinds)
+    return game, kinds_of(game, config.missions)
 
 
 def held_out_of(config: IterateConfig, game: HostGame) -> int:
@@ -150,9 +152,13 @@ class Loop:
     def __init__(self, config: IterateConfig, run_dir: pathlib.Path):
         self.config, self.run_dir, self.usage = config, run_dir, Usage(run_dir)
         self.game, self.kinds = game_of(config)
-        rows = 32 if jax.default_backend() == "cpu" else 256
         self.base = models.local_model(
-            config.model, lora=config.lora, chat=False, cache_mb=config.cache_mb, rows=rows, templates=config.templates
+            config.model,
+            lora=config.lora,
+            chat=False,
+            cache_mb=config.cache_mb,
+            rows=rows_at_once(),
+            templates=config.templates,
         )
         self.room = context_of(self.base, config.prompts.context_tokens)
         jobs = jobs_for(config.jobs, config.model)
@@ -254,8 +260,7 @@ def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) 
     """The model with its adapter merged as a Hugging Face folder, with the prompts that it has learned."""
     weights = model.variables
     huggingface.save(folder, model.model.config, weights["params"], model.tokenizer, lora=weights["lora"])
-    prompt, examples = config.prompts.form(config.model)
-    write_atomically(folder / FORM, json.dumps({"prompt": prompt, "examples": examples}) + "\n")
+    write_form(folder, config.prompts, config.model)
 
 
 def main(argv: list[str]) -> None:

@@ -11,7 +11,7 @@
     python -m launch.run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
     python -m launch.run_lac --game webshop --webshop_data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
-All methods play the same tasks, --tasks of each mission, in parts of --parallel in lockstep. Leaves
+All methods play the same tasks, --tasks of each mission, in batches of --parallel in lockstep. Leaves
 episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json. Every step is on disk once it is made
 (moves/), so --resume repeats none.
 
@@ -46,15 +46,15 @@ from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check, flat, listed, option, part, replace
+from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, models, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, tokenizer_of
-from nlrl_jax.run.lac.tasks import Task, distinct, shortage, tasks_of
+from nlrl_jax.run.lac.episodes import CHOSEN, Setting, finished_methods, run_method
+from nlrl_jax.run.lac.prompts import PromptConfig, check_room, check_words, context_of, dialogue_of, tokenizer_of
+from nlrl_jax.run.lac.tasks import Task, distinct, kinds_of, shortage, tasks_of
 from nlrl_jax.run.lac.threads import jobs_for
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
@@ -62,7 +62,7 @@ from nlrl_jax.types import HostGame, LanguageModelError
 from nlrl_jax.weights.load import load_config, load_tokenizer
 
 SCRIPT = "run_lac"
-LAC_ALONE = ("alpha", "floor", "rule", "words", "branch", "resample")  # options no other planner reads
+LAC_ALONE = ("alpha", "floor", "words", "branch", "resample")  # options no other planner reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class LACRunConfig:
         "babyai",
         "the game: babyai, alfworld, webshop, crafter, any text game by name, or my_module:host_game or text_game",
     )
-    alfworld_data: str = option("", "alfworld: a folder with its own games (json_2.1.1); empty: games of ours")
-    webshop_data: str = option("", "webshop: a folder with its files, such as items_shuffle_1000.json; empty: ours")
+    alfworld_data: str = option("", "alfworld: a local download of its games (json_2.1.1); empty: generated games")
+    webshop_data: str = option("", "webshop: a folder with its items_shuffle*.json; empty: generated products")
     webshop_tagger: str = option(
         "",
         "webshop: spaCy model that finds the nouns for the reward, en_core_web_sm for the original's; empty: a list of "
@@ -95,25 +95,25 @@ class LACRunConfig:
     methods: str = option(
         "",
         f"methods, separated by commas: {', '.join(METHODS)}; empty: {','.join(methods.DEFAULT)}, and lats in games "
-        "with a score whose states can be gone back to",
+        "with a score that can restore earlier states",
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=10_000)
     max_steps: int = option(
         0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
     )
-    lac: LACConfig = part(LACConfig(alpha=0.5, floor=0.02))  # chosen on seeds 1 and 2 of BabyAI-Text, with nano_babyai
+    lac: LACConfig = part(CHOSEN, without=("rule",))  # a method decides the rule
     lats: LATSConfig = part(
         LATSConfig(),
         names={"iterations": "lats_iterations", "depth": "lats_depth", "weight": "lats_weight"},
     )
     prompts: PromptConfig = part(PromptConfig())
-    cache_mb: float = option(1000.0, "memory for what a local model has read, 10^6 bytes; 0: none is kept", least=0)
-    parallel: int = option(60, "episodes in lockstep, a part of the run", least=1)
+    cache_mb: float = option(1000.0, "key/value cache of a local model, MB; 0: none", least=0)
+    parallel: int = option(60, "episodes of a batch, in lockstep", least=1)
     jobs: int = option(
         0,
-        "parts that are played at once; what they do does not depend on it. 0: one per core, at most 4, for a built-in "
-        "model on a CPU, else 1",
+        "batches that run concurrently; results do not change. 0: one per core, at most 4, for a built-in model on a "
+        "CPU, else 1",
         least=0,
     )
     seed: int = option(0, "everything random follows from it, the tasks too", least=0, most=1000)
@@ -137,13 +137,8 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[Task]]:
     """
     data = {"alfworld": config.alfworld_data, "webshop": config.webshop_data}.get(config.game, "")
     game = envs.make_host(config.game, config.max_steps, data=data, tagger=config.webshop_tagger)
-    tasks = tasks_of(game, kinds_of(config, game), config.tasks, config.seed)
+    tasks = tasks_of(game, kinds_of(game, config.missions), config.tasks, config.seed)
     return game, distinct(game, tasks) if ":" in config.game else tasks
-
-
-def kinds_of(config: LACRunConfig, game: HostGame) -> list[str]:
-    """The kinds of tasks of a run."""
-    return listed("--missions", config.missions) if config.missions else list(game.kinds)
 
 
 def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
@@ -192,23 +187,10 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bo
         check_words(tokenizer, config.lac.pair())
     room = min(filter(None, (config.prompts.context_tokens, room)), default=0)
     if room and config.model != envs.READ_BY.get(config.game):
-        check_prompts(config, game, tasks, tokenizer, room)
-
-
-def check_prompts(config, game, tasks, tokenizer, room) -> None:
-    """Refuses a model whose context of `room` tokens cannot hold the first prompts of the run's first part.
-
-    Raises:
-      ValueError: it cannot.
-    """
-    starts = game.reset(tasks[: config.parallel])
-    for name in methods.parse(config.methods):
-        dialogue = dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
-        for start in starts:
-            try:
-                dialogue.trim(dialogues.History(start.goal, start.observation), config.lac.planning.reserve(room))
-            except ValueError as error:
-                raise ValueError(f"--model {config.model} cannot hold a prompt of {config.game}: {error}") from None
+        starts, reserve = game.reset(tasks[: config.parallel]), config.lac.planning.reserve(room)
+        for name in methods.parse(config.methods):
+            dialogue = dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
+            check_room(dialogue, starts, reserve, (config.model, config.game))
 
 
 def run(
@@ -307,7 +289,7 @@ def main(argv: list[str]) -> None:
         print(about, flush=True)
     else:
         leave_out(f"with --model {config.model}", "expert")
-    fewer = shortage(config.tasks, kinds_of(config, game), tasks)
+    fewer = shortage(config.tasks, kinds_of(game, config.missions), tasks)
     if fewer:
         print(fewer, flush=True)
     if flags.FLAGS.dry_run:

@@ -90,7 +90,7 @@ def won(state: rules.EnvState) -> bool:
 def sees(moment: Moment) -> tuple[str, bool]:
     """Where the aim is -> (a sentence, whether the agent knows).
 
-    The place follows the name as it does in an observation, so that a small model can look it up there: behind
+    The place follows the name as it does in an observation, so that a small model can look it up there: after
     "The green key is" one of a million weights named the place of another thing.
     """
     target = aim(moment.after)

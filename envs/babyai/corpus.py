@@ -13,7 +13,7 @@ from nlrl_jax.types import Chat
 # Share of each kind of notes; see `transcripts.KINDS`.
 SHARES = {"Critic": 0.5, "": 0.1, "Value": 0.1, "Reward": 0.1, "Thought": 0.1, "Think": 0.1}
 WANDERERS = 0.2  # share of walkers that act at random half of the time
-_VALUE = 0.2  # share of observations with a line of value behind them
+_VALUE = 0.2  # share of observations followed by a line of value
 _CHUNK = 512
 NAMES = " (?:red|green|blue|purple|yellow|grey) (?:key|ball|box|door)"
 PLACE = " Next: red ball 1 step left."  # the beginning of it stands in front of a name and its place
@@ -25,7 +25,7 @@ def dialogue_of(kind: str) -> Dialogue:
 
 
 def example(transcript: Transcript, rng: random.Random) -> tuple[Chat, str]:
-    """A transcript as (prompt, the whole text behind it)."""
+    """A transcript as (prompt, the whole text after it)."""
     dialogue, history = dialogue_of(transcript.kind), transcript.history
     if transcript.kind == "Value":
         notes = [value if rng.random() < _VALUE else "" for value in transcript.values]

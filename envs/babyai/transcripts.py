@@ -32,7 +32,7 @@ class Walker:
 
     Attributes:
       simple, hard: of a habit where the target lies straight ahead, and where it does not.
-      corrected: of a habit in a hard situation behind a critic's BAD.
+      corrected: of a habit in a hard situation, after a critic's BAD.
       lured: added where a look-alike is nearer than the target.
       random: of a random action.
     """
@@ -92,7 +92,7 @@ class _Episode:
         self.visible, self.place = visible, place
 
     def note(self, moment: Moment) -> None:
-        """Adds what stands behind the newest observation."""
+        """Adds what follows the newest observation."""
         if self.kind == "Critic" and self.history.steps:
             self.history = self.history.noted(annotate.reflection(moment, self.rng))
         elif self.kind == "Thought":

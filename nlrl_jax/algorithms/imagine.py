@@ -1,4 +1,4 @@
-"""Candidate actions from a language model's prior, and futures that the model imagines behind them.
+"""Candidate actions from a language model's prior, and futures that the model imagines after them.
 
 What LAC and the planners share. Every phase is one call for all candidates of all games. A future grows by lines: an
 observation, a note where the dialogue has one, an action; each ends at its newline. A reply without an end, an empty
@@ -20,6 +20,7 @@ from nlrl_jax.types import Chat, LanguageModel, Sampling
 # Roles of the calls.
 POLICY, WORLD, NOTE, CRITIC = "policy", "world model", "note", "critic"
 NEVER_ENDED = "never ended"
+DRAW_TEMPERATURE = 1.0  # candidates are draws from the prior itself (LAC, section 4.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,6 @@ class PlanningConfig:
         choices=("auto", "list", "sample"),
     )
     draws: int = option(10, "draws that sampled candidates come from", least=1)
-    draw_temperature: float = option(1.0, "temperature of these draws", above=0)
     prior: str = option(
         "sum", "log-probability of an action: the sum over its tokens, or their mean", choices=("sum", "mean")
     )
@@ -51,11 +51,11 @@ class PlanningConfig:
         return self.line_tokens or min(128, room // 8 if room else 128)
 
     def reserve(self, room: int) -> int:
-        """Tokens to keep free behind a history in a context of `room` tokens: an action, an observation and a note."""
+        """Tokens to keep free after a history in a context of `room` tokens: an action, an observation and a note."""
         return 3 * self.line(room)
 
     def ahead(self, room: int) -> int:
-        """Tokens that a decision keeps free behind its history: those of a rollout, where that leaves half the room."""
+        """Tokens that a decision keeps free after its history: those of a rollout, where that leaves half the room."""
         return max(self.reserve(room), min((2 * self.depth + 1) * self.line(room), room // 2))
 
 
@@ -108,7 +108,7 @@ class Caller:
         return [reply.text.strip() for reply in replies]
 
     def log_probs(self, role: str, chats: Sequence[Chat], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-        """log p of each text behind its chat, by `config.prior` summed over its tokens or their mean."""
+        """log p of each text after its chat, by `config.prior` summed over its tokens or their mean."""
         if not chats:
             return []
         self.calls[role] += sum(map(len, texts))
@@ -150,7 +150,7 @@ def any_action(actions: Sequence[str], rng: np.random.Generator) -> str:
 
 
 def write_notes(caller: Caller, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
-    """The histories with a new note behind their last observations, where the dialogue has a label."""
+    """The histories with a new note after their last observations, where the dialogue has a label."""
     if not dialogue.label:
         return list(histories)
     notes = caller.lines(NOTE, [dialogue.chat(history, f"{dialogue.label}:") for history in histories])
@@ -210,7 +210,7 @@ def propose(
 def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], list[Counter[str]]]:
     """Distinct sampled actions of each chat, and how often each was drawn."""
     draws, rng = caller.config.draws, np.random.default_rng(caller.seed)
-    sampling = Sampling(caller.config.line(caller.room), caller.config.draw_temperature)
+    sampling = Sampling(caller.config.line(caller.room), DRAW_TEMPERATURE)
     texts = caller.lines(POLICY, [chat for chat in chats for _ in range(draws)], sampling)
     options, counts = [], []
     for i, gone in enumerate(without):

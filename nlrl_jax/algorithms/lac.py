@@ -4,15 +4,15 @@ One decision of B games in lockstep. pi is the prior, c a reflection, u an imagi
 
     c_t ~ pi(. | g, h_t)                                          reflect on the last step
     a^1 .. a^n: the likeliest of pi(. | g, h_t, c_t)              candidates
-    u^i: at most `depth` steps behind a^i, until a reflection says GOOD or BAD
+    u^i: at most `depth` steps after a^i, until a reflection says GOOD or BAD
     Q(a^i) = log P(GOOD | g, h_t, a^i, u^i) - log P(BAD | ...)    equations 1 to 3
     a_t = argmax_i pi(a^i | ...) exp(Q(a^i) / alpha)              equations 4 to 6
 
 Left open by the paper, decided here by options (`PlanningConfig`, `LACConfig`): candidates are the best n of the game's
 list, or draws where it has none; the prior is the sum over an action's tokens or their mean (its normalisation cancels
-in the argmax); GOOD and BAD are read behind "This step is" after the rollout's last reflection, each word scored whole,
-so a word may have several tokens. Without reflections the words stand behind a bare "This step is". With a `floor`
-above 0, which is ours, a step that the model would call neither has Q near 0.
+in the argmax); GOOD and BAD are scored after the "This step is" of the rollout's last reflection, each word whole, so
+a word may have several tokens. Without reflections the words follow a bare "This step is". With a `floor` above 0,
+which is ours, a step that the model would call neither has Q near 0.
 
 The ablations are options (`METHODS`), and two proposals of the paper's discussion: `branch` follows several actions
 from each imagined state, a tree in place of a chain, and a candidate's Q is that of its best leaf; `resample` draws
@@ -204,7 +204,7 @@ def evaluate(
         first = [histories[i] for i, _ in pairs], [action for _, action in pairs]
         rollouts = imagine(caller, dialogue, *first, actions, decided, config.branch)
         chats = [[_judged(dialogue, leaf.history, "", config) for leaf in leaves] for leaves in rollouts]
-    else:  # without rollout: the critic speaks right behind the action
+    else:  # without rollout: the critic speaks right after the action
         rollouts = [[] for _ in pairs]
         chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]
     values = iter(critic(caller, [chat for row in chats for chat in row], config))

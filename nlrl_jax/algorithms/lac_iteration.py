@@ -73,7 +73,7 @@ def drawn(made: Decisions, seed: int) -> Decisions:
 def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig, planning: PlanningConfig) -> Pairs:
     """Episodes as examples: actions with their weights, all else is only read.
 
-    The actions taken are learned behind one another in whole transcripts, other candidates each in an example of its
+    The actions taken are learned one after another in whole transcripts, other candidates each in an example of its
     own. A prompt is the decision's, without the oldest steps where `planning` left them out.
 
     Raises:
@@ -103,7 +103,7 @@ def history_of(episode: Episode) -> History:
 
 
 def _asked(dialogue: Dialogue, line: Line, planning: PlanningConfig) -> Line:
-    """The line behind the history that its decision was shown: what fitted before the last note was written."""
+    """The line after the history that its decision saw: what fitted before the last note was written."""
     trimmed = dialogue.trim(line.history.noted(""), planning.ahead(dialogue.room)).history
     return line._replace(history=trimmed.noted(line.history.last_note))
 

@@ -1,4 +1,4 @@
-"""Baselines that learn a policy from a fixed set of episodes (LAC, appendix A.5): one next-token loss, five weights.
+"""Learning from a fixed set of episodes (LAC, appendices A.5, A.9, B.2): policies by one loss with five weights; LAC.
 
 An episode is a goal g and o_0, a_0, o_1, a_1, ..., with success or failure at its end; h_t is what stands before a_t.
 The policy is the model's own text, and a gradient goes through the tokens of actions alone:
@@ -12,8 +12,14 @@ The policy is the model's own text, and a gradient goes through the tokens of ac
     actor_critic            W_t = Q(g, h_t, a_t) = log P(GOOD | g, h_t, a_t) - log P(BAD | g, h_t, a_t)        A.5.2
     decision_transformer    W_t = 1, with the return G written before each observation; 1 when it acts         A.5.3
 
+LAC's own model (B.2, A.9) learns other lines of the same episodes, with W_t = 1 (`lac_lines`, `evaluate`):
+
+    observations    log p(o_{t+1} | g, h_t, a_t)              the forward model
+    reflections     log p(c_{t+1} | g, h_t, a_t, o_{t+1})     reflections, and by their last word the critic
+    actions         log p(a_t | g, h_t)                       an option (A.5.1: LAC with fine-tuned policy)
+
 Left open by the paper, decided here: the dense rewards are those of the reflections' labels; Q is read once, from the
-model before it learns, right behind the action and without a rollout; the decision transformer learns actions only, as
+model before it learns, right after the action and without a rollout; the decision transformer learns actions only, as
 the original does. Minus the log-probability of a failure's action has no minimum: more steps push it down for ever.
 
     learned, metrics = learn(model, pairs(config, dialogue, trajectories, model))
@@ -28,9 +34,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from nlrl_jax.config import check, option
 from nlrl_jax.roles import lines
-from nlrl_jax.roles.dialogues import BAD, GOOD, VERDICT, Dialogue, History, verdict
+from nlrl_jax.roles.dialogues import BAD, GOOD, VERDICT, Dialogue, History, before_verdict, verdict
 from nlrl_jax.roles.lines import Line
 from nlrl_jax.types import LanguageModel, Pairs
 
@@ -92,7 +100,7 @@ def pairs(
       dialogue: the policy's prompts.
       trajectories: anything with `history` and `success`; episodes without a step are left out.
       model: of the actor-critic's Q.
-      critic: the prompts behind which Q is read; by default the policy's.
+      critic: the prompts after which Q is read; by default the policy's.
       joined: an example per episode, or one per action; see `lines.pairs`.
 
     Raises:
@@ -130,7 +138,7 @@ def dense_returns(trajectory: Trajectory, step_reward: float) -> list[float]:
 
 
 def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[History]) -> list[list[float]]:
-    """Q(g, h_t, a_t) = log P(GOOD) - log P(BAD) right behind each action of each episode, in one call.
+    """Q(g, h_t, a_t) = log P(GOOD) - log P(BAD) right after each action of each episode, in one call.
 
     Raises:
       NotImplementedError: the model does not score.
@@ -155,3 +163,37 @@ def _examples(dialogue: Dialogue, history: History, weights: Sequence[float], jo
 def actions(history: History) -> list[Line]:
     """The actions of an episode, as they are learned."""
     return [line for line in lines.lines_of(history) if line.kind == lines.ACTION]
+
+
+def lac_lines(history: History, actions: bool = False) -> list[Line]:
+    """What LAC learns of an episode: two lines a step where it has a reflection, and its action if `actions`."""
+    kinds = (lines.OBSERVATION, lines.REFLECTION, lines.ACTION)[: 2 + actions]
+    return [line for line in lines.lines_of(history) if line.kind in kinds]
+
+
+def evaluate(model: LanguageModel, dialogue: Dialogue, given: Sequence[Line]) -> dict[str, float]:
+    """How well a model knows lines that it has not learned.
+
+    Returns:
+      "KIND_loss": mean of -log p per token of the lines of each kind. Where there are reflections that end GOOD or BAD,
+      "accuracy": the share of those where log P(GOOD) - log P(BAD) after their "This step is" has the right sign, and
+      "accuracy_good", "accuracy_bad": the same among either.
+
+    Raises:
+      NotImplementedError: the model does not score.
+    """
+    judged = [line for line in given if line.kind == lines.REFLECTION and verdict(line.text) in (GOOD, BAD)]
+    asked = [*given, *(line._replace(begin=f"{line.begin} {before_verdict(line.text)}", text=GOOD) for line in judged)]
+    texts = [[line.reply] for line in given] + [[f" {GOOD}", f" {BAD}"]] * len(judged)
+    scores = model.score([lines.prompt(dialogue, line) for line in asked], texts, "held out")
+    found = {}
+    for kind in dict.fromkeys(line.kind for line in given):
+        own = [row[0] for line, row in zip(given, scores, strict=False) if line.kind == kind]
+        found[f"{kind}_loss"] = -sum(one.log_prob for one in own) / sum(one.tokens for one in own)
+    if judged:
+        good = np.array([verdict(line.text) == GOOD for line in judged])
+        right = np.array([row[0].log_prob > row[1].log_prob for row in scores[len(given) :]]) == good
+        found["accuracy"] = float(right.mean())
+        either = {"accuracy_good": right[good], "accuracy_bad": right[~good]}
+        found |= {name: float(values.mean()) for name, values in either.items() if len(values)}
+    return found

@@ -7,7 +7,7 @@
     Critic: I have turned left and seen a green key. This step is GOOD.
     Action:
 
-A line is one reply. The line behind an observation, its note, has a label that depends on the algorithm: a reflection
+A line is one reply. The line after an observation, its note, has a label that depends on the algorithm: a reflection
 ("Critic"), a thought, a reward or a value; see `NOTES`. The transcript stands in an open assistant message, so that a
 model continues it, whatever it was trained on.
 """
@@ -50,7 +50,7 @@ _DROP = 2  # the oldest steps leave a full context in groups, so that the text b
 
 
 class Step(NamedTuple):
-    """a_t, o_{t+1} and the note behind it, "" without one."""
+    """a_t, o_{t+1} and the note after it, "" without one."""
 
     action: str
     observation: str
@@ -87,14 +87,14 @@ class History:
         return dataclasses.replace(self, steps=(*self.steps, step))
 
     def noted(self, note: str) -> History:
-        """The history with this note behind its last observation."""
+        """The history with this note after its last observation."""
         if not self.steps:
             return dataclasses.replace(self, note=note)
         return dataclasses.replace(self, steps=(*self.steps[:-1], self.steps[-1]._replace(note=note)))
 
     @property
     def last_note(self) -> str:
-        """The note behind the last observation."""
+        """The note after the last observation."""
         return self.steps[-1].note if self.steps else self.note
 
 
@@ -113,7 +113,7 @@ class Dialogue:
       instructions: the game in words and what the lines mean.
       label: of the note's line, one of `NOTES`; "" for none.
       examples: episodes that the model reads first, with notes of the same kind.
-      count: tokens of a text. room: tokens of a prompt and what is written behind it; 0 is no limit.
+      count: tokens of a text. room: tokens of a prompt and what is written after it; 0 is no limit.
       last: maximum steps that a prompt shows, the last ones; 0 is no limit.
     """
 
@@ -223,7 +223,7 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
 
 
 def verdict(note: str) -> str:
-    """The word behind the last "This step is", in capitals; "" where there is none."""
+    """The word after the last "This step is", in capitals; "" where there is none."""
     words = re.findall(rf"{VERDICT}\s+(\w+)", note, re.IGNORECASE)
     return words[-1].upper() if words else ""
 

@@ -1,8 +1,8 @@
 """Episodes of text games on the host: B of them in lockstep, every decision one call for all that still run.
 
-A decision rule is `(histories, step) -> decisions` with one action per history; it may also note something behind the
+A decision rule is `(histories, step) -> decisions` with one action per history; it may also add a note after the
 last observation (a reflection) and think aloud. Each step is reported as it is made, so that a killed run repeats it
-without asking a language model again.
+without calling a language model again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Decisions(Protocol):
 
     Attributes:
       actions: B texts.
-      notes: B texts behind the last observations; "" keeps what is there.
+      notes: B texts after the last observations; "" keeps what is there.
       thoughts: B lists of thoughts that came before the action; each becomes a step of the history.
       thinking: B JSON-able records for the report.
     """

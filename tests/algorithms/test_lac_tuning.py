@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from nlrl_jax.algorithms import lac, lac_tuning, sft
+from nlrl_jax.algorithms import lac, offline, sft
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.algorithms.sft import SFTConfig
@@ -36,10 +36,10 @@ def tokens(chat, text):
 
 
 def test_two_pairs_a_step_and_the_action_if_asked_for():
-    kinds = lambda *given: [line.kind for line in lac_tuning.lines(HISTORY, *given)]
+    kinds = lambda *given: [line.kind for line in offline.lac_lines(HISTORY, *given)]
     assert kinds() == [OBSERVATION, REFLECTION] * 3 + [OBSERVATION]  # the last step has no reflection
     assert kinds(True) == [ACTION, OBSERVATION, REFLECTION] * 3 + [ACTION, OBSERVATION]
-    assert len(pairs(DIALOGUE, lac_tuning.lines(HISTORY))) == 7
+    assert len(pairs(DIALOGUE, offline.lac_lines(HISTORY))) == 7
 
 
 class Asked:
@@ -79,7 +79,7 @@ def test_training_text_is_inference_text(compact):
         model = Asked(t)
         lac.decide(model, dialogue, [past], ACTIONS, replace(LACConfig(), candidates=3, depth=1), 0)
         met += model.met
-    lines = lac_tuning.lines(HISTORY, actions=True)
+    lines = offline.lac_lines(HISTORY, actions=True)
     examples = sft.tokenize(TOKENIZER, pairs(dialogue, lines))
     assert all(example.tokens in met for example in examples)
     judged = [line for line in lines if line.kind == REFLECTION]
@@ -98,7 +98,7 @@ def test_episodes_teach_the_same_as_pairs():
     loss = jax.jit(jax.value_and_grad(lambda p, batch: sft.sft_loss(network, {"params": p}, batch)[0]))
     found = []
     for joined in (False, True):
-        examples = sft.tokenize(TOKENIZER, pairs(DIALOGUE, lac_tuning.lines(HISTORY), joined))
+        examples = sft.tokenize(TOKENIZER, pairs(DIALOGUE, offline.lac_lines(HISTORY), joined))
         shape = SFTConfig(batch_size=len(examples), max_length=512)
         (batch,) = sft.make_batches(examples, shape, np.arange(len(examples)))
         found.append((len(examples), sum(len(one.tokens) for one in examples), *loss(params, batch)))
@@ -121,7 +121,7 @@ class Judge:
 
 
 def test_evaluation_counts_signs_and_tokens():
-    found = lac_tuning.evaluate(Judge(), DIALOGUE, lac_tuning.lines(HISTORY))
+    found = offline.evaluate(Judge(), DIALOGUE, offline.lac_lines(HISTORY))
     assert found == {
         "observation_loss": 2.0,
         "reflection_loss": 2.0,
@@ -130,15 +130,15 @@ def test_evaluation_counts_signs_and_tokens():
         "accuracy_bad": 0.0,
     }
     actions = [line for line in lines_of(HISTORY) if line.kind == ACTION]
-    assert lac_tuning.evaluate(Judge(), DIALOGUE, actions) == {"action_loss": 2.0}
+    assert offline.evaluate(Judge(), DIALOGUE, actions) == {"action_loss": 2.0}
 
 
 def test_a_full_context_drops_the_oldest_steps():
     narrow = dataclasses.replace(DIALOGUE, room=DIALOGUE.count(DIALOGUE.instructions) + 60)
-    examples = pairs(narrow, lac_tuning.lines(HISTORY), joined=True)
+    examples = pairs(narrow, offline.lac_lines(HISTORY), joined=True)
     assert len(examples) > 1
     learned = [piece.text for _, pieces in examples for piece in pieces if piece.learned]
-    assert learned == [line.reply for line in lac_tuning.lines(HISTORY)]
+    assert learned == [line.reply for line in offline.lac_lines(HISTORY)]
     for chat, pieces in examples:
         text = "".join(message["content"] for message in chat.messages) + "".join(piece.text for piece in pieces)
         assert DIALOGUE.count(text) <= narrow.room + 2

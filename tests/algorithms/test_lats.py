@@ -151,5 +151,5 @@ def test_an_imagined_search_follows_the_models_beliefs_and_asks_the_game_nothing
 
 
 def test_games_without_a_way_back_are_refused():
-    with pytest.raises(ValueError, match="LATS goes back to earlier states, which doors does not allow"):
+    with pytest.raises(ValueError, match="LATS restores earlier states, which doors cannot do"):
         search(game=dataclasses.replace(GAME, reversible=False))

@@ -1,6 +1,6 @@
-"""Actions without a plan, as BALROG prompts for them: alone or behind a thought, free or in tags (LAC, Table 13).
+"""Actions without a plan, as BALROG prompts for them: alone or after a thought, free or in tags (LAC, Table 13).
 
-What cannot be read is counted and goes to the game as it stands, which takes it for no action of its own.
+What cannot be read is counted and goes to the game as it is, where it is an invalid action.
 """
 
 from __future__ import annotations

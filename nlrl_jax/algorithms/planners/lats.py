@@ -8,15 +8,32 @@ An iteration:
     evaluation       the share of sub-goals that the model writes in a line "Value:"; of an end its real reward
     simulation       expansion and evaluation of the best child, and so on to an end or the depth
     backpropagation  the reward of the end, or the value of the last node, into the mean of all nodes on the way
-    reflection       after an end without success the model says what to do otherwise, which later prompts of the
-                     episode carry behind the goal
+    reflection       after an end without success the model says what to do differently; later prompts of the episode
+                     carry that after the goal
 
 A node's evaluation counts as its first visit. The search of an episode is over when it has succeeded once or has
-nothing left to try. It needs a game whose states can be stepped again, and it sees real rewards before it plays, which
+nothing left to try. It needs a game that can restore earlier states, and it sees real rewards before it plays, which
 no other planner here does. All episodes search in lockstep, and every phase is one call.
 
+The LAC paper runs the official implementation (andyz245/LanguageAgentTreeSearch, webshop/lats.py). Where it differs:
+
+- UCT: there V / N + sqrt(2 ln N(parent) / N), with V already a mean, and unvisited nodes first; here V + weight
+  sqrt(ln N(parent) / N), weight 1, the evaluation as the first visit. --lats_weight 1.414 gives its constant.
+- Children at the root: there twice as many samples as elsewhere; here `expansions` everywhere. Candidates there are
+  draws at temperature 1, here the likeliest actions.
+- Unfinished rollouts: there -0.5 is backed up after 15 steps of a rollout; here the value of the last node at `depth`,
+  counted from the root.
+- Rollout nodes: there they are dropped after the back-up, and a rollout takes the first end that it meets; here they
+  stay in the tree, and the child with the highest value is followed.
+- Invalid actions: there their reward is -1, which counts where the best node is chosen; here the game's own outcome.
+- Values: there divided by the largest among siblings, an end above all; here the model's number in 0 to 1, an end its
+  reward.
+- Reflections: there on at most three failures with distinct partial rewards, written again together, and with the
+  failed trajectories in the value's prompt; here on every failed end, the newest three, in every prompt.
+- Result: there the reward of the best node; here its actions are played, greedily on where they end before the game.
+
 `plan_imagined` searches in the model's imagination instead (LAC, table 26): an observation is what the model writes
-behind an action, and an episode is won where its value is 1.
+after an action, and an episode is won where its value is 1.
 """
 
 from __future__ import annotations
@@ -122,11 +139,9 @@ class _Search:
 
 
 def check_game(game: HostGame) -> None:
-    """Raises ValueError: the game's states cannot be gone back to."""
+    """Raises ValueError: the game cannot restore earlier states."""
     if not game.reversible:
-        raise ValueError(
-            f"LATS goes back to earlier states, which {game.name} does not allow; leave lats out of --methods"
-        )
+        raise ValueError(f"LATS restores earlier states, which {game.name} cannot do; leave lats out of --methods")
 
 
 def plan(
@@ -145,7 +160,7 @@ def plan(
       planning: how candidates arise; their number is `config.expansions`.
 
     Raises:
-      ValueError: the game's states cannot be gone back to.
+      ValueError: the game cannot restore earlier states.
     """
     check_game(game)
     caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)

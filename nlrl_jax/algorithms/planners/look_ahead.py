@@ -1,4 +1,4 @@
-"""What RAP, ICPI and RAFA share: candidates, an imagined rollout behind each, a value of the rollout, the best."""
+"""What RAP, ICPI and RAFA share: candidates, an imagined rollout after each, a value of the rollout, the best."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ from nlrl_jax.types import LanguageModel
 
 # (caller, rollouts, log-prior of each first action) -> a value each
 Value = Callable[[Caller, Sequence[Future], Sequence[float]], Sequence[float]]
+Decide = Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], PlanningConfig, int], Decisions]
 
 
-def best_candidate(
-    model: LanguageModel,
-    dialogue: Dialogue,
-    histories: Sequence[History],
-    actions: Sequence[str],
-    config: PlanningConfig,
-    seed: int,
+def planner(
     value: Value,
     stop: Callable[[Step], bool] = lambda step: False,
     outcome: bool = True,
-) -> Decisions:
-    """The candidate whose rollout has the highest value; the likelier one of equals. See `lac.decide`.
+    prepare: Callable[[LanguageModel, Sequence[History]], Sequence[History]] = lambda model, histories: histories,
+) -> Decide:
+    """A rule of decision: the candidate whose rollout has the highest value; the likelier one of equals.
 
     Args:
-      value, stop, outcome: of a rollout; see `imagine`.
+      value: of rollouts; the dialogue is `caller.dialogue`. stop, outcome: see `imagine`.
+      prepare: changes the histories first, or refuses a model.
 
-    Raises:
-      ValueError: `config.depth` is 0.
+    Returns: decide(model, dialogue, histories, actions, config, seed) -> decisions, as `lac.decide`. It raises a
+      ValueError if `config.depth` is 0.
     """
-    if config.depth < 1:
-        raise ValueError("depth is 0; this planner needs rollouts of at least one step")
-    caller = Caller(model, config, seed, dialogue)
-    short = caller.trim(dialogue, histories)
-    candidates = propose(caller, dialogue, short, actions)
-    pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
-    rollouts = imagine(caller, dialogue, [short[i] for i, _ in pairs], [a for _, a in pairs], actions, stop, 1, outcome)
-    futures = [leaves[0] for leaves in rollouts]
-    values = iter(value(caller, futures, [p for one in candidates for p in one.log_prior]))
-    leaves, picked, thinking = iter(futures), [], []
-    for one in candidates:
-        q = [float(next(values)) for _ in one.actions]
-        own = [[[list(step) for step in next(leaves).imagined]] for _ in one.actions]
-        picked.append(one.actions[int(np.argmax(q))])
-        record = {"candidates": list(one.actions), "log_prior": list(one.log_prior), "q": q, "futures": own}
-        thinking.append(record)
-    notes = [history.last_note for history in short]
-    return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+
+    def decide(model, dialogue, histories, actions, config, seed):
+        histories = prepare(model, histories)
+        if config.depth < 1:
+            raise ValueError("depth is 0; this planner needs rollouts of at least one step")
+        caller = Caller(model, config, seed, dialogue)
+        short = caller.trim(dialogue, histories)
+        candidates = propose(caller, dialogue, short, actions)
+        pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
+        first = [short[i] for i, _ in pairs], [action for _, action in pairs]
+        futures = [leaves[0] for leaves in imagine(caller, dialogue, *first, actions, stop, 1, outcome)]
+        values = iter(value(caller, futures, [p for one in candidates for p in one.log_prior]))
+        leaves, picked, thinking = iter(futures), [], []
+        for one in candidates:
+            q = [float(next(values)) for _ in one.actions]
+            own = [[[list(step) for step in next(leaves).imagined]] for _ in one.actions]
+            picked.append(one.actions[int(np.argmax(q))])
+            record = {"candidates": list(one.actions), "log_prior": list(one.log_prior), "q": q, "futures": own}
+            thinking.append(record)
+        notes = [history.last_note for history in short]
+        return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
+
+    return decide

@@ -111,7 +111,7 @@ DEFAULT = ("lac", "react", "rap", "icpi", "rafa")
 
 
 def default(game: HostGame) -> tuple[str, ...]:
-    """LAC and the planners that play a game: LATS too where its states can be gone back to and it has a score."""
+    """LAC and the planners that play a game: LATS too where it can restore earlier states and has a score."""
     return (*DEFAULT, "lats") if game.reversible and game.score else DEFAULT
 
 

@@ -12,11 +12,11 @@ from nlrl_jax.files import write_atomically
 
 
 class _Stopped(Exception):
-    """Another part has failed."""
+    """Another batch has failed."""
 
 
 class Journal:
-    """The moves of a run, on disk once they are made. Parts that run at once may share it.
+    """The moves of a run, on disk once they are made. Batches that run concurrently may share it.
 
     Attributes:
       rows: all moves, those of an interrupted run first.
@@ -26,12 +26,12 @@ class Journal:
         self.path, self.rows, self.stopped = path, _read(path), False
         self._lock = threading.Lock()
 
-    def of(self, part: int) -> list[dict[str, Any]]:
-        """The moves of a part so far."""
-        return [row for row in self.rows if row["part"] == part]
+    def of(self, batch: int) -> list[dict[str, Any]]:
+        """The moves of a batch so far."""
+        return [row for row in self.rows if row["part"] == batch]
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Raises `_Stopped` behind the writing where the run has been `stopped`."""
+        """Raises `_Stopped`, after writing, where the run has been `stopped`."""
         with self._lock:
             self.rows += rows
             if self.path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -13,10 +14,10 @@ from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.config import check, option
-from nlrl_jax.files import read_json
+from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.tokenizer import Tokenizer
-from nlrl_jax.roles.dialogues import Dialogue
-from nlrl_jax.types import HostGame, LanguageModel
+from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.types import HostGame, LanguageModel, Start
 from nlrl_jax.weights.load import BUILT_IN
 
 FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
@@ -76,6 +77,25 @@ def dialogue_of(
     return method.dialogue(game.rules, form == "compact", examples=examples, **more)
 
 
+def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **more: str) -> None:
+    """Notes in a fine-tuned model's folder which prompts it has learned, and `more`."""
+    prompt, examples = config.form(model)
+    write_atomically(folder / FORM, json.dumps({"prompt": prompt, "examples": examples, **more}) + "\n")
+
+
+def check_room(dialogue: Dialogue, starts: Sequence[Start], reserve: int, names: tuple[str, str]) -> None:
+    """Refuses a model whose context cannot hold the first prompts with `reserve` more tokens. names: (model, game).
+
+    Raises:
+      ValueError: it cannot.
+    """
+    for start in starts:
+        try:
+            dialogue.trim(History(start.goal, start.observation), reserve)
+        except ValueError as error:
+            raise ValueError(f"--model {names[0]} cannot hold a prompt of {names[1]}: {error}") from None
+
+
 def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
     """Text -> its tokens; without a tokenizer a third of its characters, which is more than most have."""
     if tokenizer is None:
@@ -115,5 +135,5 @@ def tokenizer_of(model: LanguageModel, endpoint: Tokenizer | None = None) -> Tok
 
 
 def inner_model(model: LanguageModel) -> LanguageModel:
-    """The model behind a meter; of models by role, the one that answers most roles."""
+    """The model without its meter; of models by role, the one that answers most roles."""
     return inner_model(model.model) if isinstance(model, Metered | ByRole) else model

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from nlrl_jax.config import listed
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Start
 
 Task = tuple[str, int]
@@ -23,6 +24,11 @@ def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> li
             raise ValueError(f"{game.name} has no tasks {kind!r}; choose some of {', '.join(game.kinds)}")
     has = lambda kind, i: i < game.limits.get(kind, number)
     return [(kind, seed * SEEDS_PER_RUN + i) for i in range(number) for kind in kinds if has(kind, i)]
+
+
+def kinds_of(game: HostGame, missions: str) -> list[str]:
+    """The kinds of tasks of a run: those of --missions, or all."""
+    return listed("--missions", missions) if missions else list(game.kinds)
 
 
 def distinct(game: HostGame, tasks: Sequence[Task]) -> list[Task]:

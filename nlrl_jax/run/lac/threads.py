@@ -21,6 +21,11 @@ from nlrl_jax.weights.load import BUILT_IN
 A = TypeVar("A")
 
 
+def rows_at_once() -> int:
+    """Rows of a local model's batch that this device computes well."""
+    return 32 if jax.default_backend() == "cpu" else 256
+
+
 def jobs_for(jobs: int, model: str) -> int:
     """How many batches run concurrently: `jobs`, or for 0 one per core, at most 4, for a built-in model on a CPU."""
     tiny = model in BUILT_IN and jax.default_backend() == "cpu"
@@ -28,7 +33,7 @@ def jobs_for(jobs: int, model: str) -> int:
 
 
 def in_threads(run: Callable[[int], A], number: int, jobs: int, journal: Journal) -> list[A]:
-    """run(0), run(1), ..., `jobs` at once. Where one fails, the others end after their step."""
+    """run(0), run(1), ..., `jobs` concurrently. Where one fails, the others end after their step."""
     if jobs == 1:
         return [run(i) for i in range(number)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

@@ -107,10 +107,9 @@ def test_an_endpoint_is_paid_once_for_a_step_that_is_played_again(tmp_path, monk
     def ask(name):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        model = EndpointModel(
-            EndpointOptions(base_url=server.url), "m", Usage(folder), cache=DiskCache(folder / "cache")
-        )
-        return run(model, folder, "react", TASKS[:2])
+        usage, cache = Usage(folder), DiskCache(folder / "cache")
+        model = EndpointModel(EndpointOptions(base_url=server.url), "m", usage, cache=cache)
+        return run(model, folder, "react", TASKS[:2], usage=usage)
 
     with Server() as server:
         whole, requests = ask("whole"), len(server.requests)
