@@ -60,7 +60,7 @@ class Collective(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Arrays written only to be laid out anew. kind: the fusion's name without its number. bytes: in all runs."""
+    """Arrays written only to change their layout. kind: the fusion's name without its number. bytes: in all runs."""
 
     kind: str
     loops: str

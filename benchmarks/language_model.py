@@ -27,8 +27,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 
-from benchmarks.timing import ROOT, in_turns, machine, parser_of, print_head, print_row
+from benchmarks.timing import ROOT, host, in_turns, parser_of, print_head, print_row
 
 ROWS = {
     "prefill 8x256": ("prefill", 8),
@@ -54,6 +55,8 @@ def token_ids(batch, length):
 
 class Ours:
     """nlrl_jax, one jitted program a row."""
+
+    packages = ("jax", "jaxlib", "flax")
 
     def __init__(self, folder, job, batch, new_tokens):
         import jax
@@ -132,17 +135,11 @@ class Ours:
 
         return run
 
-    @staticmethod
-    def versions():
-        import flax
-        import jax
-        import jaxlib
-
-        return f"jax {jax.__version__}, jaxlib {jaxlib.__version__}, flax {flax.__version__}"
-
 
 class Torch:
     """transformers on PyTorch, eager, its default attention."""
+
+    packages = ("torch", "transformers", "peft")
 
     def __init__(self, folder, job, batch, new_tokens):
         import torch
@@ -196,14 +193,6 @@ class Torch:
 
         return run
 
-    @staticmethod
-    def versions():
-        import peft
-        import torch
-        import transformers
-
-        return f"torch {torch.__version__}, transformers {transformers.__version__}, peft {peft.__version__}"
-
 
 SIDES = {"ours": Ours, "torch": Torch}
 
@@ -218,7 +207,7 @@ def worker(side, folder, row, new_tokens):
         # Linux counts ru_maxrss in KiB.
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps({"seconds": seconds, "check": check, "rss_gib": rss}), flush=True)
-    print(json.dumps(SIDES[side].versions()), flush=True)
+    print(json.dumps(", ".join(f"{name} {version(name)}" for name in SIDES[side].packages)), flush=True)
 
 
 def measure(pythons, folder, row, repeats, new_tokens):
@@ -278,7 +267,7 @@ def table(pythons, folder, repeats, new_tokens, rows):
             cells += [f"{statistics.median(rates):.1f} [{min(rates):.1f}, {max(rates):.1f}]", f"{rss:.2f}"]
         print_row(*cells, agreement(results))
     print(f"\nMedians of {repeats} alternating repeats [smallest, largest]; decode writes {new_tokens} new tokens.")
-    print("; ".join([machine(), *versions.values()]))
+    print("; ".join([host(), *versions.values()]))
 
 
 def main():

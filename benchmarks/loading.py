@@ -26,7 +26,6 @@ import json
 import math
 import os
 import pathlib
-import platform
 import shutil
 import socket
 import subprocess
@@ -34,9 +33,8 @@ import sys
 import tempfile
 import threading
 import time
-from importlib.metadata import version
 
-from benchmarks.timing import ROOT, parser_of, print_head, print_row
+from benchmarks.timing import ROOT, host, parser_of, print_head, print_row
 
 GB = 1e9
 HEADLINE = ("row", "s", "GB/s", "arrays GB", "beyond GB", "anonymous GB", "expected GB")
@@ -201,16 +199,8 @@ def worker(args: argparse.Namespace) -> None:
 def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace, peer: bool) -> dict:
     """One row in processes of its own; the worst of what they report."""
     count = 1 if peer else args.processes
-    command = [
-        python,
-        "-m",
-        "benchmarks.loading",
-        "--worker",
-        job,
-        str(folder),
-        str(out),
-        *(["--peer"] if peer else []),
-    ]
+    command = [python, "-m", "benchmarks.loading", "--worker", job, str(folder), str(out)]
+    command += ["--peer"] if peer else []
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
     if args.mesh and not peer:
         command += ["--mesh", args.mesh]
@@ -219,9 +209,8 @@ def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: ar
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     several = [["--several", address, str(count), str(i)] if count > 1 else [] for i in range(count)]
-    running = [
-        subprocess.Popen([*command, *more], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for more in several
-    ]
+    start = lambda more: subprocess.Popen([*command, *more], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    running = [start(more) for more in several]
     texts = [one.communicate()[0] for one in running]
     if any(one.returncode for one in running):
         raise RuntimeError(f"{job} failed")
@@ -231,9 +220,7 @@ def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: ar
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument(
-        "--model", default="qwen2.5-3b", help="a model of benchmarks/models.py, or a folder with a config"
-    )
+    parser.add_argument("--model", default="qwen2.5-3b", help="of benchmarks/models.py, or a folder with a config")
     parser.add_argument("--folder", type=pathlib.Path, help="a folder to load in place of one that is made")
     parser.add_argument("--jobs", nargs="*", choices=JOBS, default=list(JOBS))
     parser.add_argument("--mesh", default="", help="DATA,FSDP,TENSOR; one device without it")
@@ -247,14 +234,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker:
         return worker(args)
-    print(
-        f"jax {version('jax')}, Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]}"
-    )
+    print(host())
     with tempfile.TemporaryDirectory(dir=args.tmp) as temporary:
-        folder, out = (
-            args.folder and args.folder.absolute() or pathlib.Path(temporary, "model"),
-            pathlib.Path(temporary, "out"),
-        )
+        out = pathlib.Path(temporary, "out")
+        folder = args.folder.absolute() if args.folder else pathlib.Path(temporary, "model")
         if not args.folder:
             folder.mkdir()
             make_folder(folder, args.model, args.max_shard_gb * GB)

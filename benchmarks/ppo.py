@@ -142,9 +142,9 @@ def sb3_subject(python: str, game: str, steps: int, options: dict[str, Any]):
     def run(seed: int) -> Run:
         script = str(ROOT / "benchmarks" / "peers" / "sb3.py")
         command = [python, script, game, str(steps), str(seed), json.dumps(options)]
-        told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-        returns = told["returns"][-max(1, len(told["returns"]) // 10) :]
-        return Run(told["seconds"], told["steps"], statistics.mean(returns), told["greedy"], told["sampled"])
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        returns = found["returns"][-max(1, len(found["returns"]) // 10) :]
+        return Run(found["seconds"], found["steps"], statistics.mean(returns), found["greedy"], found["sampled"])
 
     return run, 0.0
 

@@ -27,13 +27,18 @@ def parser_of(doc: str, **defaults: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def host(*packages: str) -> str:
+    """Versions, the machine and its load, in one line."""
+    versions = ", ".join(f"{name} {version(name)}" for name in (*packages, "jax"))
+    cores = f"{os.cpu_count()} cores ({platform.machine()})"
+    return f"{versions}, Python {platform.python_version()}, {cores}, load {os.getloadavg()[0]:.1f}"
+
+
 def machine(*packages: str) -> str:
-    """Versions, the device and the load, in one line."""
+    """The same with the device."""
     import jax
 
-    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", *packages))
-    host = f"Python {platform.python_version()}, {os.cpu_count()} cores ({platform.machine()})"
-    return f"{versions}, {host}, {jax.devices()[0].device_kind}, load {os.getloadavg()[0]:.1f}"
+    return f"{host(*packages)}, {jax.devices()[0].device_kind}"
 
 
 def timed(run: Callable[..., Any], *args: Any) -> tuple[float, Any]:

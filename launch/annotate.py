@@ -11,11 +11,11 @@ annotates: scripted (rules), a built-in or local model, or an endpoint through `
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import NamedTuple
 
 import jax
-from absl import flags
 
 import envs
 from envs.breakthrough import prompts as breakthrough_prompts
@@ -25,6 +25,7 @@ from envs.maze import prompts as maze_prompts
 from envs.maze import rule_based as maze_scripts
 from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.config import check, option, part
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.run import app, models, players
@@ -41,8 +42,24 @@ SCRIPTS = {
     "maze_double_t": maze_scripts.SCRIPTS,
     "maze_medium": maze_scripts.SCRIPTS,
 }
-ENDPOINT = ("base_url", "api_key_env", "endpoint_model")
 TRAINED = {"train_language_td": "breakthrough", "train_language_actor_critic": "tic_tac_toe"}  # by script
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnotateConfig:
+    """A position and who annotates it."""
+
+    run_dir: str = option("", "a finished or running training; its value model annotates")
+    game: str = option("", f"without --run_dir: {', '.join(SCRIPTS)}")
+    model: str = option("scripted", "without --run_dir: scripted, endpoint, or a local model's name")
+    templates: TemplateOptions = part(TemplateOptions())
+    position: str = option("", "rows from the top with / between them; for a maze: row, column")
+    player: str = option("", "whose turn it is; by default the first player's")
+    max_tokens: int = option(512, "maximum tokens per evaluation, without --run_dir", least=1)
+    endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
+
+    def __post_init__(self):
+        check(self)
 
 
 class Annotator(NamedTuple):
@@ -127,57 +144,45 @@ def trained(run_dir: pathlib.Path) -> tuple[str, Annotator]:
     return game, Annotator(f"{run_dir} at iteration {step}", model, style, run["max_tokens"])
 
 
-def untrained(game: str) -> Annotator:
-    """The model that the flags name. Raises ValueError for an unknown game, or one that no rules annotate."""
-    options = flags.FLAGS
+def untrained(config: AnnotateConfig) -> Annotator:
+    """The model that the options name. Raises ValueError for an unknown game, or one that no rules annotate."""
+    game, name = config.game, config.model
     if game not in SCRIPTS:
         raise ValueError(f"--game is {game!r}; choose one of {', '.join(SCRIPTS)}, or give a --run_dir")
-    if options.model == "scripted" and not SCRIPTS[game]:
+    if name == "scripted" and not SCRIPTS[game]:
         raise ValueError(f"no rules annotate {game}; give a --run_dir or another --model")
-    endpoint = models.Endpoint(options.base_url, options.api_key_env, endpoint_model=options.endpoint_model)
-    if options.model == "endpoint":
-        models.check_large_model(options.model, endpoint, options.max_tokens)
+    if name == "endpoint":
+        models.check_large_model(name, config.endpoint, config.max_tokens)
+    models.check_templates(config.templates, name)
     folder = pathlib.Path("runs/annotate")  # an endpoint's replies
-    templates = config_flags.parse(TemplateOptions)
-    models.check_templates(templates, options.model)
-    model = models.large_model(options.model, SCRIPTS[game], folder, Usage(), endpoint, templates=templates)
-    style = "paper" if options.model == "scripted" else players.prompt_for(options.model, "auto")
-    return Annotator(options.model, model, style, options.max_tokens)
+    model = models.large_model(name, SCRIPTS[game], folder, Usage(), config.endpoint, templates=config.templates)
+    style = "paper" if name == "scripted" else players.prompt_for(name, "auto")
+    return Annotator(name, model, style, config.max_tokens)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    options = flags.FLAGS
-    if options.run_dir:
+    config = config_flags.parse(AnnotateConfig)
+    if config.run_dir:
         why = "with --run_dir, whose run has its own"
-        config_flags.leave_out(why, "model", "max_tokens", "template", "date", *ENDPOINT)
-        game, annotator = trained(pathlib.Path(options.run_dir))
-        if options.game and options.game != game:
-            raise ValueError(f"the run in {options.run_dir} is of {game}, not of {options.game}")
+        config_flags.leave_out(why, "model", "max_tokens", "template", "date", *models.ENDPOINT)
+        game, annotator = trained(pathlib.Path(config.run_dir))
+        if config.game and config.game != game:
+            raise ValueError(f"the run in {config.run_dir} is of {game}, not of {config.game}")
     else:
-        if options.model != "endpoint":
-            config_flags.leave_out("without --model endpoint", *ENDPOINT)
-        game, annotator = options.game, untrained(options.game)
-    if not options.position:
+        models.check_endpoint_is_used(config.model)
+        game, annotator = config.game, untrained(config)
+    if not config.position:
         raise ValueError("say which position: --position, rows from the top with / between them")
     if game.startswith("maze_"):
         config_flags.leave_out("in a maze", "player")
-        print(annotate_maze(annotator, game.removeprefix("maze_"), options.position))
+        print(annotate_maze(annotator, game.removeprefix("maze_"), config.position))
     else:
-        print(annotate_board(annotator, game, options.position, options.player))
+        print(annotate_board(annotator, game, config.position, config.player))
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("run_dir", "", "a finished or running training; its value model annotates")
-    flags.DEFINE_string("game", "", f"without --run_dir: {', '.join(SCRIPTS)}")
-    flags.DEFINE_string("model", "scripted", "without --run_dir: scripted, endpoint, or a local model's name")
-    config_flags.define(TemplateOptions())
-    flags.DEFINE_string("position", "", "rows from the top with / between them; for a maze: row, column")
-    flags.DEFINE_string("player", "", "whose turn it is; by default the first player's")
-    flags.DEFINE_integer("max_tokens", 512, "maximum tokens per evaluation, without --run_dir", lower_bound=1)
-    flags.DEFINE_string("base_url", "", "an endpoint's address")
-    flags.DEFINE_string("api_key_env", "OPENAI_API_KEY", "the environment variable that holds an endpoint's key")
-    flags.DEFINE_string("endpoint_model", "", "an endpoint's name for its model")
+    config_flags.define(AnnotateConfig)
 
 
 if __name__ == "__main__":

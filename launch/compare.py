@@ -12,7 +12,6 @@ band of one standard deviation. Groups of iterate_lac also get a table by round 
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import Any
 
@@ -22,16 +21,14 @@ from absl import flags
 from nlrl_jax.run import app
 from nlrl_jax.run.directory import holds_run, output_file, read_config
 from nlrl_jax.run.metrics import METRICS, read_metrics
-from nlrl_jax.run.plots import Series, compare
-from nlrl_jax.run.report import Episodes, Picture, Table, distinct, markdown, number, write_report
+from nlrl_jax.run.plots import compare
+from nlrl_jax.run.report import Episodes, Picture, Table, markdown, write_report
 from nlrl_jax.run.reports import lac_seeds
+from nlrl_jax.run.reports.comparison import curves, labels, summary
 from nlrl_jax.run.results import RESULTS, read
-from nlrl_jax.statistics import estimate, header
+from nlrl_jax.statistics import header
 
-SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
-LAST = 0.1  # share of the run that a final value is the mean of
 QUESTIONS = ("How did this run end?", "How do these runs differ, and how did they end?")  # of one run, of several
-WIDE = 6  # a table with more columns has a column per run instead of a row
 
 
 def parts_of(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -104,88 +101,6 @@ def read_group(title: str, folders: list[pathlib.Path]) -> dict[str, Any]:
     }
 
 
-def labels(names: list[str]) -> list[str]:
-    """The shortest ends of the paths that differ."""
-    parts = [pathlib.Path(name).absolute().parts for name in names]
-    short = lambda n: ["/".join(path[-n:]) for path in parts]
-    different = len(set(parts))
-    return next(short(n) for n in range(1, max(map(len, parts)) + 1) if len(set(short(n))) == different)
-
-
-def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per run: the settings that differ, evaluations, the mean of each metric over the end of the run."""
-    names = list(dict.fromkeys(name for run in runs for name in run["config"]))
-    differing = [name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1]
-    rows = []
-    for run, label in zip(runs, labels([run["name"] for run in runs])):
-        metrics, before, after = run["metrics"], *(run["results"].get(when, {}) for when in ("before", "after"))
-        row = {"run": label} | {name: run["config"].get(name, "") for name in differing}
-        if metrics:
-            row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
-        for name in sorted(dict.fromkeys([*before, *after]), key=lambda name: name != "success"):
-            ends = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
-            row[f"{_metric(name)} (before → after)"] = " → ".join(ends)
-        row |= {name: _final([seed[name] for seed in metrics]) for name in _shown(run)}
-        rows.append(row)
-    return rows
-
-
-def _metric(name: str) -> str:
-    """The name without the prefix that metrics.jsonl gives evaluations."""
-    return name.removeprefix("eval/")
-
-
-def _shown(run: dict[str, Any]) -> list[str]:
-    """The metrics of the page that a run has; the combinations of a sweep are too many for it."""
-    every = set.intersection(*map(set, run["metrics"])) if run["metrics"] else set()
-    evaluations = sorted(name for name in every if name.startswith("eval/") and "=" not in name)
-    return [name for name in (*SHOWN, *evaluations) if name in every]
-
-
-def _final(seeds: list[np.ndarray]) -> str:
-    """The mean of the end, over seeds."""
-    ends = []
-    for values in seeds:
-        there = values[np.isfinite(values)]
-        ends.append(there[-max(1, round(LAST * len(there))) :].mean() if len(there) else np.nan)
-    return _spread(np.array(ends))
-
-
-def _spread(values: np.ndarray) -> str:
-    return estimate(values).text(".4g", ".2g") if len(values) > 1 else number(float(values[0]))
-
-
-def curves(runs: list[dict[str, Any]]) -> tuple[dict[str, list[Series]], list[str]]:
-    """(a panel per metric with a line per run, the metrics left out because they have one value in all runs)."""
-    panels: dict[str, list[Series]] = {}
-    for run, label in zip(runs, labels([run["name"] for run in runs])):
-        before = {_metric(name): value for name, value in run["results"].get("before", {}).items()}
-        for name in _shown(run):
-            ys = np.array([seed[name] for seed in run["metrics"]])
-            there = np.isfinite(ys).all(axis=0)
-            x, ys = run["metrics"][0]["iteration"][there] + 1, ys[:, there]
-            if name.startswith("eval/") and _metric(name) in before:
-                start = np.broadcast_to(before[_metric(name)], len(ys))
-                x, ys = np.concatenate([[0], x]), np.concatenate([start[:, None], ys], axis=1)
-            if len(x):
-                panels.setdefault(name, []).append(Series(label, x, ys))
-    values = {name: np.concatenate([line.ys.ravel() for line in lines]) for name, lines in panels.items()}
-    flat = [name for name in panels if np.ptp(values[name]) == 0]
-    return {name: lines for name, lines in panels.items() if name not in flat}, flat
-
-
-def summary(runs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(the table without metrics that are 0 or repeat another, transposed if wide; sentences about these metrics)."""
-    rows = table(runs)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    settings = {"run", "iterations done"}.union(*(run["config"] for run in runs))
-    metrics, hidden = distinct({n: [row.get(n, "") for row in rows] for n in columns if n not in settings})
-    visible = [name for name in columns if name in settings or name in metrics]
-    if len(visible) <= max(WIDE, len(rows)):
-        return [{name: row.get(name, "") for name in visible} for row in rows], hidden
-    return [{"": name} | {row["run"]: row.get(name, "") for row in rows} for name in visible if name != "run"], hidden
-
-
 def page_of(name: str | pathlib.Path) -> pathlib.Path:
     """The page to write, with a picture beside it.
 
@@ -214,9 +129,8 @@ def main(argv: list[str]) -> None:
     groups = groups_of(argv[1:])
     runs = [read_group(title, folders) for title, folders in groups.items()]
     titled = argv[1].rpartition("=")[0] in groups
-    out = page_of(
-        flags.FLAGS.out or (groups[runs[0]["name"]][0] if titled else pathlib.Path(argv[1])) / "comparison.html"
-    )
+    beside = groups[runs[0]["name"]][0] if titled else pathlib.Path(argv[1])
+    out = page_of(flags.FLAGS.out or beside / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
     panels, flat = curves(runs)
     pictures = [compare(panels, out.with_suffix(".png"), "iteration", "")] if panels else []

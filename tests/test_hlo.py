@@ -42,15 +42,13 @@ def test_exchanges_have_their_bytes_their_loop_and_their_line():
     tokens = jax.ShapeDtypeStruct((2, 5), jnp.int32, sharding=whole)
     program = program_of(lambda p, t: model.apply({"params": p}, t, t)[0], params, tokens)
     reduced = [row for row in program.collectives() if row.kind == "all-reduce" and row.loops == "loop[3]"]
-    assert {row.bytes for row in reduced} == {
-        2 * 5 * 32 * 4.0
-    }  # behind attention and behind the MLP: [2, 5, 32] floats
+    assert {row.bytes for row in reduced} == {2 * 5 * 32 * 4.0}  # after attention and after the MLP: [2, 5, 32] floats
     assert sum(row.number for row in reduced) == 2
     assert all(row.runs / row.number == 3 for row in reduced)
     assert all("lm/transformer.py" in row.line for row in reduced)
 
 
-def test_an_array_laid_out_anew_is_a_copy():
+def test_an_array_in_another_layout_is_a_copy():
     x = jnp.ones((512, 1024))
     copies = program_of(lambda x: (x.T.reshape(-1)[None] * 1.0, x), x).copies()
     assert copies and copies[0].bytes == 512 * 1024 * 4

@@ -218,14 +218,11 @@ def test_ablations_leave_a_table_and_a_picture_and_run_what_they_share_once(tmp_
 
 def test_the_settings_of_an_ablation_differ_from_its_base_in_one_field():
     config = ablate.AblationConfig(study="epochs,k,buffer,games,top_m,mask", iterations=3)
-    base = ablate.base_of(config, "k")
-    runs = {
-        study: {label: replace(base, **options) for label, options in labels.items()}
-        for study, labels in config.studies.items()
-    }
-    folders = [ablate.folder_of(run, base) for labels in runs.values() for run in labels.values()]
+    found = [*ablate.settings_of(config)]
+    base, runs = ablate.base_of(config, "k"), {(study, label): run for study, label, run, _ in found}
+    folders = [ablate.folder_of(run, base) for run in runs.values()]
     assert folders.count("base") == 6 and len(set(folders)) == len(folders) - 5
-    assert "k_2" in folders and runs["k"]["K_MC = 2"] == replace(base, k=2)
+    assert "k_2" in folders and runs["k", "K_MC = 2"] == replace(base, k=2)
     assert base.iterations == 3 and base.learning.games == 128
     with pytest.raises(ValueError, match="'k,states'"):
         ablate.AblationConfig(study="k,states")

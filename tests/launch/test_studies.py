@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
-from nlrl_jax.config import make, replace
+from nlrl_jax.config import make
 from nlrl_jax.run import dry_run, report, results
 from nlrl_jax.run.metrics import read_metrics, read_rows
 from tests.launch import scripts
@@ -87,11 +87,9 @@ def test_the_plan_counts_tokens_and_operations():
 
 
 def runs_of(**options):
-    """label -> config of the first study."""
-    config = ablate.AblationConfig(**options)
-    (study, labels), *_ = config.studies.items()
-    base = ablate.base_of(config, study)
-    return base, {label: replace(base, **fields) for label, fields in labels.items()}
+    """(base, label -> config) of the first study."""
+    (study, *_, base), *_ = found = [*ablate.settings_of(ablate.AblationConfig(**options))]
+    return base, {label: run for one, label, run, _ in found if one == study}
 
 
 def test_the_settings_of_the_studies():

@@ -1,4 +1,4 @@
-"""What an ablation shows of a setting's finished runs: a line of its picture and a row of its table."""
+"""What an ablation shows: of a setting's finished runs a line of its picture and a row of its table, and the page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from nlrl_jax.files import write_atomically
 from nlrl_jax.run import loop
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
-from nlrl_jax.run.plots import Series
+from nlrl_jax.run.plots import Series, compare
+from nlrl_jax.run.report import Picture, Table, markdown, write_report
+from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.ultra.stages import stored_scores
 from nlrl_jax.statistics import estimate
 
 
@@ -45,6 +49,51 @@ def in_iterations(
     row = {name: over_seeds(values) for name, values in numbers.items()} | {"seeds": str(len(stored))}
     row["seconds a run"] = f"{np.mean([read_metrics(folder, TIMINGS)['seconds'].sum() for folder in folders]):.0f}"
     return Series(label, [0, *(runs[0]["iteration"][there] + 1)], ys), row
+
+
+def in_updates(label: str, runs: Sequence[Any]) -> tuple[Series, dict[str, str]]:
+    """(ULTRA-RA's score against updates, a row of the table) of all base agents and seeds.
+
+    Args:
+      runs: of the base agents, as `run.ultra.stages` has them.
+    """
+    kind = ultra_tables.main_score(runs[0].agent.continuous)
+    ys, x = [], np.zeros(1)
+    for run in runs:
+        start = run.before_learning()[0][kind]
+        for one in loop.seed_dirs(run.folder / "ULTRA-RA", run.seeds):
+            metrics = read_metrics(one)
+            there = np.isfinite(metrics[f"eval/{kind}"])
+            x = np.concatenate([[0], metrics["iteration"][there] + 1])
+            ys.append([start, *metrics[f"eval/{kind}"][there]])
+    scores = {name: scores[kind] for name, scores in stored_scores(runs).items()}
+    row = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
+    row["gain"] = ultra_tables.gain_text(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
+    return Series(label, x, np.array(ys)), {"score": ultra_tables.headings(runs[0].agent.continuous)[kind], **row}
+
+
+def write(
+    run_dir: pathlib.Path,
+    title: str,
+    config: Mapping[str, Any],
+    tables: Sequence[Table],
+    panels: dict[str, list[Series]],
+    axes: tuple[str, str],
+    errors: bool,
+) -> None:
+    """Writes table.md, ablation.png and the page, and prints the tables and where the others are.
+
+    Args:
+      axes: labels of x and y. errors: bands are 95 % intervals, otherwise one standard deviation.
+    """
+    text = "\n".join(f"{table.note}\n\n{markdown(table.rows)}" for table in tables)
+    write_atomically(run_dir / "table.md", text)
+    picture = compare(panels, run_dir / "ablation.png", *axes, errors)
+    bands = "95 % intervals" if errors else "one standard deviation"
+    shown = Picture(picture, f"One line per setting. Bands: {bands}.")
+    question = "What does each choice change?"
+    report = write_report(run_dir, title=title, question=question, config=config, blocks=[*tables, shown])
+    print(f"\n{text}\npicture: {picture}\nreport:  {report}")
 
 
 def over_seeds(values: Sequence[float]) -> str:
