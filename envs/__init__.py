@@ -169,18 +169,22 @@ def _imported(name: str, module: str):
         raise ValueError(f"{name} needs the package {package}: pip install 'nlrl_jax[{name}]'") from None
 
 
-_DEMONSTRATED = {
-    "babyai": "envs.babyai.demonstrations",
-    "alfworld": "envs.alfworld.demonstrations",
-    "webshop": "envs.webshop.demonstrations",
-    "crafter": "envs.crafter.demonstrations",
-}
-DEMONSTRATED = tuple(_DEMONSTRATED)
+RECORDED = ("alfworld", "webshop", "crafter")  # games whose trajectories lie in the package
+DEMONSTRATED = ("babyai", *RECORDED)
 
 
 def demonstrations(name: str, successes: int, failures: int, seed: int, held_out: bool = False) -> list[Any]:
-    """Trajectories of a game with reflections, each with `history` and `success`; `name` is one of `DEMONSTRATED`."""
-    return importlib.import_module(_DEMONSTRATED[name]).demonstrations(successes, failures, seed, held_out)
+    """Trajectories of a game with reflections, each with `history` and `success`.
+
+    Args:
+      name: one of `DEMONSTRATED`. BabyAI's are made; for the others, see `recorded`.
+      successes, failures: how many; recorded ones are at most 12 and 6.
+      seed: of those that are made.
+      held_out: others, to evaluate on.
+    """
+    if name in RECORDED:
+        return importlib.import_module("envs.recorded").demonstrations(name, successes, failures, held_out)
+    return importlib.import_module("envs.babyai.demonstrations").demonstrations(successes, failures, seed, held_out)
 
 
 def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:

@@ -9,8 +9,9 @@
 A LoRA adapter learns to continue transcripts where `launch.run_lac` asks: --method lac learns observations and
 reflections (and actions with --learn_actions); the others learn actions (`algorithms/offline.py`) and act as react, the
 decision transformer as react_return. The defaults are the paper's: 18 trajectories, 12 of them successes, 1,000 steps
-of two pairs. Without --trajectories a flawed walker makes them, on tasks that no run plays; your own file has the
-format of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
+of two pairs. Without --trajectories they come from players who make mistakes, on tasks that no run plays: in BabyAI as many
+as requested, in ALFWorld, WebShop and Crafter the 12 successes and 6 failures of the package (`envs/recorded.py`).
+The format of a file of your own is that of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
 
 --rows pairs is the paper's: a line after its whole transcript is an example. --rows episodes learns all lines of a
 transcript in one pass: the same tokens, far fewer read, and fewer steps for as many passes (--dry_run counts both).
@@ -73,13 +74,13 @@ class FinetuneConfig:
     offline: OfflineConfig = part(OfflineConfig(), without=("method",))
     game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
     trajectories: str = option(
-        "", "file of trajectories, one JSON object per line; empty: made (babyai, alfworld, webshop)"
+        "", f"file of trajectories, one JSON object per line; empty: ours ({', '.join(envs.DEMONSTRATED)})"
     )
-    successes: int = option(12, "successes that are made, the missions in turn", least=0, most=10_000)
-    failures: int = option(6, "failures that are made", least=0, most=10_000)
+    successes: int = option(12, "successes among ours; at most 12 but for babyai", least=0, most=10_000)
+    failures: int = option(6, "failures among ours; at most 6 but for babyai", least=0, most=10_000)
     held_out: str = option(
         "",
-        "file of trajectories for the learning curve; empty: 18 are made (babyai, alfworld, webshop), else none",
+        "file of trajectories for the learning curve; empty: 18 of ours, where there are some",
     )
     prompts: PromptConfig = part(PromptConfig(examples=0))
     rows: str = option(
@@ -93,7 +94,7 @@ class FinetuneConfig:
     mesh: str = option("", players.MESH)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
-    seed: int = option(0, "everything random follows from it, the trajectories too", least=0, most=1000)
+    seed: int = option(0, "everything random follows from it, babyai's trajectories too", least=0, most=1000)
     eval_every: int = option(100, "steps between two evaluations on held-out trajectories", least=1)
     checkpoint_every: int = option(100, "steps between checkpoints", least=1)
 
@@ -102,9 +103,15 @@ class FinetuneConfig:
         if self.learn_actions and self.method != "lac":
             raise ValueError(f"learn_actions is for --method lac; {self.method} learns actions and nothing else")
         if not self.trajectories and self.game not in envs.DEMONSTRATED:
-            raise ValueError(f"trajectories of {self.game} cannot be made; give a file: --trajectories FILE")
+            raise ValueError(f"there are no trajectories of {self.game}; give a file: --trajectories FILE")
         if not self.trajectories and not self.successes + self.failures:
             raise ValueError("successes and failures are both 0; there must be a trajectory")
+        recorded = not self.trajectories and self.game in envs.RECORDED
+        if recorded and (self.successes > HELD_OUT[0] or self.failures > HELD_OUT[1]):
+            raise ValueError(
+                f"{self.game} has {HELD_OUT[0]} successes and {HELD_OUT[1]} failures, not {self.successes} and "
+                f"{self.failures}; give a file of your own: --trajectories FILE"
+            )
 
     @property
     def weights(self) -> OfflineConfig:

@@ -7,13 +7,11 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from envs import recorded
 from envs.alfworld import data as files
 from envs.alfworld import games, installed
-from envs.alfworld.belief import plain
-from envs.alfworld.transcripts import EXPERT, walk
 from envs.alfworld.workers import Request, Workers
 from envs.alfworld.world import NOTHING, World, plan
-from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import HostGame, Outcome, Start
 
 RULES = (
@@ -24,7 +22,6 @@ RULES = (
     "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. If an action is not possible, "
     'the observation is "Nothing happens."'
 )
-_EXAMPLES = 1 << 50  # seeds of examples, which no corpus has
 
 
 class State(NamedTuple):
@@ -39,11 +36,9 @@ class State(NamedTuple):
     game: games.Game | None = None
 
 
-def examples(label: str, number: int) -> list[History]:
-    """Successful episodes without mistakes, the kinds of tasks in turn, with notes of this kind."""
-    kind = "" if label == "Value" else label
-    tasks = [games.KINDS[i % len(games.KINDS)] for i in range(number)]
-    return [walk(task, _EXAMPLES + i, EXPERT, kind, 40).history for i, task in enumerate(tasks)]
+def plain(action: str) -> str:
+    """A command as the engine wants it: in lower case, with single blanks and without a full stop."""
+    return " ".join(action.lower().split()).rstrip(" .")
 
 
 @functools.lru_cache(1 << 14)
@@ -148,7 +143,7 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         reset=reset,
         step=step,
         optimal=optimal,
-        examples=examples,
+        examples=functools.partial(recorded.examples, "alfworld"),
         limits={kind: len(paths) for kind, paths in found.items() if paths},
     )
     if data:

@@ -7,16 +7,14 @@ import functools
 
 import jax
 
-from envs.crafter import expert, text, walker
+from envs import recorded
+from envs.crafter import expert, text
 from envs.crafter.env import GOAL, RULES, EnvState, text_game
-from nlrl_jax.roles.dialogues import History
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.types import HostGame
 
 MAX_STEPS = 2000  # as in BALROG, and so is the number of steps that a prompt shows
 HISTORY = 16
-_EXAMPLES = 1 << 30  # seeds of examples, which no task has
-_EXAMPLE_STEPS = 24
 
 _fields = jax.jit(jax.vmap(lambda state: text.fields(state.world)))
 
@@ -38,13 +36,8 @@ def host_game(max_steps: int = MAX_STEPS) -> HostGame:
     return dataclasses.replace(
         game,
         rules=RULES,
-        examples=lambda label, number: examples(game, label, number),
+        examples=functools.partial(recorded.examples, "crafter"),
         score="achievements",
         history=HISTORY,
         expert=lambda state: expert.act(state[1].world),
     )
-
-
-def examples(game: HostGame, label: str, number: int) -> list[History]:
-    """The beginnings of episodes of the walker that reads the text, with notes of this kind."""
-    return walker.walk(game, [_EXAMPLES + i for i in range(number)], _EXAMPLE_STEPS, label).histories

@@ -14,9 +14,8 @@ from typing import Any
 
 NO_PRICE = 100.0  # of a product without one, as in WebShop
 NO_LIMIT = 1e6
-_LEARN_EVERY = 5  # ours: the instructions of every fifth product are for demonstrations
-# The original's: its goals shuffled with this seed; the first are for tests, those from the second number for training.
-_SHUFFLE, _TEST, _TRAIN = 233, 500, 1500
+_LEARN_EVERY = 5  # of our catalogue: the instructions about every fifth product are for `envs.recorded`, not for tasks
+_SHUFFLE, _TEST = 233, 500  # the original shuffles its goals with this seed; so many, the first, are its test set
 
 # Names of the files in WebShop's data folder, the small set first.
 ITEMS = ("items_shuffle_1000.json", "items_shuffle.json")
@@ -68,7 +67,7 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Catalogue:
-    """Products by id, instructions that are played, and others that demonstrations are made from.
+    """Products by id, and the instructions that are played.
 
     Attributes:
       skipped: "products" and "instructions" -> those of the files that were left out, a reason each.
@@ -76,15 +75,14 @@ class Catalogue:
 
     products: Mapping[str, Product]
     tasks: tuple[Goal, ...]
-    demonstrations: tuple[Goal, ...]
     skipped: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
 
 def load(folder: str) -> Catalogue:
     """The catalogue in a folder with WebShop's files; "" is ours.
 
-    The tasks of a folder are the first 500 of its instructions in the order that the original shuffles them into, which
-    are its test set. Demonstrations are those from the 1,500th, its training set; there are none in a small folder.
+    The tasks of a folder are the first 500 of its instructions in the order that the original shuffles them into: its
+    test set.
 
     Raises:
       FileNotFoundError: there is no such folder, or a file is missing in it.
@@ -99,9 +97,8 @@ def _load(folder: str) -> Catalogue:
         from envs.webshop import products
 
         found, goals, _ = read(*products.records(), where="our catalogue")
-        learn = [goal for own in goals[_LEARN_EVERY - 1 :: _LEARN_EVERY] for goal in own]
         tasks = [goal for i, own in enumerate(goals) if i % _LEARN_EVERY != _LEARN_EVERY - 1 for goal in own]
-        return Catalogue(found, tuple(tasks), tuple(learn))
+        return Catalogue(found, tuple(tasks))
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(f"--webshop_data is {folder!r}, which is no folder; it must hold {ITEMS[0]} and others")
@@ -111,7 +108,7 @@ def _load(folder: str) -> Catalogue:
         warnings.warn(f"{folder}: {_counted(skipped)}", stacklevel=4)
     order = [goal for own in goals for goal in own]
     random.Random(_SHUFFLE).shuffle(order)
-    return Catalogue(found, tuple(order[:_TEST]), tuple(order[_TRAIN:]), skipped)
+    return Catalogue(found, tuple(order[:_TEST]), skipped)
 
 
 def _counted(skipped: Mapping[str, Sequence[str]]) -> str:

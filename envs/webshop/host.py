@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Sequence
 
-from envs.webshop import catalogue, demonstrations, engine, reward
+from envs import recorded
+from envs.webshop import catalogue, engine, reward
 from envs.webshop.buyer import WON, Buyer
-from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Outcome, Start
 
 RULES = (
@@ -25,6 +26,8 @@ _QUERY = 4  # words of a search that somebody might try
 
 def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:
     """WebShop (LAC, appendix C.1.3): any text is an action, the reward is the shop's score, success is a score of 1.
+
+    Examples in prompts are from our own catalogue, whatever the folder.
 
     Args:
       max_steps: horizon; the paper's is 15. An episode without a purchase scores 0.
@@ -47,12 +50,6 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
             outcomes.append(Outcome(moved.state, moved.observation, moved.reward, done, success, moved.valid))
         return outcomes
 
-    def examples(label: str, number: int) -> list[History]:
-        if shop_data.demonstrations:
-            return demonstrations.examples(shop, shop_data.demonstrations, label, number)
-        own = catalogue.load("")  # a folder that has tests alone
-        return demonstrations.examples(engine.Shop(own), own.demonstrations, label, number)
-
     return HostGame(
         name="webshop",
         rules=RULES,
@@ -61,7 +58,7 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
         kinds=("",),
         reset=reset,
         step=step,
-        examples=examples,
+        examples=functools.partial(recorded.examples, "webshop"),
         score="score",
         reversible=True,
         expert=Buyer(shop).act,

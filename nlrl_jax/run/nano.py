@@ -51,14 +51,12 @@ class Language:
     Attributes:
       names: regular expression of the things' names, with the blank in front.
       place: text whose second-next token gives the position of the thing named in between; "" for none.
-      guessed: whether the names in observations weigh as much as others: not where most of them cannot be known.
       window: maximum tokens of an example. batch: windows per step. positions: of the model: a window, and the
         lines of a rollout.
     """
 
     names: str
     place: str = ""
-    guessed: bool = True
     vocab_size: int = 640
     window: int = 256
     batch: int = 16
@@ -122,18 +120,15 @@ def windows(
     verdicts = {token for token, text in enumerate(text_of) if re.fullmatch(_VERDICT, text)}
     names = {token for token, text in enumerate(text_of) if re.fullmatch(language.names, text)}
 
-    def weigh(line: str, ids: list[int]) -> list[float]:
-        heavy = verdicts if line.startswith("Observation:") and not language.guessed else verdicts | names
-        return [
-            _HEAVY if token in heavy or before == place else 1.0
-            for before, token in zip([-1, -1, *ids], ids, strict=False)
-        ]
+    def weigh(ids: list[int]) -> list[float]:
+        heavy = [token in names or token in verdicts or before == place for before, token in zip([-1, -1, *ids], ids)]
+        return [_HEAVY if one else 1.0 for one in heavy]
 
     episodes = []
     for chat, text in pairs:
         lines = text.split("\n")
         rows = [[*tokenizer.encode(line), newline] for line in lines]
-        weights = [weigh(line, row) for line, row in zip(lines, rows, strict=True)]
+        weights = [weigh(row) for row in rows]
         rows[-1].pop()
         weights[-1].pop()
         places = itertools.accumulate(map(len, rows[1:]), initial=0)

@@ -167,9 +167,9 @@ def test_instructions_that_cannot_be_played_are_skipped_and_counted():
 
 
 def test_tasks_of_a_folder_are_the_originals_in_its_order(tmp_path):
-    rows = [GOOD_ROW | {"instruction": f"number {i}"} for i in range(1600)]
+    rows = [GOOD_ROW | {"instruction": f"number {i}"} for i in range(600)]
     folder = write(tmp_path, ITEMS[:1], instructions={"B000000001": rows})
-    order = list(range(1600))
+    order = list(range(600))
     state = random.getstate()
     random.seed(233)  # web_agent_text_env.SimServer
     random.shuffle(order)
@@ -177,7 +177,6 @@ def test_tasks_of_a_folder_are_the_originals_in_its_order(tmp_path):
     text = lambda goal: goal.instruction.partition(",")[0]
     found = catalogue.load(folder)
     assert [text(goal) for goal in found.tasks] == [f"number {i}" for i in order[:500]]
-    assert [text(goal) for goal in found.demonstrations] == [f"number {i}" for i in order[1500:]]
     game = envs.make_host("webshop", data=folder)
     assert game.limits == {"": 500}
     run = lambda seed: [start.goal for start in game.reset([("", seed * 10_000 + i) for i in range(500)])]
@@ -190,11 +189,6 @@ def test_our_own_instructions_come_once_in_a_run_of_any_seed():
     for seed in (0, 1, 7):
         starts = game.reset([("", seed * 10_000 + i) for i in range(game.limits[""])])
         assert len({id(start.state.goal) for start in starts}) == game.limits[""]
-
-
-def test_examples_come_from_our_shop_where_a_folder_has_tests_alone(tmp_path):
-    game = envs.make_host("webshop", data=write(tmp_path))
-    assert game.examples("", 1) == envs.make_host("webshop").examples("", 1)
 
 
 def test_folders_that_are_not_webshops_are_refused(tmp_path):
@@ -407,8 +401,7 @@ def test_pages_of_results_and_a_query_with_nothing_found():
 
 def test_our_catalogue(tmp_path):
     own = catalogue.load("")
-    assert len(own.products) >= 500 and len(own.tasks) >= 200 and len(own.demonstrations) >= 18
-    assert not {goal.product.asin for goal in own.tasks} & {goal.product.asin for goal in own.demonstrations}
+    assert len(own.products) >= 500 and len(own.tasks) >= 200
     assert products.records() == products.records() != products.records(1)
     shop = Shop(own)
     first, perfect = [], 0
@@ -421,8 +414,8 @@ def test_our_catalogue(tmp_path):
     assert 0.3 < np.mean(first) < 0.6
     # what is written is what is read
     products.main([str(tmp_path)])
-    written, by = catalogue.load(str(tmp_path)), lambda goal: goal.instruction
-    assert sorted(written.tasks, key=by) == sorted(own.tasks + own.demonstrations, key=by)
+    written = catalogue.load(str(tmp_path))
+    assert set(own.tasks) < set(written.tasks) and written.products == own.products
 
 
 def test_options_of_our_catalogue_are_told_apart():

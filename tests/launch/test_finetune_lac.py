@@ -112,6 +112,8 @@ def test_a_dry_run_counts_and_writes_nothing(tiny, tmp_path, capsys):
 def test_bad_input(tiny, mine, tmp_path):
     given = (f"--model={tiny}", f"--run_dir={tmp_path / 'run'}")
     assert "give a file: --trajectories FILE" in refusal(SCRIPT, *given, "--game=snake")
+    line = refusal(SCRIPT, *given, "--game=webshop", "--successes=13")
+    assert "webshop has 12 successes and 6 failures, not 13 and 6; give a file of your own" in line
     assert "there must be a trajectory" in refusal(SCRIPT, *given, "--successes=0", "--failures=0")
     assert "learn_actions is for --method lac" in refusal(SCRIPT, *given, "--method=policy_gradient", "--learn_actions")
     assert "choose one of lac, finetuned_policy" in refusal(SCRIPT, *given, "--method=ppo")
