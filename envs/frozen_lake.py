@@ -1,6 +1,6 @@
 """FrozenLake on a fresh random map in every episode (MS-GRPO, "Experimental setup" and appendix).
 
-The map lies in the state. Its distribution is that of Gymnasium's `generate_random_map`: every tile
+The map is part of the state. Its distribution is that of Gymnasium's `generate_random_map`: every tile
 but the start (top left) and the goal (bottom right) is a hole with probability 0.2, given that a path
 of safe tiles joins the two. Dynamics are those of Gymnasium's FrozenLake-v1; walls stop the player.
 

@@ -1,4 +1,4 @@
-"""A game of one's own, named as `my_module:attribute`."""
+"""Your own game, named as `my_module:attribute`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _check(game: TextGame) -> None:
 
 
 def _broken(name: str, error: BaseException) -> ValueError:
-    """What one's own game raised, and where in its code."""
+    """What the user's game raised, and where in its code."""
     house = [str(pathlib.Path(__file__).parents[1] / name) for name in ("envs", "nlrl_jax", "launch")]
     ours = (*house, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
     frames = [(one.filename, one.lineno) for one in traceback.extract_tb(error.__traceback__)]

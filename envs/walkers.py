@@ -1,7 +1,7 @@
 """Demonstrations of mixed quality, made on the device: what the nano model is pretrained on, and what
 a real model learns the reply format from (`launch/warm_start.py`).
 
-Half of the walkers know the way and half are blind to danger. A model trained on both *can* do the
+Half of the walkers know the way, and half do not see danger. A model trained on both *can* do the
 right thing and often does not: reinforcement learning then has something to select.
 """
 

@@ -10,7 +10,7 @@ straight, right) and 3-5 up. Many ids can never be legal; their word is empty. S
 them, the game also counts its legal moves and names the k-th: `num_legal`, `nth_legal`, `max_legal`.
 
 A position is a bitboard: bit i % 32 of word i // 32 is cell i, row by row from the top left. All moves of a position
-are three masks, one a direction, so that a move costs a handful of word operations, and every word is a leaf of its
+are three masks, one per direction, so that a move costs a handful of word operations, and every word is a leaf of its
 own, so that a batch of positions is a few contiguous arrays. Random 5x5 games run about ten times as fast as with a
 mask over (cell, direction) to choose from.
 """

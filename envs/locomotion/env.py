@@ -6,7 +6,7 @@ MuJoCo's C simulator in a host callback; a stored state can be stepped by either
 
 Differences from Gymnasium:
 - States are carried in the dtype JAX has for floats when the game is made. With `jax_enable_x64` ten steps agree with
-  Gymnasium within 1e-11 on both physics. In float32 (the default) C, which computes in float64 all the same, stays
+  Gymnasium within 1e-11 on both physics. In float32 (the default) C, which computes in float64 anyway, stays
   within 1e-4; MJX rounds in every sub-step, and now and then a contact begins a stage later for it: over 96 states of
   all kinds positions stayed within 1e-4 but for 2 Ants, velocities (up to 35) within 1e-4 in nine of ten.
 - A state that explodes ends its episode: terminated, reward 0, observation zeros, `info["exploded"]`. (In Gymnasium

@@ -28,7 +28,7 @@ def stepper(model: mujoco.MjModel, frame_skip: int, contact_forces: bool, thread
     Where MuJoCo finds the numbers bad and resets itself, the row comes back as NaN.
 
     Args:
-      threads: that step a batch together; by default, as many as this process may use cores.
+      threads: how many step a batch; by default one for each core that this process may use.
     """
     threads = threads or len(os.sched_getaffinity(0))
     host = _Host(model, frame_skip, contact_forces, threads)
@@ -61,7 +61,7 @@ class _Simulator:
 
 
 class _Host:
-    """Steps batches on the host. Simulators are lent to one thread at a time; threads start with the first batch."""
+    """Steps batches on the host. A simulator serves one thread at a time; threads start with the first batch."""
 
     def __init__(self, model: mujoco.MjModel, frame_skip: int, contact_forces: bool, threads: int):
         self.model, self.frame_skip, self.contact_forces, self.threads = model, frame_skip, contact_forces, threads

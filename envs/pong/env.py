@@ -11,14 +11,14 @@ opponent's on 8-9, each 8 rows long; the ball covers two rows of one column. "Mo
 
 The paper's Pong is ALE's. This is a game with the same geometry and its own simple dynamics, whole numbers throughout:
 
-- The ball flies 2 columns a step. One that is hit leaves with a row velocity that depends on where it met the racket,
+- The ball flies 2 columns per step. One that is hit leaves with a row velocity that depends on where it met the racket,
   from -4 at one end to 4 at the other.
-- The opponent follows the ball by maximum two rows per step while it comes, aiming to meet it with a spot of its racket
+- The opponent follows the ball by at most two rows per step while it comes, aiming to meet it with a spot of its racket
   that it draws anew at each of our hits; so it misses what is played far and fast enough.
-- Our racket moves `racket_speed` rows a step, without inertia.
+- Our racket moves `racket_speed` rows per step, without inertia.
 - A point ends when the ball is past a racket; the next serve goes to whoever lost it, from the middle column.
 
-docs/measurements_ultra.md compares both games. With `points=1` an episode is one point.
+docs/lab/measurements_ultra.md compares both games. With `points=1` an episode is one point.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EnvState(environment.EnvState):
 
 @struct.dataclass
 class EnvParams(environment.EnvParams):
-    """points: who has so many wins. racket_speed, opponent_speed: rows a step."""
+    """points: how many win the game. racket_speed, opponent_speed: rows per step."""
 
     max_steps_in_episode: int = 10_000
     points: int = 21

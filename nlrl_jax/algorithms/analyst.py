@@ -52,7 +52,7 @@ class Findings(NamedTuple):
 
     states: the critical states, by episode and time. analyses: the case analysis of each episode.
     counts: calls, verdicts and faults of replies, by kind.
-    strategies: what the analyst proposes for the refinement (section 4.2); read by people, and by nothing else.
+    strategies: what the analyst proposes for the refinement (section 4.2); for people to read, no code does.
     """
 
     states: list[CriticalState]

@@ -1,4 +1,4 @@
-"""What shows early that a language model's replies collapse in reinforcement learning, while returns still look well.
+"""What shows early that a language model's replies collapse in reinforcement learning, while returns still look good.
 
 RAGEN (Wang et al., 2025) names returns that no longer differ within a group and falling entropy, its successor replies
 that vary but ignore the state. All measures are computed inside the update.

@@ -4,8 +4,8 @@
     train = jax.jit(make_train(env, env_params, config), static_argnums=1)
     state, metrics = train(state, 100)                 # 100 gradient steps, `num_envs` environment steps each
 
-One pure program plays, stores and learns. Learning rate, discount and epsilon decay lie in the state
-as numbers, so a sweep over them is `jax.vmap(train)` over a stack of states.
+One pure program plays, stores and learns. Learning rate, discount and epsilon decay are numbers
+in the state, so a sweep over them is `jax.vmap(train)` over a stack of states.
 
 What the paper leaves open, and our choice: Adam; the Huber loss; `num_envs` games side by side and one gradient
 step for each of their moves together (Mnih et al. move once a step: num_envs=1); a step limit cuts an episode

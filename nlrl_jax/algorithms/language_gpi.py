@@ -1,7 +1,7 @@
 """Algorithm 1 of the NLRL paper, language generalized policy iteration by prompting, and the two baselines of Table 1.
 
 Departures from the listing, all as in the paper's maze experiment (section 5.1, appendix B.1):
-- every candidate action gets K variations, where the listing samples one action a variation;
+- every candidate action gets K variations, where the listing samples one action per variation;
 - one call per action does the work of G2 and of G1: it reads all K variations with their evaluations;
 - a variation is the action and the N steps after it; the policy pi of those steps is the game's `look_ahead` (fully
   random in the maze).

@@ -47,7 +47,7 @@ from nlrl_jax.updates import check_masters, keep_finite, masters
 
 @dataclasses.dataclass(frozen=True)
 class LanguagePPOConfig:
-    """LLM-PPO; the defaults are the paper's, its symbols stand in brackets."""
+    """LLM-PPO; the defaults are the paper's; its symbols are in brackets."""
 
     num_games: int = option(512, "games per iteration", least=1)
     max_turns: int = option(

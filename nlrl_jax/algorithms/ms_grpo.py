@@ -1,11 +1,11 @@
-"""MS-GRPO: Multi-Step Group-Relative Policy Optimization (Algorithm 1), one XLA program an iteration.
+"""MS-GRPO: Multi-Step Group-Relative Policy Optimization (Algorithm 1), one XLA program per iteration.
 
     update = make_update(policy, game, config)
     state = init_state(policy.model, params, config, key)
     state, metrics = update(state, key)     # random key in, new parameters out
 
 What the paper leaves open, and our default (each an option of `MSGRPOConfig`):
-- the KL estimator: k3; the standard deviation divides by G; one gradient step a batch
+- the KL estimator: k3; the standard deviation divides by G; one gradient step per batch
   (`updates_per_batch`), AdamW without decay, gradients clipped to norm 1; LoRA rank 16, alpha 32;
 - the ratio and the KL use the distribution tokens are sampled from, softmax(logits / temperature),
   but not the top-k cut;
@@ -48,7 +48,7 @@ from nlrl_jax.updates import check_masters, keep_finite
 
 @dataclasses.dataclass(frozen=True)
 class MSGRPOConfig:
-    """MS-GRPO; the defaults are the paper's, its symbols stand in brackets."""
+    """MS-GRPO; the defaults are the paper's; its symbols are in brackets."""
 
     group_size: int = option(100, "episodes per group [G]", least=2)
     group_sample: int = option(25, "episodes of a group that are learned from [G']")

@@ -14,7 +14,7 @@ What the paper leaves open, and our choice:
   Torques copied to all of them wreck even perfect advice (the agent's own mean actions, stored as torques and copied,
   cost a Hopper a fifth of its return), so by default the table keeps how far the suggestion lies from the base agent's
   mean action in its state, and `GuidanceConfig.step` of this offset is added to whatever the agent does near it. Rated
-  actions are compared by their offsets, too. `advice="absolute"` copies the torques, which is the paper's letter.
+  actions are compared by their offsets, too. `advice="absolute"` copies the torques, as the paper does.
 - The language model rates actions once, before refinement: the action taken in a critical state and the one suggested
   instead. During refinement another action gets the reward of the nearest rated one (continuous), or none (discrete).
 - What the policy learns from a replaced action: as in algorithm 1, the executed action goes into the data, with its

@@ -37,6 +37,11 @@ def critical(obs, taken, suggested=None, rewards=None, judged=True):
     return CriticalState(0, verdict, np.asarray(obs, np.float32), taken, rewards or {}, {})
 
 
+@pytest.fixture(scope="module")
+def findings():
+    return analyse(recorded(), prompts.roles(points=1), ScriptedModel(scripted.SCRIPTS))
+
+
 def test_equal_states_are_one_row_by_vote_and_mean():
     obs = [36, 30, 20, 40, 1, 2]
     other_opponent = [36, 10, 20, 40, 1, 2]
@@ -58,7 +63,8 @@ def test_equal_states_are_one_row_by_vote_and_mean():
     assert rewards == pytest.approx({0: -0.75, 1: 0.5})
 
 
-def test_the_exact_table_is_met_by_its_states_and_no_other(episodes, findings):
+def test_the_exact_table_is_met_by_its_states_and_no_other(findings):
+    episodes = recorded()
     table = ultra.make_table(findings.states, GAME)
     inside = {tuple(np.delete(state.observation, 1)) for state in findings.states}
     everything = np.concatenate([episode.observations for episode in episodes])
@@ -203,9 +209,8 @@ def test_without_critical_states_it_is_plain_ppo(plain, guided):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, after.params)
 
 
-def test_suggested_actions_are_executed_and_learned_from(plain):
+def test_suggested_actions_are_executed_and_learned_from(plain, findings):
     state, _ = plain
-    findings = analyse(recorded(), prompts.roles(points=1), ScriptedModel(scripted.SCRIPTS))
     table = ultra.make_table(findings.states, GAME)
     hooks = ultra.guidance(GAME, GuidanceConfig())
     _, steps = jax.jit(ppo.make_collect(GAME.env, GAME.params, CONFIG, hooks))(

@@ -84,12 +84,3 @@ def test_a_language_model_plays_it():
 def test_its_text_compiles_for_a_byte_level_tokenizer(prompt):
     game, tokenizer = envs.make("breakthrough", prompt=prompt), load_tokenizer("nano")
     compile_template(chat_prompt(game, tokenizer.render_chat, prompt, 10), tokenizer)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [({"opponent": "me"}, "opponent is 'me'"), ({"side": "O"}, "side is 'O'; choose one of black, white, both")],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        envs.make("breakthrough", **options)

@@ -130,6 +130,13 @@ def test_a_finished_game_stays_as_it_is():
         np.testing.assert_array_equal(leaf[:-1][ended], leaf[1:][ended])
 
 
+def test_observations_are_planes_of_the_state():
+    env, _, (_, _, after, _, _) = played("bound")
+    obs = np.asarray(jax.vmap(lambda state: env.observe(None, state, None, None))(jax.tree.map(lambda x: x[5], after)))
+    np.testing.assert_array_equal(obs[..., 4].reshape(after.apples[5].shape), after.apples[5])
+    np.testing.assert_array_equal(obs[..., 0].reshape(len(obs), -1).argmax(-1), after.head[5, :, 0])
+
+
 def test_starts_never_overlap_and_are_uniform():
     env = snake.Snake()
     keys = jax.random.split(jax.random.key(0), 20_000)
@@ -211,30 +218,6 @@ def test_poison_costs_a_point():
     assert set(reward.tolist()) == {-1.0, -3.0}
 
 
-def test_auto_reset_under_jit_and_vmap():
-    game = envs.make("snake", size=5, max_steps=6)
-    _, state = jax.vmap(game.env.reset, (0, None))(jax.random.split(jax.random.key(1), 128), game.params)
-
-    def step(state, key):
-        actions = jax.random.randint(key, (128,), 0, 4)
-        out = jax.vmap(game.env.step, (0, 0, 0, None))(jax.random.split(key, 128), state, actions, game.params)
-        return out[1], (state, *out)
-
-    _, history = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(jax.random.key(2), 30)))(state)
-    before, obs, after, reward, terminated, truncated, info = jax.tree.map(np.asarray, history)
-    done = terminated | truncated
-    assert terminated.any() and (truncated & ~terminated).any()
-    np.testing.assert_array_equal(truncated, before.time == 5)
-    assert (after.time[done] == 0).all() and (after.length[done] == 1).all() and after.alive.all()
-    np.testing.assert_array_equal(obs[..., 4].reshape(after.apples.shape), after.apples)
-    final, dead = info["final_observation"], done & (reward == -3)
-    np.testing.assert_array_equal(  # a dead snake stays where it was
-        final[dead][..., 0].reshape(-1, 25).argmax(-1), before.head[dead][:, 0]
-    )
-    np.testing.assert_array_equal(final[~done], obs[~done])
-    assert game.env.observation_space(game.params).contains(obs[0, 0])
-
-
 PAPER_TEXT = """\
 The board has 5x5 cells. A cell is written as (X, Y), where X is the column and Y is the row; \
 (0, 0) is the bottom left corner and (4, 4) the top right one. \
@@ -302,23 +285,3 @@ def test_thousands_of_states_render(case):
         (line,) = (line for line in text.splitlines() if line.startswith("Your snake"))
         points = ", ".join(f"({column}, {size - 1 - row})" for row, column in body_of(ages[i, 0], size)[1:])
         assert line.endswith(f"body segments at [{points}]")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 2}, "size 2 and num_apples 5"),
-        ({"size": 33}, "size is 33"),
-        ({"size": -5}, "size is -5; it must be an integer from 2 to 32"),
-        ({"size": 3, "num_apples": 8}, "size 3 and num_apples 8: two heads and at least one apple must fit"),
-        ({"num_apples": 0}, "num_apples is 0"),
-        ({"num_apples": 2.5}, "num_apples is 2.5; it must be an integer"),
-        ({"max_length": float("nan")}, "max_length is nan"),
-        ({"max_steps": 0}, "max_steps is 0"),
-        ({"max_length": 128}, "max_length is 128"),
-        ({"prompt": "long"}, "'long'.*paper, compact"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        envs.make("snake", **options)

@@ -190,17 +190,6 @@ def test_the_side_is_drawn_at_reset_and_the_opponent_begins_if_it_is_x():
     np.testing.assert_array_equal(obs[..., 1].sum((1, 2)), side)
 
 
-def test_auto_reset_truncation_and_spaces():
-    game = envs.make("tic_tac_toe", max_steps=4)
-    obs, state = game.env.reset(jax.random.key(0), game.params)
-    assert game.env.observation_space(game.params).contains(obs)
-    assert game.env.action_space(game.params).n == game.env.num_actions == len(game.actions) == 9
-    state = state.replace(position=jnp.asarray(board_of("OX. ... ...")), side=jnp.int32(0), time=jnp.int32(3))
-    _, after, _, terminated, truncated, info = game.env.step(jax.random.key(1), state, 0, game.params)
-    assert truncated and not terminated and after.time == 0 and info["illegal_move"]
-    np.testing.assert_array_equal(info["final_observation"][0, :2], [[1, 0], [0, 1]])
-
-
 def test_the_board_game_offers_the_rules():
     game = rules.board_game()
     assert isinstance(game, BoardGame) and game.players == ("O", "X") and game.num_actions == game.max_moves == 9
@@ -238,16 +227,3 @@ def test_each_game_is_made_by_name():
         name = "tic_tac_toe" if opponent == "random" else f"tic_tac_toe_{opponent}"
         game = envs.make(name, side="O", prompt="compact")
         assert game.name == name and game.env.side == "O"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"opponent": "strong"}, "'strong'.*minimax"),
-        ({"side": "o"}, "'o'.*both"),
-        ({"prompt": "long"}, "'long'.*paper"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        envs.make("tic_tac_toe", **options)
