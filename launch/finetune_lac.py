@@ -9,9 +9,9 @@
 A LoRA adapter learns to continue transcripts where `launch.run_lac` asks: --method lac learns observations and
 reflections (and actions with --learn_actions); the others learn actions (`algorithms/offline.py`) and act as react, the
 decision transformer as react_return. The defaults are the paper's: 18 trajectories, 12 of them successes, 1,000 steps
-of two pairs. Without --trajectories they come from players who make mistakes, on tasks that no run plays: in BabyAI as many
-as requested, in ALFWorld, WebShop and Crafter the 12 successes and 6 failures of the package (`envs/recorded.py`).
-The format of a file of your own is that of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
+of two pairs. Without --trajectories they come from players who make mistakes, on tasks that no run plays: in BabyAI as
+many as requested, in ALFWorld, WebShop and Crafter the 12 successes and 6 failures of the package
+(`envs/recorded.py`). The format of a file of your own is that of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
 
 --rows pairs is the paper's: a line after its whole transcript is an example. --rows episodes learns all lines of a
 transcript in one pass: the same tokens, far fewer read, and fewer steps for as many passes (--dry_run counts both).
