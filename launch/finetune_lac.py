@@ -11,7 +11,7 @@ reflections (and actions with --learn_actions); the others learn actions (`algor
 decision transformer as react_return. The defaults are the paper's: 18 trajectories, 12 of them successes, 1,000 steps
 of two pairs. Without --trajectories they come from players who make mistakes, on tasks that no run plays: in BabyAI as
 many as requested, in ALFWorld, WebShop and Crafter the 12 successes and 6 failures of the package
-(`envs/recorded.py`). The format of a file of your own is that of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
+(`envs/recorded.py`). A file of your own has the format of RUN_DIR/trajectories.jsonl (`nlrl_jax/run/trajectories.py`).
 
 --rows pairs is the paper's: a line after its whole transcript is an example. --rows episodes learns all lines of a
 transcript in one pass: the same tokens, far fewer read, and fewer steps for as many passes (--dry_run counts both).
