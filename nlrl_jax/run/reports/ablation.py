@@ -13,8 +13,6 @@ from nlrl_jax.run import loop
 from nlrl_jax.run.metrics import TIMINGS, read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import Picture, Table, markdown, write_report
-from nlrl_jax.run.reports import ultra_tables
-from nlrl_jax.run.ultra.stages import stored_scores
 from nlrl_jax.statistics import estimate
 
 
@@ -49,27 +47,6 @@ def in_iterations(
     row = {name: over_seeds(values) for name, values in numbers.items()} | {"seeds": str(len(stored))}
     row["seconds a run"] = f"{np.mean([read_metrics(folder, TIMINGS)['seconds'].sum() for folder in folders]):.0f}"
     return Series(label, [0, *(runs[0]["iteration"][there] + 1)], ys), row
-
-
-def in_updates(label: str, runs: Sequence[Any]) -> tuple[Series, dict[str, str]]:
-    """(ULTRA-RA's score against updates, a row of the table) of all base agents and seeds.
-
-    Args:
-      runs: of the base agents, as `run.ultra.stages` has them.
-    """
-    kind = ultra_tables.main_score(runs[0].agent.continuous)
-    ys, x = [], np.zeros(1)
-    for run in runs:
-        start = run.before_learning()[0][kind]
-        for one in loop.seed_dirs(run.folder / "ULTRA-RA", run.seeds):
-            metrics = read_metrics(one)
-            there = np.isfinite(metrics[f"eval/{kind}"])
-            x = np.concatenate([[0], metrics["iteration"][there] + 1])
-            ys.append([start, *metrics[f"eval/{kind}"][there]])
-    scores = {name: scores[kind] for name, scores in stored_scores(runs).items()}
-    row = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
-    row["gain"] = ultra_tables.gain_text(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
-    return Series(label, x, np.array(ys)), {"score": ultra_tables.headings(runs[0].agent.continuous)[kind], **row}
 
 
 def write(
