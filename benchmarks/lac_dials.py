@@ -7,7 +7,7 @@
 The model is the expert of `nlrl_jax/backends/expert.py`, whose prior is fixed for each game and whose critic and world
 model are right at the rates of a grid. A method plays a cell only if it reads that dial: ReAct and the prior neither,
 LATS in the game itself not the world model, RAP not the critic. Each cell is a file, so a killed run continues.
-Of 65 cells a game, one took 1 to 65 s (102 tasks; two cores that others used, too).
+Of 65 cells a game, one took 1 to 106 s (102 tasks; two cores that others used, too).
 """
 
 from __future__ import annotations
