@@ -211,7 +211,7 @@ def test_the_key_is_nowhere(tmp_path, caplog):
         ask.complete(chats(1), HOT, "policy")
         shown += [repr(ask), str(ask), repr(ask.usage.rows())]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == 1 and "httpx" in caplog.text and "nlrl_jax" in caplog.text
+    assert len(files) == 1 and "httpcore" in caplog.text and "nlrl_jax" in caplog.text
     shown += [caplog.text, *(path.read_text() for path in files), *map(str, files)]
     for text in shown:
         assert KEY not in text and KEY[:12] not in text

@@ -82,11 +82,11 @@ def test_killed_run_goes_on_with_the_next_row_and_leaves_the_same_files(tmp_path
 
 def nonsense(request):
     """Prose as a value, half a JSON as an aggregation, always left as the action."""
-    if "the state value function" in request.asked:
+    if "as a state value function" in request.asked:
         text = "It looks fine to me."
     else:
         text = (
-            '{"thoughts": "walls all aro' if "Here are" in request.asked else '{"thoughts": "", "action": "move left"}'
+            '{"thoughts": "walls all aro' if "Below is" in request.asked else '{"thoughts": "", "action": "move left"}'
         )
 
     def change(whole):
