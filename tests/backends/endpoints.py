@@ -11,7 +11,7 @@ HOT = Sampling(max_tokens=20, temperature=1.0)
 
 
 def model(server, name="m", usage=None, cache=None, render=None, **options):
-    options = EndpointOptions(**{"base_url": server.url, "max_retries": 3, "timeout": 5.0, **options})
+    options = EndpointOptions(**{"base_url": server.url, "max_retries": 3, "timeout": 20.0, **options})
     return EndpointModel(options, name, usage or Usage(), cache, render)
 
 
