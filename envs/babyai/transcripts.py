@@ -3,7 +3,7 @@
 A walker follows a shortest plan once it knows where its target is, and looks around before. With a probability that
 depends on the situation it does something habitual instead: it heads for a look-alike (the same kind of thing, or the
 same colour), or just goes forward. Habits are rare where the target lies straight ahead and frequent where it does not.
-Behind a critic's BAD they are rarer. A few actions are random.
+After a critic's BAD they are rarer. A few actions are random.
 
 The corpus of the built-in model and the demonstrations for fine-tuning come from the same walkers.
 """

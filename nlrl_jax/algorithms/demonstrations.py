@@ -21,12 +21,12 @@ from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.template import Template
 
-# Demonstrations of a batch: key -> (fields, each [B, ...]; actions int32 [B, A], -1 behind the last one).
+# Demonstrations of a batch: key -> (fields, each [B, ...]; actions int32 [B, A], -1 after the last one).
 Demonstrate = Callable[[jax.Array], tuple[dict[str, jax.Array], jax.Array]]
 
 
 class Shown(NamedTuple):
-    """Demonstrations as tokens, behind the prompts' static part. B rows, S prompt bucket, K reply tokens.
+    """Demonstrations as tokens, after the prompts' static part. B rows, S prompt bucket, K reply tokens.
 
     prompts int32 [B, S], left-padded; lengths int32 [B]; replies int32 [B, K], right-padded; reply_lengths int32 [B].
     """

@@ -251,7 +251,7 @@ class Expert:
         return GOOD if after < before else BAD
 
     def _done(self, place: Place) -> int:
-        """Quarters of the way from the beginning of the task that lie behind; all of them if it is won."""
+        """Quarters of the way from the beginning of the task that are done; all of them if it is won."""
         if place.won:
             return _QUARTERS
         (start,) = self.states.find([History("", "", task=place.task)])

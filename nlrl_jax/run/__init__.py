@@ -1,1 +1,1 @@
-"""What every run leaves behind: configuration, metrics, checkpoints, plots and a report."""
+"""What every run leaves: configuration, metrics, checkpoints, plots and a report."""
