@@ -103,7 +103,11 @@ def join_processes() -> None:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in ~/.cache/nlrl_jax (or $JAX_COMPILATION_CACHE_DIR) between runs."""
+    """Keeps compiled programs in ~/.cache/nlrl_jax (or $JAX_COMPILATION_CACHE_DIR) between runs, but not those for several
+    simulated CPU devices: read from the cache, their collectives can wait for each other for ever (jax 0.10.2)."""
+    if jax.config.jax_num_cpu_devices > 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(cache, "nlrl_jax", "compiled"))
