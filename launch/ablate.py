@@ -245,9 +245,15 @@ def dry_run(config: AblationConfig) -> str:
     return "\n\n".join(texts.values())
 
 
+COMMAND = app.Command(
+    "ablate", AblationConfig, dry_run="NLRL: print the calls and tokens of every run, and do nothing",
+    may_change=("study", "apart"),
+)  # fmt: skip
+
+
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(AblationConfig, script="ablate")
+    config = COMMAND.parse()
     if not config.study:
         raise ValueError(f"say what is varied: --study, one or more of one algorithm. {LISTED}")
     useless = (name for name, algorithms in ONLY_FOR.items() if config.algorithm not in algorithms)
@@ -261,8 +267,7 @@ def main(argv: list[str]) -> None:
         run = base_of(config, config.study.split(",")[0])
         models.check_templates(config.templates, run.analyst if config.algorithm == "ultra" else run.model)
     nlrl, ultra = config.algorithm in NLRL, config.algorithm == "ultra"
-    may_change = ("study", "apart", *(("seeds",) if nlrl else ()))
-    run_dir, resume = app.take_run_dir("ablate", config, may_change=may_change), flags.FLAGS.resume
+    run_dir, resume = COMMAND.open(config, ("seeds",) if nlrl else ())
     usage, panels, rows, trained = models.ledger(run_dir), {}, [], {}
     for study, label, run, base in settings_of(config):
         seeds = config.seeds or SEEDS.get(study, 1)
@@ -293,10 +298,5 @@ def main(argv: list[str]) -> None:
     write(run_dir, title, flat(config), tables, panels, AXES[config.algorithm], nlrl)
 
 
-define_flags = app.Command(
-    "ablate", AblationConfig, dry_run="NLRL: print the calls and tokens of every run, and do nothing"
-).define_flags
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -56,7 +56,6 @@ from nlrl_jax.weights.load import load_config, load_tokenizer
 
 SCRIPT = "finetune_lac"
 ACTS = {"lac": "lac", "decision_transformer": "react_return"}  # the method of run_lac that plays it, else react
-MAY_CHANGE = ("checkpoint_every", "iterations", "micro_batch", "remat", "mesh")
 HELD_OUT = (12, 6)  # successes and failures
 _CACHE_MB = 256  # for evaluations
 
@@ -299,9 +298,15 @@ def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, 
         write_form(folder, config.prompts, config.model, method=config.method)
 
 
+COMMAND = app.Command(
+    SCRIPT, FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing", several=True,
+    may_change=("checkpoint_every", "iterations", "micro_batch", "remat", "mesh"),
+)  # fmt: skip
+
+
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(FinetuneConfig, script=SCRIPT)
+    config = COMMAND.parse()
     if config.trajectories:
         leave_out("with --trajectories, your own file", "successes", "failures")
     if config.method != "dense_policy_gradient":
@@ -316,18 +321,13 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.dry_run:
         print(describe(config, gather(config, tokenizer), tokenizer))
         return
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE)
-    finished = finetune(config, run_dir, flags.FLAGS.resume)
+    run_dir, resume = COMMAND.open(config)
+    finished = finetune(config, run_dir, resume)
     print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of launch.run_lac plays it")
     before, after = finished["before"], finished["after"]
     changes = (f"{name} {before[name]:.3f} -> {value:.3f}" for name, value in after.items())
     print(", ".join(changes) or "nothing was held out")
 
 
-define_flags = app.Command(
-    SCRIPT, FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing", several=True
-).define_flags
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

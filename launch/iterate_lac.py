@@ -56,7 +56,6 @@ from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "iterate_lac"
-MAY_CHANGE = ("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat")
 _HELD_OUT = 5_000  # tasks of a seed that `run_lac` may play; those of the rounds come after them
 
 
@@ -263,20 +262,22 @@ def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) 
     write_form(folder, config.prompts, config.model)
 
 
+COMMAND = app.Command(
+    SCRIPT, IterateConfig, may_change=("jobs", "rounds", "evaluate", "eval_every", "micro_batch", "remat")
+)
+
+
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(IterateConfig, script=SCRIPT)
+    config = COMMAND.parse()
     game, kinds = game_of(config)
     tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
     held_out_of(config, game)
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
     check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
-    iterate(config, app.take_run_dir(SCRIPT, config, may_change=MAY_CHANGE))
+    iterate(config, COMMAND.open(config)[0])
 
-
-define_flags = app.Command(SCRIPT, IterateConfig).define_flags
 
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

@@ -272,9 +272,18 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
     )
 
 
+COMMAND = app.Command(
+    SCRIPT,
+    LACRunConfig,
+    dry_run="count calls and tokens, and do nothing",
+    metrics=False,
+    may_change=("methods", "jobs"),
+)
+
+
 def main(argv: list[str]) -> None:
     del argv
-    config = app.parse(LACRunConfig, script=SCRIPT)
+    config = COMMAND.parse()
     game, tasks = make_game(config)
     config = complete(config, game)
     models.check_endpoint_is_used(config.model)
@@ -296,7 +305,7 @@ def main(argv: list[str]) -> None:
         print(dry_run(config, game, tasks))
         return
     check_model(config, game, tasks, ask=not flags.FLAGS.resume)
-    run_dir = app.take_run_dir(SCRIPT, config, may_change=("methods", "jobs"))
+    run_dir, _ = COMMAND.open(config)
     usage = Usage(run_dir)
     finished = run(config, game, tasks, run_dir, usage)
     model = config.endpoint.endpoint_model if config.model == "endpoint" else config.model
@@ -319,10 +328,5 @@ def main(argv: list[str]) -> None:
     print(f"report: {page}\n{game.score or 'success'}: {text} ({model})")
 
 
-define_flags = app.Command(
-    SCRIPT, LACRunConfig, dry_run="count calls and tokens, and do nothing", metrics=False
-).define_flags
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    COMMAND.run(main)

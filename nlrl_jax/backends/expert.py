@@ -12,7 +12,7 @@ history begins at a task, so the model repeats its actions in the game and asks 
             afterwards, or if the action was the expert's and the observation is what that action leads to; UNKNOWN if
             it needs as many as before and the step was no idle one (a look into an empty cupboard); else BAD. The
             opposite of GOOD is BAD; in place of UNKNOWN it says either. log P(GOOD) - log P(BAD) is
-            log(critic / (1 - critic)) with the sign of what it says, and 0 for UNKNOWN, after which an imagined
+            |log(critic / (1 - critic))| with the sign of what it says, and 0 for UNKNOWN, after which an imagined
             rollout of LAC goes on. Rewards, values (the share of the way that is done, in quarters) and probabilities
             of success are wrong as often.
     world   The observation that it imagines is the true one with this probability. Else it is that of another action
@@ -225,7 +225,7 @@ class Expert:
         if truth == UNKNOWN and is_right:
             return 0.5
         says = rng.random() < 0.5 if truth == UNKNOWN else (truth == GOOD) == is_right
-        sure = min(max(rate, 0.5 + _LEAST), 1 - _LEAST) if rate >= 0.5 else max(rate, _LEAST)
+        sure = min(max(rate, 1 - rate, 0.5 + _LEAST), 1 - _LEAST)
         return sure if says else 1 - sure
 
     def _judged(self, asked: _Question, place: Place) -> _Step | None:

@@ -103,8 +103,11 @@ def join_processes() -> None:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in ~/.cache/nlrl_jax (or $JAX_COMPILATION_CACHE_DIR) between runs, but not those for several
-    simulated CPU devices: read from the cache, their collectives can wait for each other for ever (jax 0.10.2)."""
+    """Keeps compiled programs in ~/.cache/nlrl_jax (or $JAX_COMPILATION_CACHE_DIR) between runs.
+
+    Not those for several simulated CPU devices: read from the cache, their collectives can wait for each other for ever
+    (jax 0.10.2).
+    """
     if jax.config.jax_num_cpu_devices > 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_enable_compilation_cache", False)
         return
@@ -164,12 +167,40 @@ class Command:
         return parse(self.config, self.presets, self.flag, self.script)
 
     def open(self, config: Any, may_change: Collection[str] = ()) -> tuple[pathlib.Path, bool]:
-        """(the run's folder, whether its run is resumed); see `take_run_dir`.
+        """(the folder that --run_dir names, checked and locked, whether its run is resumed).
+
+        config.json in it holds the config and the script's name.
 
         Args:
           may_change: more options that may differ.
+
+        Raises:
+          ValueError: no --run_dir, or one that cannot be used (see `open_run`); --resume of a run that has already done
+            more iterations; --overwrite of a folder that contains a file or folder named by another option.
         """
-        return take_run_dir(self.script, config, {*self.may_change, *may_change}), flags.FLAGS.resume
+        options = flags.FLAGS
+        if not options.run_dir:
+            raise ValueError("say where the run's files go: --run_dir runs/NAME")
+        values, allowed = {"script": self.script, **flat(config)}, {*self.may_change, *may_change}
+        project = options.wandb if self.metrics else ""
+        run_dir, refused = pathlib.Path(options.run_dir).expanduser().absolute(), None
+        if processes.first():
+            try:
+                if project:
+                    boards.check_wandb(project)
+                if options.resume and "iterations" in values:
+                    check_done(run_dir, values["iterations"])
+                if options.overwrite:
+                    check_inputs(run_dir, values)
+                open_run(run_dir, values, options.resume, overwrite=options.overwrite, may_change=allowed)
+                if project:
+                    boards.use_wandb(run_dir, project)
+            except ValueError as error:
+                refused = error
+        if processes.any_of(refused is not None):  # the others wait here until the first one has it
+            raise refused or ValueError("the first process cannot use --run_dir and says why")
+        alike.check(values, run_dir)
+        return run_dir, options.resume
 
 
 def parse(config: type[T] | T, presets: Presets | None = None, flag: str = "preset", script: str = "") -> T:
@@ -195,35 +226,3 @@ def _dated(config: T) -> T:
     if flat(config).get("date") != "":
         return config
     return replace(config, date=processes.from_first(lambda: datetime.date.today().isoformat()))
-
-
-def take_run_dir(script: str, config: Any, may_change: Collection[str] = ()) -> pathlib.Path:
-    """The folder that --run_dir names, checked and locked; config.json in it holds the config and the script's name.
-
-    Raises:
-      ValueError: no --run_dir, or one that cannot be used (see `open_run`); --resume of a run that has already done
-        more iterations; --overwrite of a folder that contains a file or folder named by another option.
-    """
-    options = flags.FLAGS
-    if not options.run_dir:
-        raise ValueError("say where the run's files go: --run_dir runs/NAME")
-    values = {"script": script, **flat(config)}
-    project = options.wandb if "wandb" in options else ""
-    run_dir, refused = pathlib.Path(options.run_dir).expanduser().absolute(), None
-    if processes.first():
-        try:
-            if project:
-                boards.check_wandb(project)
-            if options.resume and "iterations" in values:
-                check_done(run_dir, values["iterations"])
-            if options.overwrite:
-                check_inputs(run_dir, values)
-            open_run(run_dir, values, options.resume, overwrite=options.overwrite, may_change=may_change)
-            if project:
-                boards.use_wandb(run_dir, project)
-        except ValueError as error:
-            refused = error
-    if processes.any_of(refused is not None):  # the others wait here until the first one has it
-        raise refused or ValueError("the first process cannot use --run_dir and says why")
-    alike.check(values, run_dir)
-    return run_dir

@@ -85,7 +85,7 @@ def test_the_favourite_is_right_at_the_rate_and_its_probabilities_are_calibrated
     assert share(action == written[0] for action in drawn) == pytest.approx(rate, abs=NEAR)
 
 
-@pytest.mark.parametrize("rate", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize(("move", "truth"), [("right", GOOD), ("left", BAD), ("up", UNKNOWN), ("wait", BAD)])
 def test_verdicts_rewards_and_probabilities_are_right_at_the_rate(rate, move, truth):
     model = Expert(GAME, Rates(critic=rate))
@@ -97,7 +97,7 @@ def test_verdicts_rewards_and_probabilities_are_right_at_the_rate(rate, move, tr
     q = [good.log_prob - bad.log_prob for good, bad in rows]
     sign = {GOOD: 1, UNKNOWN: 0, BAD: -1}
     assert all((value > 0) - (value < 0) == sign[word] for value, word in zip(q, said, strict=True))
-    size = math.log(rate / (1 - rate)) if 0.5 < rate < 1 else {0.5: 0.0, 1.0: 9.2}[rate]
+    size = {0.2: math.log(4), 0.5: 0.0, 0.8: math.log(4), 1.0: 9.2}[rate]
     assert all(abs(value) == pytest.approx(size, abs=0.02) for value in q if value)
     assert share(text == "0" for text in ask(model, histories, "Reward:")) == pytest.approx(rate, abs=NEAR)
     stated = ask(model, histories, "Critic: This step is GOOD. The probability that the goal is reached is")

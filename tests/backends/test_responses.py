@@ -127,7 +127,7 @@ def test_a_giant_response_is_cut_off_while_it_arrives_and_sent_again(monkeypatch
 
 
 def echoes(handler, request):
-    """The prompt as tokens of four characters counted from its end, behind a token of its own; -1, -2, ... each."""
+    """The prompt as tokens of four characters counted from its end, after a token of its own; -1, -2, ... each."""
     prompt = request.body["prompt"]
     odd = len(prompt) % 4
     tokens = ["<s>"] + ([prompt[:odd]] if odd else []) + [prompt[i : i + 4] for i in range(odd, len(prompt), 4)]

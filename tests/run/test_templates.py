@@ -26,7 +26,8 @@ class Config:
 def command(monkeypatch):
     """(arguments, today) -> the config and the run's folder that a script gets."""
     before = set(flags.FLAGS)
-    app.Command("", Config).define_flags()
+    script = app.Command("script", Config)
+    script.define_flags()
 
     def run(*args, today):
         for flag in set(flags.FLAGS) - before:
@@ -34,8 +35,8 @@ def command(monkeypatch):
         flags.FLAGS(["prog", *map(str, args)])
         day = types.SimpleNamespace(today=lambda: datetime.date.fromisoformat(today))
         monkeypatch.setattr(app, "datetime", types.SimpleNamespace(date=day))
-        config = app.parse(Config)
-        folder = app.take_run_dir("script", config)
+        config = script.parse()
+        folder, _ = script.open(config)
         directory.close_run(folder)
         return config, folder
 
