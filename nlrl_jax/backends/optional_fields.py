@@ -18,6 +18,7 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from nlrl_jax.backends.responses import is_filtered
 from nlrl_jax.backends.transport import Failure
 
 # What makes vLLM, SGLang and llama.cpp continue a chat's last message.
@@ -180,8 +181,11 @@ def named_fields(text: str, body: Mapping[str, Any]) -> list[str]:
 
 
 def _is_about_fields(failure: Failure) -> bool:
-    """Whether a failure may be a refusal of a field: not one of the connection, the key, the address or the moment."""
+    """Whether a failure may be a refusal of a field: not one of the connection, the key, the address, the moment or the
+    prompt."""
     status = failure.status
+    if is_filtered(failure):
+        return False
     if status is None:
         return not failure.is_unreachable
     return not 300 <= status < 400 and status not in _OTHER

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from nlrl_jax.backends.transport import EndpointError, InvalidResponse
+from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse
 from nlrl_jax.types import Reply, Score
 
 _FILTER = re.compile(
@@ -40,7 +40,7 @@ def read_replies(response: dict, prompt_tokens: int, tokens: int, count: int) ->
     ]
 
 
-def is_filtered(error: EndpointError) -> bool:
+def is_filtered(error: EndpointError | Failure) -> bool:
     """Whether a request was refused for its content, so that other prompts may well be accepted."""
     return _FILTER.search(error.body) is not None
 
