@@ -7,7 +7,7 @@
 
     boards   FrozenLake and Snake                peer: gymnax's FrozenLake-misc, one fixed map; ours draws a new map in
                                                  each episode
-    pong     ULTRA's Pong, numbers or frames     peer: gymnax's Pong-misc, another game of 30 x 40 cells
+    pong     ULTRA's Pong                        peer: gymnax's Pong-misc, another game of 30 x 40 cells
     babyai   GoToLocal with 8 distractors        peer: minigrid, one game, a view after each step; ours sees each step
                                                  too, and "as tokens" also writes the text as token ids
     hopper, walker2d, ant                        peer: Gymnasium's vector environments, one game per core
@@ -131,8 +131,8 @@ def boards(_: argparse.Namespace) -> Iterator[Subject]:
 
 def pongs(_: argparse.Namespace) -> Iterator[Subject]:
     yield Subject("gymnax Pong-misc", rated(of_env(*gymnax.make("Pong-misc"))), is_peer=True)
-    for name, points, pixels in (("one point", 1, False), ("to 21", 21, False), ("one point, frames", 1, True)):
-        game = pong.control_game(points, pixels)
+    for name, points in (("one point", 1), ("to 21", 21)):
+        game = pong.control_game(points)
         yield Subject(f"pong, {name}", rated(of_env(game.env, game.params)))
 
 

@@ -68,15 +68,6 @@ class BreakthroughText:
             "at the end if it captures a pawn."
         )
 
-    def describe(self, cells: np.ndarray, player: int, winner: int) -> str:
-        """Sentences, one a line: whose turn it is or who has won, and where the pawns of either side are."""
-        lines = [f"{PLAYERS[winner].title()} has won." if winner >= 0 else f"It is {PLAYERS[player]}'s turn."]
-        for symbol, name in enumerate(PLAYERS, start=1):
-            squares = [self.square(cell) for cell in np.flatnonzero(cells == symbol)]
-            pawns = f"{len(squares)} pawn{'s' if len(squares) > 1 else ''}: {', '.join(squares)}"
-            lines.append(f"{name.title()} has {pawns if squares else 'no pawns'}.")
-        return "\n".join(lines)
-
     def read(self, text: str, player: str) -> tuple[np.ndarray, int, int]:
         """Reads a board: (cells, indices into `SYMBOLS`; player; winner or -1).
 

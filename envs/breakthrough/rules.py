@@ -46,22 +46,18 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Breakthrough(BoardGame):
-    """A `BoardGame` that also lists its legal moves and describes positions in words.
+    """A `BoardGame` that also lists its legal moves.
 
     Attributes:
       max_legal: no position has more legal moves.
       num_legal: position -> int32 []; 0 once the game is over.
       nth_legal: (position, int k) -> int32 [], action id of the k-th legal move, in an order of the game's own.
         k must be below num_legal.
-      describe: position -> sentences about whose turn it is and where the pawns are, on the host.
-      move_word: (position, action) -> its word, on the host. Raises ValueError if the move is not legal.
     """
 
     max_legal: int
     num_legal: Callable[[Position], jax.Array]
     nth_legal: Callable[[Position, jax.Array], jax.Array]
-    describe: Callable[[Position], str]
-    move_word: Callable[[Position, int], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,14 +157,11 @@ class _Rules:
             winner=jnp.where(won, position.player, position.winner),
         )
 
-    def cells_of(self, position: Position) -> jax.Array:
-        """int32 [rows * columns], indices into `SYMBOLS`."""
-        return self.bits(position.black).astype(jnp.int32) + 2 * self.bits(position.white)
-
     def fields(self, position: Position) -> dict[str, jax.Array]:
         """cells: int32 [rows * columns], indices into `SYMBOLS`. player: int32 []. winner: int32 [], 0 for none, else
         1 + player."""
-        return {"cells": self.cells_of(position), "player": position.player, "winner": position.winner + 1}
+        cells = self.bits(position.black).astype(jnp.int32) + 2 * self.bits(position.white)
+        return {"cells": cells, "player": position.player, "winner": position.winner + 1}
 
 
 def board_game(rows: int = 5, columns: int = 5, pawn_rows: int = 2) -> Breakthrough:
@@ -186,24 +179,15 @@ def board_game(rows: int = 5, columns: int = 5, pawn_rows: int = 2) -> Breakthro
     integer("rows", rows, 2 * pawn_rows)  # two sides
     integer("columns", columns, 2, 26)  # letters
     rules, text = _Rules(rows, columns, pawn_rows), BreakthroughText(rows, columns, pawn_rows)
-    words, board = text.moves(), text.board()
 
     def parse(board_text: str, player: str) -> Position:
         cells, mover, winner = text.read(board_text, player)
         return rules.position(cells, mover, winner)
 
-    def describe(position: Position) -> str:
-        return text.describe(np.asarray(rules.cells_of(position)), int(position.player), int(position.winner))
-
-    def move_word(position: Position, action: int) -> str:
-        if not 0 <= action < len(words) or not rules.legal_action_mask(position)[action]:
-            raise ValueError(f"action {action} is not legal in\n{board.render(rules.fields(position))}")
-        return words[action]
-
     return Breakthrough(
         name="breakthrough",
         players=PLAYERS,
-        actions=words,
+        actions=text.moves(),
         # Every move brings one pawn one row ahead, and none stands on its far row before the last move.
         max_moves=2 * columns * sum(rows - 2 - i for i in range(pawn_rows)) + 1,
         init=rules.init,
@@ -213,14 +197,12 @@ def board_game(rows: int = 5, columns: int = 5, pawn_rows: int = 2) -> Breakthro
         is_terminal=lambda position: position.winner >= 0,
         returns=lambda position: jnp.where(position.winner < 0, 0, 1 - 2 * position.winner).astype(jnp.float32),
         rules=text.rules(),
-        board=board,
+        board=text.board(),
         fields=rules.fields,
         parse=parse,
         max_legal=3 * pawn_rows * columns,
         num_legal=rules.num_legal,
         nth_legal=rules.nth_legal,
-        describe=describe,
-        move_word=move_word,
     )
 
 

@@ -33,7 +33,7 @@ from gymnax.environments import environment
 
 from envs.options import integer
 from envs.pong import prompts, rule_based
-from envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, draw, frames
+from envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, frames
 from envs.shell import DiscreteGame
 from nlrl_jax.types import ControlGame
 
@@ -46,16 +46,14 @@ SPEED = 2  # columns a step, of the ball
 
 @struct.dataclass
 class EnvState(environment.EnvState):
-    """All int32. time: []. racket, opponent: [], top rows. ball, velocity: [2], row and column, before: [2], the
-    ball one step ago. aim: [], the row of its racket with which the opponent wants to meet the ball. score: [2], ours
-    and theirs.
+    """All int32. time: []. racket, opponent: [], top rows. ball, velocity: [2], row and column. aim: [], the row of its
+    racket with which the opponent wants to meet the ball. score: [2], ours and theirs.
     """
 
     racket: jax.Array
     opponent: jax.Array
     ball: jax.Array
     velocity: jax.Array
-    before: jax.Array
     aim: jax.Array
     score: jax.Array
 
@@ -71,17 +69,11 @@ class EnvParams(environment.EnvParams):
 
 
 class Pong(DiscreteGame):
-    """One player's view, as a gymnax environment. Actions: 0 stay, 1 move right (row down), 2 move left.
+    """One player's view, as a gymnax environment. Actions: 0 stay, 1 move right (row down), 2 move left."""
 
-    Args:
-      pixels: observe float32 [80, 80, 2], shades from 0 to 1 now and one step ago, in place of six numbers.
-    """
-
-    def __init__(self, pixels: bool = False):
+    def __init__(self):
         low, high = jnp.array([0, 0, 0, 0, -4, -2.0]), jnp.array([TOP, TOP, LOWEST, SIZE - 1, 4, 2.0])
-        bounds = (0.0, 1.0) if pixels else (low, high)
-        super().__init__(ACTIONS, (SIZE, SIZE, 2) if pixels else (len(OBSERVED),), EnvParams(), *bounds)
-        self.pixels = pixels
+        super().__init__(ACTIONS, (len(OBSERVED),), EnvParams(), low, high)
 
     def start(self, key, params):
         """Rackets in the middle, and a serve to either side."""
@@ -89,7 +81,7 @@ class Pong(DiscreteGame):
         key_side, key_serve = jax.random.split(key)
         ball, velocity, aim = _serve(key_serve, jnp.where(jax.random.bernoulli(key_side), 1, -1))
         zero = jnp.int32(0)
-        return EnvState(zero, middle, middle, ball, velocity, ball, aim, jnp.zeros(2, jnp.int32))
+        return EnvState(zero, middle, middle, ball, velocity, aim, jnp.zeros(2, jnp.int32))
 
     def advance(self, key, state, action, params):
         """Reward 1 for a point won, -1 for one lost. info["point"] is the same; the episode ends at `points` points."""
@@ -103,18 +95,12 @@ class Pong(DiscreteGame):
         over = point != 0
         ball, velocity, aim = (jnp.where(over, new, old) for new, old in zip(served, (ball, velocity, aim)))
         score = state.score + jnp.stack([point > 0, point < 0]).astype(jnp.int32)
-        before = jnp.where(over, ball, state.ball)
-        state = EnvState(state.time + 1, racket, opponent, ball, velocity, before, aim, score)
+        state = EnvState(state.time + 1, racket, opponent, ball, velocity, aim, score)
         reward = point.astype(jnp.float32)
         return state, reward, self.is_terminated(state, params), {"point": reward}
 
     def observe(self, key, state, action, params):
-        """float32 [6], see `OBSERVED`; or the pixels."""
-        del key, action, params
-        if self.pixels:
-            now = draw(state.racket, state.opponent, state.ball)
-            # The rackets are drawn where they are: what the second frame is for is the ball's direction.
-            return jnp.stack([now, draw(state.racket, state.opponent, state.before)], axis=-1)
+        """float32 [6], see `OBSERVED`."""
         numbers = [state.racket, state.opponent, *state.ball, *state.velocity]
         return jnp.stack(numbers).astype(jnp.float32)
 
@@ -188,12 +174,11 @@ def state_code(obs: jax.Array, cell: int = 1) -> jax.Array:
     return code
 
 
-def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params) -> ControlGame:
+def control_game(points: int = 1, cell: int = 1, **params) -> ControlGame:
     """Pong for control agents.
 
     Args:
       points: 1 (an episode is one point) or 21, the whole game.
-      pixels: frames as observations; an analyst's prompts and rewards exist for the six numbers only.
       cell: side of the blocks of rows and columns within which states are equal (`state_code`); 1 is exact.
       **params: other fields of `EnvParams`.
 
@@ -207,16 +192,16 @@ def control_game(points: int = 1, pixels: bool = False, cell: int = 1, **params)
     limit = {"max_steps_in_episode": 1000 if points == 1 else 10_000}
     return ControlGame(
         name="pong" if points == 1 else f"pong_{points}",
-        env=Pong(pixels),
+        env=Pong(),
         params=EnvParams(points=points, **{**limit, **params}),
         actions=ACTIONS,
-        state_code=None if pixels else functools.partial(state_code, cell=cell),
-        roles=None if pixels else prompts.roles(points=points),
+        state_code=functools.partial(state_code, cell=cell),
+        roles=prompts.roles(points=points),
         scripts=rule_based.SCRIPTS,
         draw=frames,
         draw_case=case_frames,
         score="mean outcome of a point" if points == 1 else f"points won less points lost, first to {points}",
-        human_reward=None if pixels else pong_return,
+        human_reward=pong_return,
     )
 
 
@@ -228,11 +213,6 @@ def pong_return(steps: Any) -> jax.Array:
 
     The ball came to us before the step and flies away after it. A serve never looks like that: the ball is served to
     us after a point lost to a ball that came, and to the opponent after one won with a ball that flew away.
-
-    Raises:
-      ValueError: the observations are not Pong's six numbers.
     """
-    if steps.obs.shape[2:] != (len(OBSERVED),):
-        raise ValueError(f"observations have shape {steps.obs.shape[2:]}; Pong's numbers have ({len(OBSERVED)},)")
     returned = (steps.obs[..., _SPEED] > 0) & (steps.next_obs[..., _SPEED] < 0)
     return returned.astype(jnp.float32)

@@ -23,7 +23,7 @@ def body(picture):
 
 @pytest.mark.parametrize("name", locomotion.ROBOTS)
 def test_a_drawing_shows_the_robot_where_it_is(name):
-    pictures = locomotion_frames.frames(name, rest(name), 160, 120, "drawing")
+    pictures = locomotion_frames.frames(name, rest(name), 160, 120)
     assert pictures.shape == (1, 120, 160, 3) and pictures.dtype == np.uint8
     rows, columns = np.nonzero(body(pictures[0]))
     assert 150 < len(rows) < 4000
@@ -35,7 +35,7 @@ def test_a_drawing_shows_the_robot_where_it_is(name):
 def test_a_drawn_hopper_stands_on_the_floor_and_leans_as_its_pitch_says():
     upright, forward, backward = (rest("hopper")[0].copy() for _ in range(3))
     forward[2], backward[2] = 0.6, -0.6
-    pictures = locomotion_frames.frames("hopper", [upright, forward, backward], 160, 120, "drawing")
+    pictures = locomotion_frames.frames("hopper", [upright, forward, backward], 160, 120)
     scale = min(160 / 3.2, 120 / 2.4)
     rows, _ = np.nonzero(body(pictures[0]))
     assert abs((120 - rows.max()) / scale - 0.35) < 0.08  # the floor lies 0.35 m above the lower edge
@@ -51,7 +51,7 @@ def test_a_drawn_hopper_stands_on_the_floor_and_leans_as_its_pitch_says():
 def test_the_floor_passes_by_as_the_robot_moves():
     qpos = rest("walker2d", 3)
     qpos[:, 0] = 0, 0.25, 1.0  # tiles are half a metre wide: after a metre the picture is the same
-    first, quarter, metre = locomotion_frames.frames("walker2d", qpos, 96, 72, "drawing")
+    first, quarter, metre = locomotion_frames.frames("walker2d", qpos, 96, 72)
     assert (first != quarter).any()
     np.testing.assert_array_equal(first, metre)
 
@@ -59,31 +59,13 @@ def test_the_floor_passes_by_as_the_robot_moves():
 def test_an_exploded_state_gives_a_picture_without_a_robot():
     qpos = rest("ant", 2)
     qpos[1, 3] = np.nan
-    pictures = locomotion_frames.frames("ant", qpos, 64, 48, "drawing")
+    pictures = locomotion_frames.frames("ant", qpos, 64, 48)
     assert body(pictures[0]).any() and not body(pictures[1]).any()
-
-
-def test_without_opengl_auto_draws_and_opengl_says_why(monkeypatch):
-    monkeypatch.setattr(locomotion_frames, "_opengl", lambda *_: (None, "no display"))
-    drawn = locomotion_frames.frames("hopper", rest("hopper"), 64, 48)
-    np.testing.assert_array_equal(drawn, locomotion_frames.frames("hopper", rest("hopper"), 64, 48, "drawing"))
-    with pytest.raises(RuntimeError, match="found no OpenGL: no display"):
-        locomotion_frames.frames("hopper", rest("hopper"), 64, 48, "opengl")
-
-
-def test_the_renderers_process_gives_pictures_or_a_reason():
-    pictures, complaint = locomotion_frames._opengl(str(locomotion.xml_path("ant")), rest("ant", 2), 64, 48)
-    if pictures is None:
-        assert complaint
-    else:
-        assert pictures.shape == (2, 48, 64, 3) and pictures.std() > 5
 
 
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match=r"shape \(1, 6\); ant needs \[T, 15\]"):
         locomotion_frames.frames("ant", rest("hopper"))
-    with pytest.raises(ValueError, match="renderer is 'vulkan'"):
-        locomotion_frames.frames("ant", rest("ant"), renderer="vulkan")
 
 
 def test_what_ifs_show_the_pose_now_and_after_either_torque(monkeypatch):

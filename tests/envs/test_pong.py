@@ -15,7 +15,7 @@ STEP = jax.jit(GAME.env.step_env)
 
 def state_of(ball, velocity, racket=36, opponent=36, score=(0, 0), aim=4):
     whole = lambda x: jnp.asarray(x, jnp.int32)
-    return EnvState(*(whole(x) for x in (0, racket, opponent, ball, velocity, ball, aim, score)))
+    return EnvState(*(whole(x) for x in (0, racket, opponent, ball, velocity, aim, score)))
 
 
 def step(state, action=STAY, game=GAME, seed=0):
@@ -143,18 +143,9 @@ def test_equal_codes_are_equal_states_and_the_same_future():
 
 
 def test_the_frame_shows_rackets_and_ball():
-    frame = np.asarray(pong.draw(jnp.int32(10), jnp.int32(60), jnp.array([5, 30])))
+    frame = np.asarray(frames.draw(jnp.int32(10), jnp.int32(60), jnp.array([5, 30])))
     rows, columns = np.nonzero(frame == 0.5)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (10, 17, 70, 71)
     rows, columns = np.nonzero(np.isclose(frame, 0.35))
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (60, 67, 8, 9)
     assert np.argwhere(frame == 1).tolist() == [[5, 30], [6, 30]]
-
-
-def test_pixels_show_the_ball_now_and_before():
-    env = pong.Pong(pixels=True)
-    obs, state = env.reset_env(jax.random.key(0), GAME.params)
-    obs, after, *_ = env.step_env(jax.random.key(1), state, jnp.int32(0), GAME.params)
-    ball = lambda frame: np.argwhere(np.asarray(frame) == 1)[0]
-    assert tuple(ball(obs[..., 1])) == tuple(state.ball) and tuple(ball(obs[..., 0])) == tuple(after.ball)
-    assert obs.shape == env.observation_space(GAME.params).shape

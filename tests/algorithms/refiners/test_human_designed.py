@@ -40,13 +40,6 @@ def test_pong_pays_exactly_the_returns_of_our_racket():
     assert paid.sum() > 20 and (reward == -1).sum() > 20 and (reward == 1).sum() > 5
 
 
-def test_pong_in_pixels_is_refused():
-    frames = jnp.zeros((2, 1, 80, 80, 2))
-    none = jnp.zeros((2, 1), bool)
-    with pytest.raises(ValueError, match="Pong's numbers"):
-        pong.pong_return(Transitions(frames, none, none, frames, none, none, none, {}, none, none))
-
-
 def walk(*places, dt=0.05):
     """Steps of one robot along these places, as a robot's `info` tells them."""
     x, y = np.asarray(places[:-1], np.float32), np.asarray(places[1:], np.float32)
