@@ -11,14 +11,14 @@ import difflib
 import importlib
 import inspect
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 from envs import own
 from envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
-_MAKERS = {
+# Name -> (module, the options that the name settles). The module's function has the name in `_FUNCTIONS`.
+_TEXT = {
     "frozen_lake": ("envs.frozen_lake", {"slippery": False}),
     "frozen_lake_slippery": ("envs.frozen_lake", {"slippery": True}),
     "snake": ("envs.snake", {"poison": False}),
@@ -33,9 +33,20 @@ _MAKERS = {
     "babyai": ("envs.babyai.env", {}),
     "crafter": ("envs.crafter.env", {}),
 }
+_BOARD = {"tic_tac_toe": ("envs.tic_tac_toe.rules", {}), "breakthrough": ("envs.breakthrough.rules", {})}
+_CONTROL = {
+    "pong": ("envs.pong.env", {}),
+    **{robot: ("envs.locomotion.env", {"name": robot}) for robot in ("hopper", "walker2d", "ant")},
+}
+_HOST = {name: (f"envs.{name}.host", {}) for name in ("babyai", "crafter", "alfworld", "webshop")}
+_FUNCTIONS = {TextGame: "text_game", BoardGame: "board_game", ControlGame: "control_game", HostGame: "host_game"}
 
-GAMES = tuple(_MAKERS)
+GAMES, BOARD_GAMES, CONTROL_GAMES = tuple(_TEXT), tuple(_BOARD), tuple(_CONTROL)
+HOST_GAMES = (*_HOST, *(name for name in GAMES if name not in _HOST))
 WITH_MAPS = ("frozen_lake", "frozen_lake_slippery")  # take `maps`: all, train or held_out
+READ_BY = {"babyai": "nano_babyai"}  # built-in models that have learned its transcripts
+RECORDED = ("alfworld", "webshop", "crafter")  # games whose trajectories lie in the package
+DEMONSTRATED = ("babyai", *RECORDED)
 
 
 def make(name: str, prompt: str = "paper", **options) -> TextGame:
@@ -50,65 +61,24 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
     Raises:
       ValueError: an unknown name, prompt or option, an option outside its range, or a package that is not installed.
     """
-    if ":" in name:
-        return own.load(name, TextGame, prompt=prompt, **options)
-    if name not in _MAKERS:
-        raise _unknown(name, GAMES, "text_game")
-    module, preset = _MAKERS[name]
-    return _made(name, _imported(name, module).text_game, preset, {"prompt": prompt, **options})
-
-
-_BOARD_MAKERS = {"tic_tac_toe": "envs.tic_tac_toe.rules", "breakthrough": "envs.breakthrough.rules"}
-
-BOARD_GAMES = tuple(_BOARD_MAKERS)
+    return _make(TextGame, _TEXT, name, prompt=prompt, **options)
 
 
 def make_board(name: str, **options) -> BoardGame:
     """A game of two players by name: one of `BOARD_GAMES`, or `my_module:board_game`. Errors: see `make`."""
-    if ":" in name:
-        return own.load(name, BoardGame, **options)
-    if name not in _BOARD_MAKERS:
-        raise _unknown(name, BOARD_GAMES, "board_game")
-    return _made(name, importlib.import_module(_BOARD_MAKERS[name]).board_game, {}, options)
-
-
-_CONTROL_MAKERS = {
-    "pong": ("envs.pong.env", {}),
-    "hopper": ("envs.locomotion.env", {"name": "hopper"}),
-    "walker2d": ("envs.locomotion.env", {"name": "walker2d"}),
-    "ant": ("envs.locomotion.env", {"name": "ant"}),
-}
-
-CONTROL_GAMES = tuple(_CONTROL_MAKERS)
+    return _make(BoardGame, _BOARD, name, **options)
 
 
 def make_control(name: str, **options) -> ControlGame:
-    """A game for agents that observe numbers, by name.
+    """A game for agents that observe numbers, by name: one of `CONTROL_GAMES`, or `my_module:control_game`.
 
     Args:
-      name: one of `CONTROL_GAMES`, or your own as `my_module:control_game`.
       **options: those of the module's own `control_game`, e.g. `points` for Pong or `physics` for the robots.
 
     Raises:
-      ValueError: an unknown name or option, or an option outside its range.
+      ModuleNotFoundError, ValueError: see `make`; the package mujoco is not installed.
     """
-    if ":" in name:
-        return own.load(name, ControlGame, **options)
-    if name not in _CONTROL_MAKERS:
-        raise _unknown(name, CONTROL_GAMES, "control_game")
-    module, arguments = _CONTROL_MAKERS[name]
-    return _made(name, importlib.import_module(module).control_game, arguments, options)
-
-
-_HOST_MAKERS = {
-    "babyai": "envs.babyai.host",
-    "crafter": "envs.crafter.host",
-    "alfworld": "envs.alfworld.host",
-    "webshop": "envs.webshop.host",
-}
-
-HOST_GAMES = (*_HOST_MAKERS, *(name for name in GAMES if name not in _HOST_MAKERS))
-READ_BY = {"babyai": "nano_babyai"}  # built-in models that have learned its transcripts
+    return _make(ControlGame, _CONTROL, name, **options)
 
 
 def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
@@ -131,11 +101,9 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
         if isinstance(game, TextGame):
             return _on_the_host(game, max_steps)
         return dataclasses.replace(game, max_steps=max_steps) if max_steps else game
-    if name in _HOST_MAKERS:
-        return _made(name, _imported(name, _HOST_MAKERS[name]).host_game, {}, options)
-    if name not in GAMES:
-        raise _unknown(name, HOST_GAMES, "host_game")
-    return _on_the_host(make(name, **options))
+    if name in _TEXT and name not in _HOST:
+        return _on_the_host(make(name, **options))
+    return _make(HostGame, _HOST, name, **options)
 
 
 def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
@@ -144,33 +112,36 @@ def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
     return importlib.import_module("nlrl_jax.text.host").of_text_game(game)
 
 
-def _made(name: str, maker: Callable[..., Any], preset: dict[str, Any], options: dict[str, Any]) -> Any:
-    """A game of a module's own function. ValueError: an option that it does not take, or that `name` has settled."""
+def _make(kind: type, games: dict[str, tuple[str, dict[str, Any]]], name: str, **options) -> Any:
+    """A game of ours, or one's own.
+
+    Raises:
+      ValueError: an unknown name, a package that is not installed, an option that the game does not take or that its
+        name has settled.
+    """
+    if ":" in name:
+        return own.load(name, kind, **options)
+    if name not in games:
+        raise _unknown(name, kind)
+    module, settled = games[name]
+    maker = getattr(_imported(name, module), _FUNCTIONS[kind])
     takes = inspect.signature(maker).parameters.values()
-    known = [one.name for one in takes if one.name not in preset and one.kind is not one.VAR_KEYWORD]
+    known = [one.name for one in takes if one.name not in settled and one.kind is not one.VAR_KEYWORD]
     unknown = sorted(options.keys() - known)
-    if unknown and (unknown[0] in preset or all(one.kind is not one.VAR_KEYWORD for one in takes)):
+    if unknown and (unknown[0] in settled or all(one.kind is not one.VAR_KEYWORD for one in takes)):
         raise ValueError(f"{name} has no option {unknown[0]!r}; its options are {', '.join(known) or 'none'}")
-    return maker(**preset, **options)
+    return maker(**settled, **options)
 
 
 def _imported(name: str, module: str):
-    """The module of a game whose extra has its name.
-
-    Raises:
-      ValueError: a package of the extra is not installed.
-    """
+    """The module of a game; where a package of the extra with the game's name is missing, ValueError says so."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in ("", "envs", "nlrl_jax"):
+        if package in ("", "envs", "nlrl_jax") or name in _CONTROL:
             raise
         raise ValueError(f"{name} needs the package {package}: pip install 'nlrl_jax[{name}]'") from None
-
-
-RECORDED = ("alfworld", "webshop", "crafter")  # games whose trajectories lie in the package
-DEMONSTRATED = ("babyai", *RECORDED)
 
 
 def demonstrations(name: str, successes: int, failures: int, seed: int, held_out: bool = False) -> list[Any]:
@@ -187,9 +158,10 @@ def demonstrations(name: str, successes: int, failures: int, seed: int, held_out
     return importlib.import_module("envs.babyai.demonstrations").demonstrations(successes, failures, seed, held_out)
 
 
-def _unknown(name: str, known: tuple[str, ...], function: str) -> ValueError:
-    kinds = ((TextGame, GAMES), (ControlGame, CONTROL_GAMES), (HostGame, HOST_GAMES))
-    other = next((kind for kind, names in kinds if name in names and names is not known), None)
+def _unknown(name: str, kind: type) -> ValueError:
+    names = {TextGame: GAMES, ControlGame: CONTROL_GAMES, HostGame: HOST_GAMES, BoardGame: BOARD_GAMES}
+    known, function = names[kind], _FUNCTIONS[kind]
+    other = next((one for one, games in names.items() if name in games and one is not BoardGame), None)
     if other:
         return ValueError(f"game {name!r} is played by {own.PLAYED_BY[other]}; here are {', '.join(known)}")
     close = difflib.get_close_matches(name.lower(), known, n=1)

@@ -27,7 +27,7 @@ from gymnax.environments import environment
 
 from envs import grid_text
 from envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
-from envs.options import integer, real
+from envs.options import check_text_game, integer, real
 from envs.shell import DiscreteGame
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
@@ -331,8 +331,7 @@ def text_game(
     Raises:
       ValueError: an argument outside its range.
     """
-    grid_text.check_prompt(prompt)
-    integer("max_steps", max_steps, 1)
+    check_text_game(prompt, max_steps)
     env = FrozenLake(size, slippery, hole_probability, maps)
     board = grid_text.grid(SYMBOLS, size)
     return TextGame(

@@ -9,21 +9,16 @@ Action ids are those of the paper's action list: 0 Up, 1 Down, 2 Left, 3 Right.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.text.prompts import PROMPTS
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 
 ACTIONS = ("Up", "Down", "Left", "Right")
 UP, DOWN, LEFT, RIGHT = range(4)
 ACTION_RULE = 'Available actions: Up, Down, Left, Right. Reply with 1 to 3 actions, separated by " || ".'
-
-
-def check_prompt(prompt: str) -> None:
-    """Raises ValueError for anything but a known prompt name."""
-    if prompt not in PROMPTS:
-        raise ValueError(f"unknown prompt {prompt!r}; known prompts: {', '.join(PROMPTS)}")
 
 
 def offset(action: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -46,11 +41,14 @@ def first_cells(mask: jax.Array, count: int) -> jax.Array:
 
 def grid(symbols: tuple[str, ...], size: int, field: str = "cells") -> Template:
     """The character grid: `field`, int [size * size], indexes `symbols`; blanks between columns."""
-    parts = []
-    for cell in range(size * size):
-        if cell:
-            parts.append(Literal(" " if cell % size else "\n"))
-        parts.append(Choice(field, symbols, cell))
+    return drawn([Choice(field, symbols, cell) for cell in range(size * size)], size)
+
+
+def drawn(cells: Sequence[Choice], columns: int, across: str = " ", down: str = "\n") -> Template:
+    """Cells row by row, with `across` between columns and `down` between rows."""
+    parts: list[Literal | Choice] = [cells[0]]
+    for i, cell in enumerate(cells[1:], 1):
+        parts += [Literal(across if i % columns else down), cell]
     return Template(tuple(parts))
 
 

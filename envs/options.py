@@ -5,6 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+from nlrl_jax.text.prompts import PROMPTS
+
 
 def real(value: Any) -> bool:
     """Whether an option is a number, and not True or False."""
@@ -20,3 +22,10 @@ def integer(name: str, value: int, least: int, most: int = 2**31 - 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
         raise ValueError(f"{name} is {value!r}; it must be an integer from {least} to {most}")
     return int(value)
+
+
+def check_text_game(prompt: str, max_steps: int = 1) -> None:
+    """Raises ValueError for an unknown form of prompts, or a horizon below 1."""
+    if prompt not in PROMPTS:
+        raise ValueError(f"unknown prompt {prompt!r}; known prompts: {', '.join(PROMPTS)}")
+    integer("max_steps", max_steps, 1)

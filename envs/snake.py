@@ -25,7 +25,7 @@ from gymnax.environments import environment
 
 from envs import grid_text
 from envs.grid_text import ACTIONS
-from envs.options import integer
+from envs.options import check_text_game, integer
 from envs.shell import DiscreteGame
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
@@ -331,8 +331,7 @@ def text_game(
     Raises:
       ValueError: an argument outside its range.
     """
-    grid_text.check_prompt(prompt)
-    integer("max_steps", max_steps, 1)
+    check_text_game(prompt, max_steps)
     env = Snake(size, num_apples, max_length)
     board, view = grid_text.grid(SYMBOLS, size), grid_text.grid(VIEW_SYMBOLS, VIEW, "view")
     value = -1 if poison else 1

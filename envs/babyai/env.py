@@ -8,10 +8,9 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment
 
-from envs import grid_text
 from envs.babyai import levels, rules, text
 from envs.babyai.rules import ACTIONS, EnvState
-from envs.options import integer
+from envs.options import check_text_game
 from envs.shell import DiscreteGame
 from nlrl_jax.types import TextGame
 
@@ -109,8 +108,7 @@ def text_game(mission: str = "go to", prompt: str = "paper", max_steps: int = 30
     Raises:
       ValueError: an unknown mission or prompt.
     """
-    grid_text.check_prompt(prompt)
-    integer("max_steps", max_steps, 1)
+    check_text_game(prompt, max_steps)
     env = BabyAI(mission)
     if prompt == "paper":
         words, observation = _RULES, text.OBSERVATION

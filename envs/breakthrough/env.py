@@ -6,9 +6,9 @@ word such as `a2b3` (`b4a3*` captures); words that no position allows are left o
 
 from __future__ import annotations
 
-from envs import grid_text
 from envs.breakthrough.rules import board_game
 from envs.one_player import OnePlayer
+from envs.options import check_text_game
 from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -33,7 +33,7 @@ def text_game(
     Raises:
       ValueError: an argument outside its range.
     """
-    grid_text.check_prompt(prompt)
+    check_text_game(prompt)
     game = board_game(rows, columns, pawn_rows)
     env, turn = OnePlayer(game, (rows, columns), opponent, side, max_steps), Choice("player", game.players)
     if prompt == "compact":

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment
 
-from envs import grid_text
 from envs.crafter import engine, text
-from envs.options import integer
+from envs.options import check_text_game
 from envs.shell import DiscreteGame
 from nlrl_jax.types import TextGame
 
@@ -111,8 +110,7 @@ def text_game(prompt: str = "paper", max_steps: int = 10_000) -> TextGame:
     Raises:
       ValueError: an unknown prompt.
     """
-    grid_text.check_prompt(prompt)
-    integer("max_steps", max_steps, 1)
+    check_text_game(prompt, max_steps)
     paper = prompt == "paper"
     return TextGame(
         name="crafter",

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs import grid_text
 from envs.crafter import engine
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 
@@ -93,13 +94,8 @@ def fields(world: engine.World) -> dict[str, jax.Array]:
     return {name: value.astype(jnp.int32) for name, value in result.items()}
 
 
-def _vitals() -> list[Literal | Choice]:
-    parts: list[Literal | Choice] = []
-    for i, name in enumerate(engine.VITALS):
-        parts += [Literal(f", {name} " if i else f"{name.capitalize()} "), Number(name, 0, engine.MOST)]
-    return parts
-
-
+_VITALS = [part for name in engine.VITALS for part in (Literal(f", {name} "), Number(name, 0, engine.MOST))]
+_VITALS[0] = Literal("Health ")
 _CARRIED = Repeat(
     "num_items",
     len(ITEM_NAMES),
@@ -107,7 +103,7 @@ _CARRIED = Repeat(
     empty="nothing",
 )
 STATUS = Template(
-    (Choice("asleep", ("", "You are asleep. ")), *_vitals(), Literal(". You carry "), _CARRIED, Literal("."))
+    (Choice("asleep", ("", "You are asleep. ")), *_VITALS, Literal(". You carry "), _CARRIED, Literal("."))
 )
 OBSERVATION = (
     Template(
@@ -136,13 +132,4 @@ LEGEND = {
 }
 
 
-def _grid() -> Template:
-    parts: list[Literal | Choice] = []
-    for cell in range(len(PLACES)):
-        if cell:
-            parts.append(Literal(" " if cell % engine.COLUMNS else "\n"))
-        parts.append(Choice("view", SYMBOLS, cell))
-    return Template(tuple(parts))
-
-
-VIEW = _grid()
+VIEW = grid_text.drawn([Choice("view", SYMBOLS, cell) for cell in range(len(PLACES))], engine.COLUMNS)

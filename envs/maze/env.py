@@ -25,7 +25,7 @@ from flax import struct
 from gymnax.environments import environment
 
 from envs import grid_text
-from envs.options import integer
+from envs.options import check_text_game
 from envs.shell import DiscreteGame
 from nlrl_jax.text.template import Choice, Literal, Number, Template
 from nlrl_jax.types import TextGame
@@ -252,12 +252,7 @@ def observation_template(maze: Maze, observation: str = "full") -> Template:
 
 def board_template(maze: Maze) -> Template:
     """The maze as a person would draw it."""
-    parts = []
-    for cell in range(len(maze.walls)):
-        if cell:
-            parts.append(Literal(" " if cell % maze.columns else "\n"))
-        parts.append(Choice("cells", SYMBOLS, cell))
-    return Template(tuple(parts))
+    return grid_text.drawn([Choice("cells", SYMBOLS, cell) for cell in range(len(maze.walls))], maze.columns)
 
 
 _RULES = (
@@ -286,8 +281,7 @@ def text_game(
     Raises:
       ValueError: an argument outside its range.
     """
-    grid_text.check_prompt(prompt)
-    integer("max_steps", max_steps, 1)
+    check_text_game(prompt, max_steps)
     env = MazeEnv(layout, observation)
     board = board_template(env.maze)
     has_board = prompt == "compact" and observation == "full"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from envs import grid_text
 from envs.one_player import OnePlayer
+from envs.options import check_text_game
 from envs.tic_tac_toe.rules import ACTIONS, PLAYERS, RULES, board_game, code, legal_moves_template, minimax
 from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
@@ -40,7 +40,7 @@ def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper
     Raises:
       ValueError: an argument outside its range.
     """
-    grid_text.check_prompt(prompt)
+    check_text_game(prompt)
     env = one_player(opponent, side, max_steps)
     board, player = env.game.board, Choice("player", PLAYERS)
     if prompt == "compact":

@@ -122,12 +122,8 @@ def threat_fields(cells: jax.Array) -> dict[str, jax.Array]:
 
 def board_template() -> Template:
     """Three rows such as `O | X | 3`, a free cell showing its number, with dashes between."""
-    parts = []
-    for cell in range(9):
-        if cell:
-            parts.append(Literal(" | " if cell % 3 else "\n---------\n"))
-        parts.append(Choice("cells", (ACTIONS[cell], *PLAYERS), cell))
-    return Template(tuple(parts))
+    cells = [Choice("cells", (number, *PLAYERS), cell) for cell, number in enumerate(ACTIONS)]
+    return grid_text.drawn(cells, 3, " | ", "\n---------\n")
 
 
 def legal_moves_template(empty: str = "") -> Template:
