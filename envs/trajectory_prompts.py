@@ -31,10 +31,9 @@ class GameText:
 
     Attributes:
       system: the system message.
-      game: template without slots: background, states, actions and rewards, the beginning of the others.
-      identify: template with slots number, begin, second, last, history.
-      analyse: template with slots number, history.
-      reward: template with slots number, timeslot, action, instead, analysis, history.
+      game: background, states, actions and rewards, the beginning of every prompt.
+      identify, analyse, reward: the instructions of these prompts.
+      correction: a clause on what a corrected action looks like. outcome: how an episode ends, in a clause.
       before: timeslots shown before the judged ones.
       around: timeslots shown before and after a rated one.
       state: one observation [D] -> text.
@@ -48,6 +47,8 @@ class GameText:
     identify: str
     analyse: str
     reward: str
+    correction: str
+    outcome: str
     before: int
     around: tuple[int, int]
     state: Callable[[np.ndarray], str]
@@ -136,48 +137,82 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
     if chunk < 1 or cases < 1:
         raise ValueError(f"chunk is {chunk} and cases is {cases}; both must be at least 1")
 
+    def chat(prompt: str, instructions: str, episode: Episode, context: Mapping[str, Any], **slots: Any) -> Chat:
+        given = {"game": text.game, "instructions": instructions, "number": episode.number}
+        given |= {"correction": text.correction, "outcome": text.outcome}
+        return Chat.of(prompt.format(**given, **slots), text.system, **context)
+
     def identify(episode: Episode, begin: int, end: int) -> Chat:
         if not 0 <= begin < end <= len(episode):
             raise ValueError(f"timeslots [{begin}, {end}) are not within the episode's {len(episode)}")
         context = {"episode": episode, "begin": begin, "end": end}
         slots = {"begin": begin, "second": min(begin + 1, end - 1), "last": end - 1}
-        prompt = text.identify.format(number=episode.number, history=text.history(context), **slots)
-        return Chat.of(prompt, text.system, **context)
+        return chat(_IDENTIFY, text.identify, episode, context, history=text.history(context), **slots)
 
     def analyse(episode: Episode, verdicts: Sequence[Verdict]) -> Chat:
         critical = [verdict for verdict in verdicts if verdict.critical]
         left_out = max(len(critical) - cases, 0)
         critical = tuple(critical[left_out:])
-        prompt = text.analyse.format(number=episode.number, history=text.cases(episode, critical, left_out))
-        return Chat.of(prompt, text.system, episode=episode, verdicts=critical)
+        context = {"episode": episode, "verdicts": critical}
+        return chat(_ANALYSE, text.analyse, episode, context, history=text.cases(episode, critical, left_out))
 
     def reward(episode: Episode, timeslot: int, action: Action, analysis: str) -> Chat:
         context = {"episode": episode, "timeslot": timeslot, "action": action, "analysis": analysis}
         taken, judged = text.action(episode.action(timeslot)), text.action(action)
         other = f" (the agent actually chose {taken}; the timeslots after it show what followed from that)"
-        prompt = text.reward.format(
-            number=episode.number,
-            timeslot=timeslot,
-            action=judged,
-            instead="" if judged == taken else other,
-            analysis=quoted(analysis),
-            history=text.history(context),
-        )
-        return Chat.of(prompt, text.system, **context)
+        slots = {"timeslot": timeslot, "action": judged, "instead": "" if judged == taken else other}
+        slots |= {"analysis": quoted(analysis), "history": text.history(context)}
+        return chat(_REWARD, text.reward, episode, context, **slots)
 
     def strategies(analyses: Sequence[str]) -> Chat:
         chosen = np.unique(np.linspace(0, len(analyses) - 1, ANALYSES).round().astype(int)) if analyses else ()
         shown = tuple(quoted(analyses[n]) for n in chosen)
-        prompt = (text.game + _STRATEGIES).format(
-            shown=len(shown), all=len(analyses), analyses="\n\n".join(f"({n + 1}) {one}" for n, one in enumerate(shown))
-        )
+        listed = "\n\n".join(f"({n}) {one}" for n, one in enumerate(shown, 1))
+        prompt = _STRATEGIES.format(game=text.game, shown=len(shown), all=len(analyses), analyses=listed)
         return Chat.of(prompt, text.system, analyses=shown)
 
     read = lambda reply, begin, end: analyst_replies.read_verdicts(reply, begin, end, text.read_action)
     return AnalystRoles(chunk, identify, read, analyse, reward, analyst_replies.read_reward, text.action, strategies)
 
 
-_STRATEGIES = """# Instructions
+_IDENTIFY = """{game}# Instructions
+Below is an excerpt from episode {number}, timeslots {begin} to {last}.
+{instructions}
+
+# History
+{history}
+
+# Output format
+{{timeslot {begin}, <critical or not critical>, <corrected action>, <explanation>}}, {{timeslot {second}, <...>, \
+<...>, <...>}}, ..., {{timeslot {last}, <...>, <...>, <...>}}
+Give one entry for every timeslot, in order. {correction}; write <none> if the timeslot is not critical or the action \
+was appropriate. The explanation says why in one sentence."""
+_ANALYSE = """{game}# Instructions
+Below are the critical timeslots of episode {number}, with the agent's actions, an analyst's comments on them, and \
+{outcome}.
+{instructions}
+
+# History
+{history}
+
+# Output format
+First write {{timeslot <number>, <critical>}} for each of the timeslots that matter most, then a paragraph starting \
+with "Failures:" and a paragraph starting with "Successes:"."""
+_REWARD = """{game}# Instructions
+Below is an excerpt from episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
+{action} in timeslot {timeslot}{instead}.
+{instructions}
+
+# Case analysis
+Take this analysis of the episode into account:
+{analysis}
+
+# History
+{history}
+
+# Output format
+{{reward = <number>, analysis: <your analysis>}}"""
+_STRATEGIES = """{game}# Instructions
 Below are the case analyses of {shown} of {all} episodes that this agent has played. It is about to be trained further.
 (i) Summarise which failures and which successes occur in several analyses.
 (ii) Propose training strategies that address them: what to change in the agent's actions, its rewards, the states it \
@@ -191,10 +226,26 @@ A numbered list, the most useful strategy first: its name, then two or three sen
 analyses support it."""
 
 
+def verdict_text(timeslot: int, critical: bool, why: str, better: str = "none") -> str:
+    """A verdict as a rule-based analyst writes it."""
+    return f"{{timeslot {timeslot}, <{'critical' if critical else 'not critical'}>, <{better}>, <{why}>}}"
+
+
+def case_analysis(verdicts: Sequence[Verdict], failures: Sequence[str], successes: Sequence[str]) -> str:
+    """A case analysis as a rule-based analyst writes it: the last timeslots, then sentences."""
+    marks = ", ".join(f"{{timeslot {verdict.timeslot}, <critical>}}" for verdict in verdicts[-12:])
+    said = [" ".join(sentences or [_NONE]) for sentences in (failures, successes)]
+    return f"{marks}\nFailures: {said[0]}\nSuccesses: {said[1]}"
+
+
+_NONE = "None was found."
+
+
 def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
     """The rule-based analyst's reply: what the analyses have in common, in numbers, and what follows from it."""
     analyses = context["analyses"]
-    has = lambda part: [n for n, text in enumerate(analyses, 1) if part in text and not _is_empty(text, part)]
+    empty = lambda text, part: text.split(part)[1].strip().startswith(_NONE)
+    has = lambda part: [n for n, text in enumerate(analyses, 1) if part in text and not empty(text, part)]
     failed, succeeded = has("Failures:"), has("Successes:")
     slots = sum(len(named(text)) for text in analyses)
     lines = [
@@ -205,10 +256,6 @@ def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
         f"Learn more often from the {slots} timeslots that the analyses name than from the others.",
     ]
     return "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1))
-
-
-def _is_empty(analysis: str, part: str) -> bool:
-    return analysis.split(part)[1].strip().startswith("None was found.")
 
 
 @functools.lru_cache(1024)

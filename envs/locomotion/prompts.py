@@ -151,13 +151,14 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
     if name not in ROBOTS or version not in VERSIONS:
         raise ValueError(f"no robot {name!r} of version {version!r}; choose of {', '.join(ROBOTS)} and v4, v5")
     robot = ROBOTS[name]
-    game = _game(robot, version, contacts)
     return GameText(
         system="You know robots and their control well. Answer in the requested output format.",
-        game=game,
-        identify=game + _IDENTIFY.replace("{motors}", ", ".join(motors(robot))),
-        analyse=game + _ANALYSE,
-        reward=game + _REWARD,
+        game=_game(robot, version, contacts),
+        identify=_IDENTIFY.format(motors=", ".join(motors(robot))),
+        analyse=_ANALYSE,
+        reward=_REWARD,
+        correction="A corrected action looks like (0.1, -0.2, ...)",
+        outcome="how the episode went",
         before=1,
         around=(2, 10),
         state=lambda obs: state_text(robot, obs),
@@ -207,7 +208,7 @@ def _game(robot: Robot, version: str, contacts: bool) -> str:
     turns = "pitch velocity (rad/s)" if robot.is_planar else "sideways velocity (m/s), pitch and roll velocity (rad/s)"
     lean = "pitch (rad, positive forward)"
     lean += "" if robot.is_planar else ", roll (rad, positive to the left)"
-    text = f"""# Background
+    return f"""# Background
 {robot.background} It is simulated in MuJoCo, as a benchmark of continuous control. One timeslot lasts {robot.step:g} s.
 
 # State space
@@ -228,50 +229,19 @@ squared torques{", minus a small cost for hard contacts" if contact else ""}.
 The episode ends when {robot.termination}, and after 1000 timeslots.
 
 """
-    return text.replace("{", "{{").replace("}", "}}")
 
 
-_IDENTIFY = """# Instructions
-Below is an excerpt from episode {number}, timeslots {begin} to {last}.
+_IDENTIFY = """\
 (i) Find the critical timeslots: those in which the action decides much of the reward to come. A timeslot is critical \
 if its action leads to the end of the episode, or changes balance or speed so much that later rewards rise or fall \
 noticeably. Go by how the state changes from one timeslot to the next: height, lean, velocities and joints.
 (ii) For each critical timeslot, decide whether the agent's action was appropriate. If it leads to a fall or lowers \
-later rewards, it was not; then give the corrected action, with all torques between -1 and 1, in the order ({motors}).
-
-# History
-{history}
-
-# Output format
-{{timeslot {begin}, <critical or not critical>, <corrected action>, <explanation>}}, {{timeslot {second}, <...>, \
-<...>, <...>}}, ..., {{timeslot {last}, <...>, <...>, <...>}}
-Give one entry for every timeslot, in order. A corrected action looks like (0.1, -0.2, ...); write <none> if the \
-timeslot is not critical or the action was appropriate. The explanation says why in one sentence."""
-_ANALYSE = """# Instructions
-Below are the critical timeslots of episode {number}, with the agent's actions, an analyst's comments on them, and how \
-the episode went.
+later rewards, it was not; then give the corrected action, with all torques between -1 and 1, in the order \
+({motors})."""
+_ANALYSE = """\
 (i) Analyse the failures: which critical actions made the robot fall, lose its balance or lose speed, and how.
 (ii) Analyse the successes: in which critical timeslots the action was good for balance and speed, and how such \
-actions should be rewarded.
-
-# History
-{history}
-
-# Output format
-First write {{timeslot <number>, <critical>}} for each of the timeslots that matter most, then a paragraph starting \
-with "Failures:" and a paragraph starting with "Successes:"."""
-_REWARD = """# Instructions
-Below is an excerpt from episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
-{action} in timeslot {timeslot}{instead}.
+actions should be rewarded."""
+_REWARD = """\
 The reward is negative if the action leads to a fall or lowers later rewards, and positive if it raises them. The more \
-the action matters, the further from 0 the reward is.
-
-# Case analysis
-Take this analysis of the episode into account:
-{analysis}
-
-# History
-{history}
-
-# Output format
-{{reward = <number>, analysis: <your analysis>}}"""
+the action matters, the further from 0 the reward is."""

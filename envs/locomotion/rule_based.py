@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.locomotion.prompts import ROBOTS, Body, action_text, body, game_text
-from envs.trajectory_prompts import Excerpt, emphasis, numbered, strategies
+from envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
 from nlrl_jax.roles.trajectories import Action, Episode
 
 ALARM = 0.7
@@ -135,21 +135,20 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
     episode, verdicts = context["episode"], context["verdicts"]
     wrong = [v for v in verdicts if v.action is not None]
     right = [v.timeslot for v in verdicts if v.action is None and v.judged]
-    marks = ", ".join(f"{{timeslot {v.timeslot}, <critical>}}" for v in verdicts[-12:])
     end = "it fell" if episode.terminated else "it did not fall"
-    failures = successes = "None was found."
+    failures, successes = [], []
     if wrong:
-        failures = (
+        failures.append(
             f"In timeslots {numbered(v.timeslot for v in wrong)} the torques let the robot tip over or sink "
             f"further; {end} in the end. The first of them: {wrong[0].explanation}. "
             "Lean and pitch velocity should have been countered at once."
         )
     if right:
-        successes = (
+        successes.append(
             f"In timeslots {numbered(right)} the torques brought the robot back towards upright. Reward this the more, "
             "the nearer the fall was."
         )
-    return f"{marks}\nFailures: {failures}\nSuccesses: {successes}"
+    return case_analysis(verdicts, failures, successes)
 
 
 def reward(context: Mapping[str, Any], rng: random.Random) -> str:
@@ -175,12 +174,12 @@ def _verdict(analyst: Analyst, timeslot: int) -> str:
     state = f"height {now.height:.2f} m, pitch {now.pitch:.2f} rad at {now.pitch_velocity:.2f} rad/s"
     state += f", roll {now.roll:.2f} rad" if now.roll else ""
     if alarm <= ALARM and not falls:
-        return f"{{timeslot {timeslot}, <not critical>, <none>, <{state}: the robot is steady>}}"
+        return verdict_text(timeslot, False, f"{state}: the robot is steady")
     why = f"{state}: " + (_when(fall) if falls else f"{alarm:.0%} of the way to a fall")
     if not falls and analyst.eases(timeslot) > 0:
-        return f"{{timeslot {timeslot}, <critical>, <none>, <{why}, and what the agent did made it better>}}"
+        return verdict_text(timeslot, True, f"{why}, and what the agent did made it better")
     better = action_text(balance(analyst.name, now))
-    return f"{{timeslot {timeslot}, <critical>, <{better}>, <{why}; these torques push back towards upright>}}"
+    return verdict_text(timeslot, True, f"{why}; these torques push back towards upright", better)
 
 
 def _when(fall: int) -> str:

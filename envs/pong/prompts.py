@@ -29,9 +29,9 @@ it loses the point. Winning a point gives a reward of 1, losing one a reward of 
 game is played to {points}.
 
 # Components
-A position is a tuple {{x1, x2, y1, y2}}: the cells in rows x1 to x2 and columns y1 to y2. Each racket is 8 rows long \
-and 2 columns wide and moves along the rows only. Ours ranges from {{0, 7, 70, 71}} to {{72, 79, 70, 71}}, the \
-opponent's from {{0, 7, 8, 9}} to {{72, 79, 8, 9}}. The ball covers two rows of one column and moves by the same \
+A position is a tuple {x1, x2, y1, y2}: the cells in rows x1 to x2 and columns y1 to y2. Each racket is 8 rows long \
+and 2 columns wide and moves along the rows only. Ours ranges from {0, 7, 70, 71} to {72, 79, 70, 71}, the \
+opponent's from {0, 7, 8, 9} to {72, 79, 8, 9}. The ball covers two rows of one column and moves by the same \
 number of rows and columns in each timeslot until it bounces off a racket or off the walls at rows 0 and 79. While its \
 y increases, it is coming towards us.
 
@@ -43,12 +43,11 @@ An agent controls our racket. It should return every ball that the opponent send
 
 # How to catch the ball
 The ball is caught if at least one of its two rows is among the 8 rows of our racket when it passes column 69. For \
-example, a ball that arrives as {{30, 31, 69, 69}} is caught with both rows by our racket anywhere from \
-{{24, 31, 70, 71}} to {{30, 37, 70, 71}}, and with one row at {{23, 30, 70, 71}} and {{31, 38, 70, 71}}.
+example, a ball that arrives as {30, 31, 69, 69} is caught with both rows by our racket anywhere from \
+{24, 31, 70, 71} to {30, 37, 70, 71}, and with one row at {23, 30, 70, 71} and {31, 38, 70, 71}.
 
 """
-_IDENTIFY = """# Instructions
-Below is an excerpt from episode {number}, timeslots {begin} to {last}.
+_IDENTIFY = """\
 (i) Find the critical timeslots: those in which the action decides whether the ball will be caught, and so the later \
 reward. While the ball is flying towards the opponent, what our racket does hardly matters; such timeslots are not \
 critical.
@@ -56,45 +55,15 @@ critical.
 when it will reach column 69. Compare this with where our racket is and how many moves it still has time for.
 (iii) For each critical timeslot, decide whether the agent's action was appropriate. Moving away from where the ball \
 will arrive, or waiting until it is too late to get there, is not. If it was not appropriate, give the corrected \
-action: stay, move left or move right.
-
-# History
-{history}
-
-# Output format
-{{timeslot {begin}, <critical or not critical>, <corrected action>, <explanation>}}, {{timeslot {second}, <...>, \
-<...>, <...>}}, ..., {{timeslot {last}, <...>, <...>, <...>}}
-Give one entry for every timeslot, in order. The corrected action is one of stay, move left and move right; write \
-<none> if the timeslot is not critical or the action was appropriate. The explanation says why in one sentence."""
-_ANALYSE = """# Instructions
-Below are the critical timeslots of episode {number}, with the agent's actions, an analyst's comments on them, and how \
-the points ended.
+action: stay, move left or move right."""
+_ANALYSE = """\
 (i) Analyse the failures: which critical actions led to a lost point and how (for example, the racket went the wrong \
 way, set off too late or left a good position), and from which timeslot on.
-(ii) Analyse the successes: in which critical timeslots the racket did well, and how such actions should be rewarded.
-
-# History
-{history}
-
-# Output format
-First write {{timeslot <number>, <critical>}} for each of the timeslots that matter most, then a paragraph starting \
-with "Failures:" and a paragraph starting with "Successes:"."""
-_REWARD = """# Instructions
-Below is an excerpt from episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
-{action} in timeslot {timeslot}{instead}.
+(ii) Analyse the successes: in which critical timeslots the racket did well, and how such actions should be rewarded."""
+_REWARD = """\
 (i) The reward is positive if the action helps to catch the ball and negative if it makes that harder. The more \
 depends on the action, the further from 0 the reward is.
-(ii) Work out from the ball's positions in consecutive timeslots where and when it will arrive, and judge by that.
-
-# Case analysis
-Take this analysis of the episode into account:
-{analysis}
-
-# History
-{history}
-
-# Output format
-{{reward = <number>, analysis: <your analysis>}}"""
+(ii) Work out from the ball's positions in consecutive timeslots where and when it will arrive, and judge by that."""
 
 
 def roles(chunk: int = 40, points: int = 21, cases: int = 60) -> AnalystRoles:
@@ -109,13 +78,14 @@ def roles(chunk: int = 40, points: int = 21, cases: int = 60) -> AnalystRoles:
 
 def game_text(points: int = 21) -> GameText:
     """Pong in words."""
-    game = _GAME.replace("{points}", "1 point" if points == 1 else f"{points} points")
     return GameText(
         system="You know games like Pong well. Answer in the requested output format.",
-        game=game,
-        identify=game + _IDENTIFY,
-        analyse=game + _ANALYSE,
-        reward=game + _REWARD,
+        game=_GAME.replace("{points}", "1 point" if points == 1 else f"{points} points"),
+        identify=_IDENTIFY,
+        analyse=_ANALYSE,
+        reward=_REWARD,
+        correction="The corrected action is one of stay, move left and move right",
+        outcome="how the points ended",
         before=2,
         around=(4, 5),
         state=positions,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.pong.prompts import ACTIONS, RACKET, game_text, point_ends
-from envs.trajectory_prompts import Excerpt, emphasis, numbered, strategies
+from envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
 
 SLACK, NEAR = 8, 6  # timeslots
 CALM = 16  # timeslots to spare at which an action matters little
@@ -100,9 +100,7 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
                 f"Up to timeslot {end} it did well {len(right)} times, so in timeslots {slots}: it went to where the "
                 "ball would arrive, or stayed there. Reward this the more, the less time was left."
             )
-    marks = ", ".join(f"{{timeslot {v.timeslot}, <critical>}}" for v in verdicts[-12:])
-    none = ["None was found."]
-    return f"{marks}\nFailures: {' '.join(failures or none)}\nSuccesses: {' '.join(successes or none)}"
+    return case_analysis(verdicts, failures, successes)
 
 
 def reward(context: Mapping[str, Any], rng: random.Random) -> str:
@@ -122,17 +120,16 @@ SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategi
 def _verdict(excerpt: Excerpt, timeslot: int) -> str:
     ahead = forecast(excerpt, timeslot)
     if ahead is None:
-        return f"{{timeslot {timeslot}, <not critical>, <none>, <the ball does not come towards us>}}"
+        return verdict_text(timeslot, False, "the ball does not come towards us")
     top = _top(excerpt, timeslot)
     needed = ahead.needed(top)
     spare = ahead.left - needed
     if ahead.left > NEAR and (not needed or spare > SLACK):
-        why = f"{_sight(ahead, top)}, which leaves time"
-        return f"{{timeslot {timeslot}, <not critical>, <none>, <{why}>}}"
+        return verdict_text(timeslot, False, f"{_sight(ahead, top)}, which leaves time")
     action = excerpt.action(timeslot)
     better = "none" if _is_proper(ahead, top, action) else ACTIONS[ahead.best(top)]
     why = f"{_sight(ahead, top)}; {ACTIONS[action]} {_worth(ahead, top, action)[1]}"
-    return f"{{timeslot {timeslot}, <critical>, <{better}>, <{why}>}}"
+    return verdict_text(timeslot, True, why, better)
 
 
 def _is_proper(ahead: Forecast, top: int, action: int) -> bool:
