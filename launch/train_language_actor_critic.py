@@ -65,7 +65,7 @@ class RunConfig:
 
     models: Models = part(Models())
     words: str = option(
-        "threats", "what the rules write in addition to a number: threats, deciding, counts or number; see "
+        "threats", "what the rules write in addition to a number: threats, counts or number; see "
         "envs/tic_tac_toe/rule_based.py", choices=scripts.WORDS,
     )  # fmt: skip
     opponent: str = option("both", "first_move, random or both", choices=("both", *OPPONENTS))

@@ -6,13 +6,13 @@ episode from its commands. If that fails too the game is given up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
-import select
 import subprocess
 import sys
-import time
+import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,41 +48,35 @@ class _Worker:
     def ask(self, request: Request) -> Answer:
         for _ in range(2):
             try:
-                reply = json.loads(self._exchange(json.dumps(request._asdict()).encode() + b"\n"))
+                reply = json.loads(self._exchange(json.dumps(request._asdict())))
                 return Answer(**reply)
-            except (OSError, ValueError, EOFError, TimeoutError) as problem:
+            except (OSError, ValueError, EOFError) as problem:
                 reason = str(problem)
                 self.stop()
         return Answer(error=f"its engine was lost twice at the same command ({reason})")
 
-    def _exchange(self, line: bytes) -> bytes:
+    def _exchange(self, line: str) -> str:
+        """One line for one line; a process that takes longer than `patience` is killed, and then answers nothing."""
         if self.process is None:
-            pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
-            command = [sys.executable, str(_PROGRAM), str(self.data)]
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, bufsize=0)
-            os.set_blocking(self.process.stdin.fileno(), False)
-        into, out = self.process.stdin.fileno(), self.process.stdout.fileno()
-        deadline, reply = time.monotonic() + self.patience, b""
-        while not reply.endswith(b"\n"):
-            left = max(0.0, deadline - time.monotonic())
-            readable, writable, _ = select.select([out], [into] if line else [], [], left)
-            if not readable and not writable:
-                raise TimeoutError(f"no answer within {self.patience:.0f} seconds")
-            if writable:
-                line = line[os.write(into, line) :]
-            if readable:
-                part = os.read(out, 1 << 16)
-                if not part:
-                    raise EOFError("the process ended")
-                reply += part
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            self.process = subprocess.Popen([sys.executable, str(_PROGRAM), str(self.data)], text=True, **pipes)
+        deadline = threading.Timer(self.patience, self.process.kill)
+        deadline.start()
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+            reply = self.process.stdout.readline()
+        finally:
+            deadline.cancel()
+        if not reply.endswith("\n"):
+            raise EOFError(f"the process ended, or took longer than {self.patience:.0f} seconds")
         return reply
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
-            self.process.stdin.close()
-            self.process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.communicate()  # waits, and closes the pipes
             self.process = None
 
 

@@ -212,27 +212,13 @@ def test_the_rules_write_what_they_are_told_to_beside_the_number():
     thoughts = {words: json.loads(text)["thought"] for words, text in said.items()}
     assert thoughts == {
         "threats": f"{threats(view, '4')} {counts}",
-        "deciding": f"Decided: O 9, X 3 7. {counts}",
         "counts": counts,
         "number": "",
     }
     assert {json.loads(text)["final_evaluation"] for text in said.values()} == {-0.5}
-    assert rule_based.decides(said["deciding"], "X") == ["3", "7"] and rule_based.decides(said["counts"], "X") == []
     assert rule_based.SCRIPTS.keys() == rule_based.scripts("number").keys()
-    with pytest.raises(ValueError, match="words is 'poems'; choose one of threats, deciding, counts, number"):
+    with pytest.raises(ValueError, match="words is 'poems'; choose one of threats, counts, number"):
         rule_based.scripts("poems")
-
-
-def test_the_improver_takes_the_position_on_which_the_other_side_wins():
-    view = View(DRAWN, "O", tuple("34679"))
-    says = lambda x, number: json.dumps({"thought": f"Decided: O nobody, X {x}.", "final_evaluation": number})
-    evaluations = [("4", says("3", 0.2)), ("6", says("3 7", 0.0)), ("3", says("nobody", 0.0))]
-    assert rule_based.spoiled("O", evaluations) == {"4": 0.0, "6": 0.0, "3": 1.0}
-    one = type("One", (), {"choice": staticmethod(lambda moves: moves[0])})
-    improve = lambda words, seen: json.loads(
-        rule_based.scripts(words)["improver"]({"view": view, "evaluations": seen}, one)
-    )["best_move"]
-    assert improve("deciding", evaluations) == 3 and improve("counts", evaluations) == 4
 
 
 @pytest.mark.parametrize(
