@@ -5,7 +5,7 @@
     python -m benchmarks.loading --mesh 1,2,2 --processes 2             # two of them in each of two processes
     python -m benchmarks.loading --torch_python /root/venvs/torch/bin/python
 
-The folder is written to --tmp tensor by tensor (6.2 GB; what is saved from it takes as much again). Each row runs in a
+The folder is written to --tmp (6.2 GB; what is saved from it takes as much again). Each row runs in a
 process of its own:
 
     load     huggingface.load, until the arrays are there
@@ -71,43 +71,17 @@ def status(field: str) -> int:
     raise KeyError(field)
 
 
-def make_folder(folder: pathlib.Path, model: str, max_shard_bytes: float) -> None:
-    """Writes a folder in the shapes of a model, noise that differs from tensor to tensor, one tensor in memory."""
+def make_folder(folder: pathlib.Path, model: str, max_shard_gb: float) -> None:
+    """Writes a folder of random weights in the shapes of a model."""
     import jax
-    import jax.numpy as jnp
-    import numpy as np
 
     from benchmarks.models import MODELS
-    from nlrl_jax.weights import huggingface, layout, safetensors_file
+    from nlrl_jax.lm.transformer import Transformer, init_params
+    from nlrl_jax.weights import huggingface
 
     config = MODELS[model] if model in MODELS else huggingface.read_config(model)
-    structs = {}
-    for path, shape in layout.shapes(config).items():
-        for layer in range(config.num_layers) if layout.stacked(path) else (None,):
-            one = shape if layer is None else shape[1:]
-            one = one[::-1] if huggingface.transposed(path) else one
-            structs[huggingface.tensor_name(path, layer)] = jax.ShapeDtypeStruct(one, "bfloat16")
-    shards, filled = [{}], 0
-    for name, struct in sorted(structs.items()):
-        if shards[-1] and filled + 2 * struct.size > max_shard_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = struct
-        filled += 2 * struct.size
-    noise = np.random.default_rng(0).normal(0, 0.02, 1_000_003).astype(jnp.bfloat16)
-
-    def tensors(shard):
-        for number, struct in enumerate(shard.values()):
-            yield np.resize(np.roll(noise, 7919 * number), struct.shape)
-
-    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    for file, shard in zip(files, shards, strict=True):
-        safetensors_file.write(folder / file, shard, tensors(shard), together=False)
-    weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    total = sum(2 * struct.size for struct in structs.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / huggingface.INDEX).write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps({**config.to_hf(), "torch_dtype": "bfloat16"}))
+    params = init_params(Transformer(config), jax.random.key(0))
+    huggingface.save(folder, config, params, max_shard_bytes=int(max_shard_gb * GB))
 
 
 def same_tensors(one: pathlib.Path, other: pathlib.Path) -> bool:
@@ -116,17 +90,13 @@ def same_tensors(one: pathlib.Path, other: pathlib.Path) -> bool:
     import numpy as np
     from safetensors import safe_open
 
-    def handles(folder):
-        return [safe_open(file, "numpy") for file in sorted(folder.glob("*.safetensors"))]
+    def tensors(folder):
+        files = [safe_open(file, "numpy") for file in sorted(folder.glob("*.safetensors"))]
+        return {name: file for file in files for name in file.keys()}
 
-    theirs = {name: file for file in handles(other) for name in file.keys()}
-    count = 0
-    for file in handles(one):
-        for name in file.keys():
-            if not np.array_equal(file.get_tensor(name), theirs[name].get_tensor(name)):
-                return False
-            count += 1
-    return count == len(theirs)
+    ours, theirs = tensors(one), tensors(other)
+    same = lambda name: np.array_equal(ours[name].get_tensor(name), theirs[name].get_tensor(name))
+    return ours.keys() == theirs.keys() and all(map(same, ours))
 
 
 def ours(job: str, folder: str, out: str, sizes: list[int], several: list[str]) -> dict[str, float]:
@@ -187,15 +157,6 @@ def theirs(job: str, folder: str, out: str) -> dict[str, float]:
     return {"seconds": peak.seconds, "rss": peak.rss, "anonymous": peak.anonymous, "arrays": size, "moved": size}
 
 
-def worker(args: argparse.Namespace) -> None:
-    job, folder, out = args.worker
-    if args.peer:
-        found = theirs(job, folder, out)
-    else:
-        found = ours(job, folder, out, [int(n) for n in args.mesh.split(",")] if args.mesh else [], args.several or [])
-    print(json.dumps(found))
-
-
 def run(python: str, job: str, folder: pathlib.Path, out: pathlib.Path, args: argparse.Namespace, peer: bool) -> dict:
     """One row in processes of its own; the worst of what they report."""
     count = 1 if peer else args.processes
@@ -233,14 +194,15 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        return worker(args)
+        sizes = [int(size) for size in args.mesh.split(",")] if args.mesh else []
+        found = theirs(*args.worker) if args.peer else ours(*args.worker, sizes, args.several or [])
+        return print(json.dumps(found))
     print(host())
     with tempfile.TemporaryDirectory(dir=args.tmp) as temporary:
         out = pathlib.Path(temporary, "out")
         folder = args.folder.absolute() if args.folder else pathlib.Path(temporary, "model")
         if not args.folder:
-            folder.mkdir()
-            make_folder(folder, args.model, args.max_shard_gb * GB)
+            make_folder(folder, args.model, args.max_shard_gb)
         table(folder, out, args)
 
 

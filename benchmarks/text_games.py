@@ -48,14 +48,14 @@ class HostLoop:
         self.fields = jax.jit(game.fields)
         self.step = jax.jit(game.env.step_env)
 
-    def complete(self, variables, prompts: list[list[int]], key) -> list[tuple[list[int], list[int]]]:
-        """(prompt ids, reply ids) of each prompt."""
+    def complete(self, variables, prompts: list[list[int]], key) -> list[list[int]]:
+        """The ids of a reply to each prompt."""
         tokens = np.zeros((len(prompts), self.bucket), np.int32)
         for row, ids in zip(tokens, prompts):
             row[self.bucket - len(ids) :] = ids
         lengths = jnp.array([len(ids) for ids in prompts])
         out = jax.device_get(self.sample(variables, jnp.asarray(tokens), lengths, key))
-        return [(ids, list(out.tokens[i, : out.lengths[i]])) for i, ids in enumerate(prompts)]
+        return [list(tokens[:n]) for tokens, n in zip(out.tokens, out.lengths)]
 
     def play(self, variables, key, states: list[Any], max_turns: int, max_steps: int) -> int:
         """How many turns the episodes that begin in these states have."""
@@ -74,7 +74,7 @@ class HostLoop:
             else:  # padded to the number of episodes, so that one program serves every turn
                 padded = prompts + prompts[:1] * (len(episodes) - len(prompts))
                 said = self.complete(variables, padded, keys[0])[: len(active)]
-            for e, (_, reply), k in zip(active, said, keys):
+            for e, reply, k in zip(active, said, keys):
                 text = self.policy.tokenizer.decode(reply).encode()
                 parsed = reference_parse(text, len(reply), self.format)
                 reward = -0.5 * parsed.num_invalid + float(parsed.format_penalty)
