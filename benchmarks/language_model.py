@@ -53,161 +53,111 @@ def token_ids(batch, length):
     return rows
 
 
-class Ours:
-    """nlrl_jax, one jitted program a row."""
+def ours(folder, job, batch, new_tokens):
+    """What a row runs in nlrl_jax, one jitted program."""
+    import jax
+    import jax.numpy as jnp
+    import optax
 
-    packages = ("jax", "jaxlib", "flax")
+    from nlrl_jax.backends import malloc
+    from nlrl_jax.lm.config import LoraConfig
+    from nlrl_jax.lm.generate import generate
+    from nlrl_jax.lm.score import score
+    from nlrl_jax.lm.transformer import Transformer, empty_cache, init_lora
+    from nlrl_jax.types import Sampling
+    from nlrl_jax.weights import huggingface
 
-    def __init__(self, folder, job, batch, new_tokens):
-        import jax
-        import jax.numpy as jnp
+    malloc.keep()  # as every script does
+    config, params = huggingface.load(folder, lora=LoraConfig(RANK, ALPHA))
+    model, variables = Transformer(config), {"params": params}
+    tokens = jnp.asarray(token_ids(batch, PROMPT if job == "decode" else LENGTH))
 
-        from nlrl_jax.backends import malloc
-        from nlrl_jax.lm.config import LoraConfig
-        from nlrl_jax.lm.transformer import Transformer
-        from nlrl_jax.weights import huggingface
-
-        malloc.keep()  # as every script does
-        config, params = huggingface.load(folder, lora=LoraConfig(RANK, ALPHA))
-        self.jax, self.jnp = jax, jnp
-        self.model, self.variables = Transformer(config), {"params": params}
-        self.new_tokens = new_tokens
-        self.run = getattr(self, f"_{job}")(batch)
-
-    def _prefill(self, batch):
-        from nlrl_jax.lm.transformer import empty_cache
-
-        model, jnp = self.model, self.jnp
-        tokens = jnp.asarray(token_ids(batch, LENGTH))
+    @jax.jit
+    def prefill(variables, tokens):
         positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+        hidden, cache = model.apply(variables, tokens, positions, cache=empty_cache(config, batch, LENGTH))
+        logits = model.apply(variables, hidden[:, -1], method="unembed")
+        return jax.nn.logsumexp(logits, axis=-1).mean(), cache
 
-        @self.jax.jit
-        def prefill(variables, tokens):
-            cache = empty_cache(model.config, batch, LENGTH)
-            hidden, cache = model.apply(variables, tokens, positions, cache=cache)
-            logits = model.apply(variables, hidden[:, -1], method="unembed")
-            return self.jax.nn.logsumexp(logits, axis=-1).mean(), cache
+    @jax.jit
+    def decode(variables, prompts):
+        sampling, never = Sampling(max_tokens=new_tokens, temperature=0.0), (-1,)  # no token ends a row
+        lengths = jnp.full((batch,), PROMPT)
+        return generate(model, variables, prompts, lengths, jax.random.key(0), sampling, never).tokens
 
-        return lambda: float(self.jax.block_until_ready(prefill(self.variables, tokens))[0])
+    @jax.jit
+    def step(params, lora, state, tokens):
+        ones = jnp.ones((batch,), jnp.int32)
+        loss = lambda lora: -score(model, {"params": params, "lora": lora}, tokens[:, :1], ones, tokens[:, 1:]).mean()
+        value, grads = jax.value_and_grad(loss)(lora)
+        updates, state = optimizer.update(grads, state, lora)
+        return value, optax.apply_updates(lora, updates), state
 
-    def _decode(self, batch):
-        from nlrl_jax.lm.generate import generate
-        from nlrl_jax.types import Sampling
+    if job == "prefill":
+        return lambda: float(jax.block_until_ready(prefill(variables, tokens))[0])
+    if job == "decode":
+        return lambda: decode(variables, tokens).tolist()
+    optimizer, lora = optax.adamw(RATE), init_lora(model, jax.random.key(0))
+    learned = [lora, optimizer.init(lora)]
 
-        jnp = self.jnp
-        prompts, lengths = jnp.asarray(token_ids(batch, PROMPT)), jnp.full((batch,), PROMPT)
-        sampling = Sampling(max_tokens=self.new_tokens, temperature=0.0)
-        never = (-1,)  # no token ends a row
-        run = self.jax.jit(
-            lambda variables, prompts: generate(
-                self.model, variables, prompts, lengths, self.jax.random.key(0), sampling, never
-            )
-        )
-        return lambda: run(self.variables, prompts).tokens.tolist()
+    def learn():
+        value, *learned[:] = jax.block_until_ready(step(params, *learned, tokens))
+        return float(value)
 
-    def _lora(self, batch):
-        import optax
-
-        from nlrl_jax.lm.score import score
-        from nlrl_jax.lm.transformer import init_lora
-
-        jax, jnp, model = self.jax, self.jnp, self.model
-        tokens, ones = jnp.asarray(token_ids(batch, LENGTH)), jnp.ones((batch,), jnp.int32)
-        optimizer = optax.adamw(RATE)
-
-        @jax.jit
-        def step(params, lora, state, tokens):
-            def loss(lora):
-                return -score(model, {"params": params, "lora": lora}, tokens[:, :1], ones, tokens[:, 1:]).mean()
-
-            value, grads = jax.value_and_grad(loss)(lora)
-            updates, state = optimizer.update(grads, state, lora)
-            return value, optax.apply_updates(lora, updates), state
-
-        self.lora = init_lora(model, jax.random.key(0))
-        self.state = optimizer.init(self.lora)
-
-        def run():
-            value, self.lora, self.state = jax.block_until_ready(
-                step(self.variables["params"], self.lora, self.state, tokens)
-            )
-            return float(value)
-
-        return run
+    return learn
 
 
-class Torch:
-    """transformers on PyTorch, eager, its default attention."""
+def theirs(folder, job, batch, new_tokens):
+    """What a row runs in transformers on PyTorch, eager, its default attention."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
 
-    packages = ("torch", "transformers", "peft")
+    torch.set_num_threads(os.cpu_count())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.tensor(token_ids(batch, PROMPT if job == "decode" else LENGTH))
+    model.generation_config.eos_token_id = None  # nothing ends a row
 
-    def __init__(self, folder, job, batch, new_tokens):
-        import torch
-        from transformers import AutoModelForCausalLM
+    @torch.no_grad()
+    def prefill():
+        logits = model(tokens, use_cache=True, logits_to_keep=1).logits
+        return torch.logsumexp(logits[:, -1].float(), -1).mean().item()
 
-        torch.set_num_threads(os.cpu_count())
-        self.torch, self.new_tokens = torch, new_tokens
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.run = getattr(self, f"_{job}")(batch)
+    @torch.no_grad()
+    def decode():
+        options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+        return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[:, PROMPT:].tolist()
 
-    def _prefill(self, batch):
-        tokens = self.torch.tensor(token_ids(batch, LENGTH))
+    if job != "lora":
+        return prefill if job == "prefill" else decode
+    adapted = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear"))
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=RATE)
 
-        def run():
-            with self.torch.no_grad():
-                logits = self.model(tokens, use_cache=True, logits_to_keep=1).logits
-                return self.torch.logsumexp(logits[:, -1].float(), -1).mean().item()
+    def learn():
+        optimizer.zero_grad()
+        loss = adapted(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        return loss.item()
 
-        return run
-
-    def _decode(self, batch):
-        tokens = self.torch.tensor(token_ids(batch, PROMPT))
-        self.model.generation_config.eos_token_id = None  # nothing ends a row
-
-        def run():
-            with self.torch.no_grad():
-                out = self.model.generate(
-                    tokens,
-                    attention_mask=self.torch.ones_like(tokens),
-                    max_new_tokens=self.new_tokens,
-                    do_sample=False,
-                    pad_token_id=0,
-                )
-            return out[:, PROMPT:].tolist()
-
-        return run
-
-    def _lora(self, batch):
-        from peft import LoraConfig, get_peft_model
-
-        tokens = self.torch.tensor(token_ids(batch, LENGTH))
-        model = get_peft_model(self.model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear"))
-        optimizer = self.torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
-
-        def run():
-            optimizer.zero_grad()
-            loss = model(tokens, labels=tokens, use_cache=False).loss
-            loss.backward()
-            optimizer.step()
-            return loss.item()
-
-        return run
+    return learn
 
 
-SIDES = {"ours": Ours, "torch": Torch}
+SIDES = {"ours": (ours, ("jax", "jaxlib", "flax")), "torch": (theirs, ("torch", "transformers", "peft"))}
 
 
 def worker(side, folder, row, new_tokens):
     """Answers each line on stdin with one measurement as JSON on stdout; the first call is the warm-up."""
-    subject = SIDES[side](folder, *ROWS[row], new_tokens)
+    make, packages = SIDES[side]
+    run = make(folder, *ROWS[row], new_tokens)
     for _ in sys.stdin:
         start = time.perf_counter()
-        check = subject.run()
+        check = run()
         seconds = time.perf_counter() - start
         # Linux counts ru_maxrss in KiB.
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps({"seconds": seconds, "check": check, "rss_gib": rss}), flush=True)
-    print(json.dumps(", ".join(f"{name} {version(name)}" for name in SIDES[side].packages)), flush=True)
+    print(json.dumps(", ".join(f"{name} {version(name)}" for name in packages)), flush=True)
 
 
 def measure(pythons, folder, row, repeats, new_tokens):
