@@ -249,8 +249,6 @@ def main() -> None:
         for num_envs in args.dqn:
             dqn_loops(num_envs, args)
         return
-    if args.purejaxrl:
-        print(f"PureJaxRL with {purejaxrl.distrax_of(args.purejaxrl)}")
     print(f"\n{header('seeds of each row')}\n")
     titles = ("game", "subject", "steps x seeds", "steps/s", "best", "nlrl_jax's ratio to it", "compiling, s")
     print_head(*titles, "last 10 %", "greedy", "sampled")

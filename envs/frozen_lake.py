@@ -32,9 +32,6 @@ from envs.shell import DiscreteGame
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 
-# Our action ids (Up, Down, Left, Right) as Gymnasium's (left 0, down 1, right 2, up 3).
-GYMNASIUM_ACTIONS = (3, 1, 0, 2)
-
 SYMBOLS = ("_", "P", "O", "G", "X", "*")
 LEGEND = {"P": "player", "G": "goal", "O": "hole", "_": "ice", "X": "player in a hole", "*": "player on the goal"}
 _EMPTY, _PLAYER, _HOLE, _GOAL, _FALLEN, _ARRIVED = range(6)

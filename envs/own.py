@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pathlib
 import sysconfig
 import traceback
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -38,24 +40,19 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
         right = f"{dotted or 'my_module'}:{attribute or 'text_game'}"
         raise ValueError(f"game {name!r}: write the module as Python imports it and a name in it, {right}")
     try:
-        module = importlib.import_module(module_name)
+        with _blamed(name):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the game's own module imports
         raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
-    except (Exception, SystemExit) as error:
-        raise _broken(name, error) from error
     game = getattr(module, attribute, None)
     if callable(game) and not isinstance(game, tuple(PLAYED_BY)):
-        try:
+        with _blamed(name):
             takes = inspect.signature(game).parameters
             anything = any(one.kind is one.VAR_KEYWORD for one in takes.values())
             left = {key for key in without if key not in takes and not anything}
             game = game(**{key: value for key, value in options.items() if key not in left})
-        except ModuleNotFoundError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise _broken(name, error) from error
     if not isinstance(game, kinds):
         found = ((one.__name__, by) for one, by in PLAYED_BY.items() if isinstance(game, one))
         others = (f"; it is a {one}, a kind that is played by {by}" for one, by in found)
@@ -64,10 +61,8 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
         kind = " or ".join(one.__name__ for one in kinds)
         raise ValueError(f"game {name!r}: {module_name} has no {kind} named {attribute!r}{has}")
     if isinstance(game, TextGame):
-        try:
+        with _blamed(name):
             _check(game)
-        except Exception as error:
-            raise _broken(name, error) from error
     return game
 
 
@@ -107,6 +102,17 @@ def _check(game: TextGame) -> None:
         raise ValueError(
             f"it has {len(game.actions)} action words, and its environment {number} actions: {game.actions}"
         )
+
+
+@contextlib.contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    """Says where in the user's code an error comes from; a missing module speaks for itself."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
 
 
 def _broken(name: str, error: BaseException) -> ValueError:

@@ -1,7 +1,7 @@
 """PureJaxRL's PPO for `benchmarks.ppo`, from a checkout of luchris429/purejaxrl, which is taken as it is.
 
-gymnax 1.x's six-valued `step` is folded to the five values that it expects. brax and navix, which it imports but does
-not use here, may be missing. So may distrax: then a Categorical of our own stands in, which `distrax_of` says.
+gymnax 1.x's six-valued `step` is folded to the five values that it expects. It needs distrax; brax and navix, which it
+imports but does not use here, may be missing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import gymnax
-import jax
-import jax.numpy as jnp
 
 
 class FiveValues:
@@ -34,28 +31,10 @@ class FiveValues:
         return obs, state, reward, terminated | truncated, {"discount": info["discount"]}
 
 
-class Categorical:
-    """What PureJaxRL uses of distrax."""
-
-    def __init__(self, logits):
-        self.log_probs = jax.nn.log_softmax(logits)
-
-    def sample(self, seed):
-        return jax.random.categorical(seed, self.log_probs)
-
-    def log_prob(self, value):
-        return jnp.take_along_axis(self.log_probs, value[..., None], axis=-1)[..., 0]
-
-    def entropy(self):
-        return -jnp.sum(jnp.exp(self.log_probs) * self.log_probs, axis=-1)
-
-
 @functools.cache
 def load(directory: str) -> types.ModuleType:
     """PureJaxRL's `ppo.py` as a module, with gymnax folded."""
     missing = lambda name: importlib.util.find_spec(name) is None
-    if missing("distrax"):
-        sys.modules["distrax"] = types.SimpleNamespace(Categorical=Categorical)
     if missing("navix"):
         sys.modules["navix"] = types.ModuleType("navix")
     if missing("brax"):
@@ -83,12 +62,3 @@ def make_train(directory: str, game: str, steps: int, num_envs: int = 4) -> Call
     config |= {"NUM_MINIBATCHES": 4, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01}
     config |= {"VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": game, "ANNEAL_LR": True}
     return load(directory).make_train(config)
-
-
-def distrax_of(directory: str) -> str:
-    """Which distrax it runs with."""
-    return (
-        "a stand-in for distrax"
-        if load(directory).distrax.Categorical is Categorical
-        else f"distrax {version('distrax')}"
-    )

@@ -87,10 +87,6 @@ class Engine:
         self.commands = (*self.commands, command)
         return self._told(self.env.step(command)[0].feedback)
 
-    def admissible(self) -> list[str]:
-        """The commands that can be carried out now."""
-        return list(self.env.state["admissible_commands"])
-
     def plan(self) -> list[str]:
         """A cheapest plan from here by the engine's own planner, which takes up to a minute; empty if there is none."""
         return self.env._pddl_state.replan(self.env._entity_infos)

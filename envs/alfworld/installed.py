@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
+from importlib.metadata import version
 
 from envs.alfworld import games
 from envs.alfworld.workers import Request, Workers
@@ -31,22 +31,15 @@ def check() -> None:
     grammar = data / "alfred.twl2"
     if not grammar.is_file() or _PUT not in grammar.read_text():
         raise ValueError(
-            f"alfworld {_version('alfworld')} has another grammar than the papers, whose prompts say 'put X in/on Y' "
+            f"alfworld {version('alfworld')} has another grammar than the papers, whose prompts say 'put X in/on Y' "
             f"(0.4 says 'move X to Y'); {games.PACKAGES}"
         )
     world, commands = World(_TRIAL), plan(World(_TRIAL))
     expected = [world.step(command) for command in commands][-1]
     (answer,) = Workers(data, 1).ask([Request(games.problem(_TRIAL), tuple(commands[:-1]), commands[-1])])
     if answer.error or (answer.observation, answer.won) != (expected, True):
-        found = ", ".join(f"{name} {_version(name)}" for name in ("alfworld", "textworld", "fast-downward-textworld"))
+        found = ", ".join(f"{name} {version(name)}" for name in ("alfworld", "textworld", "fast-downward-textworld"))
         raise ValueError(
             f"ALFWorld's engine does not work as it is installed ({found}): {commands[-1]!r} gives "
             f"{answer.error or answer.observation!r} in place of {expected!r}; {games.PACKAGES}"
         )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "of an unknown version"

@@ -40,7 +40,6 @@ ITEMS = (
     "wood_pickaxe", "stone_pickaxe", "iron_pickaxe", "wood_sword", "stone_sword", "iron_sword",
 )  # fmt: skip
 ACHIEVEMENTS = tuple(one.name.lower() for one in sorted(Achievement, key=lambda one: one.value))
-NUM_ACTIONS = len(Action)
 LEFT, RIGHT, UP, DOWN = (Action[name].value for name in ("LEFT", "RIGHT", "UP", "DOWN"))
 MOST = 9  # of a vital or an item
 

@@ -250,11 +250,6 @@ def observation_template(maze: Maze, observation: str = "full") -> Template:
     )
 
 
-def board_template(maze: Maze) -> Template:
-    """The maze as a person would draw it."""
-    return grid_text.drawn([Choice("cells", SYMBOLS, cell) for cell in range(len(maze.walls))], maze.columns)
-
-
 _RULES = (
     "You are walking through a maze and want to reach the goal in as few steps as possible.\n"
     "Rules:\n"
@@ -283,7 +278,8 @@ def text_game(
     """
     check_text_game(prompt, max_steps)
     env = MazeEnv(layout, observation)
-    board = board_template(env.maze)
+    cells = [Choice("cells", SYMBOLS, cell) for cell in range(len(env.maze.walls))]
+    board = grid_text.drawn(cells, env.maze.columns)
     has_board = prompt == "compact" and observation == "full"
     return TextGame(
         name=f"maze_{layout}",

@@ -34,7 +34,7 @@ def test_actions_are_the_engines():
     theirs = [one.name for one in sorted(engine.Action, key=lambda one: one.value)]
     names = dict(LEFT="move west", RIGHT="move east", UP="move north", DOWN="move south")
     assert ACTIONS == tuple(names.get(name, name.lower().replace("_", " ")) for name in theirs)
-    assert len(engine.ACHIEVEMENTS) == 22 and engine.NUM_ACTIONS == len(ACTIONS) == 17
+    assert len(engine.ACHIEVEMENTS) == 22 and len(engine.Action) == len(ACTIONS) == 17
 
 
 def test_observations_hold_what_the_engines_own_do():
