@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from gymnax.environments import environment
+from gymnax.environments.environment import EnvParams
 
 from envs import grid_text
 from envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
@@ -47,13 +48,6 @@ class EnvState(environment.EnvState):
 
     position: jax.Array
     holes: jax.Array
-
-
-@struct.dataclass
-class EnvParams(environment.EnvParams):
-    """max_steps_in_episode: Gymnasium's limit for the 4x4 board; the paper trains with 10, evaluates with 20."""
-
-    max_steps_in_episode: int = 100
 
 
 def move(position: jax.Array, direction: jax.Array, size: int) -> jax.Array:
@@ -201,7 +195,7 @@ class FrozenLake(DiscreteGame):
         if maps not in MAPS:
             raise ValueError(f"maps is {maps!r}; choose one of {', '.join(MAPS)}")
         (map_table if size <= _TABLE_SIZE else check_candidates)(size, hole_probability, maps)
-        super().__init__(ACTIONS, (size, size, 3), EnvParams())
+        super().__init__(ACTIONS, (size, size, 3), EnvParams(100))  # Gymnasium's limit for 4x4
         self.size, self.slippery, self.hole_probability, self.maps = size, slippery, hole_probability, maps
 
     def start(self, key: jax.Array, params: EnvParams) -> EnvState:
@@ -323,7 +317,7 @@ def text_game(
     Args:
       slippery, size, hole_probability, maps: as in `FrozenLake`.
       prompt: "paper" or "compact".
-      max_steps: steps until truncation.
+      max_steps: steps until truncation; the paper trains with 10, evaluates with 20.
 
     Raises:
       ValueError: an argument outside its range.

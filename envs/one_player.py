@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from gymnax.environments import environment
+from gymnax.environments.environment import EnvParams
 
 from envs.options import integer
 from envs.shell import DiscreteGame
@@ -25,13 +26,6 @@ class EnvState(environment.EnvState):
     side: jax.Array
 
 
-@struct.dataclass
-class EnvParams(environment.EnvParams):
-    """max_steps_in_episode: moves of the agent, illegal ones included."""
-
-    max_steps_in_episode: int = 40
-
-
 class OnePlayer(DiscreteGame):
     """gymnax environment; an action is the index of a word in `words`, the game's without those no position allows.
 
@@ -44,7 +38,7 @@ class OnePlayer(DiscreteGame):
       opponent: "random" (uniform over legal moves), "first_move" (the legal move with the lowest id), or one of
         `others`.
       side: a player's name or "both" (random at reset). Against player 1 the opponent has moved first.
-      max_steps: of the default parameters.
+      max_steps: moves of the agent, illegal ones included, of the default parameters.
       others: name -> (position -> bool [A], the moves that this opponent draws from).
 
     Raises:

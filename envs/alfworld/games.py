@@ -32,7 +32,7 @@ _UNPLACED = {
 }  # fmt: skip
 _MOST_ALIKE, _MOST_OBJECTS = 5, 24  # receptacles of one kind, objects of all kinds in a game
 MACHINES = {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"}
-_ABLE = {"clean": "Cleanable", "heat": "Heatable", "cool": "Coolable"}
+ABLE = {"clean": "Cleanable", "heat": "Heatable", "cool": "Coolable"}
 _LAMP, _UNDER_LAMP = "DeskLamp", ("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable", "DiningTable")
 _GOALS = {
     "put": ("put a {o} in {r}", "put some {o} on {r}"),
@@ -131,7 +131,7 @@ def tasks(kind: str, split: str) -> tuple[tuple[int, str, str], ...]:
             homes = [place for place in places if target in known.holds[place]]
             if kind == "examine" and homes:
                 made.append((number, target, _LAMP))
-            if kind != "examine" and target in known.able.get(_ABLE.get(kind, ""), (target,)):
+            if kind != "examine" and target in known.able.get(ABLE.get(kind, ""), (target,)):
                 goals = [place for place in homes if place != MACHINES.get(kind) and len(homes) > 1]
                 made += [(number, target, place) for place in goals]
     return tuple(made)

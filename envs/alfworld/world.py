@@ -10,11 +10,10 @@ import copy
 import itertools
 from collections.abc import Iterator
 
-from envs.alfworld.games import MACHINES, Game, tables
+from envs.alfworld.games import ABLE, MACHINES, Game, tables
 
 NOTHING = "Nothing happens."
 _CARVERS = ("Knife", "ButterKnife")
-_ABLE = {"clean": "Cleanable", "heat": "Heatable", "cool": "Coolable"}
 
 
 def _order(name: str) -> tuple[str, int]:
@@ -179,7 +178,7 @@ class World:
             self.made[thing].add("slice")
             return f"You sliced the {thing} with the {tool}."
         here = tool and tool == self.at and self.game.receptacles[tool] == MACHINES[verb]
-        if not here or not thing or thing != self.held or not self.able(thing, _ABLE[verb]):
+        if not here or not thing or thing != self.held or not self.able(thing, ABLE[verb]):
             return NOTHING
         self.made[thing] -= {"heat": {"cool"}, "cool": {"heat"}}.get(verb, set())
         self.made[thing].add(verb)

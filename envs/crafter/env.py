@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment
+from gymnax.environments.environment import EnvParams
 
 from envs.crafter import engine, text
 from envs.options import check_text_game
@@ -22,13 +23,6 @@ class EnvState(environment.EnvState):
     world: engine.World
 
 
-@struct.dataclass
-class EnvParams(environment.EnvParams):
-    """max_steps_in_episode: steps until truncation."""
-
-    max_steps_in_episode: int = 10_000
-
-
 class Crafter(DiscreteGame):
     """gymnax environment. Actions are `ACTIONS`; a reward of 1 / 22 for each achievement when it is unlocked first.
 
@@ -40,7 +34,7 @@ class Crafter(DiscreteGame):
     """
 
     def __init__(self):
-        super().__init__(ACTIONS, (OBSERVATION_SIZE,), EnvParams())
+        super().__init__(ACTIONS, (OBSERVATION_SIZE,), EnvParams(10_000))
 
     def start(self, key: jax.Array, params: EnvParams) -> EnvState:
         """A random world."""

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from gymnax.environments import environment
+from gymnax.environments.environment import EnvParams
 
 from envs import grid_text
 from envs.options import check_text_game
@@ -159,13 +160,6 @@ class EnvState(environment.EnvState):
     position: jax.Array
 
 
-@struct.dataclass
-class EnvParams(environment.EnvParams):
-    """max_steps_in_episode: LMRL-Gym's limit."""
-
-    max_steps_in_episode: int = 100
-
-
 class MazeEnv(DiscreteGame):
     """gymnax environment; observations are float32 [rows, columns, 3]: player, walls, goal.
 
@@ -182,7 +176,7 @@ class MazeEnv(DiscreteGame):
             raise ValueError(f"observation is {observation!r}; choose one of {', '.join(OBSERVATIONS)}")
         self.maze, self.observation = maze(layout), observation
         shape = (4,) if observation == "partial" else (self.maze.rows, self.maze.columns, 3)
-        super().__init__(ACTIONS, shape, EnvParams())
+        super().__init__(ACTIONS, shape, EnvParams(100))  # LMRL-Gym's limit
 
     def start(self, key, params):
         """On a random free cell that is not the goal."""
@@ -250,6 +244,11 @@ def observation_template(maze: Maze, observation: str = "full") -> Template:
     )
 
 
+def board_template(maze: Maze) -> Template:
+    """The maze as a person would draw it."""
+    return grid_text.drawn([Choice("cells", SYMBOLS, cell) for cell in range(len(maze.walls))], maze.columns)
+
+
 _RULES = (
     "You are walking through a maze and want to reach the goal in as few steps as possible.\n"
     "Rules:\n"
@@ -278,8 +277,7 @@ def text_game(
     """
     check_text_game(prompt, max_steps)
     env = MazeEnv(layout, observation)
-    cells = [Choice("cells", SYMBOLS, cell) for cell in range(len(env.maze.walls))]
-    board = grid_text.drawn(cells, env.maze.columns)
+    board = board_template(env.maze)
     has_board = prompt == "compact" and observation == "full"
     return TextGame(
         name=f"maze_{layout}",

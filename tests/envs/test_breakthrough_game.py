@@ -21,7 +21,7 @@ SPIEL = pyspiel.load_game("breakthrough(rows=5,columns=5)")  # one row of pawns 
 
 
 def test_games_against_the_first_move_are_open_spiels():
-    env, params = OnePlayer(board_game(5, 5, 1), (5, 5), "first_move"), EnvParams()
+    env, params = OnePlayer(board_game(5, 5, 1), (5, 5), "first_move"), EnvParams(40)
     reset, step = jax.jit(env.reset_env), jax.jit(env.step_env)
     numbers = {int(id): n for n, id in enumerate(env.ids)}
     rng, won = np.random.default_rng(0), {1.0: 0, -1.0: 0}
@@ -48,7 +48,7 @@ def test_games_against_the_first_move_are_open_spiels():
 
 
 def test_an_illegal_move_changes_nothing_but_the_time():
-    env, params = OnePlayer(board_game(), (5, 5), side="white"), EnvParams()
+    env, params = OnePlayer(board_game(), (5, 5), side="white"), EnvParams(40)
     _, state = env.reset_env(jax.random.key(0), params)
     illegal = env.words.index("a5a4")  # black's
     _, after, reward, over, info = env.step_env(jax.random.key(1), state, illegal, params)
@@ -57,7 +57,7 @@ def test_an_illegal_move_changes_nothing_but_the_time():
 
 
 def test_both_sides_are_drawn_and_the_opponent_moves_at_random():
-    env, params = OnePlayer(board_game(), (5, 5)), EnvParams()
+    env, params = OnePlayer(board_game(), (5, 5)), EnvParams(40)
     obs, states = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(jax.random.key(0), 200), params)
     assert 60 < int(states.side.sum()) < 140
     seen = {o.tobytes() for o in np.asarray(obs)[np.asarray(states.side) == 1]}
