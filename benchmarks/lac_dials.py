@@ -12,10 +12,10 @@ Of 65 cells a game, one took 1 to 106 s (102 tasks; two cores that others used, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import time
+from collections.abc import Iterator
 
 import matplotlib
 
@@ -23,6 +23,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import envs
+from benchmarks.timing import parser_of
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
@@ -85,17 +86,25 @@ def success(folder: pathlib.Path, game: str, cell: tuple[str, float, float]) -> 
     return estimate([one["success"] for one in json.loads(path.read_text())["episodes"]], is_share=True)
 
 
+def played(folder: pathlib.Path, game: str) -> Iterator[tuple[str, float, dict[float, Estimate]]]:
+    """(method, world, critic -> success) of the cells that have been played; a dial that is not read stands at 1."""
+    for method, reads in READS.items():
+        for world in WORLD if "w" in reads else (1.0,):
+            found = {c: success(folder, game, (method, c if "c" in reads else 1.0, world)) for c in CRITIC}
+            found = {critic: one for critic, one in found.items() if one}
+            if found:
+                yield method, world, found
+
+
 def table(folder: pathlib.Path, game: str) -> str:
     """All cells of a game in Markdown: a row per method and world, a column per critic."""
     rows = [f"| {TITLES[game]} | world | " + " | ".join(f"critic {c:g}" for c in CRITIC) + " |", "|---" * 8 + "|"]
-    for method, reads in READS.items():
-        for world in WORLD if "w" in reads else (1.0,):
-            found = [success(folder, game, (method, c, world)) for c in (CRITIC if "c" in reads else (1.0,))]
-            shown = [one.text(".2f") if one else "" for one in found]
-            shown += ["same"] * (len(CRITIC) - len(shown)) if "c" not in reads else []
-            if not any(one for one in shown if one not in ("", "same")):
-                continue
-            rows.append(f"| {METHODS[method].title} | {f'{world:g}' if 'w' in reads else '–'} | {' | '.join(shown)} |")
+    for method, world, found in played(folder, game):
+        shown = [found[critic].text(".2f") if critic in found else "" for critic in CRITIC]
+        if "c" not in READS[method]:
+            shown[1:] = ["same"] * (len(CRITIC) - 1)
+        of_world = f"{world:g}" if "w" in READS[method] else "–"
+        rows.append(f"| {METHODS[method].title} | {of_world} | {' | '.join(shown)} |")
     return "\n".join(rows)
 
 
@@ -120,21 +129,16 @@ def picture(folder: pathlib.Path, path: pathlib.Path) -> None:
     figure, axes = plt.subplots(1, len(games), figsize=(3.6 * len(games), 3.7), sharex=True, sharey=True, squeeze=False)
     named = {}  # the lines of all panels, each once
     for game, axis in zip(games, axes[0], strict=True):
-        for i, (method, reads) in enumerate(READS.items()):
-            for world, line in zip(WORLD, (":", "--", "-"), strict=True):
-                if world < 1 and "w" not in reads:
-                    continue
-                found = {c: success(folder, game, (method, c if "c" in reads else 1.0, world)) for c in CRITIC}
-                found = {c: one for c, one in found.items() if one}
-                if not found:
-                    continue
-                arms = [[one.arms[k] for one in found.values()] for k in (0, 1)]
-                style = {"color": f"C{i}", "linestyle": line, "label": _label(method, world)}
-                if "c" not in reads:
-                    style |= {"marker": "", "linewidth": 0.9}
-                    axis.plot(list(found), [one.mean for one in found.values()], **style)
-                else:
-                    axis.errorbar(list(found), [e.mean for e in found.values()], arms, marker="o", ms=3, **style)
+        for method, world, found in played(folder, game):
+            arms = [[one.arms[k] for one in found.values()] for k in (0, 1)]
+            means, reads = [one.mean for one in found.values()], READS[method]
+            label = METHODS[method].title + (f", world {world:g}" if "w" in reads else "")
+            line = dict(zip(WORLD, (":", "--", "-"), strict=True))[world]
+            style = {"color": f"C{list(READS).index(method)}", "linestyle": line, "label": label}
+            if "c" in reads:
+                axis.errorbar(list(found), means, arms, marker="o", ms=3, **style)
+            else:
+                axis.plot(list(found), means, linewidth=0.9, **style)
         axis.set(xlabel="rate at which the critic is right", ylim=(-0.03, 1.03))
         axis.set_title(TITLES[game], fontsize=10)
         named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
@@ -145,12 +149,8 @@ def picture(folder: pathlib.Path, path: pathlib.Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _label(method: str, world: float) -> str:
-    return METHODS[method].title + (f", world {world:g}" if "w" in READS[method] else "")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--game", choices=tuple(PRIOR), help="the game to play; without it only --picture is drawn")
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="where the cells lie")
     parser.add_argument("--tasks", type=int, default=102, help="tasks of a cell")
