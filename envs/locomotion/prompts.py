@@ -21,6 +21,7 @@ from envs.trajectory_prompts import GameText, analyst_roles
 from nlrl_jax.roles.analyst_replies import vector_reader
 from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode
 
+VERSIONS = ("v4", "v5")
 _LEGS = ("front left", "back left", "back right", "front right")  # legs 1 to 4 of the ant
 
 
@@ -138,12 +139,17 @@ def roles(
       version: of Gymnasium's reward, "v4" or "v5".
       chunk, cases: see `analyst_roles`; chunk defaults to the robot's.
       contacts: hard contacts cost reward; of the Ant v5 they do in any case.
+
+    Raises:
+      ValueError: no such robot or version.
     """
     return analyst_roles(game_text(robot, version, contacts), ROBOTS[robot].chunk if chunk is None else chunk, cases)
 
 
 def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameText:
     """A robot in words; see `roles`."""
+    if name not in ROBOTS or version not in VERSIONS:
+        raise ValueError(f"no robot {name!r} of version {version!r}; choose of {', '.join(ROBOTS)} and v4, v5")
     robot = ROBOTS[name]
     return GameText(
         system="You know robots and their control well. Answer in the requested output format.",
