@@ -73,6 +73,28 @@ class Tables(NamedTuple):
     openable: frozenset[str]
 
 
+_PUT = "put {o} in/on {r}"  # in the grammar of 0.3.5; that of 0.4 has "move {o} to {r}"
+
+
+@functools.cache
+def engine_data() -> pathlib.Path:
+    """The folder with the engine's domain and grammar.
+
+    Raises:
+      ValueError: a package of the engine is missing, or has another grammar.
+    """
+    missing = [name for name in ("alfworld", "textworld", "fast_downward") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"ALFWorld's engine is not installed ({', '.join(missing)}); {PACKAGES}")
+    grammar = package() / "data" / "alfred.twl2"
+    if not grammar.is_file() or _PUT not in grammar.read_text():
+        raise ValueError(
+            "this alfworld has another grammar than the papers, whose prompts say 'put X in/on Y' (0.4 says 'move X to "
+            f"Y'); {PACKAGES}"
+        )
+    return grammar.parent
+
+
 def package() -> pathlib.Path:
     """Where the package alfworld lies; it is not imported, because that makes a folder in the home directory.
 

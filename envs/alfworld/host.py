@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from envs import recorded
 from envs.alfworld import data as files
-from envs.alfworld import games, installed
-from envs.alfworld.workers import Request, Workers
+from envs.alfworld import games
+from envs.alfworld.workers import Answer, Request, Workers
 from envs.alfworld.world import NOTHING, World, plan
 from nlrl_jax.types import HostGame, Outcome, Start
 
@@ -51,6 +51,27 @@ def played(game: games.Game, commands: tuple[str, ...]) -> tuple[World, str]:
     return world, world.step(commands[-1])
 
 
+Ask = Callable[[Sequence[tuple[State, str | None]]], list[Answer]]  # states and a command each; None: to begin
+
+
+def simulated(asked: Sequence[tuple[State, str | None]]) -> list[Answer]:
+    """What the engine would answer in generated games."""
+    after = [played(one.game, one.commands if command is None else (*one.commands, command)) for one, command in asked]
+    return [Answer(observation, world.won()) for world, observation in after]
+
+
+def step(ask: Ask, states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
+    """The outcome of an action in each game."""
+    asked, outcomes = [(state, plain(action)) for state, action in zip(states, actions, strict=True)], []
+    for (state, command), (observation, won, error) in zip(asked, ask(asked), strict=True):
+        if error:
+            outcomes.append(Outcome(state, "The game has broken off.", done=True, error=error))
+        else:
+            after = state._replace(commands=(*state.commands, command))
+            outcomes.append(Outcome(after, observation, float(won), won, won, observation != NOTHING))
+    return outcomes
+
+
 def expert(state: State) -> str:
     """The first command of a shortest plan for a player who knows where everything is, in a generated game."""
     return (plan(played(state.game, state.commands)[0]) or ["look"])[0]
@@ -86,10 +107,9 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
     Raises:
       ValueError: the engine is not installed, or in another version; a folder without games.
     """
-    installed.check()
+    pool = Workers(games.engine_data(), workers)
     found = files.game_files(data) if data else {}
     kinds = tuple(kind for kind in games.KINDS if not data or found[kind])
-    pool = Workers(games.package() / "data", workers)
 
     def state_of(kind: str, seed: int) -> State:
         if kind not in kinds:
@@ -99,40 +119,21 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         game = games.make(kind, seed)
         return State(game.goal, games.problem(game), game=game)
 
-    def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
+    def engine(asked: Sequence[tuple[State, str | None]]) -> list[Answer]:
+        return pool.ask([Request(state.problem, state.commands, command) for state, command in asked])
+
+    def reset(ask: Ask, tasks: Sequence[tuple[str, int]]) -> list[Start]:
         states = [state_of(kind, seed) for kind, seed in tasks]
-        answers = pool.ask([Request(state.problem, (), None) for state in states])
+        answers = ask([(state, None) for state in states])
         for (kind, seed), answer in zip(tasks, answers, strict=True):
             if answer.error:
-                name = found[kind][seed % len(found[kind])] if data else f"the game {kind!r} {seed}"
-                raise ValueError(f"{name} does not load: {answer.error}")
+                name, hint = f"the game {kind!r} {seed}", f"; is the engine complete? {games.PACKAGES}"
+                name, hint = (found[kind][seed % len(found[kind])], "") if data else (name, hint)
+                raise ValueError(f"{name} does not load: {answer.error}{hint}")
         return [Start(state, state.goal, answer.observation) for state, answer in zip(states, answers, strict=True)]
 
-    def imagined_reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
-        states = [state_of(kind, seed) for kind, seed in tasks]
-        return [Start(state, state.goal, played(state.game, ())[1]) for state in states]
-
-    def imagined_step(states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
-        outcomes = []
-        for state, action in zip(states, actions, strict=True):
-            after = state._replace(commands=(*state.commands, plain(action)))
-            world, observation = played(after.game, after.commands)
-            won = world.won()
-            outcomes.append(Outcome(after, observation, float(won), won, won, observation != NOTHING))
-        return outcomes
-
-    def step(states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
-        commands = [plain(action) for action in actions]
-        asked = [Request(state.problem, state.commands, command) for state, command in zip(states, commands)]
-        outcomes = []
-        for state, command, answer in zip(states, commands, pool.ask(asked), strict=True):
-            after = state._replace(commands=(*state.commands, command))
-            if answer.error:
-                outcomes.append(Outcome(state, "The game has broken off.", done=True, error=answer.error))
-            else:
-                won, valid = answer.won, answer.observation != NOTHING
-                outcomes.append(Outcome(after, answer.observation, float(won), won, won, valid))
-        return outcomes
+    def playing(ask: Ask) -> dict[str, Callable]:
+        return {"reset": functools.partial(reset, ask), "step": functools.partial(step, ask)}
 
     game = HostGame(
         name="alfworld",
@@ -140,13 +141,12 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         actions=(),
         max_steps=max_steps,
         kinds=kinds,
-        reset=reset,
-        step=step,
+        **playing(engine),
         optimal=optimal,
         examples=functools.partial(recorded.examples, "alfworld"),
         limits={kind: len(paths) for kind, paths in found.items() if paths},
     )
     if data:
         return game
-    simulator = dataclasses.replace(game, reset=imagined_reset, step=imagined_step, expert=expert, commands=commands)
+    simulator = dataclasses.replace(game, **playing(simulated), expert=expert, commands=commands)
     return dataclasses.replace(game, expert=expert, simulator=simulator)
