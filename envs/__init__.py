@@ -113,7 +113,7 @@ def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
 
 
 def _make(kind: type, games: dict[str, tuple[str, dict[str, Any]]], name: str, **options) -> Any:
-    """A game of ours, or one's own.
+    """A built-in game, or the user's own.
 
     Raises:
       ValueError: an unknown name, a package that is not installed, an option that the game does not take or that its

@@ -2,9 +2,9 @@
 
     python engine.py DATA    # requests as JSON lines on stdin, answers on stdout; see `serve`
 
-It imports nothing of ours, so that a worker starts without JAX. DATA is the folder with ALFWorld's domain and grammar,
-those of 0.3.5 whatever a game file says: its commands are those of the papers ("put X in/on Y"), and a grammar from a
-file would be code, since the engine evaluates what stands in braces.
+It imports nothing else of this repository, so that a worker starts without JAX. DATA is the folder with ALFWorld's
+domain and grammar. They are those of 0.3.5, not the game file's: their commands are those of the papers ("put X in/on
+Y"), and a grammar from a file would be code, since the engine evaluates what stands in braces.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ class Engine:
     def reset(self) -> tuple[str, bool]:
         """The first observation, without welcome and task."""
         self.commands = ()
-        return self._told(self.env.reset().feedback.split("\n\n")[1])
+        return self._result(self.env.reset().feedback.split("\n\n")[1])
 
     def step(self, command: str) -> tuple[str, bool]:
         """(observation in one line, whether the goal is reached) after a command."""
         self.commands = (*self.commands, command)
-        return self._told(self.env.step(command)[0].feedback)
+        return self._result(self.env.step(command)[0].feedback)
 
     def plan(self) -> list[str]:
         """A cheapest plan from here by the engine's own planner, which takes up to a minute; empty if there is none."""
         return self.env._pddl_state.replan(self.env._entity_infos)
 
-    def _told(self, text: str) -> tuple[str, bool]:
+    def _result(self, text: str) -> tuple[str, bool]:
         return " ".join(_ARRIVAL.sub("", text).split()), bool(self.env.state["won"])
 
 
@@ -104,19 +104,19 @@ def serve(data: pathlib.Path, requests: Iterable[str], out) -> None:
     """
     engines: OrderedDict[str, Engine] = OrderedDict()
     for line in requests:
-        asked = json.loads(line)
-        problem, commands, action = asked["problem"], tuple(asked["commands"]), asked["action"]
+        request = json.loads(line)
+        problem, commands, action = request["problem"], tuple(request["commands"]), request["action"]
         try:
             engine = engines.pop(problem, None) or Engine(problem, data)
-            told = None
+            last = None
             if engine.commands != commands or action is None:
-                told = engine.reset()
+                last = engine.reset()
                 for command in commands:
-                    told = engine.step(command)
-            observation, won = told if action is None else engine.step(action)
+                    last = engine.step(command)
+            observation, won = last if action is None else engine.step(action)
             answer = {"observation": observation, "won": won}
             engines[problem] = engine
-        except Exception as error:  # whatever is wrong with a file of somebody else's
+        except Exception as error:  # the problem may come from any file
             answer = {"error": f"{type(error).__name__}: {error}"}
         while len(engines) > _KEPT:
             engines.popitem(last=False)

@@ -54,16 +54,18 @@ def played(game: games.Game, commands: tuple[str, ...]) -> tuple[World, str]:
 Ask = Callable[[Sequence[tuple[State, str | None]]], list[Answer]]  # states and a command each; None: to begin
 
 
-def simulated(asked: Sequence[tuple[State, str | None]]) -> list[Answer]:
+def simulated(requests: Sequence[tuple[State, str | None]]) -> list[Answer]:
     """What the engine would answer in generated games."""
-    after = [played(one.game, one.commands if command is None else (*one.commands, command)) for one, command in asked]
+    after = [
+        played(one.game, one.commands if command is None else (*one.commands, command)) for one, command in requests
+    ]
     return [Answer(observation, world.won()) for world, observation in after]
 
 
 def step(ask: Ask, states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
     """The outcome of an action in each game."""
-    asked, outcomes = [(state, plain(action)) for state, action in zip(states, actions, strict=True)], []
-    for (state, command), (observation, won, error) in zip(asked, ask(asked), strict=True):
+    requests, outcomes = [(state, plain(action)) for state, action in zip(states, actions, strict=True)], []
+    for (state, command), (observation, won, error) in zip(requests, ask(requests), strict=True):
         if error:
             outcomes.append(Outcome(state, "The game has broken off.", done=True, error=error))
         else:
@@ -73,12 +75,12 @@ def step(ask: Ask, states: Sequence[State], actions: Sequence[str]) -> list[Outc
 
 
 def expert(state: State) -> str:
-    """The first command of a shortest plan for a player who knows where everything is, in a generated game."""
+    """The first command of a shortest plan with full knowledge of the state, in a generated game."""
     return (plan(played(state.game, state.commands)[0]) or ["look"])[0]
 
 
 def optimal(state: State) -> int:
-    """Minimum number of commands to the goal for a player who knows where everything is; -1 for a downloaded game."""
+    """Minimum number of commands to the goal, with full knowledge of the state; -1 for a downloaded game."""
     return len(plan(played(state.game, state.commands)[0])) if state.game else -1
 
 
@@ -119,8 +121,8 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         game = games.make(kind, seed)
         return State(game.goal, games.problem(game), game=game)
 
-    def engine(asked: Sequence[tuple[State, str | None]]) -> list[Answer]:
-        return pool.ask([Request(state.problem, state.commands, command) for state, command in asked])
+    def engine(requests: Sequence[tuple[State, str | None]]) -> list[Answer]:
+        return pool.ask([Request(state.problem, state.commands, command) for state, command in requests])
 
     def reset(ask: Ask, tasks: Sequence[tuple[str, int]]) -> list[Start]:
         states = [state_of(kind, seed) for kind, seed in tasks]

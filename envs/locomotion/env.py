@@ -300,7 +300,7 @@ def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Arr
     """A reward of 1 for every `length` metres of progress: float [T, B], mostly 0.
 
     Line k stands at x = k * length, k = 1, 2, ...; crossing one pays 1, crossing it backwards costs 1, so that swinging
-    across it earns nothing: an episode earns the number of lines behind it at its end.
+    across it earns nothing: an episode earns the number of lines that it has passed at its end.
 
     Args:
       length: metres between two lines.

@@ -6,7 +6,7 @@ drawn uniformly, that is not the goal. Positions in the text are (row, column), 
 
 LMRL-Gym names no goal for the medium maze. Ours is (6, 6), the free cell in the lower right corner.
 
-An action id outside 0 to 3 stands for a word that is no action: it earns -4, takes a step and moves nobody.
+An action id outside 0 to 3 is a word that is no action: it earns -4, takes a step and moves nothing.
 
 Besides the gymnax environment there are the bare rules, `step`, on a `Maze`: they take NumPy or JAX arrays of positions
 of any shape, for look-aheads over many mazes at once.

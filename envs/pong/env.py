@@ -34,12 +34,12 @@ from gymnax.environments import environment
 from envs.options import integer
 from envs.pong import prompts, rule_based
 from envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, frames
+from envs.pong.prompts import ACTIONS
 from envs.shell import DiscreteGame
 from nlrl_jax.types import ControlGame
 
 TOP = SIZE - RACKET  # a racket's top row is 0..72
 STAY, RIGHT, LEFT = range(3)
-ACTIONS = ("stay", "move right", "move left")
 OBSERVED = ("racket", "opponent", "ball row", "ball column", "row velocity", "column velocity")
 SPEED = 2  # columns a step, of the ball
 

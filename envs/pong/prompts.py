@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from envs.pong.frames import RACKET
 from envs.trajectory_prompts import GameText, analyst_roles
 from nlrl_jax.roles.analyst_replies import choice_reader
 from nlrl_jax.roles.trajectories import AnalystRoles, Episode
 
 ACTIONS = ("stay", "move right", "move left")
-RACKET = 8  # rows of a racket
 _WORDS = {"stay": 0, "stay still": 0, "no move": 0, "move right": 1, "right": 1, "move left": 2, "left": 2}
 
 _GAME = """# Background

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.pong.prompts import ACTIONS, RACKET, game_text, point_ends
+from envs.pong.frames import LOWEST, OURS, RACKET
+from envs.pong.prompts import ACTIONS, game_text, point_ends
 from envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
 
 SLACK, NEAR = 8, 6  # timeslots
 CALM = 16  # timeslots to spare at which an action matters little
 _TEXT = game_text()
-_LOWEST, _OURS = 78, 70  # the ball's last row; the column in which it meets our racket
 _ROWS = np.array([0, -2, 2])  # what an action adds to the racket's rows
 
 
@@ -61,9 +61,9 @@ def forecast(excerpt: Excerpt, timeslot: int) -> Forecast | None:
     if velocity is None or velocity[1] <= 0:
         return None
     row, column = (round(float(x)) for x in excerpt.observations[i, 2:4])
-    if column >= _OURS:
+    if column >= OURS:
         return None  # it is past our racket
-    left = math.ceil((_OURS - column) / velocity[1])
+    left = math.ceil((OURS - column) / velocity[1])
     return Forecast(_reflect(row + velocity[0] * left), left)
 
 
@@ -165,8 +165,8 @@ def _top(excerpt: Excerpt, timeslot: int) -> int:
 
 def _reflect(row: int) -> int:
     """Where a ball that flew straight on to `row` is between the walls."""
-    row %= 2 * _LOWEST
-    return min(row, 2 * _LOWEST - row)
+    row %= 2 * LOWEST
+    return min(row, 2 * LOWEST - row)
 
 
 def _velocity(excerpt: Excerpt, i: int) -> tuple[int, int] | None:
@@ -189,7 +189,7 @@ def _velocity(excerpt: Excerpt, i: int) -> tuple[int, int] | None:
 
     def misfit(velocity: int) -> int:
         ahead = abs(_reflect(rows[i] + velocity) - rows[i + 1]) if i in flight else 0
-        behind = abs(_reflect(rows[i] - velocity) - rows[i - 1]) if i - 1 in flight else 0
-        return int(ahead + behind)
+        back = abs(_reflect(rows[i] - velocity) - rows[i - 1]) if i - 1 in flight else 0
+        return int(ahead + back)
 
     return min((speed, -speed), key=misfit), columns_a_step

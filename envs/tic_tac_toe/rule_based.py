@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envs.tic_tac_toe.prompts import read_value, squares
+from envs.tic_tac_toe.rules import ACTIONS, LINES
 from nlrl_jax.roles.board_games import View
 
-ROWS = ("123", "456", "789", "147", "258", "369", "159", "357")
+ROWS = tuple("".join(ACTIONS[cell] for cell in line) for line in LINES)
 SIGN = {"O": 1.0, "X": -1.0, None: 0.0}
 WORDS = ("threats", "counts", "number")
 

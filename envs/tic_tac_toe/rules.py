@@ -42,7 +42,7 @@ def returns(board: jax.Array) -> jax.Array:
 
 
 def is_terminal(board: jax.Array) -> jax.Array:
-    """Somebody has won or all cells are taken: int8 [..., 9] -> bool [...]."""
+    """A player has won or all cells are taken: int8 [..., 9] -> bool [...]."""
     return (returns(board) != 0) | (board != EMPTY).all(-1)
 
 

@@ -30,7 +30,7 @@ class State:
     """Where a shopper is.
 
     Attributes:
-      goal: what is asked for.
+      goal: the instruction to fulfil.
       page: SEARCH, RESULTS, ITEM, SUB (a page of SUBPAGES) or DONE.
       hits: ids of the results, best first. number: of the page of results, from 1.
       asin: of the product that is looked at. options: (name, value) chosen. sub: one of SUBPAGES.

@@ -21,13 +21,13 @@ RULES = (
     "price below the limit."
 )
 MAX_STEPS = 15
-_QUERY = 4  # words of a search that somebody might try
+_QUERY = 4  # words of a search that a shopper might try
 
 
 def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:
     """WebShop (LAC, appendix C.1.3): any text is an action, the reward is the shop's score, success is a score of 1.
 
-    Examples in prompts are from our own catalogue, whatever the folder.
+    Examples in prompts come from the built-in catalogue, also with a folder.
 
     Args:
       max_steps: horizon; the paper's is 15. An episode without a purchase scores 0.
