@@ -70,11 +70,8 @@ def work_of(turns: text_games.Turns, prefix: int, config: ModelConfig, learning:
     passes = int(np.maximum(longest - 1, 0).sum())
     item = jnp.dtype(config.dtype).itemsize
     token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item  # keys and values of one token
-    cached = 0.0
-    for t, length in enumerate(longest):
-        for n in range(1, int(length)):  # pass n: the rows that still write, each with what it has read and written
-            writing = replies[t] > n
-            cached += token * (prefix + float((prompts[t] + n)[writing].sum()))
+    more = np.maximum(replies - 1, 0)  # passes of a row; in pass n it reads its prompt and n tokens of its reply
+    cached = token * (passes * prefix + float((more * prompts + more * (more + 1) / 2).sum()))
     share = learning.group_sample / learning.group_size if learning.sampling_temperature else 1.0
     learned = share * float((prompts + replies).sum()) * learning.updates_per_batch + prefix
     read = prefix + int(prompts.sum())

@@ -12,7 +12,8 @@ from gymnax.environments import environment, spaces
 class DiscreteGame(environment.Environment):
     """A gymnax environment with discrete actions and observations in a box.
 
-    A game adds `start`, `advance`, `observe` and `is_terminated`.
+    A game adds `observe`, `is_terminated`, `start(key, params)`, which returns the first state of an episode, and
+    `advance(key, state, action, params)`, which returns (state, reward, terminated, info).
 
     Args:
       words: of the actions. shape: of an observation. params: the default parameters.
@@ -33,14 +34,6 @@ class DiscreteGame(environment.Environment):
     @property
     def num_actions(self) -> int:
         return len(self.words)
-
-    def start(self, key: jax.Array, params: Any) -> Any:
-        """The first state of an episode."""
-        raise NotImplementedError
-
-    def advance(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple[Any, jax.Array, Any, dict]:
-        """(state after the action, reward, terminated, info)."""
-        raise NotImplementedError
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
         """(obs, state); see `start`."""
