@@ -108,13 +108,7 @@ def body(robot: Robot, obs: np.ndarray) -> Body:
     obs = np.asarray(obs, float)
     n = len(robot.joints)
     if robot.is_planar:
-        height, pitch, joints, (x, z, turn), speeds = (
-            obs[0],
-            obs[1],
-            obs[2 : 2 + n],
-            obs[2 + n : 5 + n],
-            obs[5 + n :],
-        )
+        (height, pitch), joints, (x, z, turn), speeds = np.split(obs, (2, 2 + n, 5 + n))
         return Body(height, pitch, 0.0, x, 0.0, z, turn, 0.0, joints, speeds)
     w, i, j, k = obs[1:5]
     # The world's up direction along the torso's own axes: its front is down where the first is negative.
