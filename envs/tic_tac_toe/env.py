@@ -16,24 +16,13 @@ from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
 
 
-def one_player(opponent: str = "random", side: str = "both", max_steps: int = 9) -> OnePlayer:
-    """The environment; a game takes at most 5 moves of the agent, the others are for actions on taken cells.
-
-    Args:
-      opponent: "random", "first_move" or "minimax". side: "O", "X" or "both".
-
-    Raises:
-      ValueError: an unknown opponent or side.
-    """
-    best = lambda board: jnp.asarray(minimax()[1])[code(board)]
-    return OnePlayer(board_game(), (3, 3), opponent, side, max_steps, {"minimax": best})
-
-
 def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper", max_steps: int = 9) -> TextGame:
     """Tic-tac-toe against an opponent as a text game; one reply is one move.
 
+    A game takes at most 5 moves of the agent; the others are for actions on taken cells.
+
     Args:
-      opponent, side: as in `one_player`.
+      opponent: "random", "first_move" or "minimax". side: "O", "X" or "both".
       prompt: "paper" (rules, board and the list of free positions) or "compact" (the board and whose turn it is).
       max_steps: moves until truncation, those on taken cells included.
 
@@ -41,7 +30,8 @@ def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper
       ValueError: an argument outside its range.
     """
     check_text_game(prompt)
-    env = one_player(opponent, side, max_steps)
+    best = lambda board: jnp.asarray(minimax()[1])[code(board)]
+    env = OnePlayer(board_game(), (3, 3), opponent, side, max_steps, {"minimax": best})
     board, player = env.game.board, Choice("player", PLAYERS)
     if prompt == "compact":
         rules = "Tic-tac-toe: choose a free cell."

@@ -119,7 +119,7 @@ def perfect(key, board):
 
 
 def test_minimax_never_loses_and_ties_with_itself():
-    env = tic_tac_toe.one_player("minimax")
+    env = tic_tac_toe.text_game("minimax").env
     total, side = play_out(env, uniform, 4000)
     for player in (0, 1):
         assert (side == player).sum() > 1800
@@ -142,14 +142,14 @@ def test_random_against_random_has_the_exact_odds():
         return chance[board]
 
     want = odds(SPIEL.new_initial_state())
-    total, side = play_out(tic_tac_toe.one_player("random"), uniform, 20_000, seed=3)
+    total, side = play_out(tic_tac_toe.text_game("random").env, uniform, 20_000, seed=3)
     for player, sign in ((0, 1), (1, -1)):
         got = [(total[side == player] == sign * value).mean() for value in (1, 0, -1)]
         np.testing.assert_allclose(got, want, atol=0.015)
 
 
 def test_first_move_takes_the_lowest_free_cell():
-    env = tic_tac_toe.one_player("first_move", side="X")
+    env = tic_tac_toe.text_game("first_move", side="X").env
     _, state = env.reset_env(jax.random.key(0), env.default_params)
     np.testing.assert_array_equal(state.position, board_of("O.. ... ..."))
     _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 4, env.default_params)
@@ -158,12 +158,12 @@ def test_first_move_takes_the_lowest_free_cell():
     _, state, reward, ended, _ = env.step_env(jax.random.key(1), state, 8, env.default_params)
     np.testing.assert_array_equal(state.position, board_of("OOO .X. ..X"))
     assert reward == -1 and ended and not env.success(state)
-    total, _ = play_out(tic_tac_toe.one_player("first_move", side="O"), first, 10)
+    total, _ = play_out(tic_tac_toe.text_game("first_move", side="O").env, first, 10)
     assert (total == 1).all()  # 1, 3, 5, 7 against 2, 4, 6: the diagonal from 7 to 3
 
 
 def test_a_taken_cell_changes_nothing_and_is_counted():
-    env = tic_tac_toe.one_player("random", side="O")
+    env = tic_tac_toe.text_game("random", side="O").env
     params = env.default_params
     state = EnvState(time=jnp.int32(0), position=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
     for action in (0, 4):
@@ -177,7 +177,7 @@ def test_a_taken_cell_changes_nothing_and_is_counted():
 
 
 def test_the_side_is_drawn_at_reset_and_the_opponent_begins_if_it_is_x():
-    env = tic_tac_toe.one_player("random")
+    env = tic_tac_toe.text_game("random").env
     obs, state = jax.vmap(env.reset_env, (0, None))(jax.random.split(jax.random.key(0), 4000), env.default_params)
     assert 0.45 < state.side.mean() < 0.55
     boards, side = np.asarray(state.position), np.asarray(state.side)
