@@ -6,26 +6,15 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-import jax
-
 from envs import recorded
-from envs.crafter import expert, text
-from envs.crafter.env import GOAL, RULES, EnvState, text_game
+from envs.crafter import expert
+from envs.crafter.env import GOAL, RULES, text_game
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.types import HostGame, Start
 
 MAX_STEPS = 2000  # as in BALROG, and so is the number of steps that a prompt shows
 HISTORY = 16
 _WORLDS = 8  # made at once: XLA's CPU compiler (jax 0.10.2) gives the rows of a larger batch after the 8th other noise
-
-_fields = jax.jit(jax.vmap(lambda state: text.fields(state.world)))
-
-
-def texts(states: EnvState) -> list[tuple[str, str]]:
-    """(goal, observation) of each state, leading axis [N], on the host."""
-    values = {name: array.tolist() for name, array in jax.device_get(_fields(states)).items()}
-    rows = ({name: column[i] for name, column in values.items()} for i in range(len(values["faced"])))
-    return [(GOAL, text.OBSERVATION.render(row)) for row in rows]
 
 
 @functools.lru_cache(maxsize=8)  # its step takes seconds to compile
@@ -34,10 +23,11 @@ def host_game(max_steps: int = MAX_STEPS) -> HostGame:
 
     An action that is none of the 17 changes nothing, not even the time. A task has the same world in every batch.
     """
-    game = of_text_game(text_game(max_steps=max_steps), texts=texts, max_steps=max_steps)
+    game = of_text_game(text_game(max_steps=max_steps))
 
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
-        return [start for i in range(0, len(tasks), _WORLDS) for start in game.reset(tasks[i : i + _WORLDS])]
+        few = [tasks[i : i + _WORLDS] for i in range(0, len(tasks), _WORLDS)]
+        return [start._replace(goal=GOAL) for some in few for start in game.reset(some)]
 
     return dataclasses.replace(
         game,
