@@ -1,7 +1,6 @@
 """PPO end to end beside PureJaxRL and stable-baselines3: environment steps a second, return after equal steps.
 
     python -m benchmarks.ppo --purejaxrl DIR --sb3_python PYTHON [--games CartPole-v1 Acrobot-v1] [--steps 500000]
-    python -m benchmarks.ppo --dqn 1 20 100        # DQN on Snake: one program beside the same pieces called from Python
 
 Every subject trains with 4 environments, 128 steps an update, 4 epochs of 4 minibatches, Adam at 2.5e-4 falling to 0,
 networks of 64, 64: PureJaxRL's own defaults. Ours runs as `PPOConfig` is (observations and rewards normalised) and once
@@ -14,10 +13,6 @@ The programs of JAX take turns within each seed, stable-baselines3 follows. Step
 
 PureJaxRL: a checkout, see `peers/purejaxrl.py`. stable-baselines3: a Python that has it, see `peers/sb3.py`. Either may
 be left out. gymnax's and Gymnasium's CartPole and Acrobot have the same rules and limits (500 steps).
-
-`--dqn` plays that many games of Snake and takes one gradient step of 128 transitions after each move of all of them.
-The host loop calls one jitted program a step, as a training loop in Python does; the pure loop is one program for all
-steps. "play only" takes the gradient of one transition, which shows what the games and acting cost.
 """
 
 from __future__ import annotations
@@ -36,10 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import envs
 from benchmarks.peers import purejaxrl
 from benchmarks.timing import ROOT, in_turns, machine, medians, parser_of, print_head, print_row, timed
-from nlrl_jax.algorithms import dqn, ppo
+from nlrl_jax.algorithms import ppo
 from nlrl_jax.rollouts.control import Player, evaluate
 from nlrl_jax.statistics import estimate, header
 
@@ -204,35 +198,6 @@ def throughput(game: str, args: argparse.Namespace) -> None:
         print_row(game, name, f"{statistics.median(values):,.0f}", f"{max(values):,.0f}")
 
 
-def dqn_loops(num_envs: int, args: argparse.Namespace) -> None:
-    """Prints steps a second of DQN's loops on Snake."""
-    game, moves = envs.make("snake"), args.moves
-    config = dqn.DQNConfig(num_envs=num_envs, buffer_size=10_000 // num_envs * num_envs, learning_starts=num_envs)
-    idle = dataclasses.replace(config, learning_starts=config.buffer_size, batch_size=1)
-    state = dqn.init_state(game.env, game.params, config, jax.random.key(0))
-    program = lambda config: jax.jit(dqn.make_train(game.env, game.params, config), static_argnums=1)
-    train, play = program(config), program(idle)
-
-    def by_hand():
-        now = state
-        for _ in range(moves):
-            now, metrics = train(now, 1)
-            float(metrics["loss"])
-        return now
-
-    ways = {
-        "host loop": by_hand,
-        "one program": lambda: train(state, moves),
-        "one program, play only": lambda: play(state, moves),
-    }
-    for way in ways.values():
-        way()  # compiles
-    speed = lambda way: lambda _: moves * num_envs / timed(way)[0]
-    speeds = medians(in_turns({name: speed(way) for name, way in ways.items()}, args.repeats))
-    for name, value in speeds.items():
-        print_row(num_envs, name, f"{value:.0f}", f"{value / speeds['host loop']:.2f}")
-
-
 def main() -> None:
     parser = parser_of(__doc__, games=["CartPole-v1", "Acrobot-v1"], steps=500_000, seeds=3, sb3_steps=500_000)
     parser.add_argument("--sb3_seeds", type=int, default=1)
@@ -240,15 +205,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--purejaxrl", help="a checkout")
     parser.add_argument("--sb3_python", help="a Python that has stable-baselines3")
-    parser.add_argument("--dqn", type=int, nargs="+", help="numbers of games side by side: DQN on Snake, no PPO")
-    parser.add_argument("--moves", type=int, default=20, help="of DQN's games in a run")
     args = parser.parse_args()
     print(machine("flax", "gymnax"))
-    if args.dqn:
-        print_head("games side by side", "how", "environment steps/s", "ratio")
-        for num_envs in args.dqn:
-            dqn_loops(num_envs, args)
-        return
     print(f"\n{header('seeds of each row')}\n")
     titles = ("game", "subject", "steps x seeds", "steps/s", "best", "nlrl_jax's ratio to it", "compiling, s")
     print_head(*titles, "last 10 %", "greedy", "sampled")
