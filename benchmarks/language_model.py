@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -43,14 +44,8 @@ PROMPT, LENGTH, RANK, ALPHA, RATE = 64, 256, 16, 32.0, 1e-4
 
 def token_ids(batch, length):
     """The same pseudo-random ids [batch][length] in both processes."""
-    state, rows = 12345, []
-    for _ in range(batch):
-        row = []
-        for _ in range(length):
-            state = (1103515245 * state + 12345) % 2**31
-            row.append(100 + state % 40000)
-        rows.append(row)
-    return rows
+    rng = random.Random(0)
+    return [[rng.randrange(100, 40_100) for _ in range(length)] for _ in range(batch)]
 
 
 def ours(folder, job, batch, new_tokens):

@@ -87,13 +87,8 @@ def memory_rate(size: int = 2**27) -> float:
     return 4 * size / min(timed(total, x)[0] for _ in range(5))
 
 
-def _read(config: TrainConfig):
-    game, _, policy, params = build(config)
-    return game, policy, params
-
-
 def random_model(config: TrainConfig):
-    """(game, policy, weights) of a shape, in its own type or `config.dtype`."""
+    """What `build` returns, for a shape with random weights, in its own type or `config.dtype`."""
     shape = dataclasses.replace(MODELS[config.model], lora=config.lora)
     if config.dtype:
         shape = dataclasses.replace(shape, dtype=config.dtype, param_dtype=config.dtype)
@@ -102,12 +97,12 @@ def random_model(config: TrainConfig):
         tokenizer = load_tokenizer("smollm2")
     game = envs.make(config.game, prompt)
     policy = LanguageAgentPolicy.for_game(game, model, tokenizer, config.sampling, prompt)
-    return game, policy, init_params(model, jax.random.key(0))
+    return game, game, policy, init_params(model, jax.random.key(0))
 
 
 def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     """Rows (phase, seconds, share, tokens a second, share of the compute limit, share of the memory limit)."""
-    game, policy, params = random_model(config) if config.model in MODELS else _read(config)
+    game, _, policy, params = (random_model if config.model in MODELS else build)(config)
     learning = config.learning
     state = init_state(policy.model, params, learning, jax.random.key(0))
     update = jax.jit(make_update(policy, game, learning))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 
-XML = {"hopper": "hopper.xml", "walker2d": "walker2d.xml", "ant": "ant.xml"}
-XML_V5 = XML | {"walker2d": "walker2d_v5.xml"}
-
 
 def xml_path(name: str, version: str = "v4") -> pathlib.Path:
     """The model file in the installed Gymnasium (which is not imported).
@@ -18,4 +15,5 @@ def xml_path(name: str, version: str = "v4") -> pathlib.Path:
     found = importlib.util.find_spec("gymnasium")
     if found is None:
         raise ModuleNotFoundError("the robots' models are Gymnasium's files: pip install gymnasium==1.3.0")
-    return pathlib.Path(found.origin).parent / "envs" / "mujoco" / "assets" / (XML_V5 if version == "v5" else XML)[name]
+    file = "walker2d_v5.xml" if (name, version) == ("walker2d", "v5") else f"{name}.xml"
+    return pathlib.Path(found.origin).parent / "envs" / "mujoco" / "assets" / file
