@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nlrl_jax.roles import analyst_replies
+from nlrl_jax.roles.analyst_replies import ReadAction, read_reward, read_verdicts
 from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
 from nlrl_jax.types import Chat
 
 LONGEST_ANALYSIS = 6000  # characters of a case analysis that a reward prompt repeats
+CASES = 60  # critical timeslots in a case analysis, the last ones; its text says how many it leaves out
 ANALYSES = 8  # case analyses in the prompt for strategies, evenly spread over the episodes
 UNNAMED = 0.5  # share of a rule-based reward that is left where the case analysis does not name the timeslot
 _NAMED = re.compile(r"(?<!Up to )(?<!point of )\btimeslots? (\d+(?:, \d+)*)")
@@ -34,7 +35,7 @@ class GameText:
       game: background, states, actions and rewards, the beginning of every prompt.
       identify, analyse, reward: the instructions of these prompts.
       correction: a clause on what a corrected action looks like. outcome: how an episode ends, in a clause.
-      before: timeslots shown before the judged ones.
+      chunk: timeslots of one identification prompt. before: timeslots shown before these.
       around: timeslots shown before and after a rated one.
       state: one observation [D] -> text.
       action: one action -> text, which `read_action` reads.
@@ -49,11 +50,12 @@ class GameText:
     reward: str
     correction: str
     outcome: str
+    chunk: int
     before: int
     around: tuple[int, int]
     state: Callable[[np.ndarray], str]
     action: Callable[[Action], str]
-    read_action: analyst_replies.ReadAction
+    read_action: ReadAction
     events: Callable[[Episode], Sequence[str]]
     ending: Callable[[Episode], str]
 
@@ -124,18 +126,8 @@ class Excerpt(NamedTuple):
         return int(taken) if np.ndim(taken) == 0 else tuple(float(x) for x in taken)
 
 
-def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
-    """The chats of one game.
-
-    Args:
-      chunk: timeslots of one identification prompt.
-      cases: maximum critical timeslots in a case analysis, the last ones; its text says how many it leaves out.
-
-    Raises:
-      ValueError: one of them is below 1.
-    """
-    if chunk < 1 or cases < 1:
-        raise ValueError(f"chunk is {chunk} and cases is {cases}; both must be at least 1")
+def analyst_roles(text: GameText) -> AnalystRoles:
+    """The chats of one game."""
 
     def chat(prompt: str, instructions: str, episode: Episode, context: Mapping[str, Any], **slots: Any) -> Chat:
         given = {"game": text.game, "instructions": instructions, "number": episode.number}
@@ -151,7 +143,7 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
 
     def analyse(episode: Episode, verdicts: Sequence[Verdict]) -> Chat:
         critical = [verdict for verdict in verdicts if verdict.critical]
-        left_out = max(len(critical) - cases, 0)
+        left_out = max(len(critical) - CASES, 0)
         critical = tuple(critical[left_out:])
         context = {"episode": episode, "verdicts": critical}
         return chat(_ANALYSE, text.analyse, episode, context, history=text.cases(episode, critical, left_out))
@@ -171,8 +163,8 @@ def analyst_roles(text: GameText, chunk: int, cases: int) -> AnalystRoles:
         prompt = _STRATEGIES.format(game=text.game, shown=len(shown), all=len(analyses), analyses=listed)
         return Chat.of(prompt, text.system, analyses=shown)
 
-    read = lambda reply, begin, end: analyst_replies.read_verdicts(reply, begin, end, text.read_action)
-    return AnalystRoles(chunk, identify, read, analyse, reward, analyst_replies.read_reward, text.action, strategies)
+    read = lambda reply, begin, end: read_verdicts(reply, begin, end, text.read_action)
+    return AnalystRoles(text.chunk, identify, read, analyse, reward, read_reward, text.action, strategies)
 
 
 _IDENTIFY = """{game}# Instructions

@@ -123,21 +123,18 @@ def motors(robot: Robot) -> tuple[str, ...]:
     return tuple(robot.joints[i] for i in robot.motors)
 
 
-def roles(
-    robot: str, version: str = "v4", chunk: int | None = None, cases: int = 60, contacts: bool = False
-) -> AnalystRoles:
+def roles(robot: str, version: str = "v4", contacts: bool = False) -> AnalystRoles:
     """A robot's side of ULTRA.
 
     Args:
       robot: "hopper", "walker2d" or "ant".
       version: of Gymnasium's reward, "v4" or "v5".
-      chunk, cases: see `analyst_roles`; chunk defaults to the robot's.
       contacts: hard contacts cost reward; of the Ant v5 they do in any case.
 
     Raises:
       ValueError: no such robot or version.
     """
-    return analyst_roles(game_text(robot, version, contacts), ROBOTS[robot].chunk if chunk is None else chunk, cases)
+    return analyst_roles(game_text(robot, version, contacts))
 
 
 def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameText:
@@ -153,6 +150,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
         reward=_REWARD,
         correction="A corrected action looks like (0.1, -0.2, ...)",
         outcome="how the episode went",
+        chunk=robot.chunk,
         before=1,
         around=(2, 10),
         state=lambda obs: state_text(robot, obs),

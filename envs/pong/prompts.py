@@ -66,14 +66,13 @@ depends on the action, the further from 0 the reward is.
 (ii) Work out from the ball's positions in consecutive timeslots where and when it will arrive, and judge by that."""
 
 
-def roles(chunk: int = 40, points: int = 21, cases: int = 60) -> AnalystRoles:
+def roles(points: int = 21) -> AnalystRoles:
     """Pong's side of ULTRA. Observations: top rows of our and their racket, the ball's row and column, its velocities.
 
     Args:
-      chunk, cases: see `analyst_roles`.
       points: who has so many wins.
     """
-    return analyst_roles(game_text(points), chunk, cases)
+    return analyst_roles(game_text(points))
 
 
 def game_text(points: int = 21) -> GameText:
@@ -86,6 +85,7 @@ def game_text(points: int = 21) -> GameText:
         reward=_REWARD,
         correction="The corrected action is one of stay, move left and move right",
         outcome="how the points ended",
+        chunk=40,
         before=2,
         around=(4, 5),
         state=positions,

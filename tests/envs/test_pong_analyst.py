@@ -1,5 +1,6 @@
 """Pong's prompts, and the scripted analyst that answers them, on episodes that are made here."""
 
+import dataclasses
 import random
 import re
 
@@ -9,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs import trajectory_prompts
 from envs.pong.env import fly as fly_in_game
-from envs.pong.prompts import ACTIONS, roles
+from envs.pong.prompts import ACTIONS, game_text
 from envs.pong.rule_based import NEAR, SCRIPTS, forecast
-from envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt
+from envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt, analyst_roles
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from nlrl_jax.types import Sampling
 
 STAY, RIGHT, LEFT = range(3)
-ROLES = roles(chunk=20, points=1)
+ROLES = analyst_roles(dataclasses.replace(game_text(points=1), chunk=20))
 LOWEST, OURS = 78, 70
 
 
@@ -217,12 +219,12 @@ def test_the_prompt_tells_which_rackets_catch_a_ball(top):
     assert bool(hit) == (lowest <= top <= highest)
 
 
-def test_the_prompts_stay_short_and_say_what_they_leave_out():
+def test_the_prompts_stay_short_and_say_what_they_leave_out(monkeypatch):
     played = episode((60, 40, 0, 2), 38, [RIGHT])
     found = [Verdict(t, True, LEFT, "why") for t in range(10)]
-    few = roles(cases=4, points=1)
-    assert "(earlier critical timeslots not shown: 6)" in said(few.analyse(played, found))
-    assert few.analyse(played, found).context["verdicts"] == tuple(found[6:])
+    monkeypatch.setattr(trajectory_prompts, "CASES", 4)
+    assert "(earlier critical timeslots not shown: 6)" in said(ROLES.analyse(played, found))
+    assert ROLES.analyse(played, found).context["verdicts"] == tuple(found[6:])
     prompt = said(ROLES.reward(played, 3, LEFT, "x" * 10**6))
     assert len(prompt) < LONGEST_ANALYSIS + 6000 and f"({10**6 - LONGEST_ANALYSIS} more characters)" in prompt
 
@@ -246,8 +248,6 @@ def test_wrong_arguments_are_refused():
     played = episode((60, 40, 0, 2), 38, [RIGHT])
     with pytest.raises(ValueError, match=r"\[0, 99\)"):
         ROLES.identify(played, 0, 99)
-    with pytest.raises(ValueError, match="chunk is 0"):
-        roles(chunk=0)
 
 
 def test_the_scripts_are_deterministic():
