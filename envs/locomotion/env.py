@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
@@ -118,6 +117,8 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
     """
 
     def __init__(self, robot: str, version: str, physics: str, contact_forces: bool = False):
+        import mujoco
+
         self.robot, self.version, self.physics = ROBOTS[robot], version, physics
         self.model = mujoco.MjModel.from_xml_path(str(xml_path(robot, version)))
         self.dt = self.model.opt.timestep * self.robot.frame_skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 
-import mujoco
 import numpy as np
 
 from envs.locomotion import xml_path
@@ -28,6 +27,8 @@ def frames(name: str, qpos, width: int = 320, height: int = 240) -> np.ndarray:
     Raises:
       ValueError: qpos of another robot.
     """
+    import mujoco
+
     (model, data), qpos, elevation = _load(name), np.asarray(qpos, np.float64), _ELEVATION.get(name, 0.0)
     if qpos.ndim != 2 or qpos.shape[1] != model.nq:
         raise ValueError(f"qpos has shape {qpos.shape}; {name} needs [T, {model.nq}]")
@@ -64,7 +65,10 @@ def beside(films: list[np.ndarray]) -> np.ndarray:
 
 
 @functools.cache
-def _load(name: str) -> tuple[mujoco.MjModel, mujoco.MjData]:
+def _load(name: str):
+    """(MjModel, MjData) of a robot."""
+    import mujoco
+
     model = mujoco.MjModel.from_xml_path(str(xml_path(name)))
     return model, mujoco.MjData(model)
 
