@@ -211,9 +211,10 @@ def train_ultra(config: RefinementConfig, folder: pathlib.Path) -> list[reproduc
     """The runs of all base agents, refined in a folder."""
     begun = directory.holds_run(folder)
     directory.open_run(folder, {"script": reproduce_ultra.SCRIPT, **flat(config)}, resume=begun)
-    reproduce_ultra.reproduce(config, folder, begun)
+    runs = reproduce_ultra.runs_of(config, folder, begun)
+    reproduce_ultra.reproduce(runs)
     directory.close_run(folder)
-    return reproduce_ultra.runs_of(config, folder, True)
+    return runs
 
 
 def train_td_seed(config: train_language_td.RunConfig, folders: Folders) -> None:
