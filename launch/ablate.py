@@ -43,7 +43,7 @@ from nlrl_jax.config import check, flat, listed, make, option, part, replace, se
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, directory, loop, models, results
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.nlrl import actor_critic
+from nlrl_jax.run.nlrl import actor_critic, language_td
 from nlrl_jax.run.report import Table
 from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds, write
 from nlrl_jax.run.reports.ultra_tables import trials_header
@@ -201,12 +201,6 @@ class Folders(NamedTuple):
     usage: Usage
 
 
-def train_ms_grpo_seeds(config: TrainConfig, seeds: int, apart: bool, folders: Folders) -> list[dict[str, Any]]:
-    """The results of all seeds, trained together."""
-    together = config.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
-    return [train_agents(config, seeds, (config.game,), EVAL_SEED, together, folders.run, folders.resume, apart)]
-
-
 def train_ultra(config: RefinementConfig, folder: pathlib.Path) -> list[reproduce_ultra.Run]:
     """The runs of all base agents, refined in a folder."""
     begun = directory.holds_run(folder)
@@ -221,13 +215,15 @@ def train_td_seed(config: train_language_td.RunConfig, folders: Folders) -> None
     """Trains one seed of language TD on positions that are kept beside the settings, which share them."""
     name = "-".join(str(value) for value in [*flat(config.data).values(), config.seed]).replace(",", "_")
     shared = folders.run.parents[1] / "positions" / name
-    train_language_td.train(config, folders.run, folders.resume, folders.usage, shared, folders.paid)
+    parts = train_language_td.parts_of(config, folders.run, folders.usage, shared, folders.paid)
+    language_td.train(*parts, train_language_td.SCRIPT, config.iterations, folders.resume)
 
 
 def train_ppo_seed(config: train_language_ppo.RunConfig, folders: Folders) -> None:
     """Trains one seed of LLM-PPO."""
     start = config.own.load(config.learning.train, config.seed)
-    train_language_ppo.train(config, start, folders.run, folders.resume)
+    parts = train_language_ppo.parts_of(config, start, folders.resume)
+    loop.learn(folders.run, train_language_ppo.SCRIPT, *parts)
 
 
 def train_actor_critic_seed(config: train_language_actor_critic.RunConfig, folders: Folders) -> None:
@@ -308,10 +304,14 @@ def main(argv: list[str]) -> None:
             elif ultra:
                 trained[folder] = train_ultra(run, folder)
             else:
-                trained[folder] = train_ms_grpo_seeds(run, seeds, config.apart, folders)
+                # a large model fits once, not five times
+                together = run.model in BUILT_IN and jax.default_backend() != "cpu"
+                trained[folder] = train_agents(
+                    run, seeds, (run.game,), EVAL_SEED, together, folder, resume, config.apart
+                )
         stored = trained[folder]
         if config.algorithm == "ms_grpo":
-            line, row = in_seconds(label, folder, config.game or "frozen_lake", stored[0])
+            line, row = in_seconds(label, folder, config.game or "frozen_lake", stored)
         elif ultra:
             line, row = in_updates(label, stored)
         else:

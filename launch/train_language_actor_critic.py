@@ -39,7 +39,7 @@ from nlrl_jax.config import check, flat, option, part, replace, seed_option
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app, exchanges, models, players, results
+from nlrl_jax.run import app, exchanges, loop, models, players, results
 from nlrl_jax.run.directory import check_done
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
@@ -261,7 +261,8 @@ def main(argv: list[str]) -> None:
         elif method == "LLM-PPO":
             trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
             start = trainer.models(trainer.init()).policy.model
-            train_language_ppo.train(config.ppo_run(opponent), start, folder, resume)
+            parts = train_language_ppo.parts_of(config.ppo_run(opponent), start, resume)
+            loop.learn(folder, train_language_ppo.SCRIPT, *parts)
         else:
             name = config.models.labels[method]
             model = large(name)

@@ -10,8 +10,7 @@ The policy reads the actor-critic's prompt and chooses among the legal moves by 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
@@ -22,6 +21,7 @@ from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.run import app, loop, models
+from nlrl_jax.run.loop import Plan
 from nlrl_jax.run.nlrl.models import Learner
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import TextGame
@@ -92,8 +92,8 @@ def init_state(start: LocalModel, learning: LanguagePPOConfig, key: jax.Array) -
     return state.replace(**{learning.train: start.variables[learning.train]})
 
 
-def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
-    """Trains in a folder. Returns results.json's content: "win", "tie" and "loss" before and after.
+def parts_of(config: RunConfig, start: LocalModel, resume: bool) -> tuple[Callable, LanguagePPOState, Plan, Callable]:
+    """The last arguments of `loop.learn`, which then leaves "win", "tie" and "loss" before and after.
 
     Args:
       start: the policy before its first iteration.
@@ -102,20 +102,20 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
     state = models.on_device(init_state(start, config.learning, key))
     play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
 
-    def evaluate(state):
+    def evaluate(state: LanguagePPOState) -> dict[str, float]:
         shares = play(state, jax.random.fold_in(key, 0))
         return {name: float(shares[f"{name}_rate"]) for name in ("win", "tie", "loss")}
 
     update = jax.jit(language_ppo.make_update(policy, game, config.learning), donate_argnums=0)
-    plan = loop.Plan(config.seed, config.iterations, 1, ("eval/win", "win_rate"), resume)
-    return loop.learn(run_dir, SCRIPT, update, state, plan, evaluate)
+    return update, state, Plan(config.seed, config.iterations, 1, ("eval/win", "win_rate"), resume), evaluate
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
     start = config.own.load(config.learning.train, config.seed)
-    stored = train(config, start, *COMMAND.open(config))
+    run_dir, resume = COMMAND.open(config)
+    stored = loop.learn(run_dir, SCRIPT, *parts_of(config, start, resume))
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
 
 

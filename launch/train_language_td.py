@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import random
-from typing import Any
+from collections.abc import Callable
 
 import jax
 from absl import flags
@@ -150,10 +150,10 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 
 
-def train(
-    config: RunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage, data: pathlib.Path, paid: pathlib.Path
-) -> dict[str, Any]:
-    """Trains in an opened run folder. Returns results.json's content; writes the page too.
+def parts_of(
+    config: RunConfig, run_dir: pathlib.Path, usage: Usage, data: pathlib.Path, paid: pathlib.Path
+) -> tuple[Trainer, Callable, Callable]:
+    """The first arguments of `run.nlrl.language_td.train`: the run, what does not learn beside it, and its page.
 
     Args:
       data: where positions are, or will be, kept. paid: where an endpoint's replies are cached.
@@ -171,7 +171,7 @@ def train(
     show = lambda stored, shown: language_td_report.write(
         run_dir, flat(config), stored, shown, usage, config.thresholds
     )
-    return language_td_run.train(trainer, SCRIPT, config.iterations, resume, beside, show)
+    return trainer, beside, show
 
 
 def validate(config: RunConfig, ask: bool) -> None:
@@ -233,7 +233,8 @@ def main(argv: list[str]) -> None:
         return
     validate(config, ask=not flags.FLAGS.resume)
     run_dir, resume = COMMAND.open(config)
-    stored = train(config, run_dir, resume, models.ledger(run_dir), run_dir / "data", run_dir)
+    parts = parts_of(config, run_dir, models.ledger(run_dir), run_dir / "data", run_dir)
+    stored = language_td_run.train(*parts, SCRIPT, config.iterations, resume)
     before, after = stored["before"], stored["after"]
     print(markdown(language_td_report.table(stored, config.thresholds)))
     print(f"report: {run_dir / 'report.html'}")

@@ -116,11 +116,11 @@ class Trainer:
 
 def train(
     trainer: Trainer,
+    beside: Callable[[], dict[str, dict[str, float]]],
+    show: Callable[[dict[str, Any], list[exchanges.Exchange]], Any],
     script: str,
     iterations: int,
     resume: bool,
-    beside: Callable[[], dict[str, dict[str, float]]],
-    show: Callable[[dict[str, Any], list[exchanges.Exchange]], Any],
 ) -> dict[str, Any]:
     """Trains in the trainer's folder. Returns results.json's content.
 
