@@ -28,21 +28,22 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 from absl import flags
 
-from envs.tic_tac_toe.rule_based import WORDS
+from envs.tic_tac_toe.rule_based import WORDS, scripts
 from launch import reproduce_ultra, train_language_actor_critic, train_language_ppo, train_language_td, train_ms_grpo
 from launch.reproduce_ms_grpo import EVAL_SEED
 from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, listed, make, option, part, replace, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import app, directory, loop, models, players, results
+from nlrl_jax.run import app, directory, loop, models, results
 from nlrl_jax.run.flags import leave_out
+from nlrl_jax.run.nlrl import actor_critic, language_td
 from nlrl_jax.run.report import Table
 from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds, write
 from nlrl_jax.run.reports.ultra_tables import trials_header
@@ -187,41 +188,62 @@ def folder_of(run: Any, base: Any) -> str:
     return "-".join(f"{name}_{values[name]}" for name in values if values[name] != usual[name]) or "base"
 
 
-def train(
-    run: Any, folder: pathlib.Path, resume: bool, seeds: int, apart: bool, paid: pathlib.Path, usage: Usage
-) -> list[dict[str, Any]]:
-    """Trains, or with `resume` continues, or reads what is finished: the results of MS-GRPO's folder, or of each seed.
+class Folders(NamedTuple):
+    """Where a setting is trained, and what all settings share.
 
-    Args:
-      paid, usage: where an endpoint's replies are cached and its tokens counted, for all runs together.
+    run: the setting's folder. resume: of the whole ablation. paid, usage: where an endpoint's replies are cached and
+    its tokens counted.
     """
-    if isinstance(run, TrainConfig):
-        together = run.model in BUILT_IN and jax.default_backend() != "cpu"  # a large model fits once, not five times
-        return [train_agents(run, seeds, (run.game,), EVAL_SEED, together, folder, resume, apart)]
-    if isinstance(run, RefinementConfig):
-        begun = directory.holds_run(folder)
-        directory.open_run(folder, {"script": reproduce_ultra.SCRIPT, **flat(run)}, resume=begun)
-        reproduce_ultra.reproduce(run, folder, begun)
-        directory.close_run(folder)
-        return [{"run": run}]
-    stored, numbers = [], range(run.seed, run.seed + seeds)
-    for seed, part_dir in zip(numbers, loop.seed_dirs(folder, numbers), strict=True):
-        one = replace(run, seed=seed)
-        part_dir.mkdir(parents=True, exist_ok=True)
-        begun = resume and (part_dir / results.RESULTS).exists()  # one that was interrupted has results too
-        if not (begun and results.read(part_dir).get("iterations", one.iterations) >= one.iterations):
-            if isinstance(run, train_language_td.RunConfig):
-                # beside the settings, which share them
-                positions = "-".join(str(value) for value in [*flat(run.data).values(), seed]).replace(",", "_")
-                shared = folder.parent / "positions" / positions
-                train_language_td.train(one, part_dir, resume, shared, paid, usage)
-            elif isinstance(run, train_language_ppo.RunConfig):
-                mesh = players.parse_mesh(run.mesh)
-                start = models.trainable_model(run.model, run.dtype, run.learning.train, seed, mesh, run.templates)
-                train_language_ppo.train(one, start, part_dir, resume)
-            else:
-                train_language_actor_critic.train_actor_critic(one, run.opponent, part_dir, resume, usage, paid)
-        stored.append(results.read(part_dir))
+
+    run: pathlib.Path
+    resume: bool
+    paid: pathlib.Path
+    usage: Usage
+
+
+def train_ultra(config: RefinementConfig, folder: pathlib.Path) -> list[reproduce_ultra.Run]:
+    """The runs of all base agents, refined in a folder."""
+    begun = directory.holds_run(folder)
+    directory.open_run(folder, {"script": reproduce_ultra.SCRIPT, **flat(config)}, resume=begun)
+    runs = reproduce_ultra.runs_of(config, folder, begun)
+    reproduce_ultra.reproduce(runs)
+    directory.close_run(folder)
+    return runs
+
+
+def train_td_seed(config: train_language_td.RunConfig, folders: Folders) -> None:
+    """Trains one seed of language TD on positions that are kept beside the settings, which share them."""
+    name = "-".join(str(value) for value in [*flat(config.data).values(), config.seed]).replace(",", "_")
+    shared = folders.run.parents[1] / "positions" / name
+    parts = train_language_td.parts_of(config, folders.run, folders.usage, shared, folders.paid)
+    language_td.train(*parts, train_language_td.SCRIPT, config.iterations, folders.resume)
+
+
+def train_ppo_seed(config: train_language_ppo.RunConfig, folders: Folders) -> None:
+    """Trains one seed of LLM-PPO."""
+    start = config.own.load(config.learning.train, config.seed)
+    parts = train_language_ppo.parts_of(config, start, folders.resume)
+    loop.learn(folders.run, train_language_ppo.SCRIPT, *parts)
+
+
+def train_actor_critic_seed(config: train_language_actor_critic.RunConfig, folders: Folders) -> None:
+    """Trains one seed of the actor-critic against one opponent."""
+    large = config.models.large(config.models.aggregator, scripts(config.words), folders.paid, folders.usage)
+    trainer = train_language_actor_critic.trainer_of(config, config.opponent, folders.run, folders.usage, large)
+    actor_critic.train(trainer, train_language_actor_critic.SCRIPT, config.iterations, folders.resume)
+
+
+TRAIN_NLRL = {"language_td": train_td_seed, "actor_critic": train_actor_critic_seed, "language_ppo": train_ppo_seed}
+
+
+def train_nlrl(train: Callable[[Any, Folders], None], config: Any, seeds: int, folders: Folders) -> list[dict]:
+    """Trains every seed in a folder of its own, or continues it. Returns their results."""
+    stored, numbers = [], range(config.seed, config.seed + seeds)
+    for seed, folder in zip(numbers, loop.seed_dirs(folders.run, numbers), strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folders.resume and results.is_finished(folder, config.iterations)):
+            train(replace(config, seed=seed), folders._replace(run=folder))
+        stored.append(results.read(folder))
     return stored
 
 
@@ -265,7 +287,7 @@ def main(argv: list[str]) -> None:
         NLRL[config.algorithm].validate(base_of(config, config.study), ask=not flags.FLAGS.resume)
     else:
         run = base_of(config, config.study.split(",")[0])
-        models.check_templates(config.templates, run.analyst if config.algorithm == "ultra" else run.model)
+        models.check_templates(config.templates, run.analyst if config.algorithm == "ultra" else flat(run)["model"])
     nlrl, ultra = config.algorithm in NLRL, config.algorithm == "ultra"
     run_dir, resume = COMMAND.open(config, ("seeds",) if nlrl else ())
     usage, panels, rows, trained = models.ledger(run_dir), {}, [], {}
@@ -276,12 +298,22 @@ def main(argv: list[str]) -> None:
             run = replace(run, base=str(next(iter(trained))))  # the first setting has trained them
         if folder not in trained:
             print(f"{study}, {label}: {run.iterations} iterations", flush=True)
-            trained[folder] = train(run, folder, resume, seeds, config.apart, run_dir, usage)
+            folders = Folders(folder, resume, run_dir, usage)
+            if nlrl:
+                trained[folder] = train_nlrl(TRAIN_NLRL[config.algorithm], run, seeds, folders)
+            elif ultra:
+                trained[folder] = train_ultra(run, folder)
+            else:
+                # a large model fits once, not five times
+                together = run.model in BUILT_IN and jax.default_backend() != "cpu"
+                trained[folder] = train_agents(
+                    run, seeds, (run.game,), EVAL_SEED, together, folder, resume, config.apart
+                )
         stored = trained[folder]
         if config.algorithm == "ms_grpo":
-            line, row = in_seconds(label, folder, config.game or "frozen_lake", stored[0])
+            line, row = in_seconds(label, folder, config.game or "frozen_lake", stored)
         elif ultra:
-            line, row = in_updates(label, reproduce_ultra.runs_of(stored[0]["run"], folder, True))
+            line, row = in_updates(label, stored)
         else:
             metric = "accuracy" if config.algorithm == "language_td" else "win"
             folders = loop.seed_dirs(folder, range(config.seed, config.seed + seeds))
@@ -294,7 +326,7 @@ def main(argv: list[str]) -> None:
     if nlrl and (controls := beside({folder.name: stored for folder, stored in trained.items()})):
         note = "What does not learn, on the same positions, a set of them for each seed:"
         tables.append(Table("Without learning", controls, note))
-    title = f"Ablation of {config.algorithm} ({base.analyst if ultra else base.model}): {', '.join(panels)}"
+    title = f"Ablation of {config.algorithm} ({flat(base)['analyst' if ultra else 'model']}): {', '.join(panels)}"
     write(run_dir, title, flat(config), tables, panels, AXES[config.algorithm], nlrl)
 
 

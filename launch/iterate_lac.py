@@ -56,6 +56,7 @@ from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "iterate_lac"
+LORA = LoraConfig()  # the adapter of every round
 _HELD_OUT = 5_000  # tasks of a seed that `run_lac` may play; those of the rounds come after them
 
 
@@ -72,7 +73,7 @@ class IterateConfig:
     repeats: int = option(1, "episodes of each of these tasks", least=1)
     teacher: str = option("lac", "plays them: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS)
     drawn: bool = option(False, "the teacher's actions are drawn from the improved policy, not its best")
-    lessons: LessonConfig = part(LessonConfig())
+    lessons: LessonConfig = part(LessonConfig(), without=("least",))
     adapter: str = option(
         "actions",
         "calls that the adapter answers: actions (reflections, imagined observations and verdicts stay with the "
@@ -83,14 +84,14 @@ class IterateConfig:
     eval_tasks: int = option(20, "held-out tasks of each mission", least=1, most=_HELD_OUT)
     eval_every: int = option(1, "rounds between these evaluations; there is always one after the last", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
-    lac: LACConfig = part(CHOSEN, without=("rule", "words"))  # the teacher decides the rule; GOOD and BAD
-    prompts: PromptConfig = part(PromptConfig())
+    # the teacher decides the rule; GOOD and BAD; a chain of imagined steps
+    lac: LACConfig = part(CHOSEN, without=("rule", "words", "branch", "resample"))
+    prompts: PromptConfig = part(PromptConfig(), without=("context_tokens",))  # the model's own context
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, batch_size=16, train="lora", schedule="cosine"),
         names={"max_length": "row_tokens"},
         without=("train", "seed", "packed", "schedule", "warmup", "weight_decay", "clip_norm", "b2"),
     )
-    lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     cache_mb: float = option(1000.0, "key/value cache, MB; 0: none", least=0)
     parallel: int = option(60, "episodes of a batch, in lockstep", least=1)
     jobs: int = option(
@@ -153,7 +154,7 @@ class Loop:
         self.game, self.kinds = game_of(config)
         self.base = models.local_model(
             config.model,
-            lora=config.lora,
+            lora=LORA,
             chat=False,
             cache_mb=config.cache_mb,
             rows=rows_at_once(),
@@ -230,11 +231,18 @@ class Loop:
         write_atomically(folder / "learned.json", json.dumps(summary) + "\n")
         return summary
 
+    def write_model(self) -> None:
+        """The model with its last adapter merged as a Hugging Face folder, with the prompts that it has learned."""
+        folder, model = self.run_dir / "model", self.prior(self.config.rounds)
+        weights = model.variables
+        huggingface.save(folder, model.model.config, weights["params"], model.tokenizer, lora=weights["lora"])
+        write_form(folder, self.config.prompts, self.config.model)
 
-def iterate(config: IterateConfig, run_dir: pathlib.Path) -> list[dict[str, float]]:
-    """All rounds in a folder that is this run's, what is finished from disk. Returns a row of numbers for each; see
+
+def iterate(loop: Loop) -> list[dict[str, float]]:
+    """All rounds in the loop's folder, what is finished from disk. Returns a row of numbers for each; see
     `reports.lac_iteration.row_of`."""
-    loop, rows, plays, spent = Loop(config, run_dir), [], [], 0.0
+    config, run_dir, rows, plays, spent = loop.config, loop.run_dir, [], [], 0.0
     for k in range(config.rounds + 1):
         played = loop.round(k)
         lesson = loop.learn(k, played[report.TEACHER]["episodes"]) if k < config.rounds else {}
@@ -248,18 +256,11 @@ def iterate(config: IterateConfig, run_dir: pathlib.Path) -> list[dict[str, floa
         numbers = lambda row: {name: value for name, value in row.items() if name.endswith("/success")}
         after = numbers(rows[-1]) if k == config.rounds else {}
         results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)
-    write_model(config, run_dir / "model", loop.prior(config.rounds))
+    loop.write_model()
     ends = {name: (plays[0][name], plays[-1][name]) for name in parse(config.evaluate)}
     page = report.write(run_dir, flat(config), rows, ends, loop.usage, loop.game.legend)
     print(f"report: {page}\n{report.headline(rows, config.teacher)}")
     return rows
-
-
-def write_model(config: IterateConfig, folder: pathlib.Path, model: LocalModel) -> None:
-    """The model with its adapter merged as a Hugging Face folder, with the prompts that it has learned."""
-    weights = model.variables
-    huggingface.save(folder, model.model.config, weights["params"], model.tokenizer, lora=weights["lora"])
-    write_form(folder, config.prompts, config.model)
 
 
 COMMAND = app.Command(
@@ -276,7 +277,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
     check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
-    iterate(config, COMMAND.open(config)[0])
+    iterate(Loop(config, COMMAND.open(config)[0]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@
 First PPO trains the base agents (once; `--base RUN_DIR` copies those of other runs). The analyst reads their episodes:
 a rule-based one that sees only the prompts, a local model, or an endpoint. Then every method refines the same agents
 with the same number of environment steps, all seeds of a base agent as one program; agents are evaluated without the
-lookup table, by their most likely actions and by sampled ones. `--resume` skips finished stages and may add methods;
+lookup table, by their most likely actions and by sampled ones. `--resume` skips finished stages and may add methods,
+and loses at most `--checkpoint_every` updates; `--contact_forces` plays the Ant of version 4 that observes them;
 the tables and report cover every method run in this folder. The last line reads
 `ULTRA-RA over PPO: <PPO> -> <ULTRA-RA>, <gain> ± <half-width of its 95 % interval>`.
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -122,10 +124,9 @@ def runs_of(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> list[Run]
     return [Run(config, game, base_ppo, run_dir, resume, number) for number in range(config.bases)]
 
 
-def reproduce(config: RunConfig, run_dir: pathlib.Path, resume: bool) -> str:
-    """All stages in an opened run folder; returns the tables and the last line."""
-    runs = runs_of(config, run_dir, resume)
-    run = runs[0]
+def reproduce(runs: Sequence[Run]) -> str:
+    """All stages with each base agent in the opened folder of their run; returns the tables and the last line."""
+    run, config, run_dir = runs[0], runs[0].config, runs[0].run_dir
     analyst = run.analyst()  # a wrong address or model fails before anything is trained
     base, trajectories, findings, refined = refine(run, analyst)  # the page shows the films and cases of this agent
     for other in runs[1:]:
@@ -170,7 +171,7 @@ def main(argv: list[str]) -> None:
     del argv
     config = parse_config()
     run_dir, resume = pathlib.Path(flags.FLAGS.run_dir).expanduser().absolute(), flags.FLAGS.resume
-    run, *others = runs_of(config, run_dir, resume)
+    run, *others = runs = runs_of(config, run_dir, resume)
     for name, methods in OF_METHODS.items():
         if not set(run.methods) & set(methods):
             config_flags.leave_out(f"without {' or '.join(methods)} among --methods", name)
@@ -183,7 +184,8 @@ def main(argv: list[str]) -> None:
             base_of(config.base, config.game, one.number, config.contact_forces)
     if config.analyst == "endpoint" and not resume:
         models.check_large_model(config.analyst, config.endpoint, 0)
-    print(reproduce(config, *COMMAND.open(config)))
+    COMMAND.open(config)
+    print(reproduce(runs))
 
 
 if __name__ == "__main__":

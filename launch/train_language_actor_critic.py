@@ -4,11 +4,10 @@
     python -m launch.train_language_actor_critic --scale paper --dry_run
 
 NLRL, algorithm 3, section 5.3. At nano scale the built-in model is both policy and value model, and rules aggregate and
-improve (`envs/tic_tac_toe/rule_based.py`); `--aggregator endpoint` prompts a server instead. The policy proposes
-`--num_samples` moves for a position; `--large_max_tokens` limits the large model's replies. For each opponent, the
-LLM-PPO baseline trains on as many games from the same prompt (`--ppo`; for its other options, run `train_language_ppo`
-alone), and other models can play as prompted (`--prompted smollm2,endpoint`), all in one plot. The last lines read
-`win rate (OPPONENT): <before> -> <after>`.
+improve (`envs/tic_tac_toe/rule_based.py`); `--aggregator endpoint` prompts a server instead, whose replies
+`--large_max_tokens` limits. For each opponent, the LLM-PPO baseline trains on as many games from the same prompt
+(`--ppo`; for its options, run `train_language_ppo` alone), and other models can play as prompted (`--prompted
+smollm2,endpoint`), all in one plot. The last lines read `win rate (OPPONENT): <before> -> <after>`.
 
 Departures from the paper: see `nlrl_jax/algorithms/language_actor_critic.py` and `language_ppo.py`. At nano scale the
 learning rate of SFT is larger and its batches smaller, as the model has a thousandth of the paper's weights; moves are
@@ -33,15 +32,14 @@ from envs.tic_tac_toe.rules import board_game
 from launch import train_language_ppo
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
-from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check, flat, option, part, seed_option
+from nlrl_jax.config import check, flat, option, part, replace, seed_option
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
-from nlrl_jax.run import app, exchanges, models, players, results
+from nlrl_jax.run import app, exchanges, loop, models, players, results
 from nlrl_jax.run.directory import check_done
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.flags import leave_out
@@ -49,14 +47,11 @@ from nlrl_jax.run.nlrl import actor_critic
 from nlrl_jax.run.nlrl.actor_critic import Trainer
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.reports import actor_critic as actor_critic_report
-from nlrl_jax.types import LanguageModel, Learn, Sampling
+from nlrl_jax.types import LanguageModel, Learn, Pairs, Sampling
+from nlrl_jax.weights.load import BUILT_IN
 
 SCRIPT = "train_language_actor_critic"
 OPPONENTS = {"first_move": board_games.first_move_opponent, "random": board_games.random_opponent}
-_PPO_OPTIONS = {
-    "actor_learning_rate": "ppo_learning_rate", "critic_learning_rate": "ppo_critic_learning_rate",
-    "epochs": "ppo_epochs",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +73,8 @@ class RunConfig:
         ActorCriticConfig(
             games=320, num_values=8, max_visits=4, rollout=Sampling(32, 1.0, 50, 0.95), candidates=Sampling(32, 1.2),
             values=Sampling(32, 0.5),
-        )
+        ),
+        without=("num_samples",),
     )  # fmt: skip
     average: int = option(3, "iterations whose policies' weights are averaged for evaluation; the paper: 1", least=1)
     format_examples: int = option(0, "random replies that first teach the reply format; nano_board needs none", least=0)
@@ -92,11 +88,6 @@ class RunConfig:
     )
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
-    ppo_learning: LanguagePPOConfig = part(
-        LanguagePPOConfig(actor_learning_rate=3e-4, critic_learning_rate=1e-3),
-        names=_PPO_OPTIONS,
-        without={field.name for field in dataclasses.fields(LanguagePPOConfig)} - set(_PPO_OPTIONS),
-    )
     seed: int = seed_option("everything random follows from it", counted_up=True)
 
     def __post_init__(self):
@@ -119,13 +110,11 @@ class RunConfig:
         )
 
     def ppo_run(self, opponent: str) -> train_language_ppo.RunConfig:
-        """LLM-PPO on as many games."""
-        learning = dataclasses.replace(
-            self.ppo_learning, num_games=self.learning.games, train=self.sft.train, remat=self.sft.remat
-        )
-        same = {name: getattr(self.models, name) for name in ("model", "templates", "dtype", "mesh")}
-        same |= {name: getattr(self, name) for name in ("style", "eval_games", "seed")}
-        return train_language_ppo.RunConfig(opponent=opponent, learning=learning, iterations=self.iterations, **same)
+        """LLM-PPO on as many games, with its learning rates for a model of this size."""
+        rates = {} if self.models.own.model in BUILT_IN else train_language_ppo.PAPER_RATES
+        same = {name: getattr(self, name) for name in ("iterations", "style", "eval_games", "seed")}
+        start = train_language_ppo.RunConfig(own=self.models.own, opponent=opponent, **same)
+        return replace(start, games=self.learning.games, train=self.sft.train, remat=self.sft.remat, **rates)
 
     @property
     def methods(self) -> list[str]:
@@ -142,7 +131,6 @@ PRESETS = {
         "epochs": 2, "learning_rate": 1e-5, "policy_learning_rate": 1e-5,
         "batch_size": 64, "row_tokens": 1024,
         "packed": False, "dtype": "bfloat16", "eval_games": 512,
-        "ppo_learning_rate": 1e-5, "ppo_critic_learning_rate": 1e-5,
     },
 }  # fmt: skip
 
@@ -154,23 +142,28 @@ COMMAND = app.Command(
 
 
 def trainer_of(config: RunConfig, opponent: str, run_dir: pathlib.Path, usage: Usage, large: LanguageModel) -> Trainer:
-    """The actor-critic against one opponent, with its models."""
+    """The actor-critic against one opponent, with its models. Its page and checkpoints are in `run_dir`."""
     sft = dataclasses.replace(config.sft, seed=config.seed)
+    policy_sft = dataclasses.replace(sft, learning_rate=config.policy_learning_rate)
     learn = models.learner(sft)
-    learn_policy = models.learner(dataclasses.replace(sft, learning_rate=config.policy_learning_rate))
-    fixed = setup(config, opponent, large, learn_policy, learn)
-    views, rng = random_views(fixed.game, config.format_examples, config.seed), random.Random(config.seed)
+    fixed = setup(config, opponent, large, models.learner(policy_sft), learn)
+    base, examples = config.models.own.load(sft.train, sft.seed), format_pairs(fixed, config.format_examples, sft.seed)
+    return Trainer(
+        fixed, opponent, base, sft.train, learn, *examples, config.average, config.eval_games, sft.seed, run_dir, usage,
+        _grid,
+    )  # fmt: skip
+
+
+def format_pairs(fixed: ActorCriticSetup, number: int, seed: int) -> tuple[Pairs, Pairs]:
+    """Random replies that teach the formats: (of the policy, of the value model)."""
+    views, rng = random_views(fixed.game, number, seed), random.Random(seed)
     policy = [(fixed.roles.policy(view), scripts.random_policy({"view": view}, rng)) for view in views]
     moves = [rng.choice(view.legal) for view in views]
     value = [
         (fixed.roles.value(view, move), scripts.random_value({"view": view, "action": move}, rng))
         for view, move in zip(views, moves, strict=True)
     ]
-    base = config.models.base(config.sft.train, config.seed)
-    return Trainer(
-        fixed, opponent, base, config.sft.train, learn, policy, value, config.average, config.eval_games, config.seed,
-        run_dir, usage, _grid,
-    )  # fmt: skip
+    return policy, value
 
 
 def setup(
@@ -182,7 +175,7 @@ def setup(
       learners: of policy and value model; none for an evaluation.
       model: the one that is prompted, if not the config's.
     """
-    game, roles = board_game(), prompts.roles(players.prompt_for(model or config.models.model, config.style))
+    game, roles = board_game(), prompts.roles(players.prompt_for(model or config.models.own.model, config.style))
     learners = learners or (None, None)
     return ActorCriticSetup(game, OPPONENTS[opponent](game), roles, large, large, *learners, config.algorithm)
 
@@ -193,54 +186,10 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(cells[i : i + 3]) for i in (0, 3, 6))
 
 
-def train_actor_critic(
-    config: RunConfig,
-    opponent: str,
-    run_dir: pathlib.Path,
-    resume: bool,
-    usage: Usage,
-    paid: pathlib.Path | None = None,
-) -> dict[str, Any]:
-    """Trains in a folder. Returns results.json's content: see `Trainer.evaluate`.
-
-    Args:
-      paid: where an endpoint's replies are cached; the run's folder by default.
-    """
-    large = config.models.large(config.models.aggregator, scripts.scripts(config.words), paid or run_dir, usage)
-    trainer = trainer_of(config, opponent, run_dir, usage, large)
-    return actor_critic.train(trainer, SCRIPT, config.iterations, resume)
-
-
-def play_prompted(config: RunConfig, name: str, opponent: str, model: LanguageModel) -> dict[str, float]:
+def play_prompted(fixed: ActorCriticSetup, model: LanguageModel, games: int, seed: int) -> dict[str, float]:
     """Greedy play of a model that does not learn, with the paper's prompt. Returns what `Trainer.evaluate` does."""
-    fixed = setup(config, opponent, model, model=name)
-    greedy = Sampling(config.learning.aggregation.max_tokens, 0.0)
-    games, seed = config.eval_games, config.seed + 1
-    return nlac.evaluate(State(model, model), fixed, Viewer(fixed.game), games, greedy, seed)[0]
-
-
-def run_method(
-    config: RunConfig, opponent: str, method: str, run_dir: pathlib.Path, resume: bool, usage: Usage
-) -> dict[str, Any]:
-    """A method against an opponent, from disk where it is finished. Returns results.json's content."""
-    folder, trained = run_dir / opponent / method, method in ("actor-critic", "LLM-PPO")
-    if resume and (folder / results.RESULTS).exists():
-        earlier = results.read(folder)
-        if not trained or earlier["iterations"] >= config.iterations:  # more is refused before; see `main`
-            return earlier
-    what = f"{config.iterations} iterations of {config.learning.games}" if trained else f"{config.eval_games}"
-    print(f"{method} against {opponent}: {what} games", flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    if method == "actor-critic":
-        return train_actor_critic(config, opponent, folder, resume, usage, run_dir)
-    if method == "LLM-PPO":
-        trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
-        start = trainer.models(trainer.init()).policy.model
-        return train_language_ppo.train(config.ppo_run(opponent), start, folder, resume)
-    name = config.models.labels[method]
-    model = config.models.large(name, scripts.scripts(config.words), run_dir, usage)
-    results.write(folder, script=SCRIPT, before={}, after=play_prompted(config, name, opponent, model))
-    return results.read(folder)
+    greedy = Sampling(fixed.config.aggregation.max_tokens, 0.0)
+    return nlac.evaluate(State(model, model), fixed, Viewer(fixed.game), games, greedy, seed + 1)[0]
 
 
 def validate(config: RunConfig, ask: bool) -> None:
@@ -248,7 +197,7 @@ def validate(config: RunConfig, ask: bool) -> None:
     game, rng = board_game(), random.Random(0)
     view = Viewer(game).views(jax.tree.map(lambda leaf: leaf[None], game.init()))[0]
     roles_of = lambda model: prompts.roles(players.prompt_for(model, config.style))
-    context, roles = {"view": view, "action": "5"}, roles_of(config.models.model)
+    context, roles = {"view": view, "action": "5"}, roles_of(config.models.own.model)
     policy = roles.policy(view), scripts.random_policy(context, rng)
     value = roles.value(view, "5"), scripts.random_value(context, rng)
     tokens = config.learning.rollout.max_tokens, config.learning.aggregation.max_tokens
@@ -268,11 +217,12 @@ def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     nlac.evaluate(second, fixed, viewer, config.eval_games, Sampling(tokens, 0.0), config.seed)
     given = config.models
     for name in given.labels.values():
-        play_prompted(config, name, "random", prompted)
+        play_prompted(setup(config, "random", prompted, model=name), prompted, config.eval_games, config.seed)
     lines = [
-        f"{given.model}; aggregator and improver: {given.aggregator} {given.endpoint.endpoint_model}. Nothing is sent. "
-        f"Rules replied in one iteration against the random opponent; here are {config.iterations} iterations against "
-        f"{len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum length.",
+        f"{given.own.model}; aggregator and improver: {given.aggregator} {given.endpoint.endpoint_model}. Nothing is "
+        f"sent. Rules replied in one iteration against the random opponent; here are {config.iterations} iterations "
+        f"against {len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum "
+        "length.",
         calls_table(usages[0].rows() + usages[1].rows(), config.iterations * len(opponents)),
     ]
     if given.labels:
@@ -288,8 +238,6 @@ def main(argv: list[str]) -> None:
     models.check_endpoint_is_used(config.models.aggregator, config.models.prompted)
     if config.models.aggregator != "scripted":
         leave_out(f"with --aggregator {config.models.aggregator}", "words")
-    if not config.ppo:
-        leave_out("with --noppo", *_PPO_OPTIONS.values())
     opponents = tuple(OPPONENTS) if config.opponent == "both" else (config.opponent,)
     if flags.FLAGS.dry_run:
         print(dry_run(config, opponents))
@@ -301,25 +249,48 @@ def main(argv: list[str]) -> None:
             check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, config.iterations)
     # without a paid model, only a prompted player needs an endpoint
     run_dir, resume = COMMAND.open(config, may_change=() if config.models.is_paid else ("endpoint_model",))
-    usage = models.ledger(run_dir)
-    finished = {}
+    usage, finished = models.ledger(run_dir), {}
+    page = lambda: show(run_dir, flat(config), finished, usage)
+    large = lambda name: config.models.large(name, scripts.scripts(config.words), run_dir, usage)
+
+    def run(method: str, opponent: str, folder: pathlib.Path) -> None:
+        """Plays a match in its folder, which holds results.json afterwards."""
+        if method == "actor-critic":
+            trainer = trainer_of(config, opponent, folder, usage, large(config.models.aggregator))
+            actor_critic.train(trainer, SCRIPT, config.iterations, resume)
+        elif method == "LLM-PPO":
+            trainer = trainer_of(config, opponent, folder, Usage(), ScriptedModel({}))
+            start = trainer.models(trainer.init()).policy.model
+            parts = train_language_ppo.parts_of(config.ppo_run(opponent), start, resume)
+            loop.learn(folder, train_language_ppo.SCRIPT, *parts)
+        else:
+            name = config.models.labels[method]
+            model = large(name)
+            after = play_prompted(setup(config, opponent, model, model=name), model, config.eval_games, config.seed)
+            results.write(folder, script=SCRIPT, before={}, after=after)
+
     try:
         for opponent, method in matches:
-            finished[opponent, method] = run_method(config, opponent, method, run_dir, resume, usage)
+            folder = run_dir / opponent / method
+            if not (resume and results.is_finished(folder, config.iterations)):
+                print(f"{method} against {opponent}", flush=True)
+                folder.mkdir(parents=True, exist_ok=True)
+                run(method, opponent, folder)
+            finished[opponent, method] = results.read(folder)
     except SystemExit:  # Ctrl-C still writes the report of what is finished
-        if (run_dir / opponent / method / results.RESULTS).is_file():
-            finished[opponent, method] = results.read(run_dir / opponent / method)
+        if (folder / results.RESULTS).is_file():
+            finished[opponent, method] = results.read(folder)
         if finished:
-            show(config, run_dir, finished, usage)
+            page()
         raise
-    show(config, run_dir, finished, usage)
+    page()
 
 
-def show(config: RunConfig, run_dir: pathlib.Path, finished: dict, usage: Usage) -> None:
+def show(run_dir: pathlib.Path, config: dict[str, Any], finished: dict, usage: Usage) -> None:
     """Writes the page of what is finished, {(opponent, method): results.json's content}, and prints the last lines."""
     opponents = dict.fromkeys(opponent for opponent, _ in finished)
     kept = [one for opponent in opponents for one in exchanges.first_and_last(run_dir / opponent / "actor-critic")]
-    report = actor_critic_report.write(run_dir, flat(config), finished, kept, usage)
+    report = actor_critic_report.write(run_dir, config, finished, kept, usage)
     print(f"\nreport: {report}")
     for (opponent, method), result in sorted(finished.items(), key=lambda item: item[0][1] != "LLM-PPO"):
         before, after = result["before"], result["after"]

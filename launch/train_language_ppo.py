@@ -10,8 +10,7 @@ The policy reads the actor-critic's prompt and chooses among the legal moves by 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
@@ -20,15 +19,17 @@ from envs.tic_tac_toe import prompts, rules
 from nlrl_jax.algorithms import language_ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.config import DTYPES, check, option, part, seed_option
-from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import app, loop, models, players
+from nlrl_jax.config import check, option, part, seed_option
+from nlrl_jax.run import app, loop, models
+from nlrl_jax.run.loop import Plan
+from nlrl_jax.run.nlrl.models import Learner
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import TextGame
 
 SCRIPT = "train_language_ppo"
 # The paper's table 16, which nothing varies.
 TABLE_16 = ("weight_decay", "clip", "value_coef", "entropy_coef", "discount", "trace_decay", "max_grad_norm")
+PAPER_RATES = {"learning_rate": 1e-5, "critic_learning_rate": 1e-5}
 GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by opponent
 
 
@@ -36,8 +37,7 @@ GAMES = {"first_move": "tic_tac_toe_first_move", "random": "tic_tac_toe"}  # by 
 class RunConfig:
     """Everything that determines what a run computes. Defaults: nano scale."""
 
-    model: str = option("nano_board", "nano_board, smollm2, a Hugging Face folder or a .gguf file")
-    templates: TemplateOptions = part(TemplateOptions())
+    own: Learner = part(Learner())
     opponent: str = option("random", "first_move or random", choices=tuple(GAMES))
     style: str = option(
         "auto", "prompts: paper, paper_zero_shot (no examples), compact, or auto: compact for the built-in models",
@@ -52,8 +52,6 @@ class RunConfig:
         names={"num_games": "games", "actor_learning_rate": "learning_rate"},
         without=TABLE_16,
     )
-    dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
-    mesh: str = option("", players.MESH)
     eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
     seed: int = seed_option("everything random follows from it")
 
@@ -64,8 +62,8 @@ class RunConfig:
 PRESETS = {
     "nano": {},
     "paper": {
-        "model": "Llama-3.1-8B-Instruct", "style": "paper", "iterations": 31, "games": 512, "learning_rate": 1e-5,
-        "critic_learning_rate": 1e-5, "dtype": "bfloat16", "eval_games": 512,
+        "model": "Llama-3.1-8B-Instruct", "style": "paper", "iterations": 31, "games": 512, **PAPER_RATES,
+        "dtype": "bfloat16", "eval_games": 512,
     },
 }  # fmt: skip
 
@@ -75,7 +73,7 @@ COMMAND = app.Command(SCRIPT, RunConfig, PRESETS, "scale", several=True, may_cha
 
 def policy_of(config: RunConfig, start: LocalModel) -> MovePolicy:
     """The policy, with the prompt of the actor-critic's policy."""
-    template = prompts.policy_template(players.prompt_for(config.model, config.style), config.threats)
+    template = prompts.policy_template(config.own.prompt_for(config.style), config.threats)
     return MovePolicy.for_game(game_of(config, "random"), start.model, start.tokenizer, *template)
 
 
@@ -94,8 +92,8 @@ def init_state(start: LocalModel, learning: LanguagePPOConfig, key: jax.Array) -
     return state.replace(**{learning.train: start.variables[learning.train]})
 
 
-def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: bool) -> dict[str, Any]:
-    """Trains in a folder. Returns results.json's content: "win", "tie" and "loss" before and after.
+def parts_of(config: RunConfig, start: LocalModel, resume: bool) -> tuple[Callable, LanguagePPOState, Plan, Callable]:
+    """The last arguments of `loop.learn`, which then leaves "win", "tie" and "loss" before and after.
 
     Args:
       start: the policy before its first iteration.
@@ -104,23 +102,20 @@ def train(config: RunConfig, start: LocalModel, run_dir: pathlib.Path, resume: b
     state = models.on_device(init_state(start, config.learning, key))
     play = jax.jit(lambda state, key: language_ppo.play(policy, game, state, key, config.eval_games))
 
-    def evaluate(state):
+    def evaluate(state: LanguagePPOState) -> dict[str, float]:
         shares = play(state, jax.random.fold_in(key, 0))
         return {name: float(shares[f"{name}_rate"]) for name in ("win", "tie", "loss")}
 
     update = jax.jit(language_ppo.make_update(policy, game, config.learning), donate_argnums=0)
-    plan = loop.Plan(config.seed, config.iterations, 1, ("eval/win", "win_rate"), resume)
-    return loop.learn(run_dir, SCRIPT, update, state, plan, evaluate)
+    return update, state, Plan(config.seed, config.iterations, 1, ("eval/win", "win_rate"), resume), evaluate
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
-    mesh = players.parse_mesh(config.mesh)
-    start = models.trainable_model(
-        config.model, config.dtype, config.learning.train, config.seed, mesh, config.templates
-    )
-    stored = train(config, start, *COMMAND.open(config))
+    start = config.own.load(config.learning.train, config.seed)
+    run_dir, resume = COMMAND.open(config)
+    stored = loop.learn(run_dir, SCRIPT, *parts_of(config, start, resume))
     print(f"win rate ({config.opponent}): {stored['before']['win']:.3f} -> {stored['after']['win']:.3f}")
 
 

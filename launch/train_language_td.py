@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import random
-from typing import Any
+from collections.abc import Callable
 
 import jax
 from absl import flags
@@ -37,9 +37,10 @@ from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.roles.board_games import TDRoles, Viewer
-from nlrl_jax.run import app, exchanges, loop, models, players, results
+from nlrl_jax.run import app, models, players
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.nlrl import language_td as language_td_run
+from nlrl_jax.run.nlrl.language_td import Sides, Trainer
 from nlrl_jax.run.nlrl.models import Models
 from nlrl_jax.run.report import markdown
 from nlrl_jax.run.reports import language_td as language_td_report
@@ -83,7 +84,7 @@ class RunConfig:
     @property
     def roles(self) -> TDRoles:
         """The prompts of the model that learns."""
-        return self.roles_of(self.models.model)
+        return self.roles_of(self.models.own.model)
 
     def roles_of(self, model: str) -> TDRoles:
         """The prompts of a model by its name."""
@@ -114,41 +115,33 @@ COMMAND = app.Command(
 
 
 def trainer_of(
-    config: RunConfig,
-    run_dir: pathlib.Path,
-    usage: Usage,
-    data: pathlib.Path | None = None,
-    paid: pathlib.Path | None = None,
-) -> language_td_run.Trainer:
-    """The run with its models and its data, which may take minutes; see `train`."""
-    game, sft = board_game(), dataclasses.replace(config.sft, seed=config.seed)
-    large = config.models.large(config.models.aggregator, scripts.SCRIPTS, paid or run_dir, usage)
-    base = config.models.base(config.sft.train, config.seed)
-    found = language_td_data.load_or_make(game, config.data, config.seed, data or run_dir / "data")
-    chats = [config.roles.value(s.view) for s in found.train[: config.format_examples]]
+    config: RunConfig, run_dir: pathlib.Path, usage: Usage, large: LanguageModel, data: pathlib.Path
+) -> Trainer:
+    """The run with its models and its data, which may take minutes.
+
+    Args:
+      data: where positions are, or will be, kept.
+    """
+    game, roles = board_game(), config.roles
+    base = config.models.own.load(config.sft.train, config.seed)
+    found = language_td_data.load_or_make(game, config.data, config.seed, data)
+    chats = [roles.value(s.view) for s in found.train[: config.format_examples]]
     replies = ScriptedModel(scripts.SCRIPTS).complete(chats, Sampling(), "blind", config.seed)
-    return language_td_run.Trainer(
-        game=game, roles=config.roles, data=found, base=base, train=config.sft.train, large=large,
-        first_value=config.first_value(large), learn=models.learner(sft), learning=config.learning,
-        restart=config.restart, seed=config.seed, thresholds=config.thresholds,
+    return Trainer(
+        game=game, roles=roles, data=found, base=base, train=config.sft.train, large=large,
+        first_value=config.first_value(large), learn=models.learner(dataclasses.replace(config.sft, seed=config.seed)),
+        learning=config.learning, restart=config.restart, seed=config.seed, thresholds=config.thresholds,
         format_pairs=[(chat, reply.text) for chat, reply in zip(chats, replies, strict=True)],
         run_dir=run_dir, usage=usage, draw=_grid,
     )  # fmt: skip
 
 
-def beside(config: RunConfig, trainer: language_td_run.Trainer, paid: pathlib.Path) -> dict[str, dict[str, float]]:
-    """Baselines that do not learn, on the same positions: controls, whose rules never ask an endpoint, and models as
-    prompted."""
-    rules, learning = ScriptedModel(scripts.SCRIPTS), config.learning
-    value = ValueFunction(rules, config.roles.value, learning.values)
-    found = td_controls.controls(
-        trainer.game, trainer.data, config.data, config.roles, value, learning, scripts.RULES, config.seed
+def controls(trainer: Trainer, made: TDDataConfig) -> dict[str, Sides]:
+    """Rules that do not learn, on the same positions, which were made so. They never ask an endpoint."""
+    value = ValueFunction(ScriptedModel(scripts.SCRIPTS), trainer.roles.value, trainer.learning.values)
+    return td_controls.controls(
+        trainer.game, trainer.data, made, trainer.roles, value, trainer.learning, scripts.RULES, trainer.seed
     )
-    greedy = dataclasses.replace(learning.aggregation, temperature=0.0)
-    for label, name in config.models.labels.items():
-        model = config.models.large(name, scripts.SCRIPTS, paid, trainer.usage)
-        found[label] = trainer.judged_by(model, config.roles_of(name), greedy)[0]
-    return {name: trainer.assess(sides) for name, sides in found.items()}
 
 
 def _grid(board: str) -> str:
@@ -157,53 +150,28 @@ def _grid(board: str) -> str:
     return "\n".join(" ".join(row[-len(letters.strip()) :]) for row in rows)
 
 
-def train(
-    config: RunConfig,
-    run_dir: pathlib.Path,
-    resume: bool,
-    data: pathlib.Path | None = None,
-    paid: pathlib.Path | None = None,
-    usage: Usage | None = None,
-) -> dict[str, Any]:
-    """Trains in an opened run folder. Returns results.json's content; writes the page too.
+def parts_of(
+    config: RunConfig, run_dir: pathlib.Path, usage: Usage, data: pathlib.Path, paid: pathlib.Path
+) -> tuple[Trainer, Callable, Callable]:
+    """The first arguments of `run.nlrl.language_td.train`: the run, what does not learn beside it, and its page.
 
     Args:
-      data: where positions are, or will be, kept; the run's folder by default.
-      paid: where an endpoint's replies are cached; the run's folder by default.
-      usage: what counts tokens; by default one in the run's folder.
+      data: where positions are, or will be, kept. paid: where an endpoint's replies are cached.
     """
-    usage = usage or models.ledger(run_dir)
-    trainer = trainer_of(config, run_dir, usage, data, paid)
-    state = trainer.init()
-    sides, words_before = trainer.judge(state)
-    before = trainer.assess(sides)
-    print(f"before: accuracy {before['accuracy']:.3f} on {before['positions']} positions", flush=True)
-    if resume:
-        state = loop.restore(run_dir, state)
+    large = lambda name: config.models.large(name, scripts.SCRIPTS, paid, usage)
+    trainer = trainer_of(config, run_dir, usage, large(config.models.aggregator), data)
+    greedy = dataclasses.replace(config.learning.aggregation, temperature=0.0)
 
-    def finish(state: language_td_run.Learned) -> None:
-        sides, words_after = trainer.judge(state)
-        after, others = trainer.assess(sides), beside(config, trainer, paid or run_dir)
-        results.write(
-            run_dir, script=SCRIPT, before=before, after=after, beside=others, iterations=int(state.iteration)
-        )
-        stored, positions = results.read(run_dir), trainer.data
-        words = zip(positions.test, positions.win_rates, words_before, words_after, strict=True)
-        judged = [one for one in words if abs(one[1]) >= config.threshold]
-        learned_from = exchanges.first_and_last(run_dir)
-        shown = language_td_report.judged(judged, trainer.game.players, _grid) + learned_from
-        language_td_report.write(run_dir, flat(config), stored, shown, usage, config.thresholds)
+    def beside() -> dict[str, dict[str, float]]:
+        found = controls(trainer, config.data)
+        for label, name in config.models.labels.items():
+            found[label] = trainer.judged_by(large(name), config.roles_of(name), greedy)[0]
+        return {name: trainer.assess(sides) for name, sides in found.items()}
 
-    columns = ("eval/accuracy", "eval/answered", "value/undecided", "sft/loss")
-    loop.train(
-        run_dir,
-        trainer.update,
-        state,
-        loop.Plan(config.seed, config.iterations, 1, columns, resume),
-        evaluate=lambda done, state: trainer.evaluate(state),
-        finish=finish,
+    show = lambda stored, shown: language_td_report.write(
+        run_dir, flat(config), stored, shown, usage, config.thresholds
     )
-    return results.read(run_dir)
+    return trainer, beside, show
 
 
 def validate(config: RunConfig, ask: bool) -> None:
@@ -245,7 +213,7 @@ def dry_run(config: RunConfig) -> str:
     is_paid = config.models.is_paid and each > 0
     within = within_budget(budget * is_paid, "iterations", config.iterations, fixed, each)
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
-    own, name = config.models.model, config.models.endpoint.endpoint_model
+    own, name = config.models.own.model, config.models.endpoint.endpoint_model
     return (
         f"own: {own}; large: {config.models.aggregator} {name}. Nothing is sent. Rules replied in "
         f"{config.iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
@@ -265,7 +233,8 @@ def main(argv: list[str]) -> None:
         return
     validate(config, ask=not flags.FLAGS.resume)
     run_dir, resume = COMMAND.open(config)
-    stored = train(config, run_dir, resume)
+    parts = parts_of(config, run_dir, models.ledger(run_dir), run_dir / "data", run_dir)
+    stored = language_td_run.train(*parts, SCRIPT, config.iterations, resume)
     before, after = stored["before"], stored["after"]
     print(markdown(language_td_report.table(stored, config.thresholds)))
     print(f"report: {run_dir / 'report.html'}")

@@ -8,8 +8,9 @@ r"""Trains a language agent policy on a text game by MS-GRPO.
     python -m launch.train_ms_grpo --run_dir runs/demo --resume
 
 Defaults are the paper's hyperparameters, `--updates_per_batch` and `--invalid_action_reward` among them; `--top_p` is
-an addition, and the paper leaves `--kl_estimator` open. A run writes metrics.jsonl, TensorBoard events, checkpoints,
-results.json, learning_curve.png, report.html and a PEFT adapter to its folder; a killed run continues with --resume.
+an addition, and the paper leaves `--kl_estimator` open. `--revision` names a branch, tag or commit of a Hub id. A run
+writes metrics.jsonl, TensorBoard events, checkpoints, results.json, learning_curve.png, report.html and a PEFT adapter
+to its folder; a killed run continues with --resume.
 
 Departure from the paper: FrozenLake trains on seven eighths of the maps and is evaluated on the others, which the model
 has never seen; `--maps all` draws both from all maps, as the paper does.

@@ -86,6 +86,11 @@ def read(run_dir: str | os.PathLike) -> dict[str, Any]:
     return stored
 
 
+def is_finished(run_dir: str | os.PathLike, iterations: int) -> bool:
+    """Whether a run has results after that many iterations; what does not learn has no iterations."""
+    return (pathlib.Path(run_dir) / RESULTS).exists() and read(run_dir).get("iterations", iterations) >= iterations
+
+
 def mean(value: float | Sequence[float]) -> float:
     """A metric's mean over its seeds."""
     return sum(value) / len(value) if isinstance(value, list | tuple) else value

@@ -19,7 +19,7 @@ from tests.launch.scripts import refusal, run
 SCRIPT = "iterate_lac"
 SMALL = (
     "--missions=go to", "--tasks=2", "--eval_tasks=2", "--max_steps=2", "--candidates=2", "--depth=1",
-    "--line_tokens=8", "--lora_rank=2", "--epochs=1", "--batch_size=4", "--learning_rate=0.01", "--cache_mb=0",
+    "--line_tokens=8", "--epochs=1", "--batch_size=4", "--learning_rate=0.01", "--cache_mb=0",
     "--prompt=compact",
 )  # fmt: skip
 

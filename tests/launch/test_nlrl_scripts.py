@@ -18,7 +18,7 @@ from tests.launch.scripts import refusal, run
 
 ACTOR_CRITIC = [
     "--opponent=first_move", "--games=4", "--format_examples=8", "--eval_games=4", "--max_tokens=8", "--epochs=1",
-    "--batch_size=4", "--num_samples=2", "--large_max_tokens=8",
+    "--batch_size=4", "--large_max_tokens=8",
 ]  # fmt: skip
 TD = [
     "--states=10", "--test_states=6", "--skills=2x1", "--simulations=2", "--rollouts=1", "--judge_games=2",

@@ -87,7 +87,6 @@ def own(here, monkeypatch):
         ("run_lac --methods=react,rap --alpha=2", "--alpha does nothing without lac or a variant"),
         ("run_lac --missions=open_door,open_door", "names separated by commas, each once"),
         ("run_language_gpi --model=nano", "--model does nothing with --backend scripted"),
-        ("train_language_actor_critic --noppo --ppo_epochs=3", "--ppo_epochs does nothing with --noppo"),
         ("reproduce_ultra --methods=PPO --rice_learning_rate=1", "--rice_learning_rate does nothing without RICE"),
         ("reproduce_ms_grpo --device_tflops=3", "--device_tflops does nothing without --dry_run"),
         ("ablate --study=aaw --opponent=random", "--opponent does nothing for the study aaw"),

@@ -46,11 +46,11 @@ def refusal(folder, *args):
 def outcomes(folder):
     """What every method's results.json says: {method: {"before": ..., "after": ...}}."""
     stored = {path.parent.name: results.read(path.parent) for path in sorted(folder.glob("**/results.json"))}
-    return {name: {when: told[when] for when in ("before", "after")} for name, told in stored.items()}
+    return {name: {when: one[when] for when in ("before", "after")} for name, one in stored.items()}
 
 
 def control_game(**options):
-    """A game of one's own, as `--game` takes it."""
+    """A user's own game, as `--game` takes it."""
     return pong.control_game(cell=8, **options)
 
 
@@ -94,7 +94,7 @@ def test_it_leaves_tables_curves_and_pictures(done):
     for kind in SCORES:
         assert all(len(x["after"][kind]) == 2 for x in stored.values())
         assert {x["before"][kind] for x in stored.values()} == {guided["before"][kind]}  # the base agent's
-    assert set(guided["after"]) == set(SCORES)  # the table at its side
+    assert set(guided["after"]) == set(SCORES)  # with the table
     assert {done / "PPO", done / "ULTRA-RA"} <= set(parts_of(done)) and len(read_run(done / "PPO")["metrics"]) == 2
     assert "ULTRA-RA" in (done / "tables.md").read_text()
     for name in ("curves.png", "case_0.png", "film.png"):
@@ -145,8 +145,8 @@ def test_resume_alone_takes_the_stored_config(done, capsys):
 def copied(done, folder, keep=True, **config):
     """Another run with the base agent of `done`, or without one."""
     shutil.copytree(done / "base", folder / "base") if keep else (folder / "base").mkdir(parents=True)
-    told = json.loads((done / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, **config}))
+    config = json.loads((done / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -182,12 +182,12 @@ def analyst(request):
     """What an endpoint answers to each of the three roles."""
     slots = [int(slot) for slot in re.findall(r"^timeslot (\d+):", request.asked, re.MULTILINE)]
     if "Find the critical timeslots" in request.asked:
-        told = ", ".join(f"{{timeslot {t}, <{'not ' * bool(t % 9)}critical>, <none>, <x>}}" for t in slots)
+        reply = ", ".join(f"{{timeslot {t}, <{'not ' * bool(t % 9)}critical>, <none>, <x>}}" for t in slots)
     else:
-        told = "{reward = 0.5, analysis: x}" if "Give a reward" in request.asked else "Failures: none"
+        reply = "{reward = 0.5, analysis: x}" if "Give a reward" in request.asked else "Failures: none"
 
     def change(whole):
-        whole["choices"][0]["message"]["content"] = told
+        whole["choices"][0]["message"]["content"] = reply
 
     return says(change)
 
@@ -269,7 +269,7 @@ def test_a_robot_is_refined_and_resumed(tmp_path, capsys):
 
 
 def test_a_dry_run_counts_calls_and_steps_and_leaves_nothing(tmp_path, capsys):
-    """Of one's own game, too, which has neither a preset nor a name of ours."""
+    """Also of a user's own game, which has no preset."""
     game = "--game=tests.launch.test_reproduce_ultra:control_game"
     run(tmp_path / "run", "--dry_run", "--methods=PPO,MASK-R,ULTRA-RA", "--episodes=32", game)
     out = capsys.readouterr().out
@@ -299,12 +299,12 @@ def test_several_base_agents_are_refined_and_compared(tmp_path, done):
     """The first is that of a run with one base agent; the interval is over the agents."""
     args = ("--bases=2", "--methods=PPO,ULTRA-RA", "--iterations=1")
     run(tmp_path / "run", *args)
-    told = [outcomes(tmp_path / "run" / f"base_{n}") for n in range(2)]
-    assert told[0]["PPO"]["before"] == outcomes(done)["PPO"]["before"] != told[1]["PPO"]["before"]
-    ours, ppo = (np.array([one[name]["after"]["sampled"] for one in told]) for name in ("ULTRA-RA", "PPO"))
+    found = [outcomes(tmp_path / "run" / f"base_{n}") for n in range(2)]
+    assert found[0]["PPO"]["before"] == outcomes(done)["PPO"]["before"] != found[1]["PPO"]["before"]
+    ours, ppo = (np.array([one[name]["after"]["sampled"] for one in found]) for name in ("ULTRA-RA", "PPO"))
     each = (ours - ppo).mean(axis=1)
     tables = (tmp_path / "run" / "tables.md").read_text()
     assert ultra_tables.gain_text(estimate(each)) in tables and "over 2 base agents, each the mean" in tables
     assert sorted(path.name for path in (tmp_path / "run/base_1/PPO").glob("seed_*")) == ["seed_2", "seed_3"]
     run(tmp_path / "copied", *args, f"--base={tmp_path / 'run'}")
-    assert [outcomes(tmp_path / "copied" / f"base_{n}") for n in range(2)] == told
+    assert [outcomes(tmp_path / "copied" / f"base_{n}") for n in range(2)] == found

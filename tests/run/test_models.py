@@ -92,7 +92,8 @@ def test_a_large_model_that_evaluates_first_gets_the_papers_prompt_and_reply_len
 
 def test_language_td_keeps_its_model_where_an_iteration_teaches_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(language_td_data, "load_or_make", lambda *_: types.SimpleNamespace(train=[]))
-    trainer = train_language_td.trainer_of(train_language_td.RunConfig(), tmp_path, Usage())
+    rules = ScriptedModel(train_language_td.scripts.SCRIPTS)
+    trainer = train_language_td.trainer_of(train_language_td.RunConfig(), tmp_path, Usage(), rules, tmp_path)
     state = trainer.init()
     state = state.replace(value=jax.tree.map(lambda leaf: leaf + 1, state.value))
     after, metrics = trainer.update(state, jax.random.key(0))

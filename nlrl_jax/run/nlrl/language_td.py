@@ -1,4 +1,4 @@
-"""Language TD as a training run, for any board game: what a checkpoint holds, one iteration."""
+"""Language TD as a training run, for any board game: its checkpoints, loop and accuracy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from nlrl_jax.algorithms.language_td_data import Data
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.roles.board_games import TDRoles
-from nlrl_jax.run import exchanges, models
+from nlrl_jax.run import exchanges, loop, models, results
 from nlrl_jax.run.reports import language_td as report
 from nlrl_jax.types import BoardGame, LanguageModel, Learn, Pairs, Sampling
 
+COLUMNS = ("eval/accuracy", "eval/answered", "value/undecided", "sft/loss")
 Sides = Sequence[str | None]
 
 
@@ -111,3 +112,38 @@ class Trainer:
     def evaluate(self, state: Learned) -> dict[str, float]:
         assessed = self.assess(self.judge(state)[0])
         return {f"eval/{name}": value for name, value in assessed.items() if name.startswith(("accuracy", "answered"))}
+
+
+def train(
+    trainer: Trainer,
+    beside: Callable[[], dict[str, dict[str, float]]],
+    show: Callable[[dict[str, Any], list[exchanges.Exchange]], Any],
+    script: str,
+    iterations: int,
+    resume: bool,
+) -> dict[str, Any]:
+    """Trains in the trainer's folder. Returns results.json's content.
+
+    Args:
+      beside: assesses what does not learn on the same positions, at the end.
+      show: writes the page of results.json's content and some exchanges.
+    """
+    run_dir, state = trainer.run_dir, trainer.init()
+    sides, words_before = trainer.judge(state)
+    before = trainer.assess(sides)
+    print(f"before: accuracy {before['accuracy']:.3f} on {before['positions']} positions", flush=True)
+    if resume:
+        state = loop.restore(run_dir, state)
+
+    def finish(state: Learned) -> None:
+        sides, words_after = trainer.judge(state)
+        after, done = trainer.assess(sides), int(state.iteration)
+        results.write(run_dir, script=script, before=before, after=after, beside=beside(), iterations=done)
+        words = zip(trainer.data.test, trainer.data.win_rates, words_before, words_after, strict=True)
+        judged = [one for one in words if abs(one[1]) >= trainer.thresholds[0]]
+        learned_from = exchanges.first_and_last(run_dir)
+        show(results.read(run_dir), report.judged(judged, trainer.game.players, trainer.draw) + learned_from)
+
+    plan = loop.Plan(trainer.seed, iterations, 1, COLUMNS, resume)
+    loop.train(run_dir, trainer.update, state, plan, lambda done, state: trainer.evaluate(state), finish)
+    return results.read(run_dir)

@@ -17,18 +17,38 @@ from nlrl_jax.types import Chat
 
 
 @dataclasses.dataclass(frozen=True)
-class Models:
-    """The model that learns, the large model, and models that play or judge as prompted."""
+class Learner:
+    """The model that learns."""
 
     model: str = option("nano_board", "the model that learns: nano_board, smollm2, a Hugging Face folder or .gguf file")
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
+    templates: TemplateOptions = part(TemplateOptions())
+
+    def __post_init__(self):
+        check(self)
+
+    def load(self, train: str, seed: int) -> LocalModel:
+        """The model before it learned anything; see `models.trainable_model`."""
+        return models.trainable_model(
+            self.model, self.dtype, train, seed, players.parse_mesh(self.mesh), self.templates
+        )
+
+    def prompt_for(self, style: str) -> str:
+        """The style of its prompts; see `players.prompt_for`."""
+        return players.prompt_for(self.model, style)
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The model that learns, the large model, and models that play or judge as prompted."""
+
+    own: Learner = part(Learner(templates=TemplateOptions(shared=True)))
     aggregator: str = option(
         "scripted", "the large model, which aggregates and improves: scripted (rules), endpoint, or a local model"
     )
     prompted: str = option("", "other models, evaluated as prompted, separated by commas, such as smollm2 or endpoint")
     endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
-    templates: TemplateOptions = part(TemplateOptions(shared=True))
 
     def __post_init__(self):
         check(self)
@@ -55,14 +75,9 @@ class Models:
         """Whether the large model is an endpoint."""
         return self.aggregator == "endpoint"
 
-    def base(self, train: str, seed: int) -> LocalModel:
-        """The model that learns, before it has; see `models.trainable_model`."""
-        mesh = players.parse_mesh(self.mesh)
-        return models.trainable_model(self.model, self.dtype, train, seed, mesh, self.templates)
-
     def large(self, name: str, rules: Mapping[str, Script], run_dir: pathlib.Path, usage: Usage) -> Metered:
         """The large model, or one that is evaluated as prompted; see `models.large_model`."""
-        local = {"mesh": players.parse_mesh(self.mesh), "templates": self.templates}
+        local = {"mesh": players.parse_mesh(self.own.mesh), "templates": self.own.templates}
         return models.large_model(name, rules, run_dir, usage, self.endpoint, **local)
 
     def validate(
@@ -82,11 +97,11 @@ class Models:
           ask: see `models.check_large_model`.
         """
         taught = large_max_tokens * (self.aggregator != "scripted")
-        check_rows(self.model, examples, row_tokens, max_tokens, taught, self.templates)
-        names = self.labels.values()
-        models.check_templates(self.templates, self.model, self.aggregator, *names)
+        model, templates, names = self.own.model, self.own.templates, self.labels.values()
+        check_rows(model, examples, row_tokens, max_tokens, taught, templates)
+        models.check_templates(templates, model, self.aggregator, *names)
         for name, chats in ((self.aggregator, []), *((name, [prompt_of(name)]) for name in names)):
-            models.check_large_model(name, self.endpoint, large_max_tokens, chats, ask, self.templates)
+            models.check_large_model(name, self.endpoint, large_max_tokens, chats, ask, templates)
 
 
 def check_rows(
