@@ -17,6 +17,7 @@ from nlrl_jax.backends.usage import CHECK
 from nlrl_jax.types import Chat, Sampling
 
 TOKENS = 16  # of the reply to `check_answers`, at most
+ECHO_SECONDS = 30.0  # for a prompt that is echoed
 FEWER = 5  # likeliest tokens, where the server refuses `TOP`
 # Statuses of a server without a path, or without a field.
 _REFUSED = (200, 400, 404, 405, 415, 422, 500, 501)
@@ -93,7 +94,7 @@ def check_echo(model: EndpointModel) -> None:
       NotImplementedError: it does not, or the log-probabilities of a continuation cannot be read from it.
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
-    word, end = " GOOD", [" ", ".", "\n"]  # a server that writes in spite of max_tokens 0 is soon done
+    word = " GOOD"
     prompt = model.render([dict(message) for message in Chat.of("Hi", continued="This step is").messages])
 
     def read(response: dict, *_) -> None:
@@ -102,7 +103,10 @@ def check_echo(model: EndpointModel) -> None:
         except EndpointError as error:
             raise InvalidResponse(str(error)) from None
 
-    _probe(model, "/completions", {**model.echo_fields(), "prompt": prompt + word, "stop": end}, read)
+    # A server that takes max_tokens 0 for no limit writes on.
+    soon = dataclasses.replace(model.options, timeout=min(model.options.timeout, ECHO_SECONDS))
+    model = dataclasses.replace(model, options=soon)
+    _probe(model, "/completions", {**model.echo_fields(), "prompt": prompt + word}, read)
 
 
 def _with_top(model: EndpointModel, form: str) -> Abilities:
@@ -153,13 +157,14 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable
     request = Request(model.known, body, model.options.extra_fields(), model.options.url)
 
     def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
-        failure.is_final |= _is_refused(failure)  # it would be the same another time
+        endless = bool(body.get("echo")) and "no whole response" in str(failure)
+        failure.is_final |= _is_refused(failure) or endless  # it would be the same another time
         return None if body.get("echo") else request.revise(failure, attempt, left)
 
     try:
         return _post(model, path, request.body, read, revise)
     except EndpointError as error:
-        if _is_refused(error):
+        if _is_refused(error) or body.get("echo") and "no whole response" in str(error):
             raise NotImplementedError(str(error)) from None
         raise
 

@@ -144,15 +144,20 @@ def echoes(handler, request):
     s.send(handler, {"choices": [{"index": 0, "text": "", "logprobs": logprobs}], "usage": usage})
 
 
+def prepared(ask, **needs):
+    return models.prepared(Metered(ask, ask.usage), **{"words": True, "texts": False, **needs}, instead="do without")
+
+
 def test_a_server_that_echoes_passes_the_check_and_its_tokens_are_counted(tmp_path):
     with Server(behaviour=lambda request: echoes) as server:
         ask = model(server, cache=DiskCache(tmp_path), render=render)
-        models.check_scores(Metered(ask, ask.usage), "choose --critic direct")
+        assert prepared(ask).can_score
         (request,) = server.requests
         assert (request.path, request.body["echo"], request.body["max_tokens"]) == ("/v1/completions", True, 0)
         (row,) = ask.usage.rows()
         assert 0 < row["paid"] < 20
-        scores = ask.score([OPEN], [[" turn left", " go"]], "r")
+        scores = prepared(ask).score([OPEN], [[" turn left", " go"]], "r")
+        assert len(server.requests) == 3  # the check is not repeated
     assert [(score.log_prob, score.tokens) for score in scores[0]] == [(-2.0, 2), (-1.0, 1)]
 
 
@@ -171,26 +176,19 @@ NO_ECHO = {
 
 
 @pytest.mark.parametrize("name", NO_ECHO)
-def test_a_server_that_does_not_echo_is_refused_after_one_request(name):
+def test_a_server_without_log_probabilities_is_refused_after_few_requests(name):
     with Server(behaviour=lambda request: NO_ECHO[name]) as server:
-        with pytest.raises(LanguageModelError, match="does not score.*; or choose --critic direct"):
-            models.check_scores(Metered(model(server, render=render), Usage()), "choose --critic direct")
-        assert len(server.requests) == 1
+        with pytest.raises(LanguageModelError, match="lists no likeliest tokens.*does it echo.*; or do without"):
+            prepared(model(server, render=render))
+        assert len(server.requests) <= 12
 
 
-def test_a_server_that_is_down_or_wants_a_key_is_another_matter():
-    for behaviour, sent in ((s.status(401), 1), (s.status(503), 4)):
-        with Server(behaviour=lambda request, behaviour=behaviour: behaviour) as server:
-            with pytest.raises(EndpointError, match="status|failed") as caught:
-                models.check_scores(model(server, render=render), "choose --critic direct")
-            assert len(server.requests) == sent and "direct" not in str(caught.value)
-
-
-def test_a_model_without_scores_is_refused_before_anything_is_sent():
-    with Server() as server:
-        with pytest.raises(LanguageModelError, match="--endpoint_tokenizer MODEL.*; or choose --critic direct"):
-            models.check_scores(model(server), "choose --critic direct")
-        assert not server.requests
+@pytest.mark.parametrize("behaviour, sent", [(s.status(401), 1), (s.status(503), 4)])
+def test_a_server_that_is_down_or_wants_a_key_is_another_matter(behaviour, sent):
+    with Server(behaviour=lambda request: behaviour) as server:
+        with pytest.raises(EndpointError, match="status|failed") as caught:
+            prepared(model(server, render=render))
+        assert len(server.requests) == sent and "do without" not in str(caught.value)
 
 
 def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
@@ -205,7 +203,7 @@ def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
     with Server(behaviour=lambda request: serves(local)) as server:
         endpoint = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano_board")
         ask = models.large_model("endpoint", {}, tmp_path, Usage(), endpoint)
-        models.check_scores(ask, "")
+        ask = models.prepared(ask, words=True, texts=True, instead="")
         as_text, as_chats = ask, model(server)
         for one in (as_text, as_chats):
             assert [reply.text for reply in one.complete(chats, GREEDY, "r")] == [reply.text for reply in wanted]
