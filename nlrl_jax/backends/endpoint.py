@@ -5,17 +5,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nlrl_jax.backends import prompt_forms, request_pool, top_words
+from nlrl_jax.backends import endpoint_scores, prompt_forms, request_pool
 from nlrl_jax.backends.call_progress import CallProgress
 from nlrl_jax.backends.continuation import Continuations, continuation, is_another_message
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.optional_fields import DOUBTFUL, KnownFields, Request
 from nlrl_jax.backends.prompt_forms import Messages, Route
 from nlrl_jax.backends.reply_cache import DiskCache, cache_key
-from nlrl_jax.backends.responses import is_filtered, read_replies, read_score, read_top
+from nlrl_jax.backends.responses import is_filtered, read_replies
 from nlrl_jax.backends.transport import ApiKey, EndpointError, Transport
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
@@ -29,22 +29,11 @@ NO_SCORES = (
 _FORMAT = 1  # of the cache's entries; part of their keys
 
 
-_NOTHING = {"log_prob": 0.0, "tokens": 0}  # the entry of an empty text's score
-
-
 class _Wanted(NamedTuple):
     """The `index`-th reply to a chat, which is its messages as JSON."""
 
     chat: str
     index: int
-
-
-class _Job(NamedTuple):
-    """A request, and how its response becomes an entry of the cache."""
-
-    path: str
-    body: dict[str, Any]
-    read: Callable[..., dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +147,7 @@ class EndpointModel:
 
         def key(one: _Wanted) -> str:
             route = routes[one.chat]
-            return self._key(route, fields[one.chat], None if greedy else int(seed), one.index, stop)
+            return self.key(route, fields[one.chat], None if greedy else int(seed), one.index, stop)
 
         replies = {one: self.cache and self.cache.get_reply(key(one)) for one in dict.fromkeys(wanted)}
         missing: dict[str, list[int]] = {}
@@ -246,58 +235,11 @@ class EndpointModel:
         if len(chats) != len(continuations):
             raise ValueError(f"{len(chats)} chats but {len(continuations)} rows of continuations; give one per chat")
         messages = [json.loads(_as_json(chat)) for chat in chats]
-        return (self._score_texts if self.can_score else self._score_words)(messages, continuations, role)
-
-    def _score_texts(self, chats: Sequence[Messages], rows: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        fields, jobs, keys = self.echo_fields(), {}, []
-        for prompt, row in zip(map(self.render, chats), rows):
-            route = Route("/completions", {"prompt": prompt}, {})
-            keys.append([self._key(route, fields, None, text) for text in row])
-            for key, text in zip(keys[-1], row):
-                read = lambda response, *_, text=text: dict(zip(_NOTHING, read_score(response, text)))
-                jobs |= {key: _Job(route.path, {**fields, "prompt": prompt + text}, read)} if text else {}
-        entries = self._entries(jobs, role)
-        return [[_score_of(entries.get(key, _NOTHING)) for key in row] for row in keys]
-
-    def _score_words(self, chats: Sequence[Messages], rows: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
-        jobs, keys = {}, []
-        for messages, row in zip(chats, rows):
-            route = self.route(messages, [word.strip() for word in row])
-            fields = {**self.reply_fields(Sampling(1, 0.0)), **route.flags, **route.listed(self.found.top)}
-            keys.append(self._key(route, fields, None, "top"))
-            read = lambda response, *_: {"top": read_top(response)}
-            jobs[keys[-1]] = _Job(route.path, {**fields, **route.content}, read)
-        entries = self._entries(jobs, role)
-        scores = [top_words.scores(entries[key]["top"], row, self.found.top) for key, row in zip(keys, rows)]
-        return [[one._replace(cached="cached" in entries[key]) for one in row] for key, row in zip(keys, scores)]
-
-    def _entries(self, jobs: Mapping[str, _Job], role: str) -> dict[str, dict[str, Any]]:
-        """The cache's entry for each key; where there is none, what a request's response reads as."""
-        entries = {key: {**entry, "cached": True} for key in jobs if (entry := self.cache and self.cache.get(key))}
-
-        def work(transport: Transport, key: str) -> Iterable:
-            job = jobs[key]
-            request = Request(self.known, job.body, self.options.extra_fields(), self.options.url + job.path)
-            revise = [] if job.body.get("echo") else [request.revise]
-            entries[key] = transport.post(job.path, request.body, job.read, *revise)
-            request.answered()
-            if self.cache is not None:
-                self.cache.put(key, entries[key])
-            return ()
-
-        request_pool.do([key for key in jobs if key not in entries], work, self.options, role, self.calls)
-        return entries
+        return (endpoint_scores.texts if self.can_score else endpoint_scores.words)(self, messages, continuations, role)
 
     def route(self, messages: Messages, words: Sequence[str] = ()) -> Route:
         """How a chat is sent; `words`: what its reply is one of."""
         return prompt_forms.route(messages, self.found.form, self.render, self.options.extra_fields(), words)
-
-    def echo_fields(self) -> dict[str, Any]:
-        """The fields of a request for scores; `extra` adds others, and its null leaves out the temperature."""
-        extra = self.options.extra_fields()
-        ours = {"model": self.model, "max_tokens": 0, "temperature": 0.0, "echo": True, "logprobs": 1}
-        null = [name for name in ("model", "temperature") if extra.get(name, "") is None]
-        return _without_none(extra) | {name: value for name, value in ours.items() if name not in null}
 
     def reply_fields(self, sampling: Sampling, stop: Sequence[str] = ()) -> dict[str, Any]:
         """The fields of a request for replies, but for the chat; `extra` adds to them and replaces them."""
@@ -313,9 +255,10 @@ class EndpointModel:
             fields["stop"] = list(stop[:MAX_STOPS])
         return _without_none({**fields, **self.options.extra_fields()})
 
-    def _key(
+    def key(
         self, route: Route, fields: dict[str, Any], seed: int | None, which: int | str, stop: Sequence[str] = ()
     ) -> str:
+        """The cache's key of an answer: the `which`-th reply to a chat, or a score."""
         content = route.content
         prompt = json.dumps(content["messages"], sort_keys=True) if route.is_chat else content["prompt"]
         url = (self.cached_as or self.options.url) + route.path
@@ -326,10 +269,6 @@ class EndpointModel:
 
 def _as_json(chat: Chat) -> str:
     return json.dumps([dict(message) for message in chat.messages], sort_keys=True)
-
-
-def _score_of(entry: Mapping[str, Any]) -> Score:
-    return Score(entry["log_prob"], entry["tokens"], cached=entry.get("cached") is True)
 
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nlrl_jax.backends import prompt_forms, request_pool
+from nlrl_jax.backends import endpoint_scores, prompt_forms, request_pool
 from nlrl_jax.backends.endpoint import Abilities, EndpointModel
 from nlrl_jax.backends.optional_fields import KnownFields, Request
 from nlrl_jax.backends.responses import read_replies, read_score, read_top
@@ -106,7 +106,7 @@ def check_echo(model: EndpointModel) -> None:
     # A server that takes max_tokens 0 for no limit writes on.
     soon = dataclasses.replace(model.options, timeout=min(model.options.timeout, ECHO_SECONDS))
     model = dataclasses.replace(model, options=soon)
-    _probe(model, "/completions", {**model.echo_fields(), "prompt": prompt + word}, read)
+    _probe(model, "/completions", {**endpoint_scores.echo_fields(model), "prompt": prompt + word}, read)
 
 
 def _with_top(model: EndpointModel, form: str) -> Abilities:

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends import prompt_forms
+from nlrl_jax.backends.endpoint import Abilities, EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.reply_cache import DiskCache
@@ -60,15 +61,6 @@ def test_a_server_gets_four_stop_strings_and_the_others_hold_too():
         (reply,) = model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["1", "2", "3", "4", "|"])
         assert server.requests[0].body["stop"] == ["1", "2", "3", "4"]
     assert reply.text == "abc"
-
-
-def test_stop_is_left_out_for_a_server_that_refuses_it():
-    refuse = s.status(400, '{"error": "Unsupported parameter: \'stop\' is not supported with this model."}')
-    after = writes("abc|x")
-    with Server(behaviour=lambda request: refuse if "stop" in request.body else after(request)) as server:
-        assert [r.text for r in model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["|"])] == ["abc"]
-        with pytest.raises(EndpointError, match="stop.* is not supported"):  # the user's own is not left out
-            model(server, extra="stop=x").complete([Chat.of("hi")], GREEDY, "r", stop=["|"])
 
 
 def test_stop_strings_are_in_the_key_and_keys_without_them_are_as_ever(tmp_path):
@@ -216,6 +208,24 @@ def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
     for row, expected in zip(rows, local.score(chats, words, "r"), strict=True):
         assert [score.tokens for score in row] == [score.tokens for score in expected]
         np.testing.assert_allclose([s.log_prob for s in row], [s.log_prob for s in expected], atol=1e-4)
+
+
+@pytest.mark.parametrize("given", ["nano_board", ""])
+def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(given, tmp_path):
+    tokenizer = load_tokenizer("nano_board")
+    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 320))
+    local = LocalModel(network, {"params": init_params(network, jax.random.key(0))}, tokenizer)
+    chat = Chat.of("goal", continued="Critic: This step is")
+    with Server(behaviour=lambda request: serves(local, echoes=False)) as server:
+        options = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer=given, max_retries=1)
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
+        ask = models.prepared(ask, words=True, texts=False, instead="")
+        assert ask.model.found == Abilities(prompt_forms.TEXT if given else prompt_forms.ASKED, top=3)
+        rows = ask.score([chat], [[" GOOD", " BAD"]], "critic")
+        wanted = local.score([chat], [[" GOOD", " BAD"]], "critic") if given else rows
+        (drawn,) = ask.complete([chat], HOT, "policy", 1)
+    np.testing.assert_allclose([s.log_prob for s in rows[0]], [s.log_prob for s in wanted[0]], atol=1e-4)
+    assert len(drawn.log_probs) == 1 and drawn.log_probs[0] < 0
 
 
 def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):

@@ -74,10 +74,8 @@ def render(messages):
 @pytest.mark.parametrize("form", prompt_forms.FORMS)
 def test_both_words_are_read_from_one_request_in_each_form(form, tmp_path):
     with Server(behaviour=lambda request: lists(TOP)) as server:
-        cache = DiskCache(tmp_path)
-        ask = Metered(model(server, cache=cache, render=render).__class__(
-            model(server).options, "m", cache=cache, render=render, found=Abilities(form, top=3)
-        ), model(server).usage)  # fmt: skip
+        ask = model(server, cache=DiskCache(tmp_path), render=render, found=Abilities(form, top=3))
+        ask = Metered(ask, ask.usage)
         first, again = (ask.score([OPEN, OPEN], [[" GOOD", " BAD"]] * 2, "critic") for _ in range(2))
         (request,) = server.requests
     assert [(score.log_prob, score.bounded, score.cached) for score in first[0]] == [(-0.5, 0, 0), (-3.0, 1, 0)]
@@ -142,8 +140,7 @@ def test_without_top_logprobs_only_the_form_is_used():
 
 def test_an_asked_line_comes_without_its_label():
     with Server(behaviour=s.writes("Action: turn left\nObservation: x")) as server:
-        ask = model(server)
-        ask = type(ask)(ask.options, "m", found=Abilities(prompt_forms.ASKED))
+        ask = model(server, found=Abilities(prompt_forms.ASKED))
         (reply,) = ask.complete([Chat.of("goal", continued="Observation: a wall\nAction:")], GREEDY, "r", stop=["\n"])
         (request,) = server.requests
     assert reply.text == " turn left" and reply.log_probs == ()
@@ -156,8 +153,7 @@ DRAWN = [("Action", -7.0), (":", -7.0), (" turn", -1.0), (" left", -0.5), ("\n",
 def test_drawn_candidates_have_the_probabilities_of_their_own_tokens(tmp_path):
     drawn = lists(TOP, "Action: turn left\nObs", DRAWN)
     with Server(behaviour=lambda request: drawn) as server:
-        ask = model(server)
-        ask = type(ask)(ask.options, "m", cache=DiskCache(tmp_path), found=Abilities(prompt_forms.CONTINUED, top=3))
+        ask = model(server, cache=DiskCache(tmp_path), found=Abilities(prompt_forms.CONTINUED, top=3))
         for _ in range(2):  # from the server, then from the cache
             replies = ask.complete([Chat.of("goal", continued="Action:")] * 3, HOT, "policy", stop=["\n"])
             assert [reply.log_probs for reply in replies] == [(-1.0, -0.5)] * 3 and replies[0].text == " turn left"
@@ -167,3 +163,11 @@ def test_drawn_candidates_have_the_probabilities_of_their_own_tokens(tmp_path):
             (found,) = imagine.propose(caller, dialogue, [history], ["turn left", "turn right"])
             assert (found.actions, found.log_prior) == (("turn left",), (wanted,))
         assert {request.body["logprobs"] for request in server.requests} == {True}
+
+
+def test_a_prompt_that_a_filter_refuses_is_judged_neither_way():
+    refuse = s.status(400, '{"error": {"code": "content_filter"}}')
+    with Server(behaviour=lambda request: refuse) as server:
+        ask = model(server, found=Abilities(prompt_forms.ASKED, top=3))
+        ((good, bad),) = ask.score([OPEN], [[" GOOD", " BAD"]], "critic")
+        assert good == bad and good.bounded and len(server.requests) == 1
