@@ -69,44 +69,41 @@ def abilities(model: EndpointModel, scores: bool) -> Abilities:
       NotImplementedError: they are needed, and there are none.
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
-    if model.render is None:
-        return _with_top(model, _chat_form(model)) if scores else Abilities(_chat_form(model))
     if not scores:
-        return Abilities(prompt_forms.TEXT)
-    try:
-        check_echo(model)
-        return Abilities(prompt_forms.TEXT, echo=True)
-    except NotImplementedError as no_echo:
+        return Abilities(_chat_form(model) if model.render is None else prompt_forms.TEXT)
+    as_text = [lambda: _with_echo(model), lambda: _with_top(model, prompt_forms.TEXT)]
+    refusals = []
+    for find in (*(as_text if model.render else ()), lambda: _with_top(model, _chat_form(model))):
         try:
-            return _with_top(model, prompt_forms.TEXT)
-        except NotImplementedError:
-            pass
-        try:
-            return _with_top(model, _chat_form(model))
+            return find()
         except NotImplementedError as error:
-            raise NotImplementedError(f"{error}; nor does it echo: {no_echo}") from None
+            refusals.append(str(error))
+    raise NotImplementedError("; ".join(refusals))
 
 
-def check_echo(model: EndpointModel) -> None:
-    """Makes sure that /completions echoes a prompt with its log-probabilities.
+def _with_echo(model: EndpointModel) -> Abilities:
+    """Prompts as text that the server echoes with their log-probabilities.
 
     Raises:
       NotImplementedError: it does not, or the log-probabilities of a continuation cannot be read from it.
-      EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
     word = " GOOD"
     prompt = model.render([dict(message) for message in Chat.of("Hi", continued="This step is").messages])
 
-    def read(response: dict, *_) -> None:
+    def read(response: dict, *_) -> Abilities:
         try:
             read_score(response, word)
         except EndpointError as error:
             raise InvalidResponse(str(error)) from None
+        return Abilities(prompt_forms.TEXT, echo=True)
 
     # A server that takes max_tokens 0 for no limit writes on.
     soon = dataclasses.replace(model.options, timeout=min(model.options.timeout, ECHO_SECONDS))
     model = dataclasses.replace(model, options=soon)
-    _probe(model, "/completions", {**endpoint_scores.echo_fields(model), "prompt": prompt + word}, read)
+    try:
+        return _probe(model, "/completions", {**endpoint_scores.echo_fields(model), "prompt": prompt + word}, read)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"the server does not echo a prompt with log-probabilities: {error}") from None
 
 
 def _with_top(model: EndpointModel, form: str) -> Abilities:

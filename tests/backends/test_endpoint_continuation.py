@@ -170,7 +170,7 @@ NO_ECHO = {
 @pytest.mark.parametrize("name", NO_ECHO)
 def test_a_server_without_log_probabilities_is_refused_after_few_requests(name):
     with Server(behaviour=lambda request: NO_ECHO[name]) as server:
-        with pytest.raises(LanguageModelError, match="lists no likeliest tokens.*does it echo.*; or do without"):
+        with pytest.raises(LanguageModelError, match="does not echo.*lists no likeliest tokens.*; or do without"):
             prepared(model(server, render=render))
         assert len(server.requests) <= 12
 
