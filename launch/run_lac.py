@@ -209,7 +209,7 @@ def run(
         }
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
     words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)
-    texts = "rap" in names or config.lac.planning.origin == "list" or any(" " in one for one in config.lac.pair())
+    texts = "rap" in names or config.lac.planning.origin == "list" or words and " " in "".join(config.lac.pair())
     instead = "--methods lac,react,icpi,rafa with --origin sample"
     model = models.prepared(model, words, texts, f"choose {'' if texts else '--critic direct and '}{instead}")
     name = config.endpoint.endpoint_tokenizer
