@@ -5,28 +5,24 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nlrl_jax.backends import endpoint_scores, prompt_forms, request_pool
-from nlrl_jax.backends.call_progress import CallProgress
+from nlrl_jax.backends import endpoint_scores, request_pool
 from nlrl_jax.backends.continuation import Continuations, continuation, is_another_message
-from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.optional_fields import DOUBTFUL, KnownFields, Request
-from nlrl_jax.backends.prompt_forms import Messages, Route
-from nlrl_jax.backends.reply_cache import DiskCache, cache_key
+from nlrl_jax.backends.endpoint_server import EndpointServer
+from nlrl_jax.backends.optional_fields import DOUBTFUL, Request
+from nlrl_jax.backends.prompt_forms import Route
+from nlrl_jax.backends.reply_cache import cache_key
 from nlrl_jax.backends.responses import is_filtered, read_replies
-from nlrl_jax.backends.transport import ApiKey, EndpointError, Transport
-from nlrl_jax.backends.usage import Usage
+from nlrl_jax.backends.transport import EndpointError, Transport
 from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
 
 MAX_CHOICES = 16  # replies per request (`n`)
-MAX_STOPS = 4  # stop strings that a server takes
 NO_SCORES = (
     "this endpoint does not score texts; if the server's /completions can echo a prompt with log-probabilities (vLLM "
     "and SGLang can), give the model's tokenizer (--endpoint_tokenizer MODEL), else use a local model"
 )
-_FORMAT = 1  # of the cache's entries; part of their keys
 
 
 class _Wanted(NamedTuple):
@@ -36,23 +32,8 @@ class _Wanted(NamedTuple):
     index: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Abilities:
-    """What a server can do, as `endpoint_checks.abilities` finds out.
-
-    Attributes:
-      form: of open messages, one of `prompt_forms.FORMS`.
-      echo: whether /completions echoes a prompt with its log-probabilities.
-      top: how many likeliest tokens it lists with each one it writes; 0: none, or nobody has asked.
-    """
-
-    form: str
-    echo: bool = False
-    top: int = 0
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class EndpointModel:
+class EndpointModel(EndpointServer):
     """A model at /chat/completions, and /completions where prompts go as text.
 
     `complete` and `score` block until everything has arrived. Each reply is counted and cached as it arrives, so an
@@ -66,53 +47,10 @@ class EndpointModel:
     instead of continuing ours, what it repeats is taken off (`backends.continuation`).
 
     Attributes:
-      options: address, limits and further fields of each request, which replace ours of the same name.
-      model: the server's name for it.
-      usage: the ledger; its `paid` tokens count towards the budget.
-      cache: None requests everything anew.
-      render: messages -> the model's prompt as text, up to where its reply begins (`Tokenizer.render_chat`): for open
-        messages, and for scores by a server whose /completions echoes a prompt with its log-probabilities (vLLM and
-        SGLang do; OpenAI and llama.cpp do not). Servers put the beginning-of-sequence token in front by themselves.
-      cached_as: the address in the cache's keys, where it is another one than the server has now.
-      found: what the server can do; by default texts with echo where there is a `render`, else continued messages.
-      known, continuations: what the server's answers have shown.
-      calls: shows the calls under way.
-
-    Raises:
-      ValueError: no address, one with a secret in it, or a key that a header cannot hold.
+      continuations: whether its replies have continued open messages. The others: see `EndpointServer`.
     """
 
-    options: EndpointOptions
-    model: str
-    usage: Usage = dataclasses.field(default_factory=Usage, repr=False)
-    cache: DiskCache | None = None
-    render: Callable[[Messages], str] | None = None
-    cached_as: str = ""
-    found: Abilities | None = None
-    known: KnownFields = dataclasses.field(default_factory=KnownFields, repr=False)
     continuations: Continuations = dataclasses.field(default_factory=Continuations, repr=False)
-    calls: CallProgress = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self):
-        EndpointOptions.__post_init__(self.options)  # a config that inherits them may have its own
-        self.options.check_address()
-        if not self.model:
-            raise ValueError("an endpoint needs the name of its model (--endpoint_model NAME)")
-        ApiKey(self.options.api_key_env)
-        object.__setattr__(self, "calls", CallProgress(self.usage, self.options.token_budget))
-        if self.found is None:
-            text = Abilities(prompt_forms.TEXT, echo=True)
-            object.__setattr__(self, "found", text if self.render else Abilities(prompt_forms.CONTINUED))
-
-    @property
-    def can_score(self) -> bool:
-        """Whether `score` works for any text."""
-        return self.found.echo
-
-    @property
-    def can_judge(self) -> bool:
-        """Whether `score` works for single words."""
-        return self.found.echo or self.found.top > 0
 
     def complete(
         self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
@@ -237,42 +175,9 @@ class EndpointModel:
         messages = [json.loads(_as_json(chat)) for chat in chats]
         return (endpoint_scores.texts if self.can_score else endpoint_scores.words)(self, messages, continuations, role)
 
-    def route(self, messages: Messages, words: Sequence[str] = ()) -> Route:
-        """How a chat is sent; `words`: what its reply is one of."""
-        return prompt_forms.route(messages, self.found.form, self.render, self.options.extra_fields(), words)
-
-    def reply_fields(self, sampling: Sampling, stop: Sequence[str] = ()) -> dict[str, Any]:
-        """The fields of a request for replies, but for the chat; `extra` adds to them and replaces them."""
-        fields = {
-            "model": self.model,
-            "max_tokens": int(sampling.max_tokens),
-            "temperature": float(sampling.temperature),
-            "top_p": float(sampling.top_p),
-        }
-        if sampling.top_k > 0:
-            fields["top_k"] = int(sampling.top_k)
-        if stop:
-            fields["stop"] = list(stop[:MAX_STOPS])
-        return _without_none({**fields, **self.options.extra_fields()})
-
-    def key(
-        self, route: Route, fields: dict[str, Any], seed: int | None, which: int | str, stop: Sequence[str] = ()
-    ) -> str:
-        """The cache's key of an answer: the `which`-th reply to a chat, or a score."""
-        content = route.content
-        prompt = json.dumps(content["messages"], sort_keys=True) if route.is_chat else content["prompt"]
-        url = (self.cached_as or self.options.url) + route.path
-        parts = {"format": _FORMAT, "url": url, "request": fields, "seed": seed}
-        parts |= {"stop": list(stop)} if stop else {}
-        return cache_key({**parts, "asked": prompt, "which": which})
-
 
 def _as_json(chat: Chat) -> str:
     return json.dumps([dict(message) for message in chat.messages], sort_keys=True)
-
-
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _spread(wanted: Sequence[_Wanted], replies: Mapping[_Wanted, Reply]) -> list[Reply]:

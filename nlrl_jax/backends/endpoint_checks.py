@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nlrl_jax.backends import endpoint_scores, prompt_forms, request_pool
-from nlrl_jax.backends.endpoint import Abilities, EndpointModel
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.optional_fields import KnownFields, Request
 from nlrl_jax.backends.responses import read_replies, read_score, read_top
 from nlrl_jax.backends.top_words import TOP

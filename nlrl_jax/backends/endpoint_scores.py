@@ -4,17 +4,15 @@ tokens that it lists as likeliest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from nlrl_jax.backends import request_pool, top_words
+from nlrl_jax.backends.endpoint_server import EndpointServer
 from nlrl_jax.backends.optional_fields import Request
 from nlrl_jax.backends.prompt_forms import Messages, Route
 from nlrl_jax.backends.responses import is_filtered, read_score, read_top
 from nlrl_jax.backends.transport import EndpointError, Transport
 from nlrl_jax.types import Sampling, Score
-
-if TYPE_CHECKING:
-    from nlrl_jax.backends.endpoint import EndpointModel
 
 _EMPTY = {"log_prob": 0.0, "tokens": 0}  # the entry of an empty text
 _NULL = ("model", "temperature")  # fields of ours that a null of the user's leaves out
@@ -30,7 +28,7 @@ class _Job(NamedTuple):
 
 
 def texts(
-    model: EndpointModel, chats: Sequence[Messages], rows: Sequence[Sequence[str]], role: str
+    model: EndpointServer, chats: Sequence[Messages], rows: Sequence[Sequence[str]], role: str
 ) -> list[list[Score]]:
     """The scores of any texts after their chats, one request each."""
     fields, jobs, keys = echo_fields(model), {}, []
@@ -45,7 +43,7 @@ def texts(
 
 
 def words(
-    model: EndpointModel, chats: Sequence[Messages], rows: Sequence[Sequence[str]], role: str
+    model: EndpointServer, chats: Sequence[Messages], rows: Sequence[Sequence[str]], role: str
 ) -> list[list[Score]]:
     """The scores of single words after their chats, one request for a row. A prompt that a content filter refuses makes
     no difference between words."""
@@ -64,7 +62,7 @@ def words(
     return made
 
 
-def echo_fields(model: EndpointModel) -> dict[str, Any]:
+def echo_fields(model: EndpointServer) -> dict[str, Any]:
     """The fields of a request for an echo; `extra` adds others, and its null leaves out the temperature."""
     extra = model.options.extra_fields()
     ours = {"model": model.model, "max_tokens": 0, "temperature": 0.0, "echo": True, "logprobs": 1}
@@ -72,7 +70,7 @@ def echo_fields(model: EndpointModel) -> dict[str, Any]:
     return kept | {name: value for name, value in ours.items() if extra.get(name, "") is not None or name not in _NULL}
 
 
-def _entries(model: EndpointModel, jobs: Mapping[str, _Job], role: str) -> dict[str, dict[str, Any]]:
+def _entries(model: EndpointServer, jobs: Mapping[str, _Job], role: str) -> dict[str, dict[str, Any]]:
     """The cache's entry for each key; where there is none, what a request's response reads as."""
     entries = {key: {**entry, "cached": True} for key in jobs if (entry := model.cache and model.cache.get(key))}
 

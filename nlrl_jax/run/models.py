@@ -15,8 +15,9 @@ from jax.sharding import Mesh, NamedSharding
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends import endpoint_checks, prompt_forms
-from nlrl_jax.backends.endpoint import NO_SCORES, Abilities, EndpointModel
+from nlrl_jax.backends.endpoint import NO_SCORES, EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.reply_cache import DiskCache, cache_key
 from nlrl_jax.backends.scripted import Script, ScriptedModel

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from nlrl_jax.backends import prompt_forms
-from nlrl_jax.backends.endpoint import Abilities, EndpointModel
+from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError

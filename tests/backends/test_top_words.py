@@ -7,7 +7,7 @@ import pytest
 from nlrl_jax.algorithms import imagine
 from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
 from nlrl_jax.backends import prompt_forms, top_words
-from nlrl_jax.backends.endpoint import Abilities
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.roles.dialogues import Dialogue, History
