@@ -59,7 +59,7 @@ def route(
       form: of an open message.
       render: messages -> the prompt as text, for `TEXT`.
       own: fields that the user sets.
-      words: what `ASKED` asks to choose from; empty: for the rest of the line.
+      words: what `ASKED` asks to choose from; empty: for the whole last line.
     """
     if not messages or messages[-1]["role"] != "assistant":
         return Route("/chat/completions", {"messages": messages}, {})
@@ -79,7 +79,7 @@ def as_question(messages: Sequence[Mapping[str, str]], words: Sequence[str] = ()
     if words:
         ask = f'Which word comes next, after "{last}": {" or ".join(words)}? Reply with that word alone.'
     else:
-        ask = f'Complete the last line. Reply with what comes after "{last}", and nothing else.'
+        ask = f'Write the line that begins with "{last}", and nothing else.'
     question = f"{text}\n\n{ask}"
     head = [dict(message) for message in messages[:-1]]
     if head and head[-1]["role"] == "user":

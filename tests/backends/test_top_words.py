@@ -144,7 +144,7 @@ def test_an_asked_line_comes_without_its_label():
         (reply,) = ask.complete([Chat.of("goal", continued="Observation: a wall\nAction:")], GREEDY, "r", stop=["\n"])
         (request,) = server.requests
     assert reply.text == " turn left" and reply.log_probs == ()
-    assert request.asked.endswith('Reply with what comes after "Action:", and nothing else.')
+    assert request.asked.endswith('Write the line that begins with "Action:", and nothing else.')
 
 
 DRAWN = [("Action", -7.0), (":", -7.0), (" turn", -1.0), (" left", -0.5), ("\n", -3.0), ("Obs", -9.0)]
