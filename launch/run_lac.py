@@ -208,8 +208,10 @@ def run(
             "templates": config.templates,
         }
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
-    if config.lac.critic != "direct" and any(METHODS[name].scores for name in names):
-        models.check_scores(model, "choose --critic direct and --methods lac,react,icpi,rafa")
+    words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)
+    texts = "rap" in names or config.lac.planning.origin == "list" or words and " " in "".join(config.lac.pair())
+    instead = "--methods lac,react,icpi,rafa with --origin sample"
+    model = models.prepared(model, words, texts, f"choose {'' if texts else '--critic direct and '}{instead}")
     name = config.endpoint.endpoint_tokenizer
     tokenizer = tokenizer_of(model, load_tokenizer(name, templates=config.templates) if name else None)
     room = context_of(model, config.prompts.context_tokens)

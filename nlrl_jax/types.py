@@ -251,6 +251,7 @@ class Reply(NamedTuple):
     ended: False where the reply was cut at `max_tokens`, was refused, or never came.
     cached: from a cache, at no cost.
     refused: a content filter or the model itself refused.
+    log_probs: of the tokens that spell the text, where an endpoint gives them for a sampled reply; else empty.
     """
 
     text: str
@@ -259,18 +260,21 @@ class Reply(NamedTuple):
     ended: bool = True
     cached: bool = False
     refused: bool = False
+    log_probs: tuple[float, ...] = ()
 
 
 class Score(NamedTuple):
     """log p(continuation | chat): the sum over its tokens, and their number.
 
     cached: from a cache, at no cost. prompt_tokens: tokens read before it; a chat's are the first continuation's.
+    bounded: the continuation is less likely than that: a server lists only the likeliest tokens.
     """
 
     log_prob: float
     tokens: int
     cached: bool = False
     prompt_tokens: int = 0
+    bounded: bool = False
 
 
 class LanguageModelError(RuntimeError):
@@ -290,11 +294,16 @@ def cut(reply: Reply, stop: Sequence[str]) -> Reply:
     return reply._replace(text=reply.text[: min(places)], ended=True) if places else reply
 
 
+def can_judge(model: LanguageModel) -> bool:
+    """Whether `score` works for single words at least: a model that cannot score whole texts may have `can_judge`."""
+    return model.can_score or getattr(model, "can_judge", False)
+
+
 class LanguageModel(Protocol):
     """A language model as host-side algorithms see it. A value: no call changes it.
 
     Attributes:
-      can_score: whether `score` works.
+      can_score: whether `score` works. For single words it may work without; see `can_judge`.
     """
 
     can_score: bool

@@ -15,11 +15,12 @@ import numpy as np
 
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_action
-from nlrl_jax.types import Chat, LanguageModel, Sampling
+from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling
 
 # Roles of the calls.
 POLICY, WORLD, NOTE, CRITIC = "policy", "world model", "note", "critic"
 NEVER_ENDED = "never ended"
+OUTSIDE = "word not among the likeliest"  # that an endpoint lists: the last one bounds it
 DRAW_TEMPERATURE = 1.0  # candidates are draws from the prior itself (LAC, section 4.1)
 
 
@@ -95,8 +96,12 @@ class Caller:
         self.room = dialogue.room if dialogue else 0
         self.problems, self.calls = Counter(), Counter()
 
-    def lines(self, role: str, chats: Sequence[Chat], sampling: Sampling | None = None) -> list[str]:
-        """One line each, without blanks around it."""
+    def lines(self, role: str, chats: Sequence[Chat]) -> list[str]:
+        """One line each, written greedily, without blanks around it."""
+        return [reply.text.strip() for reply in self.replies(role, chats)]
+
+    def replies(self, role: str, chats: Sequence[Chat], sampling: Sampling | None = None) -> list[Reply]:
+        """A reply of one line each."""
         if not chats:
             return []
         self.calls[role] += len(chats)
@@ -105,7 +110,7 @@ class Caller:
         replies = self.model.complete(chats, sampling, role, self.seed, stop=("\n",))
         for reply in replies:
             self.count(role, "" if reply.ended else NEVER_ENDED)
-        return [reply.text.strip() for reply in replies]
+        return replies
 
     def log_probs(self, role: str, chats: Sequence[Chat], texts: Sequence[Sequence[str]]) -> list[list[float]]:
         """log p of each text after its chat, by `config.prior` summed over its tokens or their mean."""
@@ -117,6 +122,7 @@ class Caller:
             longest = [max(map(self.dialogue.count, row)) for row in texts]
             chats = [self._fit(chat, new) for chat, new in zip(chats, longest, strict=True)]
         rows = self.model.score(chats, texts, role)
+        self.count(role, OUTSIDE, sum(score.bounded for row in rows for score in row))
         return [[score.log_prob / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
 
     def action(self, text: str, actions: Sequence[str], rng: np.random.Generator) -> str:
@@ -126,7 +132,7 @@ class Caller:
         return action or any_action(actions, rng)
 
     def count(self, role: str, problem: str, n: int = 1) -> None:
-        if problem:
+        if problem and n:
             self.problems[f"{role}/{problem}"] += n
 
     def _fit(self, chat: Chat, new: int) -> Chat:
@@ -191,15 +197,13 @@ def propose(
         )
     chats = [dialogue.chat(history, "Action:") for history in histories]
     without = without or [()] * len(chats)
-    counts: list[Counter[str]] = []
+    log_prior: list[list[float]] = []
     if listed:
         options = [[action for action in actions if action not in gone] for gone in without]
     else:
-        options, counts = _draw(caller, chats, actions, without)
+        options, log_prior = _draw(caller, chats, actions, without)
     if model.can_score:
         log_prior = caller.log_probs(POLICY, chats, [[f" {action}" for action in row] for row in options])
-    else:  # how often each was drawn
-        log_prior = [list(np.log([n[a] for a in row]) - np.log(sum(n.values()))) for row, n in zip(options, counts)]
     result = []
     for row, values in zip(options, log_prior, strict=True):
         order = np.argsort(-np.asarray(values), kind="stable")[: config.candidates]
@@ -207,26 +211,38 @@ def propose(
     return result
 
 
-def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], list[Counter[str]]]:
-    """Distinct sampled actions of each chat, and how often each was drawn."""
+def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], list[list[float]]]:
+    """Distinct sampled actions of each chat, the most frequent first, and their log-probabilities: where the replies
+    have those of their tokens, the sum over an action's spellings (of means over tokens, the greatest); else by how
+    often each was drawn."""
     draws, rng = caller.config.draws, np.random.default_rng(caller.seed)
     sampling = Sampling(caller.config.line(caller.room), DRAW_TEMPERATURE)
-    texts = caller.lines(POLICY, [chat for chat in chats for _ in range(draws)], sampling)
-    options, counts = [], []
+    replies = caller.replies(POLICY, [chat for chat in chats for _ in range(draws)], sampling)
+    mean = caller.config.prior == "mean"
+    options, log_priors = [], []
     for i, gone in enumerate(without):
-        count: Counter[str] = Counter()
-        for text in texts[i * draws : (i + 1) * draws]:
-            action, problem = read_action(text, actions)
+        drawn: dict[str, list[Reply]] = {}
+        for reply in replies[i * draws : (i + 1) * draws]:
+            action, problem = read_action(reply.text, actions)
             caller.count(POLICY, problem)
             if action and action not in gone:
-                count[action] += 1
-        if not count:
+                drawn.setdefault(action, []).append(reply)
+        rows = sorted(drawn.items(), key=lambda row: -len(row[1]))
+        if not rows:
             rest = [action for action in actions if action not in gone]
             caller.count(POLICY, "no candidate")
-            count[any_action(rest, rng)] = 1
-        options.append([action for action, _ in count.most_common()])
-        counts.append(count)
-    return options, counts
+            options.append([any_action(rest, rng)])
+            log_priors.append([0.0])
+            continue
+        options.append([action for action, _ in rows])
+        if all(reply.log_probs for _, some in rows for reply in some):
+            texts = [{reply.text.strip(): reply.log_probs for reply in some}.values() for _, some in rows]
+            add = max if mean else np.logaddexp.reduce
+            log_priors.append([float(add([np.mean(t) if mean else np.sum(t) for t in row])) for row in texts])
+        else:
+            numbers = np.array([len(some) for _, some in rows])
+            log_priors.append(list(np.log(numbers) - np.log(numbers.sum())))
+    return options, log_priors
 
 
 def imagine(

@@ -44,7 +44,7 @@ from nlrl_jax.config import check, option, part
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles import dialogues
 from nlrl_jax.roles.dialogues import Dialogue, History
-from nlrl_jax.types import LanguageModel
+from nlrl_jax.types import LanguageModel, can_judge
 
 _FLOOR = 1e-4  # a stated probability is kept this far from 0 and 1
 
@@ -139,7 +139,7 @@ def decide(
     Raises:
       NotImplementedError: the model cannot score, and `config.critic` is not "direct".
     """
-    if not model.can_score and config.critic != "direct" and config.rule != "prior":
+    if not can_judge(model) and config.critic != "direct" and config.rule != "prior":
         raise NotImplementedError(
             f"critic is {config.critic!r}, which needs log-probabilities that this model does not give; "
             "choose --critic direct"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling, Score
+from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling, Score, can_judge
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,6 +23,10 @@ class ByRole:
     @property
     def can_score(self) -> bool:
         return all(one.can_score for one in (self.model, *self.others.values()))
+
+    @property
+    def can_judge(self) -> bool:
+        return all(can_judge(one) for one in (self.model, *self.others.values()))
 
     def complete(
         self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()

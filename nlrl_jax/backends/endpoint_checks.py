@@ -1,4 +1,4 @@
-"""Checks of an endpoint before a run: whether it answers at all, and whether it scores."""
+"""Checks of an endpoint before a run: whether it answers at all, how prompts reach it, and how it scores."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nlrl_jax.backends import request_pool
-from nlrl_jax.backends.endpoint import NO_SCORES, EndpointModel
+from nlrl_jax.backends import endpoint_scores, prompt_forms, request_pool
+from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.optional_fields import KnownFields, Request
-from nlrl_jax.backends.responses import read_score
+from nlrl_jax.backends.responses import read_replies, read_score, read_top
+from nlrl_jax.backends.top_words import TOP
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
 from nlrl_jax.backends.usage import CHECK
 from nlrl_jax.types import Chat, Sampling
 
 TOKENS = 16  # of the reply to `check_answers`, at most
-# Statuses of a server without /completions, or without an echo of the prompt.
-_NO_ECHO = (200, 400, 404, 405, 415, 422, 500, 501)
+ECHO_SECONDS = 30.0  # for a prompt that is echoed
+FEWER = 5  # likeliest tokens, where the server refuses `TOP`
+# Statuses of a server without a path, or without a field.
+_REFUSED = (200, 400, 404, 405, 415, 422, 500, 501)
 
 
 def check_answers(model: EndpointModel) -> None:
@@ -42,7 +46,7 @@ def check_answers(model: EndpointModel) -> None:
             raise InvalidResponse("it has no list of choices, or an empty one")
 
     try:
-        _post(model, "/chat/completions", request.body, read, CHECK, revise)
+        _post(model, "/chat/completions", request.body, read, revise)
     except EndpointError as error:
         if error.status == 404 and not model.options.url.endswith("/v1") and _answers_at(model, "/v1"):
             url = f"{model.options.url}/v1"
@@ -53,39 +57,119 @@ def check_answers(model: EndpointModel) -> None:
     request.answered()
 
 
-def check_scores(model: EndpointModel, role: str = CHECK) -> None:
-    """Makes sure that `score` works, by one request of a few tokens, which are counted.
+def abilities(model: EndpointModel, scores: bool) -> Abilities:
+    """What the server can do, found out by a few small requests, which are counted.
+
+    A prompt goes as text where the model has a `render`; else the server is asked to continue a message that ends
+    inside a word.
+
+    Args:
+      scores: whether log-probabilities are needed: of echoed prompts, else of the likeliest tokens.
 
     Raises:
-      NotImplementedError: there is no `render`; the server has no /completions, or it does not echo the prompt with
-        log-probabilities from which those of a continuation can be read.
+      NotImplementedError: they are needed, and there are none.
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
-    if model.render is None:
-        raise NotImplementedError(NO_SCORES)
-    chat, word = Chat.of("Hi", continued="This step is"), " GOOD"
-    prompt = model.render([dict(message) for message in chat.messages])
+    if not scores:
+        return Abilities(_chat_form(model) if model.render is None else prompt_forms.TEXT)
+    as_text = [lambda: _with_echo(model), lambda: _with_top(model, prompt_forms.TEXT)]
+    refusals = []
+    for find in (*(as_text if model.render else ()), lambda: _with_top(model, _chat_form(model))):
+        try:
+            return find()
+        except NotImplementedError as error:
+            refusals.append(str(error))
+    raise NotImplementedError("; ".join(refusals))
 
-    def revise(failure: Failure, attempt: int, left: int) -> None:
-        failure.is_final |= _refuses_echo(failure)  # it would be the same another time
 
-    def read(response: dict, *_) -> None:
+def _with_echo(model: EndpointModel) -> Abilities:
+    """Prompts as text that the server echoes with their log-probabilities.
+
+    Raises:
+      NotImplementedError: it does not, or the log-probabilities of a continuation cannot be read from it.
+    """
+    word = " GOOD"
+    prompt = model.render([dict(message) for message in Chat.of("Hi", continued="This step is").messages])
+
+    def read(response: dict, *_) -> Abilities:
         try:
             read_score(response, word)
         except EndpointError as error:
             raise InvalidResponse(str(error)) from None
+        return Abilities(prompt_forms.TEXT, echo=True)
+
+    # A server that takes max_tokens 0 for no limit writes on.
+    soon = dataclasses.replace(model.options, timeout=min(model.options.timeout, ECHO_SECONDS))
+    model = dataclasses.replace(model, options=soon)
+    try:
+        return _probe(model, "/completions", {**endpoint_scores.echo_fields(model), "prompt": prompt + word}, read)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"the server does not echo a prompt with log-probabilities: {error}") from None
+
+
+def _with_top(model: EndpointModel, form: str) -> Abilities:
+    """The form with the number of likeliest tokens that the server lists.
+
+    Raises:
+      NotImplementedError: it lists none.
+    """
+    model = dataclasses.replace(model, found=Abilities(form))
+    chat = Chat.of("Is the sky blue? Answer with one word: YES or NO.", continued="The answer is")
+    route = model.route([dict(message) for message in chat.messages], ("YES", "NO"))
+    fields = {**model.reply_fields(Sampling(1, 0.0)), **route.content, **route.flags}
+
+    def read(response: dict, *_) -> int:
+        listed = len(read_top(response))
+        if listed < 2:
+            raise InvalidResponse(f"it lists {listed} likeliest tokens")
+        return listed
+
+    for top in (TOP, FEWER):
+        try:
+            return Abilities(form, top=min(top, _probe(model, route.path, {**fields, **route.listed(top)}, read)))
+        except NotImplementedError as error:
+            refused = error
+    raise NotImplementedError(f"the server lists no likeliest tokens (top_logprobs) with what it writes: {refused}")
+
+
+def _chat_form(model: EndpointModel) -> str:
+    """Whether the server continues the last message of a chat, or must be asked."""
+    chat = Chat.of("Greet everybody in the morning.", continued="Good morn")
+    model = dataclasses.replace(model, found=Abilities(prompt_forms.CONTINUED))
+    route = model.route([dict(message) for message in chat.messages])
+    body = {**model.reply_fields(Sampling(TOKENS, 0.0)), **route.content, **route.flags}
+    read = lambda response, *tokens: read_replies(response, *tokens, 1)[0].text.startswith("ing")
+    try:
+        return prompt_forms.CONTINUED if _probe(model, route.path, body, read) else prompt_forms.ASKED
+    except NotImplementedError:
+        return prompt_forms.ASKED
+
+
+def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable[..., Any]) -> Any:
+    """What one request reads as.
+
+    Raises:
+      NotImplementedError: the server refuses it, in whatever form, or `read` does.
+      EndpointError, BudgetExceeded: as `EndpointModel.complete`.
+    """
+    request = Request(model.known, body, model.options.extra_fields(), model.options.url)
+
+    def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
+        endless = bool(body.get("echo")) and "no whole response" in str(failure)
+        failure.is_final |= _is_refused(failure) or endless  # it would be the same another time
+        return None if body.get("echo") else request.revise(failure, attempt, left)
 
     try:
-        _post(model, "/completions", {**model.echo_fields(), "prompt": prompt + word}, read, role, revise)
+        return _post(model, path, request.body, read, revise)
     except EndpointError as error:
-        if _refuses_echo(error):
-            raise NotImplementedError(f"this endpoint does not score: {error}") from None
+        if _is_refused(error) or body.get("echo") and "no whole response" in str(error):
+            raise NotImplementedError(str(error)) from None
         raise
 
 
-def _refuses_echo(failure: Failure | EndpointError) -> bool:
-    """Whether there is no /completions, or it does not echo; some servers break the connection then."""
-    return failure.status in _NO_ECHO or failure.status is None and _is_cut(failure)
+def _is_refused(failure: Failure | EndpointError) -> bool:
+    """Whether the path or a field is not there; some servers break the connection then."""
+    return failure.status in _REFUSED or failure.status is None and _is_cut(failure)
 
 
 def _is_cut(failure: Failure | EndpointError) -> bool:
@@ -93,12 +177,15 @@ def _is_cut(failure: Failure | EndpointError) -> bool:
     return "ProtocolError" in str(failure) or "ReadError" in str(failure)
 
 
-def _post(model: EndpointModel, path: str, body: dict[str, Any], read: Callable, role: str, revise: Callable) -> None:
+def _post(model: EndpointModel, path: str, body: dict[str, Any], read: Callable, revise: Callable) -> Any:
+    found = []
+
     def work(transport: Transport, _: str) -> Iterable:
-        transport.post(path, body, read, revise)
+        found.append(transport.post(path, body, read, revise))
         return ()
 
-    request_pool.do([path], work, model.options, role, model.calls)
+    request_pool.do([path], work, model.options, CHECK, model.calls)
+    return found[0]
 
 
 def _answers_at(model: EndpointModel, path: str) -> bool:

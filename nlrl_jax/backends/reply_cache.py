@@ -77,11 +77,14 @@ class DiskCache:
     def get_reply(self, key: str) -> Reply | None:
         """An entry as a reply that cost nothing."""
         entry = self.get(key)
-        return None if entry is None else Reply(**entry, cached=True)
+        if entry is None:
+            return None
+        return Reply(**{**entry, "log_probs": tuple(entry.get("log_probs", ()))}, cached=True)
 
     def put_reply(self, key: str, reply: Reply) -> None:
         """Writes a reply without its token counts."""
-        self.put(key, {name: getattr(reply, name) for name in ("text", "ended", "refused")})
+        entry = {name: getattr(reply, name) for name in ("text", "ended", "refused")}
+        self.put(key, {**entry, **({"log_probs": reply.log_probs} if reply.log_probs else {})})
 
     def _path(self, key: str) -> pathlib.Path:
         return self.folder / key[:2] / (key + ".json")

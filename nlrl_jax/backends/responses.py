@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse
@@ -15,8 +16,13 @@ _FILTER = re.compile(
 )
 
 
-def read_replies(response: dict, prompt_tokens: int, tokens: int, count: int) -> list[Reply]:
+def read_replies(
+    response: dict, prompt_tokens: int, tokens: int, count: int, edit: Callable[[Reply], Reply] = lambda reply: reply
+) -> list[Reply]:
     """The valid choices of a response, maximum `count`, in the order of their indices.
+
+    Args:
+      edit: reply -> the reply whose text counts; of the log-probabilities those of this text stay.
 
     Raises:
       InvalidResponse: it has no list of choices, or no valid one. If a message is well-formed but for its text, the
@@ -28,16 +34,19 @@ def read_replies(response: dict, prompt_tokens: int, tokens: int, count: int) ->
     choices = [choice if isinstance(choice, dict) else {} for choice in choices]
     if all(type(choice.get("index")) is int for choice in choices):
         choices.sort(key=lambda choice: choice["index"])
-    replies = [reply for reply in map(_read_choice, choices) if reply is not None]
+    read = [(reply, _tokens(choice)) for choice in choices if (reply := _read_choice(choice)) is not None]
+    replies = [reply for reply, _ in read]
     if not replies:
         empty = [Reply("", prompt_tokens, tokens, ended=False)] if any(map(_lacks_text, choices)) else None
         raise InvalidResponse(f"it has {len(choices)} choices and none with a text", empty)
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))
-    ends = [round(tokens * length / lengths[-1]) for length in lengths] if replies else []
-    return [
-        reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=ends[i + 1] - ends[i])
-        for i, reply in enumerate(replies[:count])
-    ]
+    ends = [round(tokens * length / lengths[-1]) for length in lengths]
+    made = []
+    for i, (reply, spelt) in enumerate(read[:count]):
+        reply = reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=ends[i + 1] - ends[i])
+        edited = reply if reply.refused else edit(reply)
+        made.append(edited._replace(log_probs=_kept(spelt, edited.text)))
+    return made
 
 
 def is_filtered(error: EndpointError | Failure) -> bool:
@@ -55,6 +64,48 @@ def _read_choice(choice: dict) -> Reply | None:
     if text is None and not cut and not refused:
         return None
     return Reply(text or refusal or "", ended=not cut and not refused, refused=refused)
+
+
+def _tokens(choice: dict) -> list[tuple[str, float]]:
+    """The tokens of a choice with their log-probabilities, in either form; none where there are none."""
+    found = choice.get("logprobs")
+    try:
+        if "content" in found:
+            return [(token["token"], float(token["logprob"])) for token in found["content"]]
+        return list(zip(found["tokens"], map(float, found["token_logprobs"])))
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _kept(tokens: Sequence[tuple[str, float]], text: str) -> tuple[float, ...]:
+    """The log-probabilities of the tokens that spell a text, which stands somewhere among them."""
+    whole, text = "".join(token for token, _ in tokens), text.strip()
+    start = max(whole.find(text), 0)
+    end = start + len(text) if text in whole else len(whole)
+    places = itertools.accumulate((len(token) for token, _ in tokens), initial=0)
+    return tuple(
+        log_prob for (token, log_prob), at in zip(tokens, places) if at < end and at + len(token) > start and text
+    )
+
+
+def read_top(response: dict) -> list[tuple[str, float]]:
+    """The likeliest first tokens of a reply with their log-probabilities; none where it ends before the first.
+
+    Raises:
+      InvalidResponse: there is no list of them.
+    """
+    try:
+        found = response["choices"][0]["logprobs"]
+        if "content" in found:
+            pairs = [(one["token"], one["logprob"]) for token in found["content"][:1] for one in token["top_logprobs"]]
+        else:
+            pairs = [pair for token in found["top_logprobs"][:1] for pair in token.items()]
+        pairs = [(str(token), float(log_prob)) for token, log_prob in pairs]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        raise InvalidResponse("it has no choices[0].logprobs with top_logprobs of its first token") from None
+    if any(math.isnan(log_prob) for _, log_prob in pairs):
+        raise InvalidResponse("a log-probability is not a number")
+    return pairs
 
 
 def _text(content: Any) -> str | None:

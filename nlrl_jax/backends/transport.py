@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import email.utils
 import json
@@ -57,6 +58,7 @@ class Stopped(Exception):
     """Another request has failed for good, so this one was not sent (again)."""
 
 
+@dataclasses.dataclass(eq=False)
 class Failure(Exception):
     """An attempt that failed.
 
@@ -68,21 +70,17 @@ class Failure(Exception):
       wait: seconds that the server asks for. fallback: see `InvalidResponse`.
     """
 
-    def __init__(
-        self,
-        message: str,
-        status: int | None = None,
-        body: str = "",
-        *,
-        is_final: bool = False,
-        advice: str = "",
-        is_unreachable: bool = False,
-        wait: float = 0.0,
-        fallback: Any = None,
-    ):
-        super().__init__(message)
-        self.status, self.body, self.is_final, self.advice = status, body, is_final, advice
-        self.is_unreachable, self.wait, self.fallback = is_unreachable, wait, fallback
+    message: str
+    status: int | None = None
+    body: str = ""
+    is_final: bool = False
+    advice: str = ""
+    is_unreachable: bool = False
+    wait: float = 0.0
+    fallback: Any = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 # (failure, number of the attempt from 0, attempts left) -> another body to send at once; None if there is none.

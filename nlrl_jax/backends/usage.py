@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nlrl_jax.files import write_atomically
-from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling, Score
+from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling, Score, can_judge
 
 CHECK = "check"  # the role of the requests before a run
 
@@ -114,6 +114,10 @@ class Metered:
     @property
     def can_score(self) -> bool:
         return self.model.can_score
+
+    @property
+    def can_judge(self) -> bool:
+        return can_judge(self.model)
 
     def complete(
         self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()

@@ -14,11 +14,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.sft import SFTConfig
-from nlrl_jax.backends import endpoint_checks
-from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends import endpoint_checks, prompt_forms
+from nlrl_jax.backends.endpoint import NO_SCORES, EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.reply_cache import DiskCache
+from nlrl_jax.backends.reply_cache import DiskCache, cache_key
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_seed, option
@@ -30,7 +31,7 @@ from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import processes
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply, Score
+from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Learn, Reply, Score, can_judge
 from nlrl_jax.weights.load import load_config, load_model, load_tokenizer
 
 _checks = Usage()  # of `check_large_model`, until there is a ledger
@@ -42,7 +43,7 @@ class Endpoint(EndpointOptions):
 
     endpoint_model: str = option("", "endpoint: the server's name for the model")
     endpoint_tokenizer: str = option(
-        "", "endpoint: its tokenizer as a folder or Hub id, for log-probabilities by /completions; empty: none"
+        "", "endpoint: its tokenizer as a folder or Hub id, to send prompts as text to /completions; empty: as chats"
     )
 
 
@@ -169,23 +170,44 @@ def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> Callable[[Se
     return tokenizer.render_chat
 
 
-def check_scores(model: LanguageModel, instead: str) -> None:
-    """Refuses a model that cannot score, before anything else is paid for: an endpoint is asked for one small score.
+def prepared(model: LanguageModel, words: bool, texts: bool, instead: str) -> LanguageModel:
+    """The model, ready to continue transcripts and to score; one that cannot is refused before anything else is paid
+    for. An endpoint is asked by some small requests what it can do; what it answers is said, and kept in its cache.
 
     Args:
-      instead: what the user can do, as the end of a sentence, e.g. "choose --critic direct".
+      words, texts: whether log-probabilities of single words, and of any texts, are needed.
+      instead: what the user can do without, as the end of a sentence, e.g. "choose --critic direct".
 
     Raises:
       LanguageModelError: it cannot score, or cannot be reached.
     """
-    inner = model.model if isinstance(model, Metered) else model
+    if isinstance(model, Metered | FromFirst):
+        return dataclasses.replace(model, model=prepared(model.model, words, texts, instead))
     try:
-        if isinstance(inner, EndpointModel):
-            endpoint_checks.check_scores(inner)
-        elif not model.can_score:
-            raise NotImplementedError("this model does not score")
+        if isinstance(model, EndpointModel):
+            model = dataclasses.replace(model, found=_abilities(model, words or texts))
+        if texts and not model.can_score or words and not can_judge(model):
+            raise NotImplementedError(NO_SCORES if can_judge(model) else "this model does not score")
     except NotImplementedError as error:
         raise LanguageModelError(f"log-probabilities of given words are needed, but {error}; or {instead}") from None
+    return model
+
+
+def _abilities(model: EndpointModel, scores: bool) -> Abilities:
+    """What an endpoint can do, asked once in a run."""
+    about = {"check": "abilities", "address": model.cached_as, "model": model.model, "text": model.render is not None}
+    key = cache_key({**about, "scores": scores})
+    known = processes.from_first(lambda: model.cache and model.cache.get(key))
+    if known:
+        return Abilities(**known)
+    found = Abilities(**processes.from_first(lambda: dataclasses.asdict(endpoint_checks.abilities(model, scores))))
+    if model.cache:
+        model.cache.put(key, dataclasses.asdict(found))
+    said = f"endpoint: prompts go {prompt_forms.FORMS[found.form]}"
+    if found.top:
+        said += f"; words are judged by the {found.top} likeliest tokens, and priors are those of drawn replies"
+    print(said, flush=True)
+    return found
 
 
 def check_large_model(
@@ -261,6 +283,10 @@ class FromFirst:
     @property
     def can_score(self) -> bool:
         return self.model.can_score
+
+    @property
+    def can_judge(self) -> bool:
+        return can_judge(self.model)
 
     def complete(self, chats, sampling, role, seed=0, stop=()) -> list[Reply]:
         ask = lambda: [list(reply) for reply in self.model.complete(chats, sampling, role, seed, stop)]

@@ -1,4 +1,4 @@
-"""A local model behind a loopback server, as vLLM would serve it."""
+"""A local model on a loopback server, as vLLM would serve it, or as servers do that only list likeliest tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from nlrl_jax.types import Chat, Reply, Sampling
 from tests.backends import server as s
 from tests.backends.server import Behaviour
 
+WORDS = ("GOOD", "BAD", "UNKNOWN")  # whose probabilities it lists
 _score = jax.jit(score, static_argnums=0)
 
 
-def serves(model: LocalModel, length: int = 128) -> Behaviour:
+def serves(model: LocalModel, length: int = 128, echoes: bool = True) -> Behaviour:
     """Answers /chat/completions, continuing the last message if asked to, and /completions, with echo or without.
 
     Args:
       length: maximum tokens of a prompt that is echoed.
+      echoes: False: it refuses to, and lists likeliest tokens instead.
     """
     tokenizer, lock = model.tokenizer, threading.Lock()
     # Without a template an open message is the whole prompt.
@@ -41,8 +43,21 @@ def serves(model: LocalModel, length: int = 128) -> Behaviour:
         logprobs = {"tokens": tokens, "token_logprobs": [None, *map(float, log_probs[: len(ids) - 1])]}
         return {"index": 0, "text": prompt, "logprobs": logprobs, "finish_reason": "length"}, len(ids)
 
+    def listed(chosen: LocalModel, messages, reply: Reply, top: int, chat: bool) -> dict:
+        """The log-probabilities of a reply's tokens, and of the likeliest first ones."""
+        words = [f" {word}" for word in WORDS]
+        (scores,) = chosen.score([Chat(tuple(messages))], [words], "served")
+        likeliest = sorted(zip(words, (score.log_prob for score in scores)), key=lambda pair: -pair[1])[:top]
+        (whole,) = chosen.score([Chat(tuple(messages))], [[reply.text]], "served")[0]
+        if not chat:
+            return {"tokens": [reply.text], "token_logprobs": [whole.log_prob], "top_logprobs": [dict(likeliest)]}
+        as_json = [{"token": token, "logprob": log_prob} for token, log_prob in likeliest]
+        return {"content": [{"token": reply.text, "logprob": whole.log_prob, "top_logprobs": as_json}]}
+
     def behave(handler, request):
         body, read, written = request.body, 0, 0
+        if body.get("echo") and not echoes:
+            return s.send(handler, b'{"error": "Only no echo is supported"}', 400)
         with lock:
             if body.get("echo"):
                 choice, read = echo(body["prompt"])
@@ -52,6 +67,9 @@ def serves(model: LocalModel, length: int = 128) -> Behaviour:
                 reply = write(model if chat else raw, messages, body)
                 text = {"message": {"role": "assistant", "content": reply.text}} if chat else {"text": reply.text}
                 choice = {"index": 0, **text, "finish_reason": "stop" if reply.ended else "length"}
+                if body.get("logprobs"):
+                    top = body.get("top_logprobs", body["logprobs"])
+                    choice["logprobs"] = listed(model if chat else raw, messages, reply, top, chat)
                 read, written = reply.prompt_tokens, reply.tokens
         s.send(handler, {"choices": [choice], "usage": {"prompt_tokens": read, "completion_tokens": written}})
 

@@ -127,24 +127,25 @@ def test_extra_choices_are_ignored_but_paid_for():
     assert len(replies) == 1 and replies[0].tokens == 5 and spent(ask)["tokens"] == 20
 
 
-def test_a_null_choice_is_requested_again_and_the_others_are_kept():
-    with Server(s.says(lambda whole: whole["choices"][1]["message"].update(content=None))) as server:
+@pytest.mark.parametrize(
+    "change, sent, places",
+    [
+        (lambda whole: whole["choices"][1]["message"].update(content=None), [3, 1], ["0]", "2]", "0]"]),
+        (lambda whole: whole["choices"].reverse(), [3], ["0]", "1]", "2]"]),
+    ],
+    ids=["a null choice is requested again", "choices go by their index"],
+)
+def test_odd_choices(change, sent, places):
+    with Server(s.says(change)) as server:
         replies = model(server).complete(chats(1) * 3, HOT, "policy")
-        assert [r.body.get("n", 1) for r in server.requests] == [3, 1]
-    assert [text.split("/")[1] for text in texts(replies)] == ["0]", "2]", "0]"]
+        assert [r.body.get("n", 1) for r in server.requests] == sent
+    assert [text.split("/")[1] for text in texts(replies)] == places
 
 
-def test_choices_go_by_their_index():
-    with Server(s.says(lambda whole: whole["choices"].reverse())) as server:
-        replies = model(server).complete(chats(1) * 3, HOT, "policy")
-    assert [text.split("/")[1] for text in texts(replies)] == ["0]", "1]", "2]"]
-
-
-@pytest.mark.parametrize("code", [400, 422])
-def test_a_server_that_refuses_fields_by_name_is_served_without_them(code, tmp_path):
+def test_a_server_that_refuses_fields_by_name_is_served_without_them(tmp_path):
     def picky(request):
         bad = next((name for name in ("max_tokens", "top_k", "seed") if name in request.body), None)
-        return s.status(code, "x " * 400 + f"'{bad}' is not supported") if bad else s.well
+        return s.status(400, "x " * 400 + f"'{bad}' is not supported") if bad else s.well
 
     sampling, cache = Sampling(20, 1.0, top_k=50), DiskCache(tmp_path)
     with Server(behaviour=picky) as server:
@@ -154,7 +155,7 @@ def test_a_server_that_refuses_fields_by_name_is_served_without_them(code, tmp_p
         assert len(bodies) == 3 and len(server.requests) == 3 + 3  # one refusal for each field of the call
         assert all(body["max_completion_tokens"] == 20 for body in bodies)
         assert all(r.cached for r in model(server, cache=cache).complete(chats(3), sampling, "policy"))
-    with Server(behaviour=lambda request: s.status(code, "max_tokens is too large")) as server:
+    with Server(behaviour=lambda request: s.status(400, "max_tokens is too large")) as server:
         with pytest.raises(EndpointError, match="too large"):
             model(server).complete(chats(1), GREEDY, "policy")
         assert len(server.requests) == 2
@@ -168,6 +169,13 @@ def test_a_server_that_refuses_fields_by_name_is_served_without_them(code, tmp_p
     [
         ({"base_url": ""}, "--base_url http"),
         ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'"),
+        ({"base_url": "http://host:8000/v1/chat/completions"}, "leave out /chat/completions: http://host:8000/v1"),
+        ({"base_url": "http://host/v1/models/"}, "leave out /models: http://host/v1"),
+        ({"base_url": "http://host:port/v1"}, "it must look like http://localhost:8000/v1"),
+        ({"base_url": "http://host:99999/v1"}, "it must look like"),
+        ({"base_url": "http://ho st/v1"}, "it must look like"),
+        ({"base_url": "ftp://host/v1"}, "it must look like"),
+        ({"base_url": "//host/v1"}, "it must look like"),
         ({"base_url": "http://me:pass@host/v1"}, "no user, password"),
         ({"base_url": "http://host/v1?key=1"}, "query"),
         ({"extra": "n=3"}, "extra sets n"),

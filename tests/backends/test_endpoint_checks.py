@@ -97,23 +97,6 @@ def test_a_busy_server_is_retried():
         assert "failed 4 times, the last time with: status 500: 'broken'" in refusal(server.url)
 
 
-@pytest.mark.parametrize(
-    "url, says",
-    [
-        ("http://host:8000/v1/chat/completions", "leave out /chat/completions: http://host:8000/v1"),
-        ("http://host/v1/models/", "leave out /models: http://host/v1"),
-        ("http://host:port/v1", "it must look like http://localhost:8000/v1"),
-        ("http://host:99999/v1", "it must look like"),
-        ("http://ho st/v1", "it must look like"),
-        ("ftp://host/v1", "it must look like"),
-        ("//host/v1", "it must look like"),
-    ],
-)
-def test_invalid_addresses(url, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        nowhere(base_url=url)
-
-
 def test_a_run_that_got_no_reply_leaves_its_folder_free(tmp_path):
     """Also where the small request passed, and the run's first one does not."""
     config = {"script": "x", "base_url": "http://wrong/v1"}

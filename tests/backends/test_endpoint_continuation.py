@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from nlrl_jax.backends import prompt_forms
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
@@ -60,15 +62,6 @@ def test_a_server_gets_four_stop_strings_and_the_others_hold_too():
         (reply,) = model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["1", "2", "3", "4", "|"])
         assert server.requests[0].body["stop"] == ["1", "2", "3", "4"]
     assert reply.text == "abc"
-
-
-def test_stop_is_left_out_for_a_server_that_refuses_it():
-    refuse = s.status(400, '{"error": "Unsupported parameter: \'stop\' is not supported with this model."}')
-    after = writes("abc|x")
-    with Server(behaviour=lambda request: refuse if "stop" in request.body else after(request)) as server:
-        assert [r.text for r in model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["|"])] == ["abc"]
-        with pytest.raises(EndpointError, match="stop.* is not supported"):  # the user's own is not left out
-            model(server, extra="stop=x").complete([Chat.of("hi")], GREEDY, "r", stop=["|"])
 
 
 def test_stop_strings_are_in_the_key_and_keys_without_them_are_as_ever(tmp_path):
@@ -144,15 +137,20 @@ def echoes(handler, request):
     s.send(handler, {"choices": [{"index": 0, "text": "", "logprobs": logprobs}], "usage": usage})
 
 
+def prepared(ask, **needs):
+    return models.prepared(Metered(ask, ask.usage), **{"words": True, "texts": False, **needs}, instead="do without")
+
+
 def test_a_server_that_echoes_passes_the_check_and_its_tokens_are_counted(tmp_path):
     with Server(behaviour=lambda request: echoes) as server:
         ask = model(server, cache=DiskCache(tmp_path), render=render)
-        models.check_scores(Metered(ask, ask.usage), "choose --critic direct")
+        assert prepared(ask).can_score
         (request,) = server.requests
         assert (request.path, request.body["echo"], request.body["max_tokens"]) == ("/v1/completions", True, 0)
         (row,) = ask.usage.rows()
         assert 0 < row["paid"] < 20
-        scores = ask.score([OPEN], [[" turn left", " go"]], "r")
+        scores = prepared(ask).score([OPEN], [[" turn left", " go"]], "r")
+        assert len(server.requests) == 3  # the check is not repeated
     assert [(score.log_prob, score.tokens) for score in scores[0]] == [(-2.0, 2), (-1.0, 1)]
 
 
@@ -171,26 +169,19 @@ NO_ECHO = {
 
 
 @pytest.mark.parametrize("name", NO_ECHO)
-def test_a_server_that_does_not_echo_is_refused_after_one_request(name):
+def test_a_server_without_log_probabilities_is_refused_after_few_requests(name):
     with Server(behaviour=lambda request: NO_ECHO[name]) as server:
-        with pytest.raises(LanguageModelError, match="does not score.*; or choose --critic direct"):
-            models.check_scores(Metered(model(server, render=render), Usage()), "choose --critic direct")
-        assert len(server.requests) == 1
+        with pytest.raises(LanguageModelError, match="does not echo.*lists no likeliest tokens.*; or do without"):
+            prepared(model(server, render=render))
+        assert len(server.requests) <= 12
 
 
-def test_a_server_that_is_down_or_wants_a_key_is_another_matter():
-    for behaviour, sent in ((s.status(401), 1), (s.status(503), 4)):
-        with Server(behaviour=lambda request, behaviour=behaviour: behaviour) as server:
-            with pytest.raises(EndpointError, match="status|failed") as caught:
-                models.check_scores(model(server, render=render), "choose --critic direct")
-            assert len(server.requests) == sent and "direct" not in str(caught.value)
-
-
-def test_a_model_without_scores_is_refused_before_anything_is_sent():
-    with Server() as server:
-        with pytest.raises(LanguageModelError, match="--endpoint_tokenizer MODEL.*; or choose --critic direct"):
-            models.check_scores(model(server), "choose --critic direct")
-        assert not server.requests
+@pytest.mark.parametrize("behaviour, sent", [(s.status(401), 1), (s.status(503), 4)])
+def test_a_server_that_is_down_or_wants_a_key_is_another_matter(behaviour, sent):
+    with Server(behaviour=lambda request: behaviour) as server:
+        with pytest.raises(EndpointError, match="status|failed") as caught:
+            prepared(model(server, render=render))
+        assert len(server.requests) == sent and "do without" not in str(caught.value)
 
 
 def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
@@ -205,7 +196,7 @@ def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
     with Server(behaviour=lambda request: serves(local)) as server:
         endpoint = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer="nano_board")
         ask = models.large_model("endpoint", {}, tmp_path, Usage(), endpoint)
-        models.check_scores(ask, "")
+        ask = models.prepared(ask, words=True, texts=True, instead="")
         as_text, as_chats = ask, model(server)
         for one in (as_text, as_chats):
             assert [reply.text for reply in one.complete(chats, GREEDY, "r")] == [reply.text for reply in wanted]
@@ -218,6 +209,24 @@ def test_a_local_model_and_the_same_model_on_a_server_agree(tmp_path):
     for row, expected in zip(rows, local.score(chats, words, "r"), strict=True):
         assert [score.tokens for score in row] == [score.tokens for score in expected]
         np.testing.assert_allclose([s.log_prob for s in row], [s.log_prob for s in expected], atol=1e-4)
+
+
+@pytest.mark.parametrize("given", ["nano_board", ""])
+def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(given, tmp_path):
+    tokenizer = load_tokenizer("nano_board")
+    network = Transformer(ModelConfig(tokenizer.vocab_size, 16, 24, 1, 2, 1, 8, 320))
+    local = LocalModel(network, {"params": init_params(network, jax.random.key(0))}, tokenizer)
+    chat = Chat.of("goal", continued="Critic: This step is")
+    with Server(behaviour=lambda request: serves(local, echoes=False)) as server:
+        options = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer=given, max_retries=1)
+        ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
+        ask = models.prepared(ask, words=True, texts=False, instead="")
+        assert ask.model.found == Abilities(prompt_forms.TEXT if given else prompt_forms.ASKED, top=3)
+        rows = ask.score([chat], [[" GOOD", " BAD"]], "critic")
+        wanted = local.score([chat], [[" GOOD", " BAD"]], "critic") if given else rows
+        (drawn,) = ask.complete([chat], HOT, "policy", 1)
+    np.testing.assert_allclose([s.log_prob for s in rows[0]], [s.log_prob for s in wanted[0]], atol=1e-4)
+    assert len(drawn.log_probs) == 1 and drawn.log_probs[0] < 0
 
 
 def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):

@@ -1,0 +1,87 @@
+"""How a chat is sent to a server. An open assistant message has three forms:
+
+TEXT       the whole prompt as text to /completions, rendered by the model's own chat template
+CONTINUED  to /chat/completions as it is, with the fields that make vLLM and SGLang continue the last message;
+           llama.cpp's server does so without them
+ASKED      to /chat/completions, with the transcript in the last user message, which asks for what comes next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nlrl_jax.backends.optional_fields import CONTINUE
+
+Messages = list[dict[str, str]]
+TEXT, CONTINUED, ASKED = "text", "continued", "asked"
+FORMS = {
+    TEXT: "as text to /completions",
+    CONTINUED: "as chats whose last message the server continues",
+    ASKED: "as chats whose last message asks for the next line, because the server does not continue messages",
+}
+
+
+class Route(NamedTuple):
+    """Where a chat is sent.
+
+    content: the field that holds the chat. flags: further fields for its sake.
+    open_text: what a reply by /chat/completions should continue; "" where it continues nothing.
+    """
+
+    path: str
+    content: dict[str, Any]
+    flags: dict[str, Any]
+    open_text: str = ""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it goes to /chat/completions."""
+        return "messages" in self.content
+
+    def listed(self, top: int) -> dict[str, Any]:
+        """The fields that ask for so many likeliest tokens with each one written; none for 0."""
+        if not top:
+            return {}
+        return {"logprobs": True, "top_logprobs": top} if self.is_chat else {"logprobs": top}
+
+
+def route(
+    messages: Messages,
+    form: str,
+    render: Callable[[Messages], str] | None = None,
+    own: Collection[str] = (),
+    words: Sequence[str] = (),
+) -> Route:
+    """The route of a chat.
+
+    Args:
+      form: of an open message.
+      render: messages -> the prompt as text, for `TEXT`.
+      own: fields that the user sets.
+      words: what `ASKED` asks to choose from; empty: for the whole last line.
+    """
+    if not messages or messages[-1]["role"] != "assistant":
+        return Route("/chat/completions", {"messages": messages}, {})
+    if form == TEXT:
+        return Route("/completions", {"prompt": render(messages)}, {})
+    text = messages[-1]["content"]
+    if form == ASKED:
+        return Route("/chat/completions", {"messages": as_question(messages, words)}, {}, text)
+    flags = {name: value for name, value in CONTINUE.items() if name not in own}
+    return Route("/chat/completions", {"messages": messages}, flags, text)
+
+
+def as_question(messages: Sequence[Mapping[str, str]], words: Sequence[str] = ()) -> Messages:
+    """Messages without the open one, whose text the last user message quotes, and asks how it goes on."""
+    text = messages[-1]["content"]
+    last = text.rpartition("\n")[2]
+    if words:
+        ask = f'Which word comes next, after "{last}": {" or ".join(words)}? Reply with that word alone.'
+    else:
+        ask = f'Write the line that begins with "{last}", and nothing else.'
+    question = f"{text}\n\n{ask}"
+    head = [dict(message) for message in messages[:-1]]
+    if head and head[-1]["role"] == "user":
+        question = f"{head.pop()['content']}\n\nThe transcript up to now:\n\n{question}"
+    return [*head, {"role": "user", "content": question}]

@@ -1,0 +1,173 @@
+"""Words judged by the likeliest tokens that a server lists, priors from drawn replies, and the forms of prompts."""
+
+import math
+
+import pytest
+
+from nlrl_jax.algorithms import imagine
+from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
+from nlrl_jax.backends import prompt_forms, top_words
+from nlrl_jax.backends.endpoint_server import Abilities
+from nlrl_jax.backends.reply_cache import DiskCache
+from nlrl_jax.backends.usage import Metered
+from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.run import models
+from nlrl_jax.types import Chat, LanguageModelError
+from tests.backends import server as s
+from tests.backends.endpoints import GREEDY, HOT, model
+from tests.backends.server import Server
+
+OPEN = Chat.of("goal", continued="Observation: a wall\nCritic: This step is")
+LN2 = math.log(2)
+
+
+@pytest.mark.parametrize(
+    "top, good, bad",
+    [
+        ([(" GOOD", -1.0), (" BAD", -2.0)], -1.0, -2.0),
+        ([("GOOD", -LN2 * 2), (" good", -LN2 * 2), ("**Good**", -LN2 * 3), ("\u0120BAD", -3.0)], -LN2 * 0.678, -3.0),
+        ([(" GO", -1.0), (" G", -9.0), ("\u2581B", -2.0), (" go", 0.0)], math.log(math.e**-1 + math.e**-9), -2.0),
+        ([(" GOOD.", -1.0), (" GOODS", -0.5), (" BADLY", -0.5), (" BAD\n", -2.0)], -1.0, -2.0),
+    ],
+    ids=["words", "spellings", "first letters, in the word's own capitals", "marks, and longer words"],
+)
+def test_spellings_of_a_word_add_up(top, good, bad):
+    scores = top_words.scores(top, [" GOOD", " BAD"])
+    assert [score.log_prob for score in scores] == pytest.approx([good, bad], abs=1e-3)
+    assert not any(score.bounded for score in scores)
+
+
+def test_a_word_outside_the_list_is_bounded_by_its_last_place():
+    top = [(" GOOD", -0.5), (" x", -3.0), (" y", -2.0), (" written", -9.0)]  # the written token comes in addition
+    good, bad = top_words.scores(top, ["GOOD", "BAD"], 3)
+    assert (good.bounded, bad.bounded, bad.log_prob) == (False, True, -3.0)
+    assert [score.log_prob for score in top_words.scores([(" st", -1.0)], ["stop", "stay"])] == [-1.0, -1.0]  # of both
+    assert top_words.scores([], ["GOOD", "BAD"])[0].log_prob == 0.0
+
+
+def lists(top, text="ok", tokens=()):
+    """A server that lists these tokens first, in the form of its path; its replies have these tokens."""
+
+    def behave(handler, request):
+        whole = s.answer(request)
+        for choice in whole["choices"]:
+            choice["message"]["content"] = text
+            found = [{"token": token, "logprob": log_prob, "top_logprobs": []} for token, log_prob in tokens or top[:1]]
+            found[0]["top_logprobs"] = [{"token": token, "logprob": log_prob} for token, log_prob in top]
+            choice["logprobs"] = {"content": found}
+            if request.path.endswith("/v1/completions"):
+                choice["text"] = choice.pop("message")["content"]
+                choice["logprobs"] = {"tokens": [t for t, _ in tokens], "token_logprobs": [p for _, p in tokens]}
+                choice["logprobs"]["top_logprobs"] = [dict(top)]
+        s.send(handler, whole)
+
+    return behave
+
+
+TOP = [(" GOOD", -0.5), (" fine", -1.5), (" x", -3.0)]
+
+
+def render(messages):
+    return "|".join(message["content"] for message in messages)
+
+
+@pytest.mark.parametrize("form", prompt_forms.FORMS)
+def test_both_words_are_read_from_one_request_in_each_form(form, tmp_path):
+    with Server(behaviour=lambda request: lists(TOP)) as server:
+        ask = model(server, cache=DiskCache(tmp_path), render=render, found=Abilities(form, top=3))
+        ask = Metered(ask, ask.usage)
+        first, again = (ask.score([OPEN, OPEN], [[" GOOD", " BAD"]] * 2, "critic") for _ in range(2))
+        (request,) = server.requests
+    assert [(score.log_prob, score.bounded, score.cached) for score in first[0]] == [(-0.5, 0, 0), (-3.0, 1, 0)]
+    assert all(score.cached for row in again for score in row) and not ask.can_score and ask.can_judge
+    body = request.body
+    assert body["max_tokens"] == 1 and body["temperature"] == 0
+    if form == prompt_forms.TEXT:
+        assert (body["prompt"], body["logprobs"]) == (render(OPEN.messages), 3)
+        return
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 3)
+    assert ("continue_final_message" in body) == (form == prompt_forms.CONTINUED)
+    if form == prompt_forms.ASKED:
+        (message,) = body["messages"]
+        assert message["role"] == "user" and message["content"].startswith("goal\n\n")
+        assert message["content"].endswith("GOOD or BAD? Reply with that word alone.")
+    with pytest.raises(NotImplementedError, match="does not score texts"):
+        ask.score([OPEN], [[" turn left"]], "policy")
+
+
+def capable(*, continues=True, top=20, echo=False):
+    """A server that can do what is said, and refuses the rest."""
+
+    def behaviour(request):
+        body = request.body
+        number = body.get("top_logprobs", 0) if "messages" in body else body.get("logprobs", 0)
+        if body.get("echo") or number > top or not echo and request.path.endswith("/v1/completions"):
+            return s.status(400, "not here")
+        text = "ing, all" if body.get("messages", [{}])[-1].get("content") == "Good morn" else "Good morning"
+        return lists(TOP, text if continues else "Good morning")
+
+    return behaviour
+
+
+@pytest.mark.parametrize(
+    "server_is, form, top",
+    [
+        ({}, prompt_forms.CONTINUED, 3),
+        ({"continues": False}, prompt_forms.ASKED, 3),
+        ({"top": 5}, prompt_forms.CONTINUED, 3),
+        ({"echo": True}, prompt_forms.TEXT, 3),
+    ],
+)
+def test_what_a_server_can_do_is_found_out_once_and_said(server_is, form, top, tmp_path, capsys):
+    with Server(behaviour=capable(**server_is)) as server:
+        text = {"render": render} if form == prompt_forms.TEXT else {}
+        ask = model(server, cache=DiskCache(tmp_path), **text)
+        found = [models.prepared(ask, True, False, "").found for _ in range(2)]
+        sent = len(server.requests)
+        assert sent <= 4 and found == [Abilities(form, top=top)] * 2
+        with pytest.raises(LanguageModelError, match="does not score texts"):
+            models.prepared(ask, True, True, "choose other methods")
+    said = capsys.readouterr().out
+    assert said.count("endpoint: prompts go") == 1 and prompt_forms.FORMS[form] in said
+
+
+def test_without_top_logprobs_only_the_form_is_used():
+    with Server(behaviour=capable(top=0, continues=False)) as server:
+        assert models.prepared(model(server), False, False, "").found == Abilities(prompt_forms.ASKED)
+        with pytest.raises(LanguageModelError, match="lists no likeliest tokens.*or choose --critic direct"):
+            models.prepared(model(server), True, False, "choose --critic direct")
+
+
+def test_an_asked_line_comes_without_its_label():
+    with Server(behaviour=s.writes("Action: turn left\nObservation: x")) as server:
+        ask = model(server, found=Abilities(prompt_forms.ASKED))
+        (reply,) = ask.complete([Chat.of("goal", continued="Observation: a wall\nAction:")], GREEDY, "r", stop=["\n"])
+        (request,) = server.requests
+    assert reply.text == " turn left" and reply.log_probs == ()
+    assert request.asked.endswith('Write the line that begins with "Action:", and nothing else.')
+
+
+DRAWN = [("Action", -7.0), (":", -7.0), (" turn", -1.0), (" left", -0.5), ("\n", -3.0), ("Obs", -9.0)]
+
+
+def test_drawn_candidates_have_the_probabilities_of_their_own_tokens(tmp_path):
+    drawn = lists(TOP, "Action: turn left\nObs", DRAWN)
+    with Server(behaviour=lambda request: drawn) as server:
+        ask = model(server, cache=DiskCache(tmp_path), found=Abilities(prompt_forms.CONTINUED, top=3))
+        for _ in range(2):  # from the server, then from the cache
+            replies = ask.complete([Chat.of("goal", continued="Action:")] * 3, HOT, "policy", stop=["\n"])
+            assert [reply.log_probs for reply in replies] == [(-1.0, -0.5)] * 3 and replies[0].text == " turn left"
+        for prior, wanted in (("sum", -1.5), ("mean", -0.75)):
+            caller = Caller(ask, PlanningConfig(prior=prior, draws=3), 0)
+            dialogue, history = Dialogue.of("rules"), History("goal", "a wall")
+            (found,) = imagine.propose(caller, dialogue, [history], ["turn left", "turn right"])
+            assert (found.actions, found.log_prior) == (("turn left",), (wanted,))
+        assert {request.body["logprobs"] for request in server.requests} == {True}
+
+
+def test_a_prompt_that_a_filter_refuses_is_judged_neither_way():
+    refuse = s.status(400, '{"error": {"code": "content_filter"}}')
+    with Server(behaviour=lambda request: refuse) as server:
+        ask = model(server, found=Abilities(prompt_forms.ASKED, top=3))
+        ((good, bad),) = ask.score([OPEN], [[" GOOD", " BAD"]], "critic")
+        assert good == bad and good.bounded and len(server.requests) == 1
