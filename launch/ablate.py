@@ -138,8 +138,10 @@ class AblationConfig:
     games: int = option(128, "actor-critic, LLM-PPO: games per iteration, unless they are what varies", least=1)
     eval_games: int = option(1000, "actor-critic: greedy games per evaluation", least=1)
     opponent: str = option("random", "actor-critic, LLM-PPO: random or first_move", choices=("random", "first_move"))
-    average: int = option(3, "actor-critic: iterations whose policies' mean is evaluated; the paper: 1", least=1)
-    apart: bool = option(False, "MS-GRPO: spread the seeds over all devices, as many as take equally many each")
+    average: int = option(
+        3, "actor-critic: iterations whose policies' weights are averaged for evaluation; the paper: 1", least=1
+    )
+    apart: bool = option(False, "MS-GRPO: spread the seeds over as many devices as can take equal numbers of them")
     seed: int = seed_option("NLRL: the first seed", counted_up=True)
     aggregator: str = option("scripted", "NLRL: aggregator and improver: scripted, endpoint, or a local model's name")
     endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
@@ -246,7 +248,7 @@ def dry_run(config: AblationConfig) -> str:
 
 
 COMMAND = app.Command(
-    "ablate", AblationConfig, dry_run="NLRL: print the calls and tokens of every run, and do nothing",
+    "ablate", AblationConfig, dry_run="NLRL: print the calls and tokens of every run, then stop",
     may_change=("study", "apart"),
 )  # fmt: skip
 

@@ -67,10 +67,12 @@ class IterateConfig:
     model: str = option("nano_babyai", players.MODELS)
     templates: TemplateOptions = part(TemplateOptions())
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
-    rounds: int = option(3, "times that the prior learns", least=1, most=1000)
+    rounds: int = option(3, "rounds of play and fine-tuning", least=1, most=1000)
     tasks: int = option(20, "fresh tasks of each mission in a round", least=1)
-    repeats: int = option(1, "episodes of each of these tasks", least=1)
-    teacher: str = option("lac", "plays them: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS)
+    repeats: int = option(1, "episodes of each fresh task", least=1)
+    teacher: str = option(
+        "lac", "who plays the fresh tasks: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS
+    )
     drawn: bool = option(False, "the teacher's actions are drawn from the improved policy, not its best")
     lessons: LessonConfig = part(LessonConfig())
     adapter: str = option(
@@ -79,9 +81,11 @@ class IterateConfig:
         "initial weights), or all",
         choices=("actions", "all"),
     )
-    evaluate: str = option("lac_no_critic", "methods that play the held-out tasks after each round, by commas")
+    evaluate: str = option(
+        "lac_no_critic", "methods that play the held-out tasks after each round, separated by commas"
+    )
     eval_tasks: int = option(20, "held-out tasks of each mission", least=1, most=_HELD_OUT)
-    eval_every: int = option(1, "rounds between these evaluations; there is always one after the last", least=1)
+    eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
     lac: LACConfig = part(CHOSEN, without=("rule", "words"))  # the teacher decides the rule; GOOD and BAD
     prompts: PromptConfig = part(PromptConfig())
@@ -92,7 +96,7 @@ class IterateConfig:
     )
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     cache_mb: float = option(1000.0, "key/value cache, MB; 0: none", least=0)
-    parallel: int = option(60, "episodes of a batch, in lockstep", least=1)
+    parallel: int = option(60, "episodes that a batch plays in lockstep", least=1)
     jobs: int = option(
         0,
         "batches that run concurrently; results do not change. 0: up to 4, for a built-in model on a CPU",

@@ -112,7 +112,7 @@ class MatrixConfig:
 
 
 COMMAND = app.Command(
-    "reproduce_ms_grpo", MatrixConfig, dry_run="print what would be run, its memory and its work, and stop",
+    "reproduce_ms_grpo", MatrixConfig, dry_run="print what would be run, its memory and its work, then stop",
     may_change=("apart",),
 )  # fmt: skip
 

@@ -77,8 +77,8 @@ class LACRunConfig:
     webshop_data: str = option("", "webshop: a folder with its items_shuffle*.json; empty: generated products")
     webshop_tagger: str = option(
         "",
-        "webshop: spaCy model that finds the nouns for the reward, en_core_web_sm for the original's; empty: a list of "
-        "words, by which the kind's reward of 5 % of pairs of products of one search differs",
+        "webshop: spaCy model that finds the nouns for the reward; the original's is en_core_web_sm. Empty: a list of "
+        "words, with which r_type differs for 5 % of the pairs of products of one search",
     )
     model: str = option(
         "",
@@ -109,7 +109,7 @@ class LACRunConfig:
     )
     prompts: PromptConfig = part(PromptConfig())
     cache_mb: float = option(1000.0, "key/value cache of a local model, MB; 0: none", least=0)
-    parallel: int = option(60, "episodes of a batch, in lockstep", least=1)
+    parallel: int = option(60, "episodes that a batch plays in lockstep", least=1)
     jobs: int = option(
         0,
         "batches that run concurrently; results do not change. 0: one per core, at most 4, for a built-in model on a "
@@ -275,7 +275,7 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
 COMMAND = app.Command(
     SCRIPT,
     LACRunConfig,
-    dry_run="count calls and tokens, and do nothing",
+    dry_run="count calls and tokens, then stop",
     metrics=False,
     may_change=("methods", "jobs"),
 )

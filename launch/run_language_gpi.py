@@ -74,8 +74,8 @@ class GPIRunConfig:
     rows: str = option(
         ",".join(TABLE_1), "rows, separated by commas: policy, q, or KxN: K variations, N look-ahead steps"
     )
-    observation: str = option("full", "full, or partial: walls alone, no goal and no position", choices=OBSERVATIONS)
-    history: int = option(0, "the episode's moves that prompts show", least=0)
+    observation: str = option("full", "full, or partial: only walls, neither goal nor position", choices=OBSERVATIONS)
+    history: int = option(0, "how many past moves of the episode prompts show", least=0)
     starts: int = option(30, "starts in each maze", least=1)
     seeds: int = option(3, "episodes from each start", least=1)
     max_steps: int = option(100, "maximum steps per episode", least=1)
@@ -102,7 +102,7 @@ class GPIRunConfig:
         return dataclasses.replace(self.endpoint, endpoint_model=self.model)
 
 
-COMMAND = app.Command(SCRIPT, GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")
+COMMAND = app.Command(SCRIPT, GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, then stop")
 
 
 def draw_starts(maze: mazes.Maze, count: int, seed: int) -> list[int]:

@@ -90,7 +90,7 @@ class RunConfig:
     policy_learning_rate: float = option(
         2e-4, "learning rate of the policy's SFT; too high a rate ends exploration", above=0
     )
-    eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
+    eval_games: int = option(1000, "greedy games per evaluation, half of them on each side", least=1)
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
     ppo_learning: LanguagePPOConfig = part(
         LanguagePPOConfig(actor_learning_rate=3e-4, critic_learning_rate=1e-3),
@@ -148,7 +148,7 @@ PRESETS = {
 
 
 COMMAND = app.Command(
-    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True,
+    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
     may_change=("iterations", "prompted", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 

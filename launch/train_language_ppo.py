@@ -54,7 +54,7 @@ class RunConfig:
     )
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     mesh: str = option("", players.MESH)
-    eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
+    eval_games: int = option(1000, "greedy games per evaluation, half of them on each side", least=1)
     seed: int = seed_option("everything random follows from it")
 
     def __post_init__(self):

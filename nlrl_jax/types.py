@@ -210,7 +210,9 @@ class Sampling:
     max_tokens: int = option(200, "maximum tokens per reply, its end token included", least=1)
     temperature: float = option(1.0, "sampling temperature, which divides the logits; 0 is greedy", least=0)
     top_k: int = option(0, "sample from the k most likely tokens; 0 is no limit", least=0)
-    top_p: float = option(1.0, "sample from the most likely tokens with this much probability", above=0, most=1)
+    top_p: float = option(
+        1.0, "sample from the most likely tokens that together have this probability", above=0, most=1
+    )
 
     def __post_init__(self):
         check(self)
