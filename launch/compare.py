@@ -161,7 +161,7 @@ def main(argv: list[str]) -> None:
         blocks=[
             *rounds,
             Table("Results", rows, " ".join(notes)),
-            *(Picture(path, "Metrics by iteration; bands are one deviation over seeds.") for path in pictures),
+            *(Picture(path, "Metrics by iteration; bands are one standard deviation over seeds.") for path in pictures),
             Episodes(episodes(left, old), episodes(right, new), names),
         ],
         legend=left["results"].get("legend", {}),

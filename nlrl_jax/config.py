@@ -85,7 +85,7 @@ def part(default: Any, *, names: Mapping[str, str] | None = None, without: Colle
     Args:
       default: the config, whose values are the options' defaults.
       names: its fields -> the options' names, where they differ.
-      without: its fields that are no options and keep the value in `default`.
+      without: its fields that are not options and keep the value in `default`.
     """
     return dataclasses.field(
         default_factory=lambda: default,
@@ -199,7 +199,7 @@ def assignments(name: str, text: str, left: str = "field") -> dict[str, Any]:
         try:
             pairs = _DECODER.decode(text.strip()).items()
         except ValueError as error:
-            raise OptionError(f"{name} is {text!r}, which is no JSON object ({error})") from None
+            raise OptionError(f"{name} is {text!r}, which is not a JSON object ({error})") from None
     else:
         pairs = _pairs(name, text.strip(), left)
     values: dict[str, Any] = {}

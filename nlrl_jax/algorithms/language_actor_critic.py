@@ -57,8 +57,8 @@ class ActorCriticConfig:
     )  # fmt: skip
     buffer: int = option(3, "iterations of value data that the value model learns from [K_buffer]", least=1)
     correct: bool = option(
-        False, "teach the value model in the next iteration how its contradictory evaluations should have continued; the "
-        "paper: no",
+        False, "teach the value model in the next iteration how its contradictory evaluations should have continued; "
+        "the paper: no",
     )  # fmt: skip
     rollout: Sampling = _sampling(Sampling(512, 1.0, 50, 0.95), max_tokens="max_tokens")
     candidates: Sampling = _sampling(Sampling(1024, 0.7), temperature="candidate_temperature")

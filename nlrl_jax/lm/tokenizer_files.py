@@ -88,7 +88,7 @@ def read_token_ids(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
     A negative number is no id; old files have pad_token_id -1.
 
     Raises:
-      ValueError: an id that is no number.
+      ValueError: an id that is not a number.
     """
     found: dict[str, tuple[int, ...]] = {role: () for role in ("bos", "eos", "pad")}
     for role in found:
