@@ -72,7 +72,7 @@ def work_of(turns: text_games.Turns, prefix: int, config: ModelConfig, learning:
     token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item  # keys and values of one token
     cached = 0.0
     for t, length in enumerate(longest):
-        for n in range(1, int(length)):  # pass n: the rows that still write, each with what it has read and written
+        for n in range(1, int(length)):  # pass n: the rows that still write, each attending to the tokens so far
             writing = replies[t] > n
             cached += token * (prefix + float((prompts[t] + n)[writing].sum()))
     share = learning.group_sample / learning.group_size if learning.sampling_temperature else 1.0

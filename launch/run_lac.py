@@ -15,10 +15,10 @@ All methods play the same tasks, --tasks of each mission, in batches of --parall
 episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json. Every step is on disk once it is made
 (moves/), so --resume repeats none.
 
-The built-in model nano_babyai has read thousands of transcripts of walkers of mixed quality (`envs/babyai/corpus.py`),
-where the paper fine-tunes models of seven or eight billion weights on 18. --alpha and --floor were chosen with it on
-seeds 1 and 2 (the paper, too, chooses alpha by model); the library's own defaults are --alpha 1 --floor 0. Tasks follow
-from --seed: tune on other seeds than the one you report.
+The built-in model nano_babyai was trained on thousands of transcripts of walkers of mixed quality
+(`envs/babyai/corpus.py`); the paper fine-tunes models of seven or eight billion weights on 18. --alpha and --floor were
+chosen with it on seeds 1 and 2 (the paper, too, chooses alpha by model); the library's own defaults are --alpha 1
+--floor 0. Tasks follow from --seed: tune on other seeds than the one you report.
 
 The model `expert` knows the true state and is wrong at the rates of --expert (`nlrl_jax/backends/expert.py`): it shows
 how good a critic and an imagination an algorithm needs, not how good it is with a network.

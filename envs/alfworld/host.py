@@ -17,7 +17,7 @@ from nlrl_jax.types import HostGame, Outcome, Start
 RULES = (
     "You are in a room of a household and can see the names of all the places where things are kept. To see what is in "
     "or on a place, go to it and, if it is closed, open it. You can carry one thing at a time.\n"
-    "Actions, using the names that you have read: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
+    "Actions, with names exactly as shown: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
     "THING in/on PLACE, clean THING with PLACE (at a sinkbasin), heat THING with PLACE (at a microwave), cool THING "
     "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. If an action is not possible, "
     'the observation is "Nothing happens."'
@@ -128,7 +128,7 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         for state, command, answer in zip(states, commands, pool.ask(asked), strict=True):
             after = state._replace(commands=(*state.commands, command))
             if answer.error:
-                outcomes.append(Outcome(state, "The game has broken off.", done=True, error=answer.error))
+                outcomes.append(Outcome(state, "The game has stopped.", done=True, error=answer.error))
             else:
                 won, valid = answer.won, answer.observation != NOTHING
                 outcomes.append(Outcome(after, answer.observation, float(won), won, won, valid))

@@ -153,7 +153,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
     robot = ROBOTS[name]
     game = _game(robot, version, contacts)
     return GameText(
-        system="You know robots and their control well. Answer in the requested output format.",
+        system="You are an expert in robot control. Answer in the requested output format.",
         game=game,
         identify=game + _IDENTIFY.replace("{motors}", ", ".join(motors(robot))),
         analyse=game + _ANALYSE,

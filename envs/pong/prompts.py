@@ -111,7 +111,7 @@ def game_text(points: int = 21) -> GameText:
     """Pong in words."""
     game = _GAME.replace("{points}", "1 point" if points == 1 else f"{points} points")
     return GameText(
-        system="You know games like Pong well. Answer in the requested output format.",
+        system="You are an expert at games like Pong. Answer in the requested output format.",
         game=game,
         identify=game + _IDENTIFY,
         analyse=game + _ANALYSE,

@@ -1,4 +1,4 @@
-"""The true state behind a transcript of a host game: found by repeating its actions, imagined steps among them.
+"""The true state at the end of a host game's transcript: found by repeating its actions, imagined steps among them.
 
 For models that know the game (`backends.expert`). A history begins at a task; each step leads to where its action does,
 if the observation is what that action leads to, else to where the mistake of an imagination leads (`States.mistakes`),

@@ -1,4 +1,4 @@
-"""A local model behind a loopback server, as vLLM would serve it."""
+"""A local model served on loopback, as vLLM would serve it."""
 
 from __future__ import annotations
 

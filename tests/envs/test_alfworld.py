@@ -1,4 +1,4 @@
-"""ALFWorld in the TextWorld engine: text, worker processes that die, a person's own folder."""
+"""ALFWorld in the TextWorld engine: text, worker processes that die, a local download."""
 
 import importlib.util
 import json

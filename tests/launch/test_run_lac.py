@@ -1,4 +1,4 @@
-"""LAC and planners through the script, with the built-in model: here, and behind an endpoint."""
+"""LAC and planners through the script, with the built-in model: in this process and on a server."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_a_run_leaves_scores_episodes_and_a_page(here, capsys):
 
 
 @pytest.mark.slow
-def test_an_endpoint_decides_as_the_model_behind_it(here, tmp_path):
+def test_an_endpoint_decides_as_the_model_that_it_serves(here, tmp_path):
     local = models.local_model("nano_babyai", chat=False)
     given = ("--model=endpoint", "--endpoint_model=tiny", "--endpoint_tokenizer=nano_babyai", "--prompt=compact")
     with Server(behaviour=lambda request: serves(local, 320)) as server:
