@@ -119,7 +119,7 @@ class FinetuneConfig:
 
 
 class Data(NamedTuple):
-    """What is learned, and what is held out: the lines of other episodes and the dialogue they stand in."""
+    """The examples to learn from, and those held out: lines of other episodes with their dialogue."""
 
     trajectories: list[Trajectory]
     dialogue: Dialogue

@@ -172,7 +172,7 @@ class HostGame:
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
       examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
         where there are none.
-      score: name of an episode's reward in tables, beside success; "" where it says no more than that.
+      score: name of an episode's reward in tables, beside success; "" if it says no more than success.
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       expert: state -> the action of a player who sees the true state; None where there is none.
