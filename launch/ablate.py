@@ -10,14 +10,14 @@
 
 Studies of one algorithm go together; a setting that several of them share is run once, and each plays under the same
 seeds. Everything that is not varied or named below is as in the algorithm's own script: preset demo (with another model
-than the built-in ones: paper), nano scale, or scale quick. Of NLRL, `--resume --seeds 5` adds two seeds to three.
+than the built-in ones: paper), nano scale, or scale quick. For NLRL, `--resume --seeds 5` adds two seeds to three.
 
-`aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes
-drawn without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn,
-as the paper's discussion proposes. `words` changes what the rules of the actor-critic write
-(`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs, what its rules read off the board and
-13 times the iterations; 30 of the 65 take as long as the actor-critic. `alpha` and `learning_rate` (ULTRA's section
-4.1) refine the same base agents by PPO and by ULTRA-RA.
+`aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control: as many
+episodes, drawn without regard to their advantage. `credit` compares the return of the episode with the return-to-go of
+each turn, as the paper's discussion proposes. `words` changes what the rules of the actor-critic write
+(`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs, the threats that its rules read off
+the board, and 13 times the iterations (30 of the 65 take as long as the actor-critic). `alpha` and `learning_rate`
+(ULTRA's section 4.1) refine the same base agents by PPO and by ULTRA-RA.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B; the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as

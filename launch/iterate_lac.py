@@ -8,9 +8,8 @@
     python -m launch.iterate_lac --run_dir runs/loop --resume
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
-many lessons; the last round plays and teaches no one. The prior alone (--evaluate) plays the same held-out tasks after
-every lesson, or every --eval_every of them: those that `run_lac` plays with the same --seed, of which no round plays
-any.
+many lessons; the last round plays and teaches nothing. After every lesson, or every --eval_every of them, the prior
+alone (--evaluate) plays the held-out tasks: those of `run_lac` with the same --seed, none of which a round plays.
 
 Leaves results.json and metrics.jsonl (success, standard errors, tokens), episodes/, the adapter of each round in
 rounds/K/adapter, RUN_DIR/model (the last adapter merged, an ordinary Hugging Face folder for `run_lac`), curves and

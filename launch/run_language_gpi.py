@@ -11,12 +11,12 @@ seeds, 90 mazes in lockstep. Writes results.json, table.md, metrics.jsonl, retur
 usage.json; finished rows are kept, so --resume continues with the next one.
 
 Details that the paper leaves open, and departures:
-- each maze has 25 cells to start from, so 30 starts cannot all differ: every cell once, five of them twice;
-- the numbers after +- are deviations of the mean return over the seeds;
+- each maze has 25 start cells, so of 30 starts five occur twice;
+- ± in the table is the half-width of a 95 % interval over the seeds; the paper does not say what its own is;
 - the goal of the medium maze is ours (see `envs.maze`), so its returns are not comparable with the paper's;
-- the paper shows the action history in the observation. The scale `paper` does so (--history 100). The rules by default
-  read the present and, in V^L, the look-ahead (--history 0), so that their gain is the look-ahead's: rules that count
-  visits without a slip need none (with --history 20, Q + I alone is as good as GPI);
+- the paper shows the action history in the observation, and so does the scale `paper` (--history 100). By default the
+  rules see only the present and, in V^L, the look-ahead (--history 0), so that what they gain is due to look-ahead:
+  rules that count earlier visits need none (with --history 20, Q + I alone is as good as GPI);
 - an unreadable action is replaced by a random one and counted; the maze's -4 for unknown words never applies.
 
 The last line reads `mean return (double_t): <policy alone> -> <GPI K=8 N=3>; (medium): ...`.

@@ -196,7 +196,7 @@ def wilson(p: float, n: int) -> tuple[float, float]:
 
 
 def header(units: str, count: int | None = None, shares: bool = False) -> str:
-    """What stands over a table: what its ± are.
+    """The sentence above a table that explains its ±.
 
     Args:
       units: their name in the plural and what they are of, e.g. "seeds of training".
