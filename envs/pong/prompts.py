@@ -83,7 +83,7 @@ _REWARD = """# Instructions
 Below is an excerpt from episode {number} around timeslot {timeslot}. Give a reward between -1 and 1 for the action \
 {action} in timeslot {timeslot}{instead}.
 (i) The reward is positive if the action helps to catch the ball and negative if it makes that harder. The more \
-depends on the action, the further from 0 the reward is.
+the action matters, the further from 0 the reward is.
 (ii) Work out from the ball's positions in consecutive timeslots where and when it will arrive, and judge by that.
 
 # Case analysis
@@ -102,7 +102,7 @@ def roles(chunk: int = 40, points: int = 21, cases: int = 60) -> AnalystRoles:
 
     Args:
       chunk, cases: see `analyst_roles`.
-      points: who has so many wins.
+      points: that win a game.
     """
     return analyst_roles(game_text(points), chunk, cases)
 
