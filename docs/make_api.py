@@ -29,8 +29,8 @@ ENGINES = ("text", "lm", "weights", "backends")
 HEAD = """# API
 
 Generated from the docstrings by `make docs`; do not edit. The page lists public functions and classes that other files
-use; for `text`, `lm`, `weights` and `backends`, those that other packages use. `help(nlrl_jax.algorithms.lac)` in Python
-gives shapes, units, errors and sources; `nlrl-jax NAME --help` lists the options of a script.
+use; for `text`, `lm`, `weights` and `backends`, those that other packages use. In Python,
+`help(nlrl_jax.algorithms.lac)` gives shapes, units, errors and sources; `nlrl-jax NAME --help` lists a script's options.
 """
 WIDTH = 56  # of a signature; longer ones are cut
 

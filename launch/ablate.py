@@ -294,7 +294,7 @@ def main(argv: list[str]) -> None:
     explained = trials_header(config.bases, config.seeds or 3) if ultra else header(trained_by)
     tables = [Table("Results", rows, explained)]
     if nlrl and (controls := beside({folder.name: stored for folder, stored in trained.items()})):
-        note = "What does not learn, on the same positions, a set of them for each seed:"
+        note = "Without learning, on the same positions (one set per seed):"
         tables.append(Table("Without learning", controls, note))
     title = f"Ablation of {config.algorithm} ({base.analyst if ultra else base.model}): {', '.join(panels)}"
     write(run_dir, title, flat(config), tables, panels, AXES[config.algorithm], nlrl)

@@ -225,7 +225,7 @@ def run(
     try:
         return finished_methods(run_dir, names, one)
     except LanguageModelError as error:
-        raise ValueError(f"{error}\nwhat is finished is kept; --resume continues") from error
+        raise ValueError(f"{error}\nfinished work is kept; --resume continues") from error
 
 
 def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_dir: pathlib.Path | None) -> Setting:

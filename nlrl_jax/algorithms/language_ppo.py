@@ -71,7 +71,7 @@ class LanguagePPOConfig:
         choices=("params", "lora"),
     )
     max_grad_norm: float = option(1.0, "clip gradients to this norm, actor and critic each", above=0)
-    remat: bool = option(False, "recompute blocks in the backward pass; saves memory only")
+    remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
 
     def __post_init__(self):
         check(self)

@@ -73,8 +73,8 @@ class MSGRPOConfig:
     credit: str = option(
         "episode", "episode (the paper's) or turn: return-to-go, compared with the group's", choices=("episode", "turn")
     )
-    micro_batch: int = option(0, "replies differentiated at a time; 0: all at once. Saves memory only", least=0)
-    remat: bool = option(False, "recompute blocks in the backward pass; saves memory only")
+    micro_batch: int = option(0, "replies differentiated at a time (less memory, same result); 0: all", least=0)
+    remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
     probe: int = option(
         0,
         "replies per iteration that are scored after another prompt too, to see whether they depend on theirs",
