@@ -30,7 +30,7 @@ HEAD = """# API
 
 Generated from the docstrings by `make docs`; do not edit. The page lists public functions and classes that other files
 use; for `text`, `lm`, `weights` and `backends`, those that other packages use. In Python,
-`help(nlrl_jax.algorithms.lac)` gives shapes, units, errors and sources; `nlrl-jax NAME --help` lists a script's options.
+`help(nlrl_jax.algorithms.lac)` gives shapes, units, errors and sources; `nlrl-jax NAME --help` lists options.
 """
 WIDTH = 56  # of a signature; longer ones are cut
 
