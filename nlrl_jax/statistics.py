@@ -128,7 +128,7 @@ def share(yes: int, units: int) -> Estimate:
       ValueError: more than there are, or fewer than none.
     """
     if not 0 <= yes <= units:
-        raise ValueError(f"{yes} of {units} units is no share")
+        raise ValueError(f"{yes} of {units} units is not a share")
     return estimate(np.arange(units) < yes, is_share=True)
 
 

@@ -76,7 +76,7 @@ class Rates:
     def describe(self, game: str) -> str:
         """What the model is, in a sentence for a reader of results."""
         return (
-            f"The model is no language model: it is {game}'s own expert, which knows the true state. Its actions are "
+            f"This is no language model but {game}'s own expert, which knows the true state. Its actions are "
             f"right with probability {self.prior:g}, its verdicts with {self.critic:g} and the observations that it "
             f"imagines with {self.world:g}."
         )
