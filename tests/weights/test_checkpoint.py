@@ -179,7 +179,7 @@ def test_other_things_in_the_folder_are_passed_over(saved):
     assert all((saved.folder / name / "note.txt").read_text() == "mine" for name in others)
     for name in ("9", "2024"):
         with pytest.raises(
-            OSError, match=f"checkpoints/{name} is not a checkpoint and has the name of one; move it away"
+            OSError, match=f"checkpoints/{name} is not a checkpoint but has the name of one; move it away"
         ):
             saved.save(int(name), make_tree())
     saved.close()
