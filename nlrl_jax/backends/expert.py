@@ -76,8 +76,8 @@ class Rates:
     def describe(self, game: str) -> str:
         """What the model is, in a sentence for a reader of results."""
         return (
-            f"This is no language model but {game}'s own expert, which knows the true state. Its actions are "
-            f"right with probability {self.prior:g}, its verdicts with {self.critic:g} and the observations that it "
+            f"The model is not a language model: it is {game}'s own expert, which knows the true state. Its actions "
+            f"are right with probability {self.prior:g}, its verdicts with {self.critic:g} and the observations that it "
             f"imagines with {self.world:g}."
         )
 
