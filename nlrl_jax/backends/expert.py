@@ -77,8 +77,8 @@ class Rates:
         """What the model is, in a sentence for a reader of results."""
         return (
             f"The model is not a language model: it is {game}'s own expert, which knows the true state. Its actions "
-            f"are right with probability {self.prior:g}, its verdicts with {self.critic:g} and the observations that it "
-            f"imagines with {self.world:g}."
+            f"are right with probability {self.prior:g}, its verdicts with {self.critic:g} and the observations that "
+            f"it imagines with {self.world:g}."
         )
 
 

@@ -75,7 +75,7 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
 def test_a_game_plays_with_nothing_but_its_name_by_its_expert(tmp_path, capsys):
     folder = tmp_path / "rooms"
     plan(folder, *TINY, METHODS, "--expert=prior=1,critic=0.9", "--max_steps=20")
-    said = "not a language model: it is babyai's own expert, which knows the true state. Its actions are right with"
+    said = "not a language model: it is babyai's own expert, which knows the true state. Its actions are right"
     for text in (capsys.readouterr().out, (folder / "table.md").read_text(), results.read(folder)["about"]):
         assert said in text and "verdicts with 0.9" in text
     assert (
