@@ -28,9 +28,9 @@ ROOMS = {  # as a reader meets them
 ENGINES = ("text", "lm", "weights", "backends")
 HEAD = """# API
 
-Made by `make docs` from the docstrings; do not edit. Listed are the public functions and classes that other files use;
-of `text`, `lm`, `weights` and `backends` only those that other rooms use. In Python, `help(nlrl_jax.algorithms.lac)`
-says more: shapes, units, errors, sources. `nlrl-jax NAME --help` lists the options of a script.
+Generated from the docstrings by `make docs`; do not edit. The page lists public functions and classes that other files
+use; for `text`, `lm`, `weights` and `backends`, those that other packages use. In Python,
+`help(nlrl_jax.algorithms.lac)` gives shapes, units, errors and sources; `nlrl-jax NAME --help` lists options.
 """
 WIDTH = 56  # of a signature; longer ones are cut
 

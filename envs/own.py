@@ -70,7 +70,7 @@ def _check(game: TextGame) -> None:
     """Traces one step of a text game and looks at what it gives, without computing anything.
 
     Raises:
-      ValueError: a state that changes its shape, a reward or an end that is no number, more action words than actions.
+      ValueError: a state that changes its shape, a reward or end that is not a number, more action words than actions.
       Exception: what the game's own code raises, and `Template.check`.
     """
 

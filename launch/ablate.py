@@ -10,14 +10,14 @@
 
 Studies of one algorithm go together; a setting that several of them share is run once, and each plays under the same
 seeds. Everything that is not varied or named below is as in the algorithm's own script: preset demo (with another model
-than the built-in ones: paper), nano scale, or scale quick. Of NLRL, `--resume --seeds 5` adds two seeds to three.
+than the built-in ones: paper), nano scale, or scale quick. For NLRL, `--resume --seeds 5` adds two seeds to three.
 
-`aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control, as many episodes
-drawn without regard to their advantage. `credit` compares the return of the episode with the return-to-go of each turn,
-as the paper's discussion proposes. `words` changes what the rules of the actor-critic write
-(`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs, what its rules read off the board and
-13 times the iterations; 30 of the 65 take as long as the actor-critic. `alpha` and `learning_rate` (ULTRA's section
-4.1) refine the same base agents by PPO and by ULTRA-RA.
+`aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control: as many
+episodes, drawn without regard to their advantage. `credit` compares the return of the episode with the return-to-go of
+each turn, as the paper's discussion proposes. `words` changes what the rules of the actor-critic write
+(`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs, the threats that its rules read off
+the board, and 13 times the iterations (30 of the 65 take as long as the actor-critic). `alpha` and `learning_rate`
+(ULTRA's section 4.1) refine the same base agents by PPO and by ULTRA-RA.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B; the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -139,8 +139,10 @@ class AblationConfig:
     games: int = option(128, "actor-critic, LLM-PPO: games per iteration, unless they are what varies", least=1)
     eval_games: int = option(1000, "actor-critic: greedy games per evaluation", least=1)
     opponent: str = option("random", "actor-critic, LLM-PPO: random or first_move", choices=("random", "first_move"))
-    average: int = option(3, "actor-critic: iterations whose policies' mean is evaluated; the paper: 1", least=1)
-    apart: bool = option(False, "MS-GRPO: spread the seeds over all devices, as many as take equally many each")
+    average: int = option(
+        3, "actor-critic: iterations whose policies' weights are averaged for evaluation; the paper: 1", least=1
+    )
+    apart: bool = option(False, "MS-GRPO: spread the seeds over as many devices as can take equal numbers of them")
     seed: int = seed_option("NLRL: the first seed", counted_up=True)
     aggregator: str = option("scripted", "NLRL: aggregator and improver: scripted, endpoint, or a local model's name")
     endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
@@ -268,7 +270,7 @@ def dry_run(config: AblationConfig) -> str:
 
 
 COMMAND = app.Command(
-    "ablate", AblationConfig, dry_run="NLRL: print the calls and tokens of every run, and do nothing",
+    "ablate", AblationConfig, dry_run="NLRL: print the calls and tokens of every run, then stop",
     may_change=("study", "apart"),
 )  # fmt: skip
 
@@ -324,7 +326,7 @@ def main(argv: list[str]) -> None:
     explained = trials_header(config.bases, config.seeds or 3) if ultra else header(trained_by)
     tables = [Table("Results", rows, explained)]
     if nlrl and (controls := beside({folder.name: stored for folder, stored in trained.items()})):
-        note = "What does not learn, on the same positions, a set of them for each seed:"
+        note = "Without learning, on the same positions (one set per seed):"
         tables.append(Table("Without learning", controls, note))
     title = f"Ablation of {config.algorithm} ({flat(base)['analyst' if ultra else 'model']}): {', '.join(panels)}"
     write(run_dir, title, flat(config), tables, panels, AXES[config.algorithm], nlrl)

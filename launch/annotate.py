@@ -1,4 +1,4 @@
-"""Annotates a position as a commentator would, with a trained value model or any other one.
+"""Annotates a position as a commentator would, with a trained value model or any other.
 
     python -m launch.annotate --run_dir runs/language_td --position "bb.b./b..b./..bw./w.w../wwwww" --player white
     python -m launch.annotate --run_dir runs/actor_critic --position "OX3/4O6/7X9" --player O

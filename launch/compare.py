@@ -114,7 +114,7 @@ def page_of(name: str | pathlib.Path) -> pathlib.Path:
     own = out.is_file() and any(question in out.read_text(errors="replace") for question in QUESTIONS)
     there = [path for path in (out, out.with_suffix(".png"), rounds_of(out)) if path.exists()]
     if there and not own:
-        raise ValueError(f"{there[0]} is there and no earlier comparison; choose another --out")
+        raise ValueError(f"{there[0]} exists and is not an earlier comparison; choose another --out")
     return out
 
 
@@ -161,7 +161,7 @@ def main(argv: list[str]) -> None:
         blocks=[
             *rounds,
             Table("Results", rows, " ".join(notes)),
-            *(Picture(path, "Metrics by iteration; bands are one deviation over seeds.") for path in pictures),
+            *(Picture(path, "Metrics by iteration; bands are one standard deviation over seeds.") for path in pictures),
             Episodes(episodes(left, old), episodes(right, new), names),
         ],
         legend=left["results"].get("legend", {}),

@@ -116,7 +116,7 @@ def define_flags() -> None:
         "maps",
         "",
         ["", "all", "train", "held_out"],
-        "FrozenLake's maps; empty: those the run evaluates on, without a run all",
+        "FrozenLake's maps; empty: those that the run evaluates on, or all without a run",
     )
     flags.DEFINE_enum(
         "prompt", "auto", ["auto", "paper", "compact"], "paper, compact, or auto: compact for nano, else paper"
@@ -126,7 +126,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("max_turns", 20, "maximum replies, and environment steps, per episode", lower_bound=1)
     flags.DEFINE_integer("episodes", 50, "episodes; their initial states depend on --seed alone", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "which initial states", 0, MOST_SEED)
+    flags.DEFINE_integer("seed", 0, "decides the initial states", 0, MOST_SEED)
     flags.DEFINE_boolean("watch", False, "show one episode in the terminal: the board, the reply, what it did")
     flags.DEFINE_boolean("json", False, "print one line of JSON")
 

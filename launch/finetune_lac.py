@@ -73,13 +73,13 @@ class FinetuneConfig:
     offline: OfflineConfig = part(OfflineConfig(), without=("method",))
     game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
     trajectories: str = option(
-        "", f"file of trajectories, one JSON object per line; empty: ours ({', '.join(envs.DEMONSTRATED)})"
+        "", f"file of trajectories, one JSON object per line; empty: the built-in ones ({', '.join(envs.DEMONSTRATED)})"
     )
-    successes: int = option(12, "successes among ours; at most 12 but for babyai", least=0, most=10_000)
-    failures: int = option(6, "failures among ours; at most 6 but for babyai", least=0, most=10_000)
+    successes: int = option(12, "successful trajectories; at most 12, except for babyai", least=0, most=10_000)
+    failures: int = option(6, "failed trajectories; at most 6, except for babyai", least=0, most=10_000)
     held_out: str = option(
         "",
-        "file of trajectories for the learning curve; empty: 18 of ours, where there are some",
+        "file of trajectories for the learning curve; empty: 18 built-in ones, if the game has them",
     )
     prompts: PromptConfig = part(PromptConfig(examples=0))
     rows: str = option(
@@ -88,8 +88,8 @@ class FinetuneConfig:
     iterations: int = option(1000, "gradient steps", least=1)
     batch: int = option(2, "examples per step", least=1)
     learning_rate: float = option(2.5e-5, "AdamW's learning rate", above=0)
-    micro_batch: int = option(0, "examples differentiated at a time; 0: all at once. Memory only, same result", least=0)
-    remat: bool = option(True, "recompute blocks in the backward pass. Memory only, same result")
+    micro_batch: int = option(0, "examples differentiated at a time (less memory, same result); 0: all", least=0)
+    remat: bool = option(True, "recompute blocks in the backward pass: less memory, same result")
     mesh: str = option("", players.MESH)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
@@ -119,7 +119,7 @@ class FinetuneConfig:
 
 
 class Data(NamedTuple):
-    """What is learned, and what is held out: the lines of other episodes and the dialogue they stand in."""
+    """The examples to learn from, and those held out: lines of other episodes with their dialogue."""
 
     trajectories: list[Trajectory]
     dialogue: Dialogue
@@ -299,7 +299,7 @@ def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, 
 
 
 COMMAND = app.Command(
-    SCRIPT, FinetuneConfig, dry_run="count pairs, tokens and steps, and train nothing", several=True,
+    SCRIPT, FinetuneConfig, dry_run="count pairs, tokens and steps, then stop", several=True,
     may_change=("checkpoint_every", "iterations", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 

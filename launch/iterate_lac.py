@@ -8,9 +8,8 @@
     python -m launch.iterate_lac --run_dir runs/loop --resume
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
-many lessons; the last round plays and teaches no one. The prior alone (--evaluate) plays the same held-out tasks after
-every lesson, or every --eval_every of them: those that `run_lac` plays with the same --seed, of which no round plays
-any.
+many lessons; the last round plays and teaches nothing. After every lesson, or every --eval_every of them, the prior
+alone (--evaluate) plays the held-out tasks: those of `run_lac` with the same --seed, none of which a round plays.
 
 Leaves results.json and metrics.jsonl (success, standard errors, tokens), episodes/, the adapter of each round in
 rounds/K/adapter, RUN_DIR/model (the last adapter merged, an ordinary Hugging Face folder for `run_lac`), curves and
@@ -68,10 +67,12 @@ class IterateConfig:
     model: str = option("nano_babyai", players.MODELS)
     templates: TemplateOptions = part(TemplateOptions())
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
-    rounds: int = option(3, "times that the prior learns", least=1, most=1000)
+    rounds: int = option(3, "rounds of play and fine-tuning", least=1, most=1000)
     tasks: int = option(20, "fresh tasks of each mission in a round", least=1)
-    repeats: int = option(1, "episodes of each of these tasks", least=1)
-    teacher: str = option("lac", "plays them: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS)
+    repeats: int = option(1, "episodes of each fresh task", least=1)
+    teacher: str = option(
+        "lac", "who plays the fresh tasks: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS
+    )
     drawn: bool = option(False, "the teacher's actions are drawn from the improved policy, not its best")
     lessons: LessonConfig = part(LessonConfig(), without=("least",))
     adapter: str = option(
@@ -80,9 +81,11 @@ class IterateConfig:
         "initial weights), or all",
         choices=("actions", "all"),
     )
-    evaluate: str = option("lac_no_critic", "methods that play the held-out tasks after each round, by commas")
+    evaluate: str = option(
+        "lac_no_critic", "methods that play the held-out tasks after each round, separated by commas"
+    )
     eval_tasks: int = option(20, "held-out tasks of each mission", least=1, most=_HELD_OUT)
-    eval_every: int = option(1, "rounds between these evaluations; there is always one after the last", least=1)
+    eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
     # the teacher decides the rule; GOOD and BAD; a chain of imagined steps
     lac: LACConfig = part(CHOSEN, without=("rule", "words", "branch", "resample"))
@@ -93,7 +96,7 @@ class IterateConfig:
         without=("train", "seed", "packed", "schedule", "warmup", "weight_decay", "clip_norm", "b2"),
     )
     cache_mb: float = option(1000.0, "key/value cache, MB; 0: none", least=0)
-    parallel: int = option(60, "episodes of a batch, in lockstep", least=1)
+    parallel: int = option(60, "episodes that a batch plays in lockstep", least=1)
     jobs: int = option(
         0,
         "batches that run concurrently; results do not change. 0: up to 4, for a built-in model on a CPU",

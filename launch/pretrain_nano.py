@@ -278,7 +278,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("snake_every", 8, "grids: one of this many steps is Snake, the rest FrozenLake", lower_bound=1)
     flags.DEFINE_float("skilled_share", 0.5, "grids: share of walkers that see holes and bodies", 0, 1)
     flags.DEFINE_boolean("habit", False, "grids: FrozenLake's unskilled walkers always go down first")
-    flags.DEFINE_boolean("snake_habit", False, "grids: Snake's unskilled walkers too, and look for no apples")
+    flags.DEFINE_boolean(
+        "snake_habit", False, "grids: Snake's unskilled walkers have a habit too, and do not look for apples"
+    )
     flags.DEFINE_integer("seed", 0, "grids, babyai: random seed", 0, MOST_SEED - 1)
     flags.DEFINE_string("init_from", "", "grids, babyai: start from the weights in this folder")
     flags.DEFINE_string("tokenizer", "", "grids: keep the tokenizer in this folder instead of training one")

@@ -112,7 +112,7 @@ class MatrixConfig:
 
 
 COMMAND = app.Command(
-    "reproduce_ms_grpo", MatrixConfig, dry_run="print what would be run, its memory and its work, and stop",
+    "reproduce_ms_grpo", MatrixConfig, dry_run="print what would be run, its memory and its work, then stop",
     may_change=("apart",),
 )  # fmt: skip
 
@@ -225,8 +225,8 @@ def reproduce(
         config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
         blocks=[
             Table("Results", rows, about),
-            Picture(figure_1(run_dir, results, seeds), "Reward in training; bands are one deviation over seeds."),
-            Picture(figure_2(run_dir, results, dqn), "Reward of every agent on every variant; arms are one deviation."),
+            Picture(figure_1(run_dir, results, seeds), "Reward in training; bands: one standard deviation."),
+            Picture(figure_2(run_dir, results, dqn), "Every agent on every variant; bars: one standard deviation."),
             Episodes(*transcripts),
         ],
     )

@@ -82,7 +82,7 @@ ROBOT_PRESETS = {  # by scale: also for every game but Pong
 }  # fmt: skip
 COMMAND = app.Command(
     SCRIPT, RunConfig, PRESETS, "scale", f". Other games also: {config_flags.listed(ROBOT_PRESETS)}",
-    dry_run="print the analyst's calls and tokens and the environment steps, and stop",
+    dry_run="print the analyst's calls and tokens and the environment steps, then stop",
     may_change=("methods", "checkpoint_every"),
 )  # fmt: skip
 

@@ -15,10 +15,10 @@ All methods play the same tasks, --tasks of each mission, in batches of --parall
 episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json. Every step is on disk once it is made
 (moves/), so --resume repeats none.
 
-The built-in model nano_babyai has read thousands of transcripts of walkers of mixed quality (`envs/babyai/corpus.py`),
-where the paper fine-tunes models of seven or eight billion weights on 18. --alpha and --floor were chosen with it on
-seeds 1 and 2 (the paper, too, chooses alpha by model); the library's own defaults are --alpha 1 --floor 0. Tasks follow
-from --seed: tune on other seeds than the one you report.
+The built-in model nano_babyai was trained on thousands of transcripts of walkers of mixed quality
+(`envs/babyai/corpus.py`); the paper fine-tunes models of seven or eight billion weights on 18. --alpha and --floor were
+chosen with it on seeds 1 and 2 (the paper, too, chooses alpha by model); the library's own defaults are --alpha 1
+--floor 0. Tasks follow from --seed: tune on other seeds than the one you report.
 
 The model `expert` knows the true state and is wrong at the rates of --expert (`nlrl_jax/backends/expert.py`): it shows
 how good a critic and an imagination an algorithm needs, not how good it is with a network.
@@ -77,8 +77,8 @@ class LACRunConfig:
     webshop_data: str = option("", "webshop: a folder with its items_shuffle*.json; empty: generated products")
     webshop_tagger: str = option(
         "",
-        "webshop: spaCy model that finds the nouns for the reward, en_core_web_sm for the original's; empty: a list of "
-        "words, by which the kind's reward of 5 % of pairs of products of one search differs",
+        "webshop: spaCy model that finds the nouns for the reward; the original's is en_core_web_sm. Empty: a list of "
+        "words, with which r_type differs for 5 % of the pairs of products of one search",
     )
     model: str = option(
         "",
@@ -109,7 +109,7 @@ class LACRunConfig:
     )
     prompts: PromptConfig = part(PromptConfig())
     cache_mb: float = option(1000.0, "key/value cache of a local model, MB; 0: none", least=0)
-    parallel: int = option(60, "episodes of a batch, in lockstep", least=1)
+    parallel: int = option(60, "episodes that a batch plays in lockstep", least=1)
     jobs: int = option(
         0,
         "batches that run concurrently; results do not change. 0: one per core, at most 4, for a built-in model on a "
@@ -227,7 +227,7 @@ def run(
     try:
         return finished_methods(run_dir, names, one)
     except LanguageModelError as error:
-        raise ValueError(f"{error}\nwhat is finished is kept; --resume continues") from error
+        raise ValueError(f"{error}\nfinished work is kept; --resume continues") from error
 
 
 def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_dir: pathlib.Path | None) -> Setting:
@@ -277,7 +277,7 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
 COMMAND = app.Command(
     SCRIPT,
     LACRunConfig,
-    dry_run="count calls and tokens, and do nothing",
+    dry_run="count calls and tokens, then stop",
     metrics=False,
     may_change=("methods", "jobs"),
 )

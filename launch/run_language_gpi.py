@@ -11,12 +11,12 @@ seeds, 90 mazes in lockstep. Writes results.json, table.md, metrics.jsonl, retur
 usage.json; finished rows are kept, so --resume continues with the next one.
 
 Details that the paper leaves open, and departures:
-- each maze has 25 cells to start from, so 30 starts cannot all differ: every cell once, five of them twice;
-- the numbers after +- are deviations of the mean return over the seeds;
+- each maze has 25 start cells, so of 30 starts five occur twice;
+- ± in the table is the half-width of a 95 % interval over the seeds; the paper does not say what its own is;
 - the goal of the medium maze is ours (see `envs.maze`), so its returns are not comparable with the paper's;
-- the paper shows the action history in the observation. The scale `paper` does so (--history 100). The rules by default
-  read the present and, in V^L, the look-ahead (--history 0), so that their gain is the look-ahead's: rules that count
-  visits without a slip need none (with --history 20, Q + I alone is as good as GPI);
+- the paper shows the action history in the observation, and so does the scale `paper` (--history 100). By default the
+  rules see only the present and, in V^L, the look-ahead (--history 0), so that what they gain is due to look-ahead:
+  rules that count earlier visits need none (with --history 20, Q + I alone is as good as GPI);
 - an unreadable action is replaced by a random one and counted; the maze's -4 for unknown words never applies.
 
 The last line reads `mean return (double_t): <policy alone> -> <GPI K=8 N=3>; (medium): ...`.
@@ -74,8 +74,8 @@ class GPIRunConfig:
     rows: str = option(
         ",".join(TABLE_1), "rows, separated by commas: policy, q, or KxN: K variations, N look-ahead steps"
     )
-    observation: str = option("full", "full, or partial: walls alone, no goal and no position", choices=OBSERVATIONS)
-    history: int = option(0, "the episode's moves that prompts show", least=0)
+    observation: str = option("full", "full, or partial: only walls, neither goal nor position", choices=OBSERVATIONS)
+    history: int = option(0, "how many past moves of the episode prompts show", least=0)
     starts: int = option(30, "starts in each maze", least=1)
     seeds: int = option(3, "episodes from each start", least=1)
     max_steps: int = option(100, "maximum steps per episode", least=1)
@@ -102,7 +102,7 @@ class GPIRunConfig:
         return dataclasses.replace(self.endpoint, endpoint_model=self.model)
 
 
-COMMAND = app.Command(SCRIPT, GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, and do nothing")
+COMMAND = app.Command(SCRIPT, GPIRunConfig, PRESETS, "scale", dry_run="print calls and tokens, then stop")
 
 
 def draw_starts(maze: mazes.Maze, count: int, seed: int) -> list[int]:

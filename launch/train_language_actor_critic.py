@@ -86,7 +86,7 @@ class RunConfig:
     policy_learning_rate: float = option(
         2e-4, "learning rate of the policy's SFT; too high a rate ends exploration", above=0
     )
-    eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
+    eval_games: int = option(1000, "greedy games per evaluation, half of them on each side", least=1)
     ppo: bool = option(True, "train the LLM-PPO baseline on as many games")
     seed: int = seed_option("everything random follows from it", counted_up=True)
 
@@ -136,7 +136,7 @@ PRESETS = {
 
 
 COMMAND = app.Command(
-    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True,
+    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
     may_change=("iterations", "prompted", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 

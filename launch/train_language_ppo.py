@@ -52,7 +52,7 @@ class RunConfig:
         names={"num_games": "games", "actor_learning_rate": "learning_rate"},
         without=TABLE_16,
     )
-    eval_games: int = option(1000, "greedy games per evaluation, half of them from either side", least=1)
+    eval_games: int = option(1000, "greedy games per evaluation, half of them on each side", least=1)
     seed: int = seed_option("everything random follows from it")
 
     def __post_init__(self):

@@ -109,7 +109,7 @@ PRESETS = {
 
 
 COMMAND = app.Command(
-    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, and do nothing", several=True,
+    SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
     may_change=("iterations", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 

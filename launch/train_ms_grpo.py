@@ -53,7 +53,7 @@ class TrainConfig:
 
     game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game")
     maps: str = option(
-        "", "FrozenLake's maps: all (the paper's), held_out, or train and evaluation on held_out; empty: train",
+        "", "FrozenLake's maps: all (the paper's), held_out, or train, evaluated on held_out; empty: train",
         choices=("", "all", "train", "held_out"),
     )  # fmt: skip
     model: str = option("nano", players.MODELS)

@@ -58,10 +58,8 @@ class WarmStartConfig:
     habit: bool = option(False, "the unskilled walkers go down first, then right (Snake: down, right, up, left)")
     max_tokens: int = option(200, "reply length that the prompt names", least=1)
     lora: LoraConfig = part(LoraConfig(), names={"rank": "lora_rank", "alpha": "lora_alpha"})
-    micro_batch: int = option(
-        0, "demonstrations differentiated at a time; 0: all at once. Memory only, same result", least=0
-    )
-    remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
+    micro_batch: int = option(0, "demonstrations differentiated at a time (less memory, same result); 0: all", least=0)
+    remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
     mesh: str = option("", players.MESH)
     dtype: str = option("", "float32 or bfloat16; empty keeps the checkpoint's", choices=DTYPES)
     seed: int = seed_option("everything random follows from it")

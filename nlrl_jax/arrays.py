@@ -30,7 +30,7 @@ def expect(axes: str, sizes: Mapping[str, Any] = {}, **arrays: Any) -> Sizes:
     Returns: the sizes of all letters.
 
     Raises:
-      ValueError: something that is no array, such as a list; another rank; a size that differs. The message names the
+      ValueError: not an array (a list, say); another rank; a size that differs. The message names the
         array, its shape and the one that is wanted.
     """
     names = axes.split()

@@ -85,7 +85,7 @@ def part(default: Any, *, names: Mapping[str, str] | None = None, without: Colle
     Args:
       default: the config, whose values are the options' defaults.
       names: its fields -> the options' names, where they differ.
-      without: its fields that are no options and keep the value in `default`.
+      without: its fields that are not options and keep the value in `default`.
     """
     return dataclasses.field(
         default_factory=lambda: default,
@@ -143,7 +143,7 @@ def replace(config: T, **values: Any) -> T:
     """`dataclasses.replace` by flat names.
 
     Raises:
-      TypeError: a name that is no option.
+      TypeError: a name that is not an option.
       ValueError: a value outside its bounds.
     """
     paths = {one.name: one.path for one in options(config)}
@@ -199,7 +199,7 @@ def assignments(name: str, text: str, left: str = "field") -> dict[str, Any]:
         try:
             pairs = _DECODER.decode(text.strip()).items()
         except ValueError as error:
-            raise OptionError(f"{name} is {text!r}, which is no JSON object ({error})") from None
+            raise OptionError(f"{name} is {text!r}, which is not a JSON object ({error})") from None
     else:
         pairs = _pairs(name, text.strip(), left)
     values: dict[str, Any] = {}
@@ -231,13 +231,13 @@ def _pairs(name: str, text: str, left: str) -> list[tuple[str, Any]]:
             if value in _NOT_JSON:
                 raise OptionError(f"{name} sets {key}={value}; write {key}={_NOT_JSON[value]}")
             if value[:1] in ("{", "[", '"'):
-                raise OptionError(f"{name} is {text!r}; the value of {key} is no whole JSON: {value}")
+                raise OptionError(f"{name} is {text!r}; the value of {key} is not complete JSON: {value}")
         found.append((key, value))
     return found
 
 
 def _finite(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_finite)

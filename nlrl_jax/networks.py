@@ -109,7 +109,7 @@ def log_prob(out: jax.Array, log_std: jax.Array | None, action: jax.Array) -> ja
       action: int [B], or [B, A] if actions are continuous.
 
     Raises:
-      ValueError: other shapes, or actions that are no integers where they must be.
+      ValueError: other shapes, or actions that are not integers where they must be.
     """
     expect("B" if log_std is None else "B A", _expect_rows(out, log_std), action=action)
     if log_std is None:

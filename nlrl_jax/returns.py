@@ -64,7 +64,7 @@ def aaw_sample(key: jax.Array, advantages: jax.Array, num: int, temperature: flo
     Returns: int32 [..., num], indices into the last axis.
 
     Raises:
-      ValueError: num > G, a temperature that is not positive, or advantages that are no array [..., G].
+      ValueError: num > G, a temperature that is not positive, or advantages that are not an array [..., G].
     """
     group = expect("... G", advantages=advantages)["G"]
     if not isinstance(num, int | np.integer) or not 1 <= num <= group:

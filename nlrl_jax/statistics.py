@@ -128,7 +128,7 @@ def share(yes: int, units: int) -> Estimate:
       ValueError: more than there are, or fewer than none.
     """
     if not 0 <= yes <= units:
-        raise ValueError(f"{yes} of {units} units is no share")
+        raise ValueError(f"{yes} of {units} units is not a share")
     return estimate(np.arange(units) < yes, is_share=True)
 
 
@@ -196,7 +196,7 @@ def wilson(p: float, n: int) -> tuple[float, float]:
 
 
 def header(units: str, count: int | None = None, shares: bool = False) -> str:
-    """What stands over a table: what its ± are.
+    """The sentence above a table that explains its ±.
 
     Args:
       units: their name in the plural and what they are of, e.g. "seeds of training".

@@ -172,7 +172,7 @@ class HostGame:
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
       examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
         where there are none.
-      score: name of an episode's reward in tables, beside success; "" where it says no more than that.
+      score: name of an episode's reward in tables, beside success; "" if it says no more than success.
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       expert: state -> the action of a player who sees the true state; None where there is none.
@@ -210,7 +210,9 @@ class Sampling:
     max_tokens: int = option(200, "maximum tokens per reply, its end token included", least=1)
     temperature: float = option(1.0, "sampling temperature, which divides the logits; 0 is greedy", least=0)
     top_k: int = option(0, "sample from the k most likely tokens; 0 is no limit", least=0)
-    top_p: float = option(1.0, "sample from the most likely tokens with this much probability", above=0, most=1)
+    top_p: float = option(
+        1.0, "sample from the most likely tokens that together have this probability", above=0, most=1
+    )
 
     def __post_init__(self):
         check(self)

@@ -31,7 +31,7 @@ def test_hand_worked_objective():
 
 
 def test_hand_worked_clipping_on_either_side():
-    """epsilon_low = 0.1 and epsilon_up = 0.3: each bound is its own, and has no gradient behind it."""
+    """epsilon_low = 0.1 and epsilon_up = 0.3: each bound is its own, and has no gradient beyond it."""
     ratios = jnp.array([[0.7, 1.5]])
     weights = jnp.full((1, 2), 0.5)
     loss = lambda ratios, A: losses.ms_grpo(

@@ -43,7 +43,7 @@ def game_files(folder: str) -> dict[str, list[pathlib.Path]]:
     """
     root = pathlib.Path(folder).expanduser()
     if not root.is_dir():
-        raise ValueError(f"--alfworld_data is {folder!r}, which is no folder; give the one with json_2.1.1 in it")
+        raise ValueError(f"--alfworld_data is {folder!r}, which is not a folder; give the one with json_2.1.1 in it")
     inner = [root, *sorted(root.glob("json_2*"))]
     split = next((one / _SPLIT for one in inner if (one / _SPLIT).is_dir()), root)
     found: dict[str, list[pathlib.Path]] = {kind: [] for kind in KINDS}
@@ -64,14 +64,14 @@ def load(path: pathlib.Path) -> GameFile:
     """A game's goal and problem.
 
     Raises:
-      ValueError: the file is no game.
+      ValueError: the file is not a game.
     """
     content = _read(path)
     goal = _GOAL.search(str(content.get("grammar", "")))
     problem = content.get("pddl_problem")
     if not goal or not isinstance(problem, str):
         missing = "task in its grammar" if isinstance(problem, str) else "pddl_problem"
-        raise ValueError(f"{path} is no game of ALFWorld: it has no {missing}")
+        raise ValueError(f"{path} is not a game of ALFWorld: it has no {missing}")
     return GameFile(goal[1], problem)
 
 
@@ -81,5 +81,5 @@ def _read(path: pathlib.Path) -> dict:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is no game of ALFWorld: it holds no JSON object")
+        raise ValueError(f"{path} is not a game of ALFWorld: it holds no JSON object")
     return content

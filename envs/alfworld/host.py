@@ -17,7 +17,7 @@ from nlrl_jax.types import HostGame, Outcome, Start
 RULES = (
     "You are in a room of a household and can see the names of all the places where things are kept. To see what is in "
     "or on a place, go to it and, if it is closed, open it. You can carry one thing at a time.\n"
-    "Actions, using the names that you have read: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
+    "Actions, with names exactly as shown: go to PLACE, open PLACE, close PLACE, take THING from PLACE, put "
     "THING in/on PLACE, clean THING with PLACE (at a sinkbasin), heat THING with PLACE (at a microwave), cool THING "
     "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. If an action is not possible, "
     'the observation is "Nothing happens."'
@@ -67,7 +67,7 @@ def step(ask: Ask, states: Sequence[State], actions: Sequence[str]) -> list[Outc
     requests, outcomes = [(state, plain(action)) for state, action in zip(states, actions, strict=True)], []
     for (state, command), (observation, won, error) in zip(requests, ask(requests), strict=True):
         if error:
-            outcomes.append(Outcome(state, "The game has broken off.", done=True, error=error))
+            outcomes.append(Outcome(state, "The game has stopped.", done=True, error=error))
         else:
             after = state._replace(commands=(*state.commands, command))
             outcomes.append(Outcome(after, observation, float(won), won, won, observation != NOTHING))

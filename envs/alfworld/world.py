@@ -186,7 +186,7 @@ class World:
 
 
 def plan(world: World) -> list[str]:
-    """A shortest sequence of commands to the goal, with full knowledge of the state; [] once it is reached."""
+    """A shortest sequence of commands to the goal, given where everything is; [] once it is reached."""
     if world.won():
         return []
     return min(_plans(world), key=len)

@@ -1,4 +1,4 @@
-"""Transcripts of BabyAI-Text as a corpus: what the built-in model of this game has read."""
+"""Transcripts of BabyAI-Text as a corpus: the training data of nano_babyai."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RULES = (
     "right and steps forward. Walls and closed doors block your view.\n"
     "Actions: turn left, turn right, go forward, pick up, drop, toggle. Pick up, drop and toggle (which opens doors) "
     "act on the cell directly in front of you. You can carry one thing at a time. A locked door opens with the key of "
-    "its colour. To go to a thing means to face it from the next cell: it is then 1 step forward."
+    "its colour. You have gone to a thing when you face it from the cell next to it: it is then 1 step forward."
 )
 _EXAMPLES = 1 << 30  # seeds of examples, which no task has
 

@@ -143,7 +143,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
         raise ValueError(f"no robot {name!r} of version {version!r}; choose of {', '.join(ROBOTS)} and v4, v5")
     robot = ROBOTS[name]
     return GameText(
-        system="You know robots and their control well. Answer in the requested output format.",
+        system="You are an expert in robot control. Answer in the requested output format.",
         game=_game(robot, version, contacts),
         identify=_IDENTIFY.format(motors=", ".join(motors(robot))),
         analyse=_ANALYSE,

@@ -24,7 +24,7 @@ from envs.maze.env import ACTIONS, Maze, Walk
 from nlrl_jax.roles.json_reply import read_choice, read_json
 from nlrl_jax.types import Chat
 
-SYSTEM = "You know mazes well. Answer with one JSON object and nothing else."
+SYSTEM = "You are an expert at solving mazes. Answer with one JSON object and nothing else."
 NO_EVALUATION = "(no evaluation was given)"
 
 _GAME = (
@@ -74,7 +74,7 @@ Fields of your answer:
 - "final_evaluation": in one sentence, how good the action is for reaching the goal."""
 _IMPROVE = """{game}
 
-Choose the agent's next action. Go by the evaluations below alone, not by anything else you may know.
+Choose the agent's next action. Go only by the evaluations below, not by anything else you may know.
 
 {evaluations}
 

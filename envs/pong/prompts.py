@@ -62,7 +62,7 @@ way, set off too late or left a good position), and from which timeslot on.
 (ii) Analyse the successes: in which critical timeslots the racket did well, and how such actions should be rewarded."""
 _REWARD = """\
 (i) The reward is positive if the action helps to catch the ball and negative if it makes that harder. The more \
-depends on the action, the further from 0 the reward is.
+the action matters, the further from 0 the reward is.
 (ii) Work out from the ball's positions in consecutive timeslots where and when it will arrive, and judge by that."""
 
 
@@ -70,7 +70,7 @@ def roles(points: int = 21) -> AnalystRoles:
     """Pong's side of ULTRA. Observations: top rows of our and their racket, the ball's row and column, its velocities.
 
     Args:
-      points: who has so many wins.
+      points: that win a game.
     """
     return analyst_roles(game_text(points))
 
@@ -78,7 +78,7 @@ def roles(points: int = 21) -> AnalystRoles:
 def game_text(points: int = 21) -> GameText:
     """Pong in words."""
     return GameText(
-        system="You know games like Pong well. Answer in the requested output format.",
+        system="You are an expert at games like Pong. Answer in the requested output format.",
         game=_GAME.replace("{points}", "1 point" if points == 1 else f"{points} points"),
         identify=_IDENTIFY,
         analyse=_ANALYSE,

@@ -1,4 +1,4 @@
-"""Products and instructions of WebShop: a person's own copy of its files, or ours (`products`)."""
+"""Products and instructions of WebShop: a local download of its files, or generated ones (`products`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any
 
 NO_PRICE = 100.0  # of a product without one, as in WebShop
 NO_LIMIT = 1e6
-_LEARN_EVERY = 5  # of our catalogue: the instructions about every fifth product are for `envs.recorded`, not for tasks
-_SHUFFLE, _TEST = 233, 500  # the original shuffles its goals with this seed; so many, the first, are its test set
+_LEARN_EVERY = (
+    5  # generated catalogue: the instructions about every fifth product are for `envs.recorded`, not for tasks
+)
+_SHUFFLE, _TEST = 233, 500  # the original shuffles its goals with this seed; the first 500 are its test set
 
 # Names of the files in WebShop's data folder, the small set first.
 ITEMS = ("items_shuffle_1000.json", "items_shuffle.json")
@@ -70,7 +72,7 @@ class Catalogue:
     """Products by id, and the instructions that are played.
 
     Attributes:
-      skipped: "products" and "instructions" -> those of the files that were left out, a reason each.
+      skipped: "products" and "instructions" -> what was left out of the files, with a reason each.
     """
 
     products: Mapping[str, Product]
@@ -79,10 +81,9 @@ class Catalogue:
 
 
 def load(folder: str) -> Catalogue:
-    """The catalogue in a folder with WebShop's files; "" is ours.
+    """The catalogue in a folder with WebShop's files; "": the generated one.
 
-    The tasks of a folder are the first 500 of its instructions in the order that the original shuffles them into: its
-    test set.
+    The tasks of a folder are the original's test set: the first 500 instructions in the order of its shuffle.
 
     Raises:
       FileNotFoundError: there is no such folder, or a file is missing in it.
@@ -96,12 +97,14 @@ def _load(folder: str) -> Catalogue:
     if not folder:
         from envs.webshop import products
 
-        found, goals, _ = read(*products.records(), where="our catalogue")
+        found, goals, _ = read(*products.records(), where="the generated catalogue")
         tasks = [goal for i, own in enumerate(goals) if i % _LEARN_EVERY != _LEARN_EVERY - 1 for goal in own]
         return Catalogue(found, tuple(tasks))
     path = pathlib.Path(folder)
     if not path.is_dir():
-        raise FileNotFoundError(f"--webshop_data is {folder!r}, which is no folder; it must hold {ITEMS[0]} and others")
+        raise FileNotFoundError(
+            f"--webshop_data is {folder!r}, which is not a folder; it must hold {ITEMS[0]} and others"
+        )
     files = (_json(path, ITEMS, list), _json(path, ATTRIBUTES, dict), _json(path, INSTRUCTIONS, dict))
     found, goals, skipped = read(*files, where=folder)
     if any(skipped.values()):
@@ -141,14 +144,14 @@ def read(
 ) -> tuple[dict[str, Product], list[list[Goal]], dict[str, list[str]]]:
     """The content of WebShop's files: (products by id, the instructions about each that has any, `Catalogue.skipped`).
 
-    As in WebShop, ids that occur again and those of more than ten characters are left out, and instructions without
-    attributes or about no product. So is what cannot be read, where WebShop would end with an error. A price from $a to
-    $b is drawn between them, the limit in an instruction is the larger of two draws from the next four multiples of ten
-    dollars; both follow from the product's id, so that they are the same every time.
+    As in WebShop, repeated ids, ids of more than ten characters, and instructions without attributes or about an
+    unknown product are left out. Entries that cannot be read are left out too, where WebShop would fail. A price from
+    $a to $b is drawn between them; the limit in an instruction is the larger of two draws from the next four multiples
+    of ten dollars. Both follow from the product's id, so they are the same every time.
 
     Args:
       items: the products, with `asin`, `name`, `pricing`, `full_description`, `small_description`,
-        `customization_options`, `query` and `product_category`; `reviews`, a list of texts, is ours.
+        `customization_options`, `query` and `product_category`; also `reviews`, a list of texts, which WebShop's lack.
       attributes: id -> {"attributes": [...]}.
       instructions: id -> [{"instruction", "instruction_attributes", "instruction_options"}, ...].
       where: for messages.
@@ -177,26 +180,26 @@ def read(
                 skipped["instructions"].append(str(error))
         goals += [found] if found else []
     for asin in sorted(instructions.keys() - products.keys()):
-        skipped["instructions"] += [f"{asin} is none of the products"] * len(_list(instructions[asin]))
+        skipped["instructions"] += [f"{asin} is not among the products"] * len(_list(instructions[asin]))
     if not goals:
         raise ValueError(f"{where}: no instruction is about one of its {len(products)} products; {_counted(skipped)}")
     return products, goals, skipped
 
 
 def _list(value: Any) -> list[Any]:
-    """A list as it is, anything else as its only element; null is an empty one."""
+    """A list as it is, anything else as its only element; null is an empty list."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _asin(number: int, item: Any, known: Mapping[str, Product]) -> str:
-    """The id of a product that is to be read."""
+    """The product's id, checked."""
     if not isinstance(item, Mapping) or not isinstance(item.get("asin"), str) or not item["asin"]:
         raise ValueError(f"product {number} has no asin")  # a text
     asin = item["asin"]
     if asin == "nan" or len(asin) > 10:
-        raise ValueError(f"product {number} has the asin {asin!r}, which is no id of ten characters")
+        raise ValueError(f"product {number} has the asin {asin!r}, which is not an id of ten characters")
     if asin in known:
-        raise ValueError(f"product {number} has the asin {asin} of another one")
+        raise ValueError(f"product {number} has the same asin as another, {asin}")
     return asin
 
 
@@ -230,14 +233,14 @@ def _product(asin: str, item: Mapping[str, Any], attributes: Any) -> Product:
 
 
 def _text(value: Any, name: str) -> str:
-    """A text, which may be a number in the file; null is none."""
+    """A text, which may be a number in the file; null is ""."""
     if value is not None and not isinstance(value, str | int | float):
         raise ValueError(f"{name} is {value!r}, not a text")
     return "" if value is None else str(value)
 
 
 def _texts(values: Any, name: str) -> tuple[str, ...]:
-    """A list of texts without its nulls; null is an empty one."""
+    """A list of texts without its nulls; null is an empty list."""
     if values is not None and not isinstance(values, list | tuple):
         raise ValueError(f"{name} is {values!r}, not a list")
     return tuple(_text(value, name) for value in values or () if value is not None)

@@ -21,7 +21,7 @@ RULES = (
     "price below the limit."
 )
 MAX_STEPS = 15
-_QUERY = 4  # words of a search that a shopper might try
+_QUERY = 4  # words of a plausible search
 
 
 def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> HostGame:

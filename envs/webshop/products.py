@@ -1,8 +1,8 @@
-"""Our own catalogue in the form of WebShop's files: families of products that differ in what an instruction asks for.
+"""A generated catalogue in the form of WebShop's files: families of products that differ in what is asked for.
 
-Of every kind of product there are families of four. The first member is what instructions are about; the others look
-alike in a list of results, but one lacks an attribute, one costs too much, and one does not come in the option asked
-for. What a title leaves out stands among the features or in the description, so a look at the first hit is not enough.
+Each kind of product has families of four. Instructions are about the first member. In a list of results the others look
+the same, but one lacks an attribute, one costs too much, and one is not sold with the requested option. What a title
+leaves out is in the features or the description, so the first hit is not enough.
 
     python -m envs.webshop.products FOLDER    # writes the three files
 """
@@ -28,7 +28,7 @@ _BRANDS = _list(
     "Underhill, Verity, Westmoor, Yarrow"
 )
 COLOURS = _list("black, white, navy, olive green, burgundy, charcoal, teal, coral, mustard, lavender, beige, rust")
-# No x-large beside large, no 8 ounce beside 3 ounce: WebShop's reward takes one for the other.
+# No x-large beside large, no 8 ounce beside 3 ounce: WebShop's reward confuses them.
 _CLOTHES = _list("petite, small, medium, large, plus, tall")
 _SHOES = _list("6, seven wide, 8, nine narrow, 10, eleven")
 _SCENTS = _list("lavender, citrus, cedar, coconut, rose, vanilla, eucalyptus")
@@ -185,7 +185,7 @@ def _item(kind: Kind, own: list[str], options: dict[str, list[str]], dollars: in
 
 
 def main(arguments: list[str]) -> None:
-    """Writes our catalogue into a folder under the names of WebShop's files."""
+    """Writes the generated catalogue into a folder under the names of WebShop's files."""
     if len(arguments) != 1:
         raise SystemExit("usage: python -m envs.webshop.products FOLDER")
     folder = pathlib.Path(arguments[0])

@@ -202,8 +202,8 @@ def _unreadable(role: str, bad: Sequence[Reply], of: int) -> str:
     why = " (refused)" if first.refused else "" if first.ended else " (cut at its maximum length)"
     return (
         f"the analyst cannot be used: {len(bad)} of its first {of} replies as {role!r} cannot be read, the first one "
-        f"is {said}{why}. Nothing is refined with that: give another --analyst or --endpoint_model in a new --run_dir; "
-        "--base with this one takes its base agents"
+        f"is {said}{why}. Nothing is refined: give another --analyst or --endpoint_model in a new --run_dir; --base "
+        "with this folder reuses its base agents"
     )
 
 

@@ -38,10 +38,10 @@ def state_dependence(policy: LanguageAgentPolicy, variables: Any, turns: Turns, 
     """Mean of log p(reply | its prompt) - log p(reply | another prompt), nats per reply; 0 where no two prompts differ.
 
     In expectation at least the mutual information of prompt and reply if replies are sampled at temperature 1; 0 for
-    a model that ignores what it reads.
+    a model that ignores its prompt.
 
     Args:
-      number: how many replies are scored after another's prompt, spread evenly over the turns played.
+      number: how many replies are scored after another prompt, spread evenly over the turns played.
     """
     said, active = turns.turn, turns.active.reshape(-1)
     rows = jax.tree.map(lambda x: x.reshape(active.size, *x.shape[2:]), said._replace(parsed=None))
@@ -51,11 +51,11 @@ def state_dependence(policy: LanguageAgentPolicy, variables: Any, turns: Turns, 
     other = jnp.roll(own, number // 2)
     differ = jnp.any(rows.prompts[own] != rows.prompts[other], axis=-1) & active[own] & active[other]
     lengths = jnp.maximum(rows.prompt_lengths[other], 1)
-    behind_other = score(
+    after_other = score(
         policy.model, variables, rows.prompts[other], lengths, rows.replies[own], policy.prefix(variables)
     )
     written = jnp.arange(rows.replies.shape[-1]) < rows.reply_lengths[own][:, None]
-    gap = jnp.sum(jnp.where(written, rows.log_probs[own] - behind_other, 0.0), axis=-1)
+    gap = jnp.sum(jnp.where(written, rows.log_probs[own] - after_other, 0.0), axis=-1)
     return jnp.sum(jnp.where(differ, gap, 0.0)) / jnp.maximum(jnp.sum(differ), 1)
 
 

@@ -42,7 +42,7 @@ class DQNConfig:
     batch_size: int = option(128, "transitions per gradient step", least=1)
     target_every: int = option(1_000, "gradient steps between copies to the target network", least=1)
     learning_starts: int = option(1_000, "transitions in the buffer before the first gradient step", least=0)
-    num_envs: int = option(10, "games played side by side; 1 is the paper's", least=1)
+    num_envs: int = option(10, "games played in parallel; 1 is the paper's", least=1)
     max_steps: int = option(20, "maximum steps per training episode", least=1)
 
     def __post_init__(self):

@@ -75,7 +75,7 @@ class LACConfig:
     )
     words: str = option("GOOD,BAD", "the words whose probabilities make Q, separated by a comma")
     branch: int = option(1, "actions followed from each imagined state; 1 is the paper's chain", least=1)
-    resample: int = option(0, "times that other candidates are tried while no Q is above 0", least=0)
+    resample: int = option(0, "how often new candidates are tried while no Q is above 0", least=0)
 
     def __post_init__(self):
         check(self)

@@ -1,4 +1,4 @@
-"""LAC's loop closed: what the critic improves, the prior learns (expert iteration; ours, beyond the paper).
+"""LAC's loop closed: the prior learns what the critic improves (expert iteration, not in the paper).
 
 Round k plays fresh tasks with the improved policy and fine-tunes the prior on what it did:
 

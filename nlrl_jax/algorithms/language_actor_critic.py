@@ -49,16 +49,16 @@ class ActorCriticConfig:
     fresh_lines: bool = option(False, "play k new games for each estimate; false: use the iteration's own games")
     num_samples: int = option(10, "moves that the policy proposes for a position [N_sample]", least=1)
     top_m: int = option(10, "maximum number of distinct proposals compared, the most frequent first [m]", least=1)
-    num_values: int = option(1, "evaluations drawn of each compared move; the improver gets them all", least=1)
+    num_values: int = option(1, "evaluations sampled for each compared move; the improver gets them all", least=1)
     mask: bool = option(True, "compare the policy's own proposals only; false: all legal moves")
     max_visits: int = option(
-        0, "maximum count of a position in an iteration's policy data, against learning the openings by heart before "
-        "their values are known; 0: no limit (the paper)", least=0,
+        0, "maximum visits of a position that count in an iteration's policy data, so that openings are not memorised "
+        "before their values are known; 0: no limit (the paper)", least=0,
     )  # fmt: skip
     buffer: int = option(3, "iterations of value data that the value model learns from [K_buffer]", least=1)
     correct: bool = option(
-        False, "teach the value model, an iteration later, how its contradictory evaluations should go on; the paper: "
-        "no",
+        False, "teach the value model in the next iteration how its contradictory evaluations should have continued; "
+        "the paper: no",
     )  # fmt: skip
     rollout: Sampling = _sampling(Sampling(512, 1.0, 50, 0.95), max_tokens="max_tokens")
     candidates: Sampling = _sampling(Sampling(1024, 0.7), temperature="candidate_temperature")

@@ -59,7 +59,7 @@ class LanguagePPOConfig:
     weight_decay: float = option(0.01, "AdamW's weight decay", least=0)
     epochs: int = option(1, "passes over the moves of an iteration", least=1)
     batch_size: int = option(16, "moves differentiated at a time", least=1)
-    accumulation: int = option(2, "such batches per gradient step", least=1)
+    accumulation: int = option(2, "batches per gradient step", least=1)
     clip: float = option(0.2, "clip the ratio to 1 - clip and 1 + clip", above=0)
     value_coef: float = option(0.5, "weight of the squared value error", least=0)
     entropy_coef: float = option(0.01, "weight of the entropy bonus", least=0)
@@ -71,7 +71,7 @@ class LanguagePPOConfig:
         choices=("params", "lora"),
     )
     max_grad_norm: float = option(1.0, "clip gradients to this norm, actor and critic each", above=0)
-    remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
+    remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
 
     def __post_init__(self):
         check(self)

@@ -28,7 +28,7 @@ class TDDataConfig:
     """Positions for language TD (NLRL, appendix B.2)."""
 
     states: int = option(45_000, "positions to learn from", least=1)
-    test_states: int = option(3000, "positions to judge on, none of which is learned from", least=1)
+    test_states: int = option(3000, "held-out positions for evaluation", least=1)
     look_ahead: int = option(4, "moves per variation [l]", least=1)
     variations: int = option(4, "variations per position, before duplicates are removed [K]", least=1)
     simulations: int = option(1000, "MCTS simulations per move of the policy that is evaluated", least=1)

@@ -71,10 +71,10 @@ class MSGRPOConfig:
     updates_per_batch: int = option(1, "gradient steps on the same episodes", least=1)
     max_grad_norm: float = option(1.0, "clip gradients to this norm", above=0)
     credit: str = option(
-        "episode", "episode (the paper's) or turn: return-to-go against the group's", choices=("episode", "turn")
+        "episode", "episode (the paper's) or turn: return-to-go, compared with the group's", choices=("episode", "turn")
     )
-    micro_batch: int = option(0, "replies differentiated at a time; 0: all at once. Memory only, same result", least=0)
-    remat: bool = option(False, "recompute blocks in the backward pass. Memory only, same result")
+    micro_batch: int = option(0, "replies differentiated at a time (less memory, same result); 0: all", least=0)
+    remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
     probe: int = option(
         0,
         "replies per iteration that are scored after another prompt too, to see whether they depend on theirs",

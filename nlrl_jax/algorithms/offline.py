@@ -57,7 +57,9 @@ class OfflineConfig:
     """Learning a policy from a fixed set of episodes."""
 
     method: str = option("finetuned_policy", "what actions are weighted by in the loss", choices=METHODS)
-    step_reward: float = option(0.1, "dense_policy_gradient: reward of a GOOD step; a BAD one has minus it", above=0)
+    step_reward: float = option(
+        0.1, "dense_policy_gradient: reward of a GOOD step; that of a BAD one is its negative", above=0
+    )
 
     def __post_init__(self):
         check(self)

@@ -60,10 +60,8 @@ class SFTConfig:
     weight_decay: float = option(0.0, "AdamW's weight decay", least=0)
     clip_norm: float = option(1.0, "maximum global norm of a gradient", above=0)
     b2: float = option(0.999, "AdamW's decay of the second moment", least=0, below=1)
-    micro_batch: int = option(
-        0, "rows differentiated at a time in SFT; 0: all at once. Memory only, same result", least=0
-    )
-    remat: bool = option(False, "recompute blocks in SFT's backward pass. Memory only, same result")
+    micro_batch: int = option(0, "rows differentiated at a time in SFT (less memory, same result); 0: all", least=0)
+    remat: bool = option(False, "recompute blocks in SFT's backward pass: less memory, same result")
     seed: int = seed_option("of the order of the examples")
 
     def __post_init__(self):

@@ -177,14 +177,14 @@ class GuidanceConfig:
     rewards: bool = option(True, "add alpha * r^LLM in critical states (ULTRA-R)")
     alpha: float = option(0.5, "weight of the analyst's rewards; the paper: 0.5 for Pong, 0.1 for the robots", least=0)
     radius: float = option(
-        0.3, "how near a continuous state must be to a critical one, in deviations per dimension", above=0
+        0.3, "how close a continuous state must be to a critical one, in standard deviations per dimension", above=0
     )
     advice: str = option(
         "offset",
         "continuous actions: advice as an offset from the agent's own mean action, or absolute (the paper)",
         choices=("offset", "absolute"),
     )
-    step: float = option(0.1, "share of an offset that is added", above=0)
+    step: float = option(0.1, "continuous actions: share of the advice's offset that is added", above=0)
     floor: float = option(
         -math.inf, "least normalised advantage of a suggested action; -inf: exactly algorithm 1", below=math.inf,
         infinite=True,

@@ -59,7 +59,7 @@ class EndpointModel(EndpointServer):
 
         A chat that occurs n times is sent as one request for n choices; missing ones are requested one by one. At
         temperature 0 it is sent once. The tokens of a request are spread over its replies so that their sums are right:
-        the first has read the prompt, and the written ones are divided by length. Each chat has a `seed` of its own,
+        the first counts the prompt, and those written are divided by length. Each chat has a `seed` of its own,
         made from ours and its text; at temperature 0 none is sent. Drawn replies have the log-probabilities of their
         tokens where the server lists those (`Abilities.top`).
 

@@ -15,12 +15,12 @@ history begins at a task, so the model repeats its actions in the game and asks 
             |log(critic / (1 - critic))| with the sign of what it says, and 0 for UNKNOWN, after which an imagined
             rollout of LAC goes on. Rewards, values (the share of the way that is done, in quarters) and probabilities
             of success are wrong as often.
-    world   The observation that it imagines is the true one with this probability. Else it is that of another action
-            from the same state, from where the imagined rollout then goes on; where no other action tried leads to
-            something else, it is right.
+    world   The observation that it imagines is the true one with this probability. Otherwise it is that of
+            another action from the same state, and the imagined rollout goes on from there. If no other action that
+            is tried leads to something else, it is right.
 
-All of it follows from the text, goal and transcript: the same question gets the same answer, and whoever reads an
-imagined transcript later finds the state again (`backends.states`).
+All of it follows from the text, goal and transcript: the same question gets the same answer, and the state of an
+imagined transcript can be found again (`backends.states`).
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Rates:
     def describe(self, game: str) -> str:
         """What the model is, in a sentence for a reader of results."""
         return (
-            f"The model is no language model: it is {game}'s own expert, which knows the true state. Its actions are "
-            f"right with probability {self.prior:g}, its verdicts with {self.critic:g} and the observations that it "
-            f"imagines with {self.world:g}."
+            f"The model is not a language model: it is {game}'s own expert, which knows the true state. Its actions "
+            f"are right with probability {self.prior:g}, its verdicts with {self.critic:g} and the observations that "
+            f"it imagines with {self.world:g}."
         )
 
 

@@ -93,7 +93,7 @@ def log_probs(net: Network, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ..
 
 
 class _whole:
-    """Empties the cache if what was promised to be in it may not be."""
+    """Empties the cache if it may lack entries that it claims to hold."""
 
     def __init__(self, cache: KVCache):
         self.cache = cache

@@ -1,4 +1,4 @@
-"""The true state behind a transcript of a host game: found by repeating its actions, imagined steps among them.
+"""The true state at the end of a host game's transcript: found by repeating its actions, imagined steps among them.
 
 For models that know the game (`backends.expert`). A history begins at a task; each step leads to where its action does,
 if the observation is what that action leads to, else to where the mistake of an imagination leads (`States.mistakes`),
@@ -49,7 +49,7 @@ class Place:
     left: float | None = None
 
     def then(self, key: str, action: str, outcome: Outcome | None, shown: bool = True) -> Place:
-        """The place after an action; where nobody knows what it led to (None), the state stays."""
+        """The place after an action; if its result is unknown (None), the state stays."""
         taken = self.taken if action in self.taken else (*self.taken, action)
         if outcome is None:
             return dataclasses.replace(self, key=key, shown=False, idle=True, taken=taken)
@@ -77,7 +77,7 @@ class States:
 
     @property
     def counts(self) -> bool:
-        """Whether the game itself counts the steps to success, so that nobody needs to play on."""
+        """Whether the game itself counts the steps to success, so that play can stop there."""
         return self._optimal is not None
 
     def find(self, histories: Sequence[History]) -> list[Place]:

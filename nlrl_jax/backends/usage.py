@@ -26,7 +26,7 @@ class RoleUsage:
 
     Attributes:
       calls: replies and scores.
-      prompt_tokens, tokens: read and written. Cached replies count as none. A score has read its tokens.
+      prompt_tokens, tokens: read and written. Cached replies count as none. A score counts the tokens it reads.
       paid: the tokens, read and written, of an endpoint, counted as each response arrives, useful or not.
       seconds: wall time inside the model, also of calls that raised.
       cache_hits: calls that came from a cache.

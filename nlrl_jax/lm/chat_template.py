@@ -35,7 +35,9 @@ class TemplateOptions:
         "variables of a local model's chat template, such as enable_thinking=false; several separated by commas",
         joined=True,
     )
-    date: str = option("", "the date for chat templates that print it, as 2026-01-31; empty: when the run begins")
+    date: str = option(
+        "", "the date for chat templates that print it, such as 2026-01-31; empty: the day the run begins"
+    )
     shared: bool = False  # several models have these variables: each is given those that its template reads
 
     def __post_init__(self):

@@ -100,7 +100,7 @@ class ModelConfig:
         if architecture == "Qwen3ForCausalLM":
             own_head_dim = 128
         elif rest and hf.get("head_dim") is None:
-            raise ValueError(f"hidden_size {hf['hidden_size']} is no multiple of num_attention_heads {heads}")
+            raise ValueError(f"hidden_size {hf['hidden_size']} is not a multiple of num_attention_heads {heads}")
         fields = dict(
             vocab_size=_size(hf, "vocab_size"),
             hidden_size=_size(hf, "hidden_size"),

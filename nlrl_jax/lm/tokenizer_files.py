@@ -85,10 +85,10 @@ def read_tokenizer(folder: pathlib.Path) -> TokenizerFiles:
 def read_token_ids(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
     """The ids of "bos", "eos" and "pad" that generation_config.json names, else config.json; () where neither does.
 
-    A negative number is no id; old files have pad_token_id -1.
+    A negative number is not an id; old files have pad_token_id -1.
 
     Raises:
-      ValueError: an id that is no number.
+      ValueError: an id that is not a number.
     """
     found: dict[str, tuple[int, ...]] = {role: () for role in ("bos", "eos", "pad")}
     for role in found:
@@ -165,7 +165,7 @@ def _read_native(folder: pathlib.Path, spec: dict[str, Any], config: dict[str, A
     if kind in _REBUILT:
         rebuild, defaults = _REBUILT[kind]
         if spec["model"].get("type", "BPE") != "BPE":
-            return _convert(folder, f"has a tokenizer of the class {kind} that is no BPE, which")
+            return _convert(folder, f"has a tokenizer of the class {kind} that is not BPE, which")
         spec = rebuild(spec, bool(config.get("add_prefix_space")))
     elif spec.get("padding"):
         defaults = {"pad_token": spec["padding"]["pad_token"]}
@@ -194,7 +194,7 @@ def _added_tokens(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping
     if "added_tokens_decoder" in config:
         found = {int(i): _token(value) for i, value in config["added_tokens_decoder"].items()}
         if wrong := [token for token in found.values() if isinstance(token, str)]:
-            raise ValueError(f"the token {wrong[0]!r} of added_tokens_decoder is no object")
+            raise ValueError(f"the token {wrong[0]!r} of added_tokens_decoder is not an object")
     else:
         named, extra = _special_tokens(folder, config)
         special, found = {_text(token) for token in (*named.values(), *extra)}, {}

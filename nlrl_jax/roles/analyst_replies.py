@@ -130,7 +130,7 @@ def choice_reader(words: Mapping[str, int]) -> ReadAction:
 
 
 def vector_reader(size: int, low: float = -1.0, high: float = 1.0) -> ReadAction:
-    """Reads `size` numbers in [low, high]; anything else is no action."""
+    """Reads `size` numbers in [low, high]; anything else is not an action."""
     number = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w.])")
 
     def read(text: str) -> tuple[float, ...] | None:

@@ -125,7 +125,7 @@ def check_wandb(project: str) -> None:
 
     Raises:
       ModuleNotFoundError: the package wandb is not installed.
-      ValueError: no name of a project, or nobody is logged in.
+      ValueError: no project name, or no login.
     """
     if _UNKNOWN_TO_WANDB.search(project) or len(project) > 128:
         raise ValueError(

@@ -51,7 +51,7 @@ def open_run(
 
     Raises:
       ValueError: the folder cannot be made or written; another process writes to it; it already holds the work of a run
-        (without `resume` or `overwrite`) or files that belong to no run; there is no run to resume; or the stored
+        (without `resume` or `overwrite`) or files that are not of a run; there is no run to resume; or the stored
         config differs in a field that may not change.
     """
     run_dir = pathlib.Path(run_dir).expanduser().absolute()

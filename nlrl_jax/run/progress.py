@@ -81,7 +81,7 @@ class Progress:
             print(f"[{iteration + 1}/{self.total}] {text}  {pace}", file=self._console.file, flush=True)
 
     def note(self, text: str) -> None:
-        """A sentence of its own, above the bar if there is one."""
+        """Prints a sentence, above the bar if there is one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __exit__(self, *_) -> None:

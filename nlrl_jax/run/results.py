@@ -9,9 +9,9 @@
 
 "before" and "after" are the same evaluation before and after training: a number for each metric, or a list with one
 number per seed. A metric that metrics.jsonl calls "eval/NAME" is NAME here. "after" is {} until the run has finished,
-and "before" is {} where nothing was trained. "seeds" is how many, or a list of them. "transcripts" holds records of
-`transcript.transcripts`, and "legend" is the game's. A script may add keys of its own. Numbers that JSON has no word
-for are the strings "nan", "inf" and "-inf", as in metrics.jsonl.
+and "before" is {} if nothing was trained. "seeds" is how many, or a list of them. "transcripts" holds records of
+`transcript.transcripts`, and "legend" is the game's. A script may add keys of its own. Numbers that JSON
+cannot express are the strings "nan", "inf" and "-inf", as in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def write(
     seeds: int | Sequence[int] = 1,
     **more: Any,
 ) -> pathlib.Path:
-    """Writes RUN_DIR/results.json, whole or not at all, and returns its path. Of several processes, which
-    all must call this, the first writes.
+    """Writes RUN_DIR/results.json, whole or not at all, and returns its path. All processes of a run
+    must call this; the first writes.
 
     Args:
       script: the module's name, e.g. "train_ms_grpo".
       before, after: evaluations; `after={}` while the run is still training.
-      more: whatever else the script keeps, "transcripts" ({"before": [...], "after": [...]}) among it.
+      more: other entries, such as "transcripts" ({"before": [...], "after": [...]}).
 
     Raises:
       ValueError: an evaluation holds something other than numbers.
@@ -66,7 +66,7 @@ def write(
 
 
 def read(run_dir: str | os.PathLike) -> dict[str, Any]:
-    """What `write` stored, with "transcripts" {"before": [], "after": []} where there are none.
+    """What `write` stored, with "transcripts" {"before": [], "after": []} if there are none.
 
     Raises:
       FileNotFoundError: the run has no results.json.
@@ -82,7 +82,7 @@ def read(run_dir: str | os.PathLike) -> dict[str, Any]:
         for episode in [*stored["transcripts"]["before"], *stored["transcripts"]["after"]]:
             check_episode(episode)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error!r:.80}); delete it: the run's --resume makes it again") from None
+        raise ValueError(f"{path} is damaged ({error!r:.80}); delete it; the run's --resume writes it again") from None
     return stored
 
 
@@ -107,7 +107,7 @@ def _numbers(name: str, evaluation: Mapping[str, Any]) -> dict[str, float | list
 
 
 def _number(value: Any) -> float:
-    """A number as it is, so that it is written as it was; "nan" and "inf" as numbers."""
+    """A number unchanged, so that it is written as it was; the strings "nan" and "inf" as numbers."""
     if not isinstance(value, int | float | str):
         raise TypeError(f"{value!r:.60} is not a number")
     return float(value) if isinstance(value, str) else value

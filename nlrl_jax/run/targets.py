@@ -71,7 +71,7 @@ def devices(target: str, count: int = 1) -> list[Any]:
     else:
         raise ValueError(f"unknown target {target!r}; give {', '.join(GPUS)}, cpu, or a TPU topology such as v5e:2x4")
     if len(found) < count:
-        raise ValueError(f"{target} has {len(found)} devices, {count} were asked for")
+        raise ValueError(f"{target} has {len(found)} devices, {count} were requested")
     return list(found[:count])
 
 

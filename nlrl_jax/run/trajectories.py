@@ -97,7 +97,7 @@ def _step(name: str, step: Any) -> Step:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f'"{name}" is {_shown(value)}; it must be a text that is not empty')
+        raise ValueError(f'"{name}" is {_shown(value)}; it must be non-empty text')
     return value.strip()
 
 

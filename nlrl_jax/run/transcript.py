@@ -12,7 +12,7 @@ from nlrl_jax.rollouts.text_games import Episodes
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame
 
-# Control characters become their pictures, what would reorder or hide text becomes U+FFFD.
+# Control characters become visible symbols; characters that reorder or hide text become U+FFFD.
 _HIDDEN = [*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000), 0xFEFF]
 _VISIBLE = (
     {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
@@ -22,7 +22,7 @@ _VISIBLE = (
 
 
 def printable(text: str) -> str:
-    """`text` without terminal escapes, NUL, lone surrogates or direction overrides: each becomes a visible sign."""
+    """`text` without terminal escapes, NUL, lone surrogates or direction overrides: each becomes a visible symbol."""
     return text.translate(_VISIBLE)
 
 
@@ -86,7 +86,7 @@ def _turn(policy, game, turns, t: int, i: int) -> dict[str, Any]:
 
 
 def check_episode(record: Any) -> None:
-    """Raises KeyError, TypeError, ValueError or AttributeError where a record lacks what is shown of an episode."""
+    """Raises KeyError, TypeError, ValueError or AttributeError if a record lacks what an episode shows."""
     outcome(record), record["final_board"]
     for turn in record["turns"]:
         turn["board"], turn["prompt"], turn["reply"], turn["actions"], turn["reward"]

@@ -55,7 +55,7 @@ class CompiledTemplate:
 
         Raises:
           KeyError: a field is missing.
-          ValueError: fields of several states, too few values, or numbers that are no integers (see `template.read`);
+          ValueError: fields of several states, too few values, or numbers that are not integers (see `template.read`);
             outside a trace also values for which `render` raises ValueError.
         """
         if not any(isinstance(value, jax.core.Tracer) for value in fields.values()):

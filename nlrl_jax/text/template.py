@@ -108,7 +108,7 @@ class Template:
         Raises:
           KeyError: a slot's field is missing.
           ValueError: a value outside its slot's range, or a count above `max_items`; fields of several states, too few
-            values, or numbers that are no integers (see `read`).
+            values, or numbers that are not integers (see `read`).
         """
         return "".join(_render_part(part, fields) for part in self.parts)
 

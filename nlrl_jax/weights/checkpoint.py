@@ -156,7 +156,7 @@ class Checkpoints:
                 shutil.rmtree(remains, ignore_errors=True)
         multihost.wait()  # now all find the same
         if (self.folder / str(step)).exists():
-            raise OSError(f"{self.folder / str(step)} is no checkpoint and has the name of one; move it away")
+            raise OSError(f"{self.folder / str(step)} is not a checkpoint but has the name of one; move it away")
         ocp = _orbax()
         options = ocp.CheckpointManagerOptions(max_to_keep=self.keep, step_name_format=_names())
         self._manager = ocp.CheckpointManager(self.folder, options=options)

@@ -1,4 +1,4 @@
-"""A local model on a loopback server, as vLLM would serve it, or as servers do that only list likeliest tokens."""
+"""A local model served on loopback as vLLM would serve it, or as servers do that only list likely tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The expert as a language model: its rates, the state behind a transcript, and LAC with it."""
+"""The expert as a language model: its rates, the state of a transcript, and LAC with it."""
 
 import dataclasses
 import math

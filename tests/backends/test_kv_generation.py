@@ -1,4 +1,4 @@
-"""The local model with a cache of what it has read, against the same without."""
+"""The local model with and without a key/value cache."""
 
 import dataclasses
 
@@ -122,7 +122,7 @@ def test_a_token_is_read_once(cached):
     nodes = {text[:n] for text in texts for n in range(1, len(text) + 1)}
     assert cached.cache.stats.read == len(nodes)
     cached.complete(forks, GREEDY, "policy")
-    assert cached.cache.stats.read == len(nodes) + len(forks)  # the last token of each, for what comes behind it
+    assert cached.cache.stats.read == len(nodes) + len(forks)  # the last token of each, for what comes after it
 
 
 def test_other_weights_start_with_nothing(cached, plain):

@@ -1,4 +1,4 @@
-"""Memory that was freed behind something still in use goes back to the system, and large arrays lie in huge pages."""
+"""Memory that was freed below something still in use goes back to the system, and large arrays lie in huge pages."""
 
 import pathlib
 import platform

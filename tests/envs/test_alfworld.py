@@ -1,4 +1,4 @@
-"""ALFWorld in the TextWorld engine: text, worker processes that die, a person's own folder."""
+"""ALFWorld in the TextWorld engine: text, worker processes that die, a local download."""
 
 import importlib.util
 import json
@@ -234,7 +234,7 @@ def test_another_version_is_refused_with_the_one_that_works(tmp_path, monkeypatc
 
 
 def test_folders_and_files_that_are_not_what_they_say(tmp_path):
-    with pytest.raises(ValueError, match="which is no folder"):
+    with pytest.raises(ValueError, match="which is not a folder"):
         envs.make_host("alfworld", data=str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="there is no game in it"):
         envs.make_host("alfworld", data=str(tmp_path))

@@ -130,7 +130,7 @@ GOOD_ROW = {"instruction": "buy it", "instruction_attributes": ["soft"], "instru
         ({"customization_options": {"size": "XL"}}, "an option 'XL' without a value"),
         ({"small_description": [["soft"]]}, "the small_description of product B000000009"),
         ({"product_category": {"a": 1}}, "the product_category of product B000000009"),
-        ({"asin": "B000000001"}, "has the asin B000000001 of another one"),
+        ({"asin": "B000000001"}, "has the same asin as another, B000000001"),
         ({"asin": "B0000000011"}, "has the asin 'B0000000011'"),
         ({"asin": None}, "product 3 has no asin"),
     ],
@@ -192,7 +192,7 @@ def test_our_own_instructions_come_once_in_a_run_of_any_seed():
 
 
 def test_folders_that_are_not_webshops_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         catalogue.load(str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match="has no items_shuffle_1000.json"):
         catalogue.load(str(tmp_path))

@@ -37,7 +37,7 @@ def test_a_package_that_shadows_ours_is_named(tmp_path):
     code = f"import sys; sys.path.append({str(ROOT)!r}); import launch.evaluate"
     refused = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 1
-    assert f"error: {tmp_path / 'envs' / '__init__.py'} stands in front of nlrl_jax's own package" in refused.stderr
+    assert f"error: {tmp_path / 'envs' / '__init__.py'} hides nlrl_jax's own package" in refused.stderr
 
 
 @pytest.mark.parametrize("script", ["train_ms_grpo", "train_dqn", "warm_start", "finetune_lac", "generate"])

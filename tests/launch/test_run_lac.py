@@ -1,4 +1,4 @@
-"""LAC and planners through the script, with the built-in model: here, and behind an endpoint."""
+"""LAC and planners through the script, with the built-in model: in this process and on a server."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_a_run_leaves_scores_episodes_and_a_page(here, capsys):
 
 
 @pytest.mark.slow
-def test_an_endpoint_decides_as_the_model_behind_it(here, tmp_path):
+def test_an_endpoint_decides_as_the_model_that_it_serves(here, tmp_path):
     local = models.local_model("nano_babyai", chat=False)
     given = ("--model=endpoint", "--endpoint_model=tiny", "--endpoint_tokenizer=nano_babyai", "--prompt=compact")
     with Server(behaviour=lambda request: serves(local, 320)) as server:
@@ -75,7 +75,7 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path, capsys):
 def test_a_game_plays_with_nothing_but_its_name_by_its_expert(tmp_path, capsys):
     folder = tmp_path / "rooms"
     plan(folder, *TINY, METHODS, "--expert=prior=1,critic=0.9", "--max_steps=20")
-    said = "no language model: it is babyai's own expert, which knows the true state. Its actions are right with"
+    said = "not a language model: it is babyai's own expert, which knows the true state. Its actions are right"
     for text in (capsys.readouterr().out, (folder / "table.md").read_text(), results.read(folder)["about"]):
         assert said in text and "verdicts with 0.9" in text
     assert (

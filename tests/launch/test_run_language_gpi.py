@@ -1,4 +1,4 @@
-"""Table 1 by one command: the scripts' margins, what a run leaves behind, a kill, a server that talks nonsense."""
+"""Table 1 by one command: the scripts' margins, what a run leaves, a kill, a server that talks nonsense."""
 
 import contextlib
 import json

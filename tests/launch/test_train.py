@@ -1,4 +1,4 @@
-"""The main job on the nano model: what a run leaves behind, and that a resumed run is the same run."""
+"""The main job on the nano model: what a run leaves, and that a resumed run is the same run."""
 
 import json
 import pathlib
@@ -44,7 +44,7 @@ def lora_of(run_dir):
     return files[0].read_bytes()
 
 
-def test_leaves_everything_behind(whole):
+def test_leaves_everything(whole):
     for name in ("config.json", "metrics.jsonl", "results.json", "report.html", "learning_curve.png"):
         assert (whole / name).stat().st_size > 0, name
     assert (whole / "adapter" / "adapter_config.json").is_file()

@@ -138,7 +138,7 @@ def test_model_type_stands_in_for_architectures():
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
         ({"layer_types": "full_attention"}, "layer_types='full_attention'.*only full_attention in all 2"),
         ({"layer_types": ["full_attention"]}, "only full_attention in all 2"),
-        ({"num_attention_heads": 5}, "hidden_size 32 is no multiple of num_attention_heads 5"),
+        ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple of num_attention_heads 5"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0 and high_freq_factor 4.0"),
         ({"model_type": ["llama"]}, "model_type ..llama.*is not implemented"),
         ({"num_key_value_heads": 3}, "num_heads=4.*num_kv_heads=3"),

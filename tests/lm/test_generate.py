@@ -47,7 +47,7 @@ def free(variables, prompts):
 
 @functools.partial(jax.jit, static_argnums=0)
 def next_logits(model, variables, tokens, lengths):
-    """Logits [B, V] behind right-padded rows, by one full forward pass without a cache."""
+    """Logits [B, V] after right-padded rows, by one full forward pass without a cache."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     hidden, _ = model.apply(variables, tokens, positions)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]

@@ -117,7 +117,7 @@ def test_invalid_actions_are_counted_while_the_episode_lasts(hand_worked, name, 
     np.testing.assert_array_equal(out.turns.invalid[:, names.index(name)], invalid)
 
 
-def test_invalid_actions_behind_the_end_are_not_fined():
+def test_invalid_actions_after_the_end_are_not_fined():
     """Right reaches the goal, or the step limit; what is named after it is nobody's action any more."""
     table = [script(c14=(RIGHT, NO, NO)), script(c14=(NO, RIGHT, NO)), script(c14=(NO, LEFT, NO))]
     states = jax.tree.map(lambda *x: jnp.stack(x), *[lake(position=14)] * 3)

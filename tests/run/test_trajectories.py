@@ -32,7 +32,7 @@ def test_notes_may_be_left_out(tmp_path):
     ("change", "says"),
     [
         ({"success": 1}, '"success" is 1; it must be true or false'),
-        ({"goal": ""}, '"goal" is ""; it must be a text that is not empty'),
+        ({"goal": ""}, '"goal" is ""; it must be non-empty text'),
         ({"goal": "a\nb"}, '"goal" is "a\\\\nb"; it must be one line'),
         ({"steps": []}, r'"steps" is \[\]; it must be a list of \[action, observation, note\]'),
         ({"steps": [["left"]]}, r'"steps\[0\]" is \["left"\]; it must be \[action, observation, note\]'),

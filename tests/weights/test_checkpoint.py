@@ -178,7 +178,9 @@ def test_other_things_in_the_folder_are_passed_over(saved):
         assert saved.steps() == [5, 6, 7] and saved.restore(make_tree())[0] == 7
     assert all((saved.folder / name / "note.txt").read_text() == "mine" for name in others)
     for name in ("9", "2024"):
-        with pytest.raises(OSError, match=f"checkpoints/{name} is no checkpoint and has the name of one; move it away"):
+        with pytest.raises(
+            OSError, match=f"checkpoints/{name} is not a checkpoint but has the name of one; move it away"
+        ):
             saved.save(int(name), make_tree())
     saved.close()
 

@@ -44,7 +44,7 @@ _LIMIT = 5.0  # of normalised observations
 class RNDConfig:
     """Hyperparameters of random network distillation."""
 
-    coefficient: float = option(0.01, "weight of the bonus beside the environment's reward", least=0)
+    coefficient: float = option(0.01, "weight of the bonus relative to the environment's reward", least=0)
     learning_rate: float = option(1e-3, "Adam's learning rate", least=0)
     num_minibatches: int = option(4, "gradient steps per batch", least=1)
     width: int = option(128, "width of the hidden layers", least=1)

@@ -41,7 +41,7 @@ class Setting:
     Attributes:
       usage: the run's ledger of calls and tokens; `model` is metered by it.
       config, lats: how LAC and the planners decide. LATS reads `lats`; its defaults are the paper's.
-      parallel: episodes of a batch, in lockstep.
+      parallel: episodes that a batch plays in lockstep.
       jobs: batches that run concurrently, in threads; results do not change. In a local model each batch has its own
         key/value cache.
       run_dir: where every step is written once it is made; None writes nothing.

@@ -63,7 +63,7 @@ def dialogue_of(
 
     Args:
       model: its name. tokenizer: that counts its tokens; None where there is none.
-      room: tokens of its context, 0 if nobody knows.
+      room: tokens of its context, 0 if unknown.
     """
     form, number = config.form(model)
     if method.shots is not None:
@@ -122,7 +122,7 @@ def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
 
 
 def context_of(model: LanguageModel, tokens: int) -> int:
-    """Tokens of the model's context: `tokens`, or the local model's own for 0; 0 if nobody knows."""
+    """Tokens of the model's context: `tokens`, or the local model's own for 0; 0 if unknown."""
     inner = inner_model(model)
     own = inner.model.config.max_positions if isinstance(inner, LocalModel) else 0
     return min(filter(None, (tokens, own)), default=0)

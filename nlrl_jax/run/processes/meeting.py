@@ -229,7 +229,7 @@ def _resolve(host: str, port: int) -> None:
     try:
         socket.getaddrinfo(host, port)
     except (OSError, UnicodeError):
-        raise ValueError(f"--coordinator_address: this machine knows no host {host!r}") from None
+        raise ValueError(f"--coordinator_address: this machine cannot resolve the host {host!r}") from None
 
 
 def _send(other: socket.socket, message: Any) -> None:

@@ -1,1 +1,1 @@
-"""The pages that finished runs leave, one file an algorithm."""
+"""Reports of finished runs, one file per algorithm."""

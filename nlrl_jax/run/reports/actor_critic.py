@@ -104,11 +104,11 @@ def write(
         }
         for (opponent, method), result in results.items()
     ]
-    curve = "Greedy games before and during training; level lines are not trained. Left: every method. Right: how the "
+    curve = "Greedy games before and during training; level lines were not trained. Left: every method. Right: how the "
     return write_report(
         run_dir,
         title=f"Natural-language actor-critic: {model_name(config['model'])} on tic-tac-toe",
-        question="Does a policy that learns from evaluations in words win more games than before, and than with PPO?",
+        question="Does a policy that learns from written evaluations win more games than before, and than PPO?",
         config=config,
         blocks=[
             Table("Results", rows, "Random moves: share of moves taken at random because a reply named no legal one."),

@@ -98,9 +98,9 @@ def headline(results: Results) -> str:
 
 
 def explained() -> str:
-    """What the numbers of this table and of the next ones are."""
+    """Explains the numbers of this table and of the following ones."""
     return (
-        f"Share of tasks solved; the number of tasks is in the head. {header('tasks', shares=True)} In all tables, "
+        f"Share of tasks solved; the header has the number of tasks. {header('tasks', shares=True)} In all tables, "
         "differences are paired task by task, and a difference is within noise if its interval contains 0."
     )
 

@@ -81,7 +81,7 @@ def curve(title: str, runs: Runs) -> Series:
 
 
 def lead(first: Runs, runs: Runs) -> str:
-    """The first runs' prior minus these runs' last one on the same tasks, at no more tokens than these had spent."""
+    """The first group's prior minus another's last one on the same tasks, at no more tokens than the other spent."""
     theirs, ours = ([*zip(*rounds_of(group))] for group in (runs, first))
     spent = lambda rounds, k: np.mean([one["tokens_before"] for one in rounds[k]])
     last = max(k for k, found in enumerate(theirs) if SUCCESS in found[0])

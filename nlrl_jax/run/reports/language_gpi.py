@@ -90,7 +90,7 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 
 def explained(results: Results) -> str:
-    """What the table's numbers are."""
+    """Explains the table's numbers."""
     seeds = len(next(iter(next(iter(results.values())).values()))["returns"])
     return f"Mean return over the starts. {header('seeds of play', seeds)}"
 
@@ -132,11 +132,11 @@ def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results:
     for result in (result for finished in results.values() for result in finished.values()):
         problems.update(result["problems"])
     unreadable = [{"problem": name, "times": count} for name, count in sorted(problems.items())]
-    caption = "Mean return over the starts for each number of variations; bands are one deviation over seeds of play."
+    caption = "Mean return over the starts for each number of variations; bands are one standard deviation."
     return write_report(
         run_dir,
         title=f"Language GPI by prompting: {model}",
-        question="What do look-ahead and evaluation in language add to a prompted policy?",
+        question="What do look-ahead and written evaluations add to a prompted policy?",
         config=config,
         blocks=[
             Table("Results", rows, explained(results)),

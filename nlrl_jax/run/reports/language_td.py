@@ -94,11 +94,11 @@ def write(
         f"{header('the positions where a side was named, all different', shares=True)} Positions of one game are "
         "counted as independent, and the value model was trained once, so the interval does not cover other trainings."
     )
-    caption = "Which side is ahead, as a share of the held-out positions; level lines do not learn."
+    caption = "Share of held-out positions where the side that is ahead is named; level lines do not learn."
     return write_report(
         run_dir,
         title=f"Language TD: {model_name(config['model'])} on breakthrough",
-        question="Does a value model learn to say which side is ahead from evaluations of where the game leads?",
+        question="Can a value model learn which side is ahead from evaluations of later positions?",
         config=config,
         blocks=[
             Table("Results", table(stored, thresholds), about),

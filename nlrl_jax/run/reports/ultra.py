@@ -98,7 +98,7 @@ def write(
             Table("Refiners", second),
             Picture(
                 curves(folder, refined, game.score),
-                f"Score by {headings(continuous)[main_score(continuous)]} in refinement; bands are one deviation.",
+                f"Score by {headings(continuous)[main_score(continuous)]}; bands are one standard deviation.",
             ),
             *(analyst if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
             *drawn,
@@ -147,7 +147,7 @@ def filmed(folder: pathlib.Path, game: ControlGame, films: Mapping[str, Trajecto
 
 
 def explained(score: str, config: Mapping[str, Any], bases: int, continuous: bool) -> str:
-    """What the numbers of the tables are."""
+    """Explains the numbers of the tables."""
     each = "1 seed" if config["seeds"] == 1 else f"{config['seeds']} seeds"
     trials = f"{bases} base agents with {each} each" if bases > 1 else f"{each} of one base agent"
     by = headings(continuous)[main_score(continuous)]

@@ -1,6 +1,6 @@
 """ULTRA's tables: both scores of every method, and its gain over continued PPO with its interval.
 
-The seeds of one base agent share that agent, so they are no independent trials of a method. A method is compared with
+The seeds of one base agent share that agent, so they are not independent trials of a method. A method is compared with
 PPO on the same base agent and seed (the same new games and minibatches), these differences are averaged over the seeds,
 and the interval is over the base agents' means. Where a run has a single base agent, it is over the seeds, and speaks
 of this agent alone; with a single trial there is none.
@@ -44,7 +44,7 @@ def level(scores: np.ndarray) -> str:
 
 
 def rounded(number: float) -> str:
-    """A score as it is printed: in whole numbers where scores are of 10 and more."""
+    """A score as it is printed: whole numbers from 10 on."""
     return format(number, _format(number))
 
 
@@ -53,7 +53,7 @@ def _format(size: float) -> str:
 
 
 def trials_header(bases: int, seeds: int) -> str:
-    """What ± is in these tables."""
+    """What ± means in these tables."""
     if bases > 1:
         return header("base agents, each the mean of its seeds", bases)
     return header("seeds of one base agent, so it speaks of this agent alone", seeds)

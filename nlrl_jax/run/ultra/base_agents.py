@@ -12,7 +12,7 @@ def base_folders(base: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
     """(run, folder that holds `base/`) of every base agent in the run folders that `--base` lists.
 
     Raises:
-      ValueError: a folder that is no run, or holds no base agent.
+      ValueError: a folder that is not a run, or holds no base agent.
     """
     found = []
     for name in base.split(","):

@@ -101,7 +101,7 @@ def test_an_unknown_host(me, monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(ValueError, match="this machine knows no host 'hots0'"):
+    with pytest.raises(ValueError, match="this machine cannot resolve the host 'hots0'"):
         meet("hots0:29500", 2, me, SAME, 5.0)
 
 
