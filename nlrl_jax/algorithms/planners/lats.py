@@ -185,7 +185,7 @@ def plan_imagined(
     searches = [_Search(_Node(history, history), imagined=True) for history in beginnings]
 
     def step(histories: Sequence[History], actions: Sequence[str]) -> list[Outcome]:
-        shown = caller.trim(dialogue, histories)
+        shown = caller.trim(histories, 2)
         pairs = list(zip(shown, actions, strict=True))
         texts = caller.lines(WORLD, [dialogue.chat(history, f"Action: {a}\nObservation:") for history, a in pairs])
         caller.count(WORLD, "empty", texts.count(""))
@@ -202,7 +202,7 @@ def _begin(starts: Sequence[Start], tasks: Sequence[tuple[str, int]]) -> list[Hi
 
 def _caller(model, dialogue: Dialogue, planning: PlanningConfig, config: LATSConfig, seed: int) -> Caller:
     n = config.expansions
-    return Caller(model, dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n)), seed, dialogue)
+    return Caller(model, dialogue, dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n)), seed)
 
 
 def _search(
@@ -218,7 +218,7 @@ def _search(
         for node in last:
             _back_up(node)
         failed = [(one, node) for one, node in zip(open_, last, strict=True) if node.done and not node.success]
-        shown = caller.trim(dialogue, [one.shown(node.history) for one, node in failed])
+        shown = caller.trim([one.shown(node.history) for one, node in failed], 1)
         texts = caller.lines(NOTE, [dialogue.chat(history, REFLECT) for history in shown])
         for (one, _), text in zip(failed, texts, strict=True):
             if text and text not in one.reflections:
@@ -244,8 +244,8 @@ def _expand(
 ) -> None:
     """Gives each node its children, with their values."""
     caller.seed += 1
-    shown = caller.trim(dialogue, [one.shown(node.history) for one, node in zip(searches, nodes, strict=True)])
-    candidates = propose(caller, dialogue, shown, game.actions)
+    shown = caller.trim([one.shown(node.history) for one, node in zip(searches, nodes, strict=True)], 1)
+    candidates = propose(caller, shown, game.actions)
     pairs = [(one, node, a) for one, node, c in zip(searches, nodes, candidates, strict=True) for a in c.actions]
     outcomes = game.step([node.state for _, node, _ in pairs], [action for _, _, action in pairs])
     unknown = []
@@ -260,7 +260,7 @@ def _expand(
             one.ends.append(child)
         else:
             unknown.append((one, child))
-    shown = caller.trim(dialogue, [one.shown(child.history) for one, child in unknown])
+    shown = caller.trim([one.shown(child.history) for one, child in unknown], 1)
     for (one, child), text in zip(
         unknown, caller.lines(CRITIC, [dialogue.chat(history, "Value:") for history in shown]), strict=True
     ):
@@ -307,8 +307,8 @@ def _play(
         if not going:
             break
         free = [i for i in going if t >= len(planned[i])]
-        shown = caller.trim(dialogue, [searches[i].shown(histories[i]) for i in free])
-        for i, action in zip(free, next_actions(caller, dialogue, shown, game.actions, caller.seed + t), strict=True):
+        shown = caller.trim([searches[i].shown(histories[i]) for i in free], 1)
+        for i, action in zip(free, next_actions(caller, shown, game.actions, caller.seed + t), strict=True):
             planned[i].append(action)
             thinking[i].append({"candidates": [action]})
         actions = [planned[i][t] for i in going]

@@ -96,7 +96,7 @@ METHODS: dict[str, Method] = {
     "react": Method("ReAct, no thoughts", "", _planner(react), scores=False),
     "react_return": Method("decision transformer", "", _planner(react), scores=False, returns=True),
     "react_think": Method("ReAct", "", _planner(react), thinks=True, scores=False),
-    "rap": Method("RAP", "", _planner(rap)),
+    "rap": Method("RAP", "Value", _planner(rap), notes=False),
     "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),
     "rafa": Method("RAFA", "Value", _planner(rafa), notes=False, scores=False),
     "naive": _direct("naive"),
