@@ -16,7 +16,9 @@ episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json.
 (moves/), so --resume repeats none.
 
 The built-in model nano_babyai has read thousands of transcripts of walkers of mixed quality (`envs/babyai/corpus.py`),
-where the paper fine-tunes models of seven or eight billion weights on 18. --alpha and --floor were chosen with it on
+where the paper fine-tunes models of seven or eight billion weights on 18. It has read GOOD and BAD after reflections
+only, so lac_no_rollout and lac_no_reflection show what it makes of text that it never read (the sign of Q is right in
+0.51 of the cases, after reflections in 0.93), not what the algorithm loses. --alpha and --floor were chosen with it on
 seeds 1 and 2 (the paper, too, chooses alpha by model); the library's own defaults are --alpha 1 --floor 0. Tasks follow
 from --seed: tune on other seeds than the one you report.
 

@@ -14,6 +14,11 @@ in the argmax); GOOD and BAD are scored after the "This step is" of the rollout'
 a word may have several tokens. Without reflections the words follow a bare "This step is". With a `floor` above 0,
 which is ours, a step that the model would call neither has Q near 0.
 
+The paper's transcripts of ALFWorld and BabyAI-Text (not those of WebShop) have thoughts among the actions, `think: ...`
+with a reflection each (tables 27 and 28). Here LAC's steps are the game's actions alone: a thought has no outcome to
+imagine and is on no game's list of candidates. ReAct with thoughts is `react_think`, a thought in the reflection's
+place `lac_cot`.
+
 The ablations are options (`METHODS`), and two proposals of the paper's discussion: `branch` follows several actions
 from each imagined state, a tree in place of a chain, and a candidate's Q is that of its best leaf; `resample` draws
 other candidates, up to so many times, as long as none has Q above 0.
@@ -89,7 +94,9 @@ class LACConfig:
         return words
 
 
-# Figure 4, A.2, A.3, A.4 and the discussion: (changes to LACConfig, label of the notes).
+# Figure 4, A.2, A.3, A.4 and the discussion: (changes to LACConfig, label of the notes). The built-in nano_babyai has
+# read GOOD and BAD after reflections only: without rollout the sign of its Q is right in half of the cases, and
+# lac_no_rollout and lac_no_reflection measure its corpus as much as the algorithm.
 METHODS: Mapping[str, tuple[dict[str, Any], str]] = {
     "lac": ({}, "Critic"),
     "lac_no_critic": ({"rule": "prior"}, "Critic"),

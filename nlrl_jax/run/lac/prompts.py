@@ -69,7 +69,8 @@ def dialogue_of(
     if method.shots is not None:
         number = max(number, 1) if method.shots else 0
     with_examples = number and form == "paper" and game.examples
-    examples = tuple(game.examples(method.label, number)) if with_examples else ()
+    label = "Think" if method.thinks else method.label
+    examples = tuple(game.examples(label, number)) if with_examples else ()
     if tokenizer and room:  # the chat template takes its share
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2

@@ -82,11 +82,11 @@ def killed_where_a_step_is_written(monkeypatch, step):
     """The journal is one step behind what was spent."""
     add, seen = journal.Journal.add, []
 
-    def stop(self, rows):
-        seen.append(rows)
+    def stop(self, row):
+        seen.append(row)
         if len(seen) == step:
             raise KeyboardInterrupt
-        add(self, rows)
+        add(self, row)
 
     monkeypatch.setattr(journal.Journal, "add", stop)
 
@@ -130,6 +130,11 @@ def test_a_search_is_on_disk_once_it_is_over_and_not_made_again(tmp_path):
     model = Corridor()
     again = run(model, tmp_path, "lats")
     assert not model.roles and again["episodes"] == first["episodes"] and again["calls"] == first["calls"]
+    journal = tmp_path / "moves" / "lats.jsonl"
+    text = journal.read_text()
+    journal.write_text(text[: text.index("plan") + 200])  # a kill in the middle of the first plan
+    cut = run(Corridor(), tmp_path, "lats")
+    assert {**cut, "seconds": 0} == {**first, "seconds": 0} and journal.read_text().count("plan") == 3
 
 
 def test_finished_methods_are_read_from_disk(tmp_path):
