@@ -122,6 +122,7 @@ def test_bad_input(tmp_path):
     assert "frozen_lake has no expert to stand in for a language model; give one" in wrong("--game=frozen_lake")
     assert "sets luck; its rates are prior, critic, world" in wrong("--expert=luck=1")
     assert "--expert does nothing with --model nano_babyai" in wrong("--model=nano_babyai", "--expert=prior=1")
+    assert "--policy needs two local models, and expert is not one" in wrong("--policy=nano_babyai")
     assert "--webshop_data is for --game webshop" in wrong(f"--webshop_data={tmp_path}")
     assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
     assert "--lats_iterations is 0" in wrong("--game=webshop", "--lats_iterations=0")
