@@ -88,7 +88,7 @@ def test_a_game_plays_with_nothing_but_its_name_by_its_expert(tmp_path, capsys):
 def test_webshop_plays_with_lats(tmp_path, capsys):
     plan(tmp_path / "shop", "--game=webshop", "--tasks=2", "--lats_iterations=1", "--depth=1", "--max_steps=6")
     scores = results.read(tmp_path / "shop")["scores"]
-    assert list(scores) == ["lac", "react", "rap", "icpi", "rafa", "lats"]
+    assert list(scores) == ["lac", "react_think", "react", "rap", "icpi", "rafa", "lats"]
     assert all(0 <= one["reward"] <= 1 and one["tokens"] > 0 for one in scores.values())
     assert "mean score" in (tmp_path / "shop" / "table.md").read_text()
     assert "score" in capsys.readouterr().out

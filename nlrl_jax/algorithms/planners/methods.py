@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from nlrl_jax.algorithms import lac, offline
@@ -69,6 +70,10 @@ def _direct(title, label="", tagged=False, shots=False):
     return Method(title, label, decide, scores=False, tagged=tagged, shots=shots)
 
 
+def _search(title, plan):
+    return Method(title, "Value", None, notes=False, scores=False, plan=plan)
+
+
 def _variant(changes):
     return lambda model, dialogue, histories, actions, config, seed: lac.decide(
         model, dialogue, histories, actions, replace(config, **changes), seed
@@ -104,10 +109,10 @@ METHODS: dict[str, Method] = {
     "cot": _direct("chain of thought", "Thought"),
     "robust_cot": _direct("robust chain of thought", "Thought", tagged=True),
     "few_shot": _direct("few-shot", shots=True),
-    "lats": Method("LATS", "Value", None, notes=False, scores=False, plan=lats.plan),
-    "lats_imagined": Method("LATS, imagined", "Value", None, notes=False, scores=False, plan=lats.plan_imagined),
+    "lats": _search("LATS", lats.plan),
+    "lats_imagined": _search("LATS, imagined", functools.partial(lats.plan, imagined=True)),
 }
-DEFAULT = ("lac", "react", "rap", "icpi", "rafa")
+DEFAULT = ("lac", "react_think", "react", "rap", "icpi", "rafa")
 
 
 def default(game: HostGame) -> tuple[str, ...]:
