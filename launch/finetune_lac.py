@@ -74,13 +74,14 @@ class FinetuneConfig:
     offline: OfflineConfig = part(OfflineConfig(), without=("method",))
     game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
     trajectories: str = option(
-        "", f"file of trajectories, one JSON object per line; empty: ours ({', '.join(envs.DEMONSTRATED)})"
-    )
-    successes: int = option(12, "successes among ours; at most 12 but for babyai", least=0, most=10_000)
-    failures: int = option(6, "failures among ours; at most 6 but for babyai", least=0, most=10_000)
-    held_out: str = option(
         "",
-        "file of trajectories for the learning curve; empty: 18 of ours, where there are some",
+        "file of trajectories, one JSON object per line; empty: generated or recorded ones, which "
+        f"{', '.join(envs.DEMONSTRATED)} have",
+    )
+    successes: int = option(12, "without --trajectories: successes; at most 12 but for babyai", least=0, most=10_000)
+    failures: int = option(6, "without --trajectories: failures; at most 6 but for babyai", least=0, most=10_000)
+    held_out: str = option(
+        "", "file of trajectories for the learning curve; empty: 18 generated or recorded ones, where there are some"
     )
     prompts: PromptConfig = part(PromptConfig(examples=0))
     rows: str = option(

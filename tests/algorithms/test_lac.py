@@ -120,11 +120,11 @@ def test_lac_takes_the_better_action_where_the_prior_does_not():
         assert decide(method, Corridor()).actions[1] == "right", method
 
 
-def test_q_is_the_log_odds_behind_the_imagined_rollout():
+def test_q_is_the_log_odds_after_the_imagined_rollout():
     record = decide("lac", Corridor()).thinking[0]
     by_action = dict(zip(record["candidates"], record["q"], strict=True))
     log_odds = lambda x: 1 - abs(GOAL - x)  # the logit of `Corridor.good`
-    # From 1: `left` is BAD at once, at 0; behind `right` the prior goes back to 1, which is BAD.
+    # From 1: `left` is BAD at once, at 0; after `right` the prior goes back to 1, which is BAD.
     np.testing.assert_allclose(by_action["left"], log_odds(0), atol=1e-6)
     np.testing.assert_allclose(by_action["right"], log_odds(1), atol=1e-6)
     assert [len(leaves[0]) for leaves in record["futures"]] == [1, 2, 2]

@@ -21,7 +21,7 @@ DIALOGUE = Dialogue.of("Reach 3.")
 
 
 class Learned(Corridor):
-    """A corridor's model whose prior is the weights that it was taught behind a prompt, and `PRIOR` elsewhere."""
+    """A corridor's model whose prior is the weights that it was taught after a prompt, and `PRIOR` elsewhere."""
 
     def __init__(self, examples=()):
         super().__init__()

@@ -85,7 +85,7 @@ def test_returns_grow_backwards_and_unknown_steps_earn_nothing():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_actions_stand_behind_the_prompts_that_would_ask_for_them(method):
+def test_actions_follow_the_prompts_that_would_ask_for_them(method):
     config = OfflineConfig(method)
     examples = pairs(config, DIALOGUE, [*EPISODES, Trajectory(History("g", "o"), True)], Judge())
     assert len(examples) == 2  # an episode without a step teaches nothing
@@ -136,7 +136,7 @@ def test_an_episode_that_does_not_fit_is_several_examples_with_each_action_once(
 
 
 def test_the_gradient_is_that_of_equation_a_5_2(model):
-    """- 1/N sum_t W_t grad log pi(a_t | g, h_t), each action scored by itself behind its own prompt."""
+    """- 1/N sum_t W_t grad log pi(a_t | g, h_t), each action scored by itself after its own prompt."""
     config = OfflineConfig("dense_policy_gradient", step_reward=0.25)
     examples = sft.tokenize(TOKENIZER, pairs(config, DIALOGUE, EPISODES))
     (batch,) = sft.make_batches(examples, SFTConfig(batch_size=2, max_length=256), np.arange(2))

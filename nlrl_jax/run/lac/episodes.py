@@ -197,7 +197,7 @@ def as_json(episode: Episode) -> dict[str, Any]:
 def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Read and written by all steps, each counted once. An endpoint's reply to an interrupted step is paid for once and
     then comes from the cache, so there the ledger is right."""
-    if all("tokens" in row for row in rows) and not isinstance(inner_model(model), EndpointModel):
+    if not isinstance(inner_model(model), EndpointModel):
         return {field: sum(row["tokens"][field] for row in rows) for field in ("read", "written")}
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}
