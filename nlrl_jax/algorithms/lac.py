@@ -224,23 +224,18 @@ def evaluate(
         rollouts = [[] for _ in pairs]
         chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]
     values = iter(critic(caller, [chat for row in chats for chat in row], config))
-    best = [max(next(values) for _ in row) for row in chats]
-    q, futures = [], []
-    for i in range(len(candidates)):
-        rows = [k for k, (game, _) in enumerate(pairs) if game == i]
-        q.append(np.array([best[k] for k in rows]))
-        futures.append([rollouts[k] for k in rows])
-    return q, futures
+    best, leaves = iter([max(next(values) for _ in row) for row in chats]), iter(rollouts)
+    q = [np.array([next(best) for _ in one.actions]) for one in candidates]
+    return q, [[next(leaves) for _ in one.actions] for one in candidates]
 
 
 def _judged(dialogue: Dialogue, history: History, pending: str, config: LACConfig):
     """The chat whose continuation is the judgement of the last step."""
-    reflection = history.last_note if dialogue.label == "Critic" and not pending else ""
-    if dialogue.label == "Critic":
-        history = history.noted("") if not pending else history
-    direct = config.critic == "direct"
-    head = dialogues.before_verdict(reflection)
-    line = f"{reflection} {dialogues.PROBABILITY}".strip() if direct else head
+    reflection = ""
+    if dialogue.label == "Critic" and not pending:
+        reflection, history = history.last_note, history.noted("")
+    asked = f"{reflection} {dialogues.PROBABILITY}".strip()
+    line = asked if config.critic == "direct" else dialogues.before_verdict(reflection)
     return dialogue.chat(history, f"{pending}Critic: {line}")
 
 

@@ -12,7 +12,7 @@ import pytest
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.imagine import Caller, PlanningConfig, imagine, propose
 from nlrl_jax.algorithms.lac import METHODS, LACConfig
-from nlrl_jax.algorithms.planners import icpi, lats, methods, rafa, rap, react
+from nlrl_jax.algorithms.planners import lats, methods, rafa, rap, react
 from nlrl_jax.config import make, replace
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
@@ -304,14 +304,9 @@ def test_lines_that_never_end_stay_within_the_context(name):
     count = lambda text: len(text.split())
     dialogue = Dialogue.of("", methods.METHODS[name].label, compact=True, count=count, room=160)
     long = History("3", "at 1", tuple(Step("wait", f"at 1, {i}", "so it goes") for i in range(20)))
-    model, planning = Babbler(count), PlanningConfig(candidates=2, depth=4)
-    if name.startswith("lac"):
-        changes, _ = METHODS[name]
-        lac.decide(model, dialogue, [long], (), make(LACConfig, candidates=2, **changes), 0)
-    else:
-        planner = {"react": react, "rap": rap, "icpi": icpi, "rafa": rafa}[name]
-        planner.decide(model, dialogue, [long], (), planning, 0)
-    assert planning.line(160) < model.most <= 160
+    model, config = Babbler(count), make(LACConfig, candidates=2, depth=4)
+    methods.METHODS[name].decide(model, dialogue, [long], (), config, 0)
+    assert config.planning.line(160) < model.most <= 160
 
 
 class Onward(Corridor):
@@ -326,22 +321,22 @@ LEFT, RIGHT, WAIT = (math.log(PRIOR[action]) for action in ACTIONS)
 
 # Q of left, right and wait, the likeliest first. Corridor goes on to the left, Onward to the right; 3 is the goal.
 @pytest.mark.parametrize(
-    "planner, model, at, depth, q",
+    "name, model, at, depth, q",
     [
-        (rafa, Corridor, 1, 2, [0, 2 / 3, 1 / 3]),  # at 0, 0; at 2, 1; at 1, 0
-        (rafa, Corridor, 2, 2, [1 / 3, 1, 2 / 3]),  # right is at 3 and ends there
-        (rafa, Onward, 1, 4, [0.99**3, 0.99, 0.99**2]),  # each ends at 3, after 4, 2 and 3 steps
-        (rafa, Onward, 1, 1, [0, 2 / 3, 1 / 3]),
-        (rap, Corridor, 2, 3, [3 * LEFT, RIGHT, WAIT + 2 * LEFT]),
-        (rap, Onward, 1, 4, [LEFT + 3 * RIGHT, 2 * RIGHT, WAIT + 2 * RIGHT]),
-        (icpi, Corridor, 2, 2, [0, 1, 0]),
-        (icpi, Onward, 1, 4, [0.9**3, 0.9, 0.9**2]),
+        ("rafa", Corridor, 1, 2, [0, 2 / 3, 1 / 3]),  # at 0, 0; at 2, 1; at 1, 0
+        ("rafa", Corridor, 2, 2, [1 / 3, 1, 2 / 3]),  # right is at 3 and ends there
+        ("rafa", Onward, 1, 4, [0.99**3, 0.99, 0.99**2]),  # each ends at 3, after 4, 2 and 3 steps
+        ("rafa", Onward, 1, 1, [0, 2 / 3, 1 / 3]),
+        ("rap", Corridor, 2, 3, [3 * LEFT, RIGHT, WAIT + 2 * LEFT]),
+        ("rap", Onward, 1, 4, [LEFT + 3 * RIGHT, 2 * RIGHT, WAIT + 2 * RIGHT]),
+        ("icpi", Corridor, 2, 2, [0, 1, 0]),
+        ("icpi", Onward, 1, 4, [0.9**3, 0.9, 0.9**2]),
     ],
 )
-def test_planners_value_every_step_and_stop_where_the_task_is_done(planner, model, at, depth, q):
-    method = {rafa: "rafa", rap: "rap", icpi: "icpi"}[planner]
-    dialogue = methods.METHODS[method].dialogue("Reach 3.", False)
-    made = planner.decide(model(), dialogue, [START[at - 1]], ACTIONS, PlanningConfig(depth=depth), 0)
+def test_planners_value_every_step_and_stop_where_the_task_is_done(name, model, at, depth, q):
+    method = methods.METHODS[name]
+    dialogue, config = method.dialogue("Reach 3.", False), make(LACConfig, depth=depth)
+    made = method.decide(model(), dialogue, [START[at - 1]], ACTIONS, config, 0)
     (record,) = made.thinking
     assert record["candidates"] == list(ACTIONS)
     np.testing.assert_allclose(record["q"], q, rtol=1e-6)

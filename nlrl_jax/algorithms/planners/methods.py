@@ -57,16 +57,14 @@ class Method:
         return offline.acting(OfflineConfig("decision_transformer"), made) if self.returns else made
 
 
-def _planner(module):
-    return lambda model, dialogue, histories, actions, config, seed: module.decide(
+def _planner(decide):
+    return lambda model, dialogue, histories, actions, config, seed: decide(
         model, dialogue, histories, actions, config.planning, seed
     )
 
 
 def _direct(title, label="", tagged=False, shots=False):
-    def decide(model, dialogue, histories, actions, config, seed):
-        return direct.decide(model, dialogue, histories, actions, config.planning, seed, tagged)
-
+    decide = _planner(functools.partial(direct.decide, tagged=tagged))
     return Method(title, label, decide, scores=False, tagged=tagged, shots=shots)
 
 
@@ -98,12 +96,12 @@ METHODS: dict[str, Method] = {
         name: Method(_TITLES[name], label, _variant(changes), scores=changes.get("critic") != "direct")
         for name, (changes, label) in lac.METHODS.items()
     },
-    "react": Method("ReAct, no thoughts", "", _planner(react), scores=False),
-    "react_return": Method("decision transformer", "", _planner(react), scores=False, returns=True),
-    "react_think": Method("ReAct", "", _planner(react), thinks=True, scores=False),
-    "rap": Method("RAP", "Value", _planner(rap), notes=False),
-    "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),
-    "rafa": Method("RAFA", "Value", _planner(rafa), notes=False, scores=False),
+    "react": Method("ReAct, no thoughts", "", _planner(react.decide), scores=False),
+    "react_return": Method("decision transformer", "", _planner(react.decide), scores=False, returns=True),
+    "react_think": Method("ReAct", "", _planner(react.decide), thinks=True, scores=False),
+    "rap": Method("RAP", "Value", _planner(rap.decide), notes=False),
+    "icpi": Method("ICPI", "Reward", _planner(icpi.decide), scores=False),
+    "rafa": Method("RAFA", "Value", _planner(rafa.decide), notes=False, scores=False),
     "naive": _direct("naive"),
     "robust_naive": _direct("robust naive", tagged=True),
     "cot": _direct("chain of thought", "Thought"),
