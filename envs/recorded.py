@@ -15,11 +15,12 @@ with `_BATCH = 8` in envs/crafter/demonstrations.py); a test plays each trajecto
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from typing import Any, NamedTuple
 
-from nlrl_jax.roles.dialogues import BAD, History, Step, verdict
+from nlrl_jax.roles.dialogues import BAD, THINK, THINK_REPLY, History, Step, verdict
 
 
 class Recorded(NamedTuple):
@@ -41,7 +42,7 @@ def examples(game: str, label: str, number: int) -> list[History]:
     """Up to 12 successes with notes of a kind, those without a BAD step first.
 
     Args:
-      label: one of `dialogues.NOTES`.
+      label: one of `dialogues.NOTES`, or "Think": new thoughts are steps before the actions.
     """
     rows = [row for row in _rows(game, False) if row["success"]]
     rows.sort(key=lambda row: any(verdict(note) == BAD for _, _, note in row["steps"]))
@@ -62,5 +63,9 @@ def _history(row: dict[str, Any], label: str) -> History:
         "Reward": ["", *["0"] * (len(reflections) - 1), str(int(reached))],
         "Value": row.get("values", [""] * (len(reflections) + 1)),
     }.get(label, [""] * (len(reflections) + 1))
-    steps = (Step(*step[:2], note) for step, note in zip(row["steps"], notes[1:], strict=True))
+    steps = [Step(*step[:2], note) for step, note in zip(row["steps"], notes[1:], strict=True)]
+    if label == "Think":
+        pairs = itertools.pairwise(["", *row["thoughts"]])
+        new = [[Step(f"{THINK} {thought}", THINK_REPLY)] if thought != last else [] for last, thought in pairs]
+        steps = [step for first, own in zip(new, steps, strict=False) for step in (*first, own)]
     return History(row["goal"], row["observation"], tuple(steps), notes[0])

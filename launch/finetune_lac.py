@@ -1,13 +1,14 @@
 """Fine-tunes a language model on a few trajectories: LAC's model, or a policy of appendix A.5 (LAC, B.2, A.5, A.9).
 
     python -m launch.finetune_lac --model smollm2 --run_dir runs/tuned
-    python -m launch.run_lac --model runs/tuned/model --methods lac --run_dir runs/lac_tuned
+    python -m launch.run_lac --model runs/tuned/model --policy smollm2 --methods lac --run_dir runs/lac_tuned
     python -m launch.finetune_lac --model smollm2 --method decision_transformer --run_dir runs/dt
     python -m launch.run_lac --model runs/dt/model --methods react_return --run_dir runs/lac_dt
     python -m launch.finetune_lac --game my_module:host_game --trajectories mine.jsonl --run_dir runs/mine
 
 A LoRA adapter learns to continue transcripts where `launch.run_lac` asks: --method lac learns observations and
-reflections (and actions with --learn_actions); the others learn actions (`algorithms/offline.py`) and act as react, the
+reflections (and actions with --learn_actions; else the paper's policy is the model before, with examples in its prompt:
+--policy of run_lac); the others learn actions (`algorithms/offline.py`) and act as react, the
 decision transformer as react_return. The defaults are the paper's: 18 trajectories, 12 of them successes, 1,000 steps
 of two pairs. Without --trajectories they come from players who make mistakes, on tasks that no run plays: in BabyAI as
 many as requested, in ALFWorld, WebShop and Crafter the 12 successes and 6 failures of the package
@@ -73,13 +74,15 @@ class FinetuneConfig:
     offline: OfflineConfig = part(OfflineConfig(), without=("method",))
     game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
     trajectories: str = option(
-        "", f"file of trajectories, one JSON object per line; empty: the built-in ones ({', '.join(envs.DEMONSTRATED)})"
+        "",
+        "file of trajectories, one JSON object per line; empty: generated or recorded ones, which "
+        f"{', '.join(envs.DEMONSTRATED)} have",
     )
-    successes: int = option(12, "successful trajectories; at most 12, except for babyai", least=0, most=10_000)
-    failures: int = option(6, "failed trajectories; at most 6, except for babyai", least=0, most=10_000)
+    successes: int = option(12, "without --trajectories: successes; at most 12 but for babyai", least=0, most=10_000)
+    failures: int = option(6, "without --trajectories: failures; at most 6 but for babyai", least=0, most=10_000)
     held_out: str = option(
         "",
-        "file of trajectories for the learning curve; empty: 18 built-in ones, if the game has them",
+        "file of trajectories for the learning curve; empty: 18 generated or recorded ones, if the game has them",
     )
     prompts: PromptConfig = part(PromptConfig(examples=0))
     rows: str = option(

@@ -38,7 +38,7 @@ from nlrl_jax.algorithms.planners.methods import METHODS, Method, parse
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check, flat, option, part
+from nlrl_jax.config import check, flat, option, part, replace
 from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -218,7 +218,8 @@ class Loop:
         if (folder / "learned.json").is_file():
             return json.loads((folder / "learned.json").read_text())
         clock = time.monotonic()
-        pairs = lac_iteration.teach(self.dialogue(config.teacher), episodes, config.lessons, config.lac.planning)
+        teacher = replace(config.lac, **TEACHERS[config.teacher][0])
+        pairs = lac_iteration.teach(self.dialogue(config.teacher), episodes, config.lessons, teacher)
         examples = sft.tokenize(self.base.tokenizer, pairs)
         variables = self.prior(k).variables
         if "lora" not in variables:

@@ -127,8 +127,8 @@ def kl_improved_policy(log_prior: jax.Array, q: jax.Array, alpha: float | jax.Ar
 
     Args:
       log_prior: float [..., n], log pi of the n candidates, up to a constant; -inf leaves one out.
-      q: float [..., n], finite.
-      alpha: above 0; inf is allowed.
+      q: float [..., n]. Where some are inf, those share everything by their prior; where all are -inf, it is the prior.
+      alpha: above 0; inf is allowed and gives the prior.
 
     Returns: float32 [..., n]; its exponentials sum to 1.
 
@@ -138,4 +138,9 @@ def kl_improved_policy(log_prior: jax.Array, q: jax.Array, alpha: float | jax.Ar
     if isinstance(alpha, int | float) and not alpha > 0:
         raise ValueError(f"alpha is {alpha}; it must be above 0")
     expect("... n", log_prior=log_prior, q=q)
-    return jax.nn.log_softmax(log_prior.astype(jnp.float32) + q.astype(jnp.float32) / alpha, axis=-1)
+    log_prior = log_prior.astype(jnp.float32)
+    q = jnp.where(jnp.isinf(alpha), 0.0, q.astype(jnp.float32))
+    best = jnp.max(jnp.where(jnp.isneginf(log_prior), -jnp.inf, q), axis=-1, keepdims=True)
+    certain = jnp.where(q == best, log_prior, -jnp.inf)
+    logits = log_prior + q / alpha
+    return jax.nn.log_softmax(jnp.where(jnp.isinf(best), certain, logits), axis=-1)

@@ -170,8 +170,8 @@ class HostGame:
         says so, or shows that nothing has changed.
       board: state -> the world as a person would draw it; None where there is no picture.
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
-      examples: (label of the notes, number) -> episodes for a model to read first, as `roles.dialogues.History`; None
-        where there are none.
+      examples: (label of the notes, or "Think" for thoughts among the actions; number) -> episodes for a model to read
+        first, as `roles.dialogues.History`; None where there are none.
       score: name of an episode's reward in tables, beside success; "" if it says no more than success.
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.

@@ -158,7 +158,7 @@ def _view(state: EnvState, code: jax.Array) -> jax.Array:
     return drawn.reshape(rules.VIEW, rules.VIEW).T.reshape(-1).astype(jnp.int32)
 
 
-# The world for a person, a letter for each kind of thing and colour.
+# The whole world as a drawing, a letter for each kind of thing and colour.
 _THING_WORDS = tuple(_name(kind, colour) for kind in THINGS for colour in _COLOURS)
 _DOOR_WORDS = tuple(f"{state.split()[1]} {_name(rules.DOOR, colour)}" for state in DOOR_STATES for colour in _COLOURS)
 WORLD_SYMBOLS = (".", "#", ">", "v", "<", "^", *"ABCDEFGHIJKLMNOPQR", *"abcdefghijklmnopqr")

@@ -55,9 +55,11 @@ class PlanningConfig:
         """Tokens to keep free after a history in a context of `room` tokens: an action, an observation and a note."""
         return 3 * self.line(room)
 
-    def ahead(self, room: int) -> int:
-        """Tokens that a decision keeps free after its history: those of a rollout, where that leaves half the room."""
-        return max(self.reserve(room), min((2 * self.depth + 1) * self.line(room), room // 2))
+    def ahead(self, room: int, lines: int = 0) -> int:
+        """Tokens that a decision keeps free after its history: those of so many lines, or for 0 those of a rollout,
+        where that leaves half the room."""
+        rollout = max(self.reserve(room), min((2 * self.depth + 1) * self.line(room), room // 2))
+        return lines * self.line(room) if lines else rollout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +89,13 @@ class Caller:
     A chat that has grown too long for the model's context loses its oldest steps, imagined ones too.
 
     Attributes:
-      room: tokens of the context, 0 without a limit.
+      dialogue: how histories become prompts. room: tokens of its context, 0 without a limit.
       problems: {"world model/never ended": 2, ...}. calls: {role: calls}.
     """
 
-    def __init__(self, model: LanguageModel, config: PlanningConfig, seed: int, dialogue: Dialogue | None = None):
-        self.model, self.config, self.seed, self.dialogue = model, config, seed, dialogue
-        self.room = dialogue.room if dialogue else 0
+    def __init__(self, model: LanguageModel, dialogue: Dialogue, config: PlanningConfig, seed: int):
+        self.model, self.dialogue, self.config, self.seed = model, dialogue, config, seed
+        self.room = dialogue.room
         self.problems, self.calls = Counter(), Counter()
 
     def lines(self, role: str, chats: Sequence[Chat]) -> list[str]:
@@ -143,9 +145,9 @@ class Caller:
         self.count("history", "steps dropped", dropped)
         return self.dialogue.chat(history, chat.context["line"]) if dropped else chat
 
-    def trim(self, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
-        """What fits the model's context, with room for the lines of a whole rollout where that leaves half of it."""
-        trimmed = [dialogue.trim(history, self.config.ahead(self.room)) for history in histories]
+    def trim(self, histories: Sequence[History], lines: int = 0) -> list[History]:
+        """What fits the model's context, with room for what a decision adds; lines: see `PlanningConfig.ahead`."""
+        trimmed = [self.dialogue.trim(history, self.config.ahead(self.room, lines)) for history in histories]
         self.count("history", "steps dropped", sum(one.dropped for one in trimmed))
         return [one.history for one in trimmed]
 
@@ -155,35 +157,40 @@ def any_action(actions: Sequence[str], rng: np.random.Generator) -> str:
     return str(rng.choice(actions)) if actions else "nothing"
 
 
-def write_notes(caller: Caller, dialogue: Dialogue, histories: Sequence[History]) -> list[History]:
-    """The histories with a new note after their last observations, where the dialogue has a label."""
-    if not dialogue.label:
+def write_notes(caller: Caller, histories: Sequence[History], label: str = "") -> list[History]:
+    """The histories with a new note after their last observations, if there is a label: this one or the dialogue's.
+
+    Notes with another label than the dialogue's stay out of its prompts: they are values that a planner reads.
+    """
+    own = caller.dialogue.label
+    label = label or own
+    if not label:
         return list(histories)
-    notes = caller.lines(NOTE, [dialogue.chat(history, f"{dialogue.label}:") for history in histories])
+    role = NOTE if label == own else CRITIC
+    notes = caller.lines(role, [caller.dialogue.chat(history, f"{label}:") for history in histories])
     return [history.noted(note) for history, note in zip(histories, notes, strict=True)]
 
 
-def next_actions(
-    caller: Caller, dialogue: Dialogue, histories: Sequence[History], actions: Sequence[str], seed: int
-) -> list[str]:
+def next_actions(caller: Caller, histories: Sequence[History], actions: Sequence[str], seed: int) -> list[str]:
     """The action that the model writes greedily; one that cannot be read is replaced by a random one and counted."""
     rng = np.random.default_rng(seed)
-    texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in histories])
+    texts = caller.lines(POLICY, [caller.dialogue.chat(history, "Action:") for history in histories])
     return [caller.action(text, actions, rng) for text in texts]
 
 
 def propose(
     caller: Caller,
-    dialogue: Dialogue,
     histories: Sequence[History],
     actions: Sequence[str],
     without: Sequence[Sequence[str]] = (),
+    number: int = 0,
 ) -> list[Candidates]:
     """The likeliest n actions of each game (LAC, section 4.1: candidates sampled from the prior).
 
     Args:
       actions: all there are; empty where any text is one.
       without: actions of each game to leave out.
+      number: n; 0 is `config.candidates`.
 
     Returns: at least one candidate each, unless `without` names all: where no draw can be read, a random action.
     """
@@ -195,7 +202,7 @@ def propose(
             + ("the model cannot score" if actions else "the game has no list of actions")
             + "; choose 'sample'"
         )
-    chats = [dialogue.chat(history, "Action:") for history in histories]
+    chats = [caller.dialogue.chat(history, "Action:") for history in histories]
     without = without or [()] * len(chats)
     log_prior: list[list[float]] = []
     if listed:
@@ -206,7 +213,7 @@ def propose(
         log_prior = caller.log_probs(POLICY, chats, [[f" {action}" for action in row] for row in options])
     result = []
     for row, values in zip(options, log_prior, strict=True):
-        order = np.argsort(-np.asarray(values), kind="stable")[: config.candidates]
+        order = np.argsort(-np.asarray(values), kind="stable")[: number or config.candidates]
         result.append(Candidates(tuple(row[i] for i in order), tuple(float(values[i]) for i in order)))
     return result
 
@@ -247,13 +254,13 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
 
 def imagine(
     caller: Caller,
-    dialogue: Dialogue,
     histories: Sequence[History],
     firsts: Sequence[str],
     actions: Sequence[str],
     stop: Callable[[Step], bool] = lambda step: False,
     branch: int = 1,
     outcome: bool = True,
+    note: str = "",
 ) -> list[list[Future]]:
     """Rollouts in the model's imagination (LAC, equation 3: u): each begins with a first action, then the model goes on
     greedily for `config.depth` steps or until `stop` holds for a step.
@@ -262,11 +269,12 @@ def imagine(
       histories, firsts: of each rollout, R of them.
       actions: all there are; empty where any text is one.
       branch: actions that are followed from each imagined state; 1 is a chain.
-      outcome: whether the last action's observation is of interest; else it is "".
+      outcome: whether what follows the last action is of interest; else its observation and note are "".
+      note: label of the line after each observation; see `write_notes`.
 
     Returns: the leaves of each rollout; one with `branch` 1.
     """
-    config = caller.config
+    config, dialogue = caller.config, caller.dialogue
     leaves: list[list[Future]] = [[] for _ in histories]
     open_ = [(i, Future(history), action) for i, (history, action) in enumerate(zip(histories, firsts, strict=True))]
     for depth in range(config.depth):
@@ -276,13 +284,14 @@ def imagine(
             for history, (_, _, action) in zip(trimmed, open_, strict=True)
         ]
         last = depth + 1 == config.depth
-        observations = caller.lines(WORLD, chats) if outcome or not last else [""] * len(chats)
-        caller.count(WORLD, "empty", observations.count("") if outcome or not last else 0)
+        seen = outcome or not last
+        observations = caller.lines(WORLD, chats) if seen else [""] * len(chats)
+        caller.count(WORLD, "empty", observations.count("") if seen else 0)
         grown = [
             history.then(Step(action, text))
             for history, (_, _, action), text in zip(trimmed, open_, observations, strict=True)
         ]
-        grown = write_notes(caller, dialogue, grown) if outcome or not last else grown
+        grown = write_notes(caller, grown, note) if seen else grown
         going = []
         for (i, future, _), history in zip(open_, grown, strict=True):
             step = history.steps[-1]
@@ -296,8 +305,8 @@ def imagine(
             break
         histories = [future.history for _, future in going]
         if branch > 1:
-            chosen = [list(c.actions[:branch]) for c in propose(caller, dialogue, histories, actions)]
+            chosen = [list(one.actions) for one in propose(caller, histories, actions, number=branch)]
         else:
-            chosen = [[action] for action in next_actions(caller, dialogue, histories, actions, caller.seed + depth)]
+            chosen = [[action] for action in next_actions(caller, histories, actions, caller.seed + depth)]
         open_ = [(i, future, action) for (i, future), row in zip(going, chosen, strict=True) for action in row]
     return leaves

@@ -14,6 +14,11 @@ in the argmax); GOOD and BAD are scored after the "This step is" of the rollout'
 a word may have several tokens. Without reflections the words follow a bare "This step is". With a `floor` above 0,
 which is ours, a step that the model would call neither has Q near 0.
 
+The paper's transcripts of ALFWorld and BabyAI-Text (not those of WebShop) have thoughts among the actions, `think: ...`
+with a reflection each (tables 27 and 28). Here LAC's steps are the game's actions alone: a thought has no outcome to
+imagine and is on no game's list of candidates. ReAct with thoughts is `react_think`, a thought in the reflection's
+place `lac_cot`.
+
 The ablations are options (`METHODS`), and two proposals of the paper's discussion: `branch` follows several actions
 from each imagined state, a tree in place of a chain, and a candidate's Q is that of its best leaf; `resample` draws
 other candidates, up to so many times, as long as none has Q above 0.
@@ -89,7 +94,9 @@ class LACConfig:
         return words
 
 
-# Figure 4, A.2, A.3, A.4 and the discussion: (changes to LACConfig, label of the notes).
+# Figure 4, A.2, A.3, A.4 and the discussion: (changes to LACConfig, label of the notes). The built-in nano_babyai has
+# read GOOD and BAD after reflections only: without rollout the sign of its Q is right in half of the cases, and
+# lac_no_rollout and lac_no_reflection measure its corpus as much as the algorithm.
 METHODS: Mapping[str, tuple[dict[str, Any], str]] = {
     "lac": ({}, "Critic"),
     "lac_no_critic": ({"rule": "prior"}, "Critic"),
@@ -144,27 +151,27 @@ def decide(
             f"critic is {config.critic!r}, which needs log-probabilities that this model does not give; "
             "choose --critic direct"
         )
-    caller = Caller(model, config.planning, seed, dialogue)
-    reflected = caller.trim(dialogue, histories)
+    caller = Caller(model, dialogue, config.planning, seed)
+    reflected = caller.trim(histories, lines_ahead(config, dialogue.label))
     # c_t, the reflection on a_{t-1} (a thought may also come first)
     due = [i for i, h in enumerate(reflected) if h.steps or dialogue.label == "Thought"]
-    for i, history in zip(due, write_notes(caller, dialogue, [reflected[i] for i in due]), strict=True):
+    for i, history in zip(due, write_notes(caller, [reflected[i] for i in due]), strict=True):
         reflected[i] = history
     # a^1 .. a^n ~ pi(. | g, h_t, c_t)
-    candidates = propose(caller, dialogue, reflected, actions)
+    candidates = propose(caller, reflected, actions)
     if config.rule == "prior":
         q = [np.zeros(len(one.actions)) for one in candidates]
         futures: list[list[list[Future]]] = [[] for _ in candidates]
     else:
         # Q(a^i) after an imagined rollout u^i
-        q, futures = evaluate(caller, dialogue, reflected, candidates, actions, config)
+        q, futures = evaluate(caller, reflected, candidates, actions, config)
         for _ in range(config.resample):
             bad = [i for i, values in enumerate(q) if values.max() <= 0 and 0 < len(actions) > len(values)]
             if not bad:
                 break
             without = [candidates[i].actions for i in bad]
-            more = propose(caller, dialogue, [reflected[i] for i in bad], actions, without)
-            more_q, more_futures = evaluate(caller, dialogue, [reflected[i] for i in bad], more, actions, config)
+            more = propose(caller, [reflected[i] for i in bad], actions, without)
+            more_q, more_futures = evaluate(caller, [reflected[i] for i in bad], more, actions, config)
             for k, i in enumerate(bad):
                 new = more[k]
                 candidates[i] = Candidates(candidates[i].actions + new.actions, candidates[i].log_prior + new.log_prior)
@@ -188,43 +195,47 @@ def decide(
     return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
 
 
+def lines_ahead(config: LACConfig, label: str) -> int:
+    """Lines that a decision adds to its history, which the context has room for; 0 is a rollout's.
+
+    A note where there is a label, and an action; where Q is read without rollout, its verdict too.
+    """
+    prior = config.rule == "prior"
+    return 1 + bool(label) + (not prior) if prior or not config.planning.depth else 0
+
+
 def evaluate(
     caller: Caller,
-    dialogue: Dialogue,
     histories: Sequence[History],
     candidates: Sequence[Candidates],
     actions: Sequence[str],
     config: LACConfig,
 ) -> tuple[list[np.ndarray], list[list[list[Future]]]]:
     """Q of every candidate (equation 3): float64 [n] for each game, and the futures [n][leaves] it was read from."""
+    dialogue = caller.dialogue
     pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
     words = [word.upper() for word in config.pair()]
     decided = lambda step: dialogues.verdict(step.note) in words
     if config.planning.depth:
         first = [histories[i] for i, _ in pairs], [action for _, action in pairs]
-        rollouts = imagine(caller, dialogue, *first, actions, decided, config.branch)
+        rollouts = imagine(caller, *first, actions, decided, config.branch)
         chats = [[_judged(dialogue, leaf.history, "", config) for leaf in leaves] for leaves in rollouts]
     else:  # without rollout: the critic speaks right after the action
         rollouts = [[] for _ in pairs]
         chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]
     values = iter(critic(caller, [chat for row in chats for chat in row], config))
-    best = [max(next(values) for _ in row) for row in chats]
-    q, futures = [], []
-    for i in range(len(candidates)):
-        rows = [k for k, (game, _) in enumerate(pairs) if game == i]
-        q.append(np.array([best[k] for k in rows]))
-        futures.append([rollouts[k] for k in rows])
-    return q, futures
+    best, leaves = iter([max(next(values) for _ in row) for row in chats]), iter(rollouts)
+    q = [np.array([next(best) for _ in one.actions]) for one in candidates]
+    return q, [[next(leaves) for _ in one.actions] for one in candidates]
 
 
 def _judged(dialogue: Dialogue, history: History, pending: str, config: LACConfig):
     """The chat whose continuation is the judgement of the last step."""
-    reflection = history.last_note if dialogue.label == "Critic" and not pending else ""
-    if dialogue.label == "Critic":
-        history = history.noted("") if not pending else history
-    direct = config.critic == "direct"
-    head = dialogues.before_verdict(reflection)
-    line = f"{reflection} {dialogues.PROBABILITY}".strip() if direct else head
+    reflection = ""
+    if dialogue.label == "Critic" and not pending:
+        reflection, history = history.last_note, history.noted("")
+    asked = f"{reflection} {dialogues.PROBABILITY}".strip()
+    line = asked if config.critic == "direct" else dialogues.before_verdict(reflection)
     return dialogue.chat(history, f"{pending}Critic: {line}")
 
 
@@ -242,7 +253,9 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[float]:
     rows = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
     if config.floor:
         rows = np.logaddexp(np.reshape(rows, (-1, 2)), math.log(config.floor)).tolist()
-    return [row[0] if config.critic == "positive" else row[0] - row[1] for row in rows]
+    if config.critic == "positive":
+        return [log_good for log_good, _ in rows]
+    return [0.0 if log_good == log_bad else log_good - log_bad for log_good, log_bad in rows]
 
 
 def _improve(candidates: Sequence[Candidates], q: Sequence[np.ndarray], config: LACConfig) -> list[np.ndarray]:

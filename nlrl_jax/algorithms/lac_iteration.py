@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from nlrl_jax.algorithms.imagine import POLICY, PlanningConfig
-from nlrl_jax.algorithms.lac import Decisions
+from nlrl_jax.algorithms.imagine import POLICY
+from nlrl_jax.algorithms.lac import Decisions, LACConfig, lines_ahead
 from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
@@ -70,11 +70,11 @@ def drawn(made: Decisions, seed: int) -> Decisions:
     return made._replace(actions=actions)
 
 
-def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig, planning: PlanningConfig) -> Pairs:
+def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig, teacher: LACConfig) -> Pairs:
     """Episodes as examples: actions with their weights, all else is only read.
 
     The actions taken are learned one after another in whole transcripts, other candidates each in an example of its
-    own. A prompt is the decision's, without the oldest steps where `planning` left them out.
+    own. A prompt is the decision's, without the oldest steps where the `teacher`, who played, left them out.
 
     Raises:
       ValueError: "improved" of episodes that have no record of candidates; "advantage" where no task has two episodes.
@@ -84,7 +84,7 @@ def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig,
     examples = []
     for one, advantage in zip(kept, advantages, strict=True):
         taken, others = [], []
-        actions = [_asked(dialogue, line, planning) for line in lines_of(history_of(one)) if line.kind == ACTION]
+        actions = [_asked(dialogue, line, teacher) for line in lines_of(history_of(one)) if line.kind == ACTION]
         for line, record in zip(actions, one["thinking"], strict=True):
             if config.lesson != "improved":
                 weight = 1.0 if config.lesson == "chosen" else advantage / len(actions)
@@ -102,9 +102,10 @@ def history_of(episode: Episode) -> History:
     return History(episode["goal"], episode["observation"], steps, episode["note"])
 
 
-def _asked(dialogue: Dialogue, line: Line, planning: PlanningConfig) -> Line:
+def _asked(dialogue: Dialogue, line: Line, teacher: LACConfig) -> Line:
     """The line after the history that its decision saw: what fitted before the last note was written."""
-    trimmed = dialogue.trim(line.history.noted(""), planning.ahead(dialogue.room)).history
+    reserve = teacher.planning.ahead(dialogue.room, lines_ahead(teacher, dialogue.label))
+    trimmed = dialogue.trim(line.history.noted(""), reserve).history
     return line._replace(history=trimmed.noted(line.history.last_note))
 
 

@@ -6,7 +6,7 @@ The policy is the model's own text, and a gradient goes through the tokens of ac
     log pi(a_t | g, h_t) = sum_k log p(w_k | g, h_t, w_1 .. w_{k-1})        w: the tokens of a_t and of its newline
     L = - 1/N sum over episodes, t:  W_t log pi(a_t | g, h_t)               N: their number in the batch, where W_t != 0
 
-    finetuned_policy        W_t = 1                                                                            A.5.1
+    finetuned_policy        W_t = 1, in failures too                                                           A.5.1
     policy_gradient         W_t = G = 1 after success, -1 after failure                                        A.5.2
     dense_policy_gradient   W_t = r_t + r_{t+1} + ... + G, r = step_reward for GOOD, - step_reward for BAD     A.5.2
     actor_critic            W_t = Q(g, h_t, a_t) = log P(GOOD | g, h_t, a_t) - log P(BAD | g, h_t, a_t)        A.5.2
@@ -18,9 +18,11 @@ LAC's own model (B.2, A.9) learns other lines of the same episodes, with W_t = 1
     reflections     log p(c_{t+1} | g, h_t, a_t, o_{t+1})     reflections, and by their last word the critic
     actions         log p(a_t | g, h_t)                       an option (A.5.1: LAC with fine-tuned policy)
 
-Left open by the paper, decided here: the dense rewards are those of the reflections' labels; Q is read once, from the
-model before it learns, right after the action and without a rollout; the decision transformer learns actions only, as
-the original does. Minus the log-probability of a failure's action has no minimum: more steps push it down for ever.
+Left open by the paper, decided here: the fine-tuned policy imitates all of the trajectories, as its "those
+trajectories" say, failures among them (`finetune_lac --failures 0` leaves them out); the dense rewards are those of the
+reflections' labels; Q is read once, from the model before it learns, right after the action and without a rollout; the
+decision transformer learns actions only, as the original does. Minus the log-probability of a failure's action has no
+minimum: more steps push it down for ever.
 
     learned, metrics = learn(model, pairs(config, dialogue, trajectories, model))
     react.decide(learned, acting(config, dialogue), ...)

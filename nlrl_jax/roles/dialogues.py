@@ -168,35 +168,30 @@ class Dialogue:
         more = len(history.steps) - self.last
         if self.last and more > 0:
             history = _without(history, -(-more // _DROP) * _DROP)
-        if not self.room:
-            return Trimmed(history, 0)
-        dropped = 0
-        while True:
-            size = self._size(self.chat(history, "")) + reserve
-            if size <= self.room:
-                return Trimmed(history, dropped)
-            if not history.steps:
-                lower = "--line_tokens or --examples" if self.examples else "--line_tokens"
-                helps = self.examples or size - reserve < self.room
-                raise ValueError(
-                    f"instructions, goal and one observation take {size - reserve} tokens, and {reserve} more are "
-                    f"needed; the model's context holds {self.room}. "
-                    + (f"Lower {lower}" if helps else "Give a model with a longer context, or raise --context_tokens")
-                )
-            dropped += len(history.steps[:_DROP])
-            history = _without(history, _DROP)
+        found = self._cut(history, "", reserve)
+        if self.room and not found.history.steps and (size := self._size(found.history, "")) + reserve > self.room:
+            lower = "--line_tokens or --examples" if self.examples else "--line_tokens"
+            helps = self.examples or size < self.room
+            raise ValueError(
+                f"instructions, goal and one observation take {size} tokens, and {reserve} more are needed; the "
+                f"model's context holds {self.room}. "
+                + (f"Lower {lower}" if helps else "Give a model with a longer context, or raise --context_tokens")
+            )
+        return found
 
     def fit(self, chat: Chat, reserve: int) -> Trimmed:
         """As `trim`, for a chat of this dialogue with the line that it ends in; one without steps stays as it is."""
-        history, line = chat.context["history"], chat.context["line"]
+        return self._cut(chat.context["history"], chat.context["line"], reserve)
+
+    def _cut(self, history: History, line: str, reserve: int) -> Trimmed:
         dropped = 0
-        while self.room and history.steps and self._size(self.chat(history, line)) + reserve > self.room:
+        while self.room and history.steps and self._size(history, line) + reserve > self.room:
             dropped += len(history.steps[:_DROP])
             history = _without(history, _DROP)
         return Trimmed(history, dropped)
 
-    def _size(self, chat: Chat) -> int:
-        return sum(self.count(message["content"]) for message in chat.messages)
+    def _size(self, history: History, line: str) -> int:
+        return sum(self.count(message["content"]) for message in self.chat(history, line).messages)
 
 
 def _without(history: History, steps: int) -> History:

@@ -1,7 +1,9 @@
 """LAC on a corridor whose model's beliefs are known: the prior prefers the wrong way, its imagination knows better."""
 
+import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -10,7 +12,7 @@ import pytest
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.imagine import Caller, PlanningConfig, imagine, propose
 from nlrl_jax.algorithms.lac import METHODS, LACConfig
-from nlrl_jax.algorithms.planners import icpi, lats, methods, rafa, rap, react
+from nlrl_jax.algorithms.planners import lats, methods, rafa, rap, react
 from nlrl_jax.config import make, replace
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
@@ -157,6 +159,56 @@ def test_a_tree_keeps_the_best_leaf():
     assert len(tree["futures"][right]) > 1 == len(chain["futures"][right])
 
 
+def test_a_tree_may_be_wider_than_the_candidates_are_many():
+    record = decide("lac_tree", Corridor(), START[1:], candidates=2, branch=3, depth=2).thinking[0]
+    assert record["candidates"] == ["left", "right"]
+    assert [len(leaves) for leaves in record["futures"]] == [1, 1]  # BAD at once, and GOOD
+    waits = decide("lac_tree", Corridor(), START[1:], candidates=3, branch=3, depth=2).thinking[0]["futures"][2]
+    assert [steps[1][0] for steps in waits] == list(ACTIONS)
+
+
+class Certain(Corridor):
+    """Its verdicts have the probabilities 0 and 1."""
+
+    good = staticmethod(lambda history, line: float(where(history) >= 2))
+
+    def score(self, chats, continuations, role):
+        if role == "policy":
+            return super().score(chats, continuations, role)
+        p = [self.good(chat.context["history"], chat.context["line"]) for chat in chats]
+        log = lambda x: math.log(x) if x else -math.inf
+        return [[Score(log(x), 1), Score(log(1 - x), 1)] for x in p]
+
+
+def test_a_certain_verdict_decides_and_the_prior_breaks_ties():
+    made = decide("lac", Certain(), START[1:] + START, depth=1)
+    assert [one["q"] for one in made.thinking][:2] == [
+        [-math.inf, math.inf, math.inf],
+        [-math.inf, math.inf, -math.inf],
+    ]
+    assert made.actions == ["right", "right", "right"]
+    np.testing.assert_allclose(made.thinking[0]["improved"], [0, 0.75, 0.25], rtol=1e-5)
+    lost = decide("lac", Certain(), START[:1], candidates=1, depth=1)
+    assert lost.thinking[0]["q"] == [-math.inf] and lost.thinking[0]["improved"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    "q, alpha, expected",
+    [
+        ([1.0, math.inf, math.inf], 1.0, [0, 0.75, 0.25]),
+        ([math.inf, -math.inf, 0.0], 2.0, [1, 0, 0]),
+        ([-math.inf, 0.0, 0.0], 1.0, [0, 0.75, 0.25]),
+        ([-math.inf] * 3, 1.0, [0.6, 0.3, 0.1]),
+        ([-math.inf, math.inf, 0.0], math.inf, [0.6, 0.3, 0.1]),
+    ],
+)
+def test_infinite_q(q, alpha, expected):
+    log_prior = jnp.log(jnp.array([0.6, 0.3, 0.1, 0.0]))  # the last one is padding
+    given = jnp.array([*q, 0.0])
+    for improve in (kl_improved_policy, jax.jit(kl_improved_policy)):
+        np.testing.assert_allclose(jnp.exp(improve(log_prior, given, alpha)), [*expected, 0], atol=1e-6)
+
+
 def test_other_candidates_are_tried_while_all_are_bad():
     options = {"candidates": 1, "depth": 1}
     assert decide("lac", Corridor(), START[1:], **options).actions == ["left"]
@@ -174,14 +226,14 @@ def test_a_model_without_scores_is_refused_before_any_call_and_has_direct_evalua
 
 
 def test_the_mean_over_tokens_is_another_prior():
-    caller = Caller(Corridor(), PlanningConfig(prior="mean"), 0)
-    (one,) = propose(caller, Dialogue.of("", ""), START[:1], ACTIONS)
+    caller = Caller(Corridor(), Dialogue.of("", ""), PlanningConfig(prior="mean"), 0)
+    (one,) = propose(caller, START[:1], ACTIONS)
     assert dict(zip(one.actions, one.log_prior, strict=True))["wait"] == pytest.approx(math.log(0.1) / 2)
 
 
 def test_rollouts_stop_at_the_depth_and_count_lines_without_an_end():
-    caller = Caller(Corridor(ends=False), PlanningConfig(depth=2), 0)
-    ((leaf,),) = imagine(caller, Dialogue.of("", ""), START[:1], ["wait"], ACTIONS)
+    caller = Caller(Corridor(ends=False), Dialogue.of("", ""), PlanningConfig(depth=2), 0)
+    ((leaf,),) = imagine(caller, START[:1], ["wait"], ACTIONS)
     assert [step.action for step in leaf.imagined] == ["wait", "left"]
     assert caller.problems["world model/never ended"] == 2
 
@@ -195,8 +247,37 @@ def test_full_contexts_lose_their_oldest_steps():
     assert short.observation == steps[dropped - 1].observation
     with pytest.raises(ValueError, match="context holds 80"):
         dialogue.trim(long, 80)
-    caller = Caller(Corridor(), PlanningConfig(), 0)
-    assert caller.trim(Dialogue.of("", "", count=len, room=0), [long]) == [long]
+    assert of_all(dialogue).trim([long], 2) == [dialogue.trim(long, 20).history]
+    assert of_all(dataclasses.replace(dialogue, room=0)).trim([long]) == [long]
+
+
+def of_all(dialogue):
+    return Caller(Corridor(), dialogue, PlanningConfig(line_tokens=10), 0)
+
+
+@pytest.mark.parametrize(
+    "name, lines",
+    [("react", 1), ("naive", 1), ("cot", 2), ("lac_no_critic", 2), ("prior_cot", 2), ("lac_no_rollout", 3), ("lac", 9)],
+)
+def test_a_method_keeps_free_what_it_needs(name, lines):
+    """Its first prompt has every step that fits beside its own lines; one with rollouts keeps at most half free."""
+    room, line, asked = 1000, 20, []
+
+    class Asked(Corridor):
+        def complete(self, chats, sampling, role, seed=0, stop=()):
+            asked.extend(chats)
+            return super().complete(chats, sampling, role, seed, stop)
+
+        def score(self, chats, continuations, role):
+            asked.extend(chats)
+            return super().score(chats, continuations, role)
+
+    method = methods.METHODS[name]
+    dialogue = Dialogue.of("", method.label, compact=True, room=room, count=len)
+    long = History("3", "at 1", tuple(Step("wait", f"at 1, {i}") for i in range(40)))
+    method.decide(Asked(), dialogue, [long], ACTIONS, make(LACConfig, line_tokens=line), 0)
+    fits = dialogue.trim(long, lines * line).history
+    assert asked[0].context["history"].steps == fits.steps
 
 
 class Babbler:
@@ -223,34 +304,65 @@ def test_lines_that_never_end_stay_within_the_context(name):
     count = lambda text: len(text.split())
     dialogue = Dialogue.of("", methods.METHODS[name].label, compact=True, count=count, room=160)
     long = History("3", "at 1", tuple(Step("wait", f"at 1, {i}", "so it goes") for i in range(20)))
-    model, planning = Babbler(count), PlanningConfig(candidates=2, depth=4)
-    if name.startswith("lac"):
-        changes, _ = METHODS[name]
-        lac.decide(model, dialogue, [long], (), make(LACConfig, candidates=2, **changes), 0)
-    else:
-        planner = {"react": react, "rap": rap, "icpi": icpi, "rafa": rafa}[name]
-        planner.decide(model, dialogue, [long], (), planning, 0)
-    assert planning.line(160) < model.most <= 160
+    model, config = Babbler(count), make(LACConfig, candidates=2, depth=4)
+    methods.METHODS[name].decide(model, dialogue, [long], (), config, 0)
+    assert config.planning.line(160) < model.most <= 160
 
 
-def test_planners_value_rollouts_by_their_own_rules():
-    planning = PlanningConfig(candidates=3, depth=2)
-    run = lambda planner, label, **more: planner.decide(
-        Corridor(), Dialogue.of("", label), START, ACTIONS, make(PlanningConfig, candidates=3, depth=2, **more), 0
-    )
-    # RAP: log p(candidate) + log p(left), so the prior's choice
-    record = run(rap, "").thinking[0]
-    np.testing.assert_allclose(record["q"], [math.log(PRIOR[a] * 0.6) for a in record["candidates"]], rtol=1e-6)
-    assert run(rap, "").actions == ["left", "left"]
-    # It does not ask what the last action leads to.
-    assert [[step[1] != "" for step in leaves[0]] for leaves in record["futures"]] == [[True, False]] * 3
-    # ICPI: the reward is in reach only from 2
-    assert run(icpi, "Reward").actions == ["left", "right"]
-    # RAFA: the share of the way
-    assert run(rafa, "").actions == ["right", "right"]
-    assert react.decide(Corridor(), Dialogue.of("", ""), START, ACTIONS, planning, 0).actions == ["left", "left"]
+class Onward(Corridor):
+    """Its imagination goes on to the right, past the goal where nothing stops it."""
+
+    def write(self, chat):
+        return " right" if chat.context["line"] == "Action:" else super().write(chat)
+
+
+LEFT, RIGHT, WAIT = (math.log(PRIOR[action]) for action in ACTIONS)
+
+
+# Q of left, right and wait, the likeliest first. Corridor goes on to the left, Onward to the right; 3 is the goal.
+@pytest.mark.parametrize(
+    "name, model, at, depth, q",
+    [
+        ("rafa", Corridor, 1, 2, [0, 2 / 3, 1 / 3]),  # at 0, 0; at 2, 1; at 1, 0
+        ("rafa", Corridor, 2, 2, [1 / 3, 1, 2 / 3]),  # right is at 3 and ends there
+        ("rafa", Onward, 1, 4, [0.99**3, 0.99, 0.99**2]),  # each ends at 3, after 4, 2 and 3 steps
+        ("rafa", Onward, 1, 1, [0, 2 / 3, 1 / 3]),
+        ("rap", Corridor, 2, 3, [3 * LEFT, RIGHT, WAIT + 2 * LEFT]),
+        ("rap", Onward, 1, 4, [LEFT + 3 * RIGHT, 2 * RIGHT, WAIT + 2 * RIGHT]),
+        ("icpi", Corridor, 2, 2, [0, 1, 0]),
+        ("icpi", Onward, 1, 4, [0.9**3, 0.9, 0.9**2]),
+    ],
+)
+def test_planners_value_every_step_and_stop_where_the_task_is_done(name, model, at, depth, q):
+    method = methods.METHODS[name]
+    dialogue, config = method.dialogue("Reach 3.", False), make(LACConfig, depth=depth)
+    made = method.decide(model(), dialogue, [START[at - 1]], ACTIONS, config, 0)
+    (record,) = made.thinking
+    assert record["candidates"] == list(ACTIONS)
+    np.testing.assert_allclose(record["q"], q, rtol=1e-6)
+    assert made.actions == [ACTIONS[int(np.argmax(q))]]
+    places = [where(START[at - 1], [step[0] for step in leaf]) for (leaf,) in record["futures"]]
+    assert all(len(leaf) == depth or place == GOAL for (leaf,), place in zip(record["futures"], places, strict=True))
+
+
+def test_of_equal_values_the_likelier_candidate_is_taken():
+    class Same(Corridor):
+        def write(self, chat):
+            return " The value is 1/2." if chat.context["line"].endswith("Value:") else super().write(chat)
+
+    dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
+    made = rafa.decide(Same(), dialogue, START, ACTIONS, PlanningConfig(depth=3), 0)
+    assert made.thinking[0]["q"] == [0.5, 0.5, 0.5] and made.actions == ["left", "left"]
+    assert not any("Value" in step[1] for step in made.thinking[0]["futures"][0][0])
+
+
+def test_planners_need_rollouts_and_rap_needs_log_probabilities():
+    dialogue = Dialogue.of("", "")
+    assert react.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(), 0).actions == ["left", "left"]
     with pytest.raises(ValueError, match="depth is 0"):
-        rap.decide(Corridor(), Dialogue.of("", ""), START, ACTIONS, PlanningConfig(depth=0), 0)
+        rap.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(depth=0), 0)
+    with pytest.raises(NotImplementedError, match="RAP adds up log-probabilities"):
+        rap.decide(Silent(), dialogue, START, ACTIONS, PlanningConfig(), 0)
 
 
 def test_thoughts_are_steps_that_the_game_does_not_see():
@@ -287,8 +399,6 @@ def test_the_improved_policy_maximises_equation_4():
         log_p = logits - jnp.log(jnp.sum(jnp.exp(logits)))
         p = jnp.exp(log_p)
         return -jnp.sum(p * q) + alpha * jnp.sum(p * (log_p - log_prior))
-
-    import jax
 
     logits, optimizer = jnp.zeros(5), optax.adam(0.05)
 

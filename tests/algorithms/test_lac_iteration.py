@@ -53,7 +53,7 @@ IMPROVED = LessonConfig()
 
 
 def teach(episodes, lesson=IMPROVED, config=CONFIG, dialogue=DIALOGUE):
-    return lac_iteration.teach(dialogue, episodes, lesson, config.planning)
+    return lac_iteration.teach(dialogue, episodes, lesson, config)
 
 
 def weights(examples):
@@ -103,7 +103,7 @@ def test_lessons_stand_where_decisions_asked(room):
             return super().score(chats, continuations, role)
 
     dialogue = Dialogue.of("", compact=True, room=room, count=len)
-    config = replace(CONFIG, line_tokens=40)
+    config = replace(CONFIG, line_tokens=40, rule="prior")
     episodes = played(Asked(), "lac_no_critic", config, dialogue)  # they fail, so they run to the horizon
     found = {text for text, _ in weights(teach(episodes, config=config, dialogue=dialogue))}
     assert found == set(asked)

@@ -143,7 +143,7 @@ def test_an_imagined_search_follows_the_models_beliefs_and_asks_the_game_nothing
     )
     model = Dreamer()
     args = PlanningConfig(), LATSConfig(expansions=3, iterations=30, depth=3), 0
-    plans = lats.plan_imagined(model, DIALOGUE, watched, TASKS, *args)
+    plans = lats.plan(model, DIALOGUE, watched, TASKS, *args, imagined=True)
     assert plans.actions == [["middle", "left"]] * 2
     assert played == [["middle", "middle"], ["left", "left"]]
     assert ("world model", 6) in model.roles and not model.goals - {"a prize"}

@@ -1,6 +1,7 @@
 """Trajectories in the package: played again in their games, they are what the files say."""
 
 import importlib.util
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 import envs
 from envs import recorded
-from nlrl_jax.roles.dialogues import BAD, GOOD, NOTES, UNKNOWN, verdict
+from nlrl_jax.roles.dialogues import BAD, GOOD, NOTES, THINK, UNKNOWN, verdict
 from nlrl_jax.types import HostGame
 
 PACKAGES = {"alfworld": "textworld", "crafter": "craftax", "webshop": "rapidfuzz"}
@@ -58,6 +59,10 @@ def test_examples_are_successes_with_notes_of_the_kind(name):
         notes = [first.note, *(step.note for step in first.steps)]
         assert any(notes) == (label in ("Critic", "Thought", "Reward") or (label == "Value" and name == "crafter"))
     assert {step.note for step in recorded.examples(name, "Reward", 1)[0].steps[:-1]} == {"0"}
+    plain, thinking = (recorded.examples(name, label, 1)[0].steps for label in ("", "Think"))
+    thought = [step.action.startswith(THINK) for step in thinking]
+    assert tuple(step for step in thinking if not step.action.startswith(THINK)) == plain and thought[0]
+    assert not any(a and b for a, b in itertools.pairwise(thought))
     assert recorded.examples(name, "Reward", 1)[0].last_note == ("0" if name == "crafter" else "1")
 
 

@@ -88,7 +88,7 @@ def test_a_game_plays_with_nothing_but_its_name_by_its_expert(tmp_path, capsys):
 def test_webshop_plays_with_lats(tmp_path, capsys):
     plan(tmp_path / "shop", "--game=webshop", "--tasks=2", "--lats_iterations=1", "--depth=1", "--max_steps=6")
     scores = results.read(tmp_path / "shop")["scores"]
-    assert list(scores) == ["lac", "react", "rap", "icpi", "rafa", "lats"]
+    assert list(scores) == ["lac", "react_think", "react", "rap", "icpi", "rafa", "lats"]
     assert all(0 <= one["reward"] <= 1 and one["tokens"] > 0 for one in scores.values())
     assert "mean score" in (tmp_path / "shop" / "table.md").read_text()
     assert "score" in capsys.readouterr().out
@@ -122,6 +122,7 @@ def test_bad_input(tmp_path):
     assert "frozen_lake has no expert to stand in for a language model; give one" in wrong("--game=frozen_lake")
     assert "sets luck; its rates are prior, critic, world" in wrong("--expert=luck=1")
     assert "--expert does nothing with --model nano_babyai" in wrong("--model=nano_babyai", "--expert=prior=1")
+    assert "--policy needs two local models, and expert is not one" in wrong("--policy=nano_babyai")
     assert "--webshop_data is for --game webshop" in wrong(f"--webshop_data={tmp_path}")
     assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
     assert "--lats_iterations is 0" in wrong("--game=webshop", "--lats_iterations=0")

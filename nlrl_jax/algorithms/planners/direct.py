@@ -33,8 +33,8 @@ def decide(
       dialogue: its label is "Thought" where the model thinks before it acts.
       tagged: an action counts only inside <action> and </action>.
     """
-    caller = Caller(model, config, seed, dialogue)
-    thought = write_notes(caller, dialogue, caller.trim(dialogue, histories))
+    caller = Caller(model, dialogue, config, seed)
+    thought = write_notes(caller, caller.trim(histories, 1 + bool(dialogue.label)))
     texts = caller.lines(POLICY, [dialogue.chat(history, "Action:") for history in thought])
     picked = []
     for text in texts:

@@ -31,9 +31,6 @@ The LAC paper runs the official implementation (andyz245/LanguageAgentTreeSearch
 - Reflections: there on at most three failures with distinct partial rewards, written again together, and with the
   failed trajectories in the value's prompt; here on every failed end, the newest three, in every prompt.
 - Result: there the reward of the best node; here its actions are played, greedily on where they end before the game.
-
-`plan_imagined` searches in the model's imagination instead (LAC, table 26): an observation is what the model writes
-after an action, and an episode is won where its value is 1.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from typing import Any, NamedTuple
 from nlrl_jax.algorithms.imagine import CRITIC, NOTE, WORLD, Caller, PlanningConfig, next_actions, propose
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_number
-from nlrl_jax.types import HostGame, LanguageModel, Outcome, Start
+from nlrl_jax.types import HostGame, LanguageModel, Outcome
 
 REFLECT = "Reflection on this failed attempt, in one sentence on what to do differently:"
 EARLIER = "Earlier attempts:"
@@ -152,100 +149,80 @@ def plan(
     planning: PlanningConfig,
     config: LATSConfig,
     seed: int,
+    imagined: bool = False,
 ) -> Plans:
     """The best trajectory of each task; what the search leaves open the model's greedy actions complete.
 
     Args:
       dialogue: its label is "Value", without notes in its transcripts.
       planning: how candidates arise; their number is `config.expansions`.
+      imagined: the search sees nothing of the game but its first observations, and an episode is won where its value
+        is 1 (LAC, table 26); any game will do.
 
     Raises:
-      ValueError: the game cannot restore earlier states.
+      ValueError: the game cannot restore earlier states, and the search is not imagined.
     """
-    check_game(game)
-    caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
-    histories = _begin(starts, tasks)
-    searches = [_Search(_Node(start.state, history)) for start, history in zip(starts, histories, strict=True)]
-    _search(caller, dialogue, game, searches, config)
-    return _play(caller, dialogue, game, starts, histories, searches)
-
-
-def plan_imagined(
-    model: LanguageModel,
-    dialogue: Dialogue,
-    game: HostGame,
-    tasks: Sequence[tuple[str, int]],
-    planning: PlanningConfig,
-    config: LATSConfig,
-    seed: int,
-) -> Plans:
-    """As `plan`, but the search sees nothing of the game but its first observations; any game will do."""
-    caller, starts = _caller(model, dialogue, planning, config, seed), game.reset(tasks)
-    beginnings = _begin(starts, tasks)
-    searches = [_Search(_Node(history, history), imagined=True) for history in beginnings]
-
-    def step(histories: Sequence[History], actions: Sequence[str]) -> list[Outcome]:
-        shown = caller.trim(dialogue, histories)
-        pairs = list(zip(shown, actions, strict=True))
-        texts = caller.lines(WORLD, [dialogue.chat(history, f"Action: {a}\nObservation:") for history, a in pairs])
-        caller.count(WORLD, "empty", texts.count(""))
-        grown = zip(histories, actions, texts, strict=True)
-        return [Outcome(history.then(Step(action, text)), text) for history, action, text in grown]
-
-    _search(caller, dialogue, dataclasses.replace(game, step=step, score=""), searches, config)
-    return _play(caller, dialogue, game, starts, beginnings, searches)
-
-
-def _begin(starts: Sequence[Start], tasks: Sequence[tuple[str, int]]) -> list[History]:
-    return [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
-
-
-def _caller(model, dialogue: Dialogue, planning: PlanningConfig, config: LATSConfig, seed: int) -> Caller:
+    if not imagined:
+        check_game(game)
     n = config.expansions
-    return Caller(model, dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n)), seed, dialogue)
+    planning = dataclasses.replace(planning, candidates=n, draws=max(planning.draws, n))
+    caller, starts = Caller(model, dialogue, planning, seed), game.reset(tasks)
+    histories = [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
+    if imagined:
+        searches = [_Search(_Node(history, history), imagined=True) for history in histories]
+        step = lambda states, actions: _imagine(caller, states, actions)
+        _search(caller, dataclasses.replace(game, step=step, score=""), searches, config)
+    else:
+        searches = [_Search(_Node(start.state, one)) for start, one in zip(starts, histories, strict=True)]
+        _search(caller, game, searches, config)
+    return _play(caller, game, [start.state for start in starts], histories, searches)
 
 
-def _search(
-    caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search], config: LATSConfig
-) -> None:
+def _imagine(caller: Caller, histories: Sequence[History], actions: Sequence[str]) -> list[Outcome]:
+    """Steps of the game as the model imagines them; a state is a history."""
+    pairs = list(zip(caller.trim(histories, 2), actions, strict=True))
+    texts = caller.lines(WORLD, [caller.dialogue.chat(history, f"Action: {a}\nObservation:") for history, a in pairs])
+    caller.count(WORLD, "empty", texts.count(""))
+    grown = zip(histories, actions, texts, strict=True)
+    return [Outcome(history.then(Step(action, text)), text) for history, action, text in grown]
+
+
+def _search(caller: Caller, game: HostGame, searches: Sequence[_Search], config: LATSConfig) -> None:
     """Grows the trees until each is over or its iterations are spent."""
     limit = min(config.depth, game.max_steps)
     for _ in range(config.iterations):
         open_ = [one for one in searches if not one.over]
         if not open_:
             break
-        last = _simulate(caller, dialogue, game, open_, [one.select(config.weight) for one in open_], limit)
+        last = _simulate(caller, game, open_, [one.select(config.weight) for one in open_], limit)
         for node in last:
             _back_up(node)
         failed = [(one, node) for one, node in zip(open_, last, strict=True) if node.done and not node.success]
-        shown = caller.trim(dialogue, [one.shown(node.history) for one, node in failed])
-        texts = caller.lines(NOTE, [dialogue.chat(history, REFLECT) for history in shown])
+        shown = caller.trim([one.shown(node.history) for one, node in failed], 1)
+        texts = caller.lines(NOTE, [caller.dialogue.chat(history, REFLECT) for history in shown])
         for (one, _), text in zip(failed, texts, strict=True):
             if text and text not in one.reflections:
                 one.reflections.append(text)
 
 
 def _simulate(
-    caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search], nodes: list[_Node], limit: int
+    caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: list[_Node], limit: int
 ) -> list[_Node]:
     """Expands each node, then its best child, and so on. Returns the last node of each."""
-    nodes = list(nodes)
     going = list(range(len(nodes)))
     while going:
-        _expand(caller, dialogue, game, [searches[i] for i in going], [nodes[i] for i in going], limit)
+        _expand(caller, game, [searches[i] for i in going], [nodes[i] for i in going], limit)
         for i in going:
             nodes[i] = max(nodes[i].children, key=lambda child: child.value)
         going = [i for i in going if not nodes[i].closed]
     return nodes
 
 
-def _expand(
-    caller: Caller, dialogue: Dialogue, game: HostGame, searches: Sequence[_Search], nodes: Sequence[_Node], limit: int
-) -> None:
+def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: Sequence[_Node], limit: int) -> None:
     """Gives each node its children, with their values."""
     caller.seed += 1
-    shown = caller.trim(dialogue, [one.shown(node.history) for one, node in zip(searches, nodes, strict=True)])
-    candidates = propose(caller, dialogue, shown, game.actions)
+    shown = caller.trim([one.shown(node.history) for one, node in zip(searches, nodes, strict=True)], 1)
+    candidates = propose(caller, shown, game.actions)
     pairs = [(one, node, a) for one, node, c in zip(searches, nodes, candidates, strict=True) for a in c.actions]
     outcomes = game.step([node.state for _, node, _ in pairs], [action for _, _, action in pairs])
     unknown = []
@@ -260,10 +237,9 @@ def _expand(
             one.ends.append(child)
         else:
             unknown.append((one, child))
-    shown = caller.trim(dialogue, [one.shown(child.history) for one, child in unknown])
-    for (one, child), text in zip(
-        unknown, caller.lines(CRITIC, [dialogue.chat(history, "Value:") for history in shown]), strict=True
-    ):
+    shown = caller.trim([one.shown(child.history) for one, child in unknown], 1)
+    texts = caller.lines(CRITIC, [caller.dialogue.chat(history, "Value:") for history in shown])
+    for (one, child), text in zip(unknown, texts, strict=True):
         number = read_number(text)
         caller.count(CRITIC, "" if number is not None else "no number")
         child.value = min(max(number or 0.0, 0.0), 1.0)
@@ -283,16 +259,9 @@ def _back_up(last: _Node) -> None:
 
 
 def _play(
-    caller: Caller,
-    dialogue: Dialogue,
-    game: HostGame,
-    starts: Sequence[Start],
-    beginnings: Sequence[History],
-    searches: Sequence[_Search],
+    caller: Caller, game: HostGame, states: list[Any], histories: list[History], searches: Sequence[_Search]
 ) -> Plans:
     """Plays the best trajectories, and greedily on where they are over before the game is."""
-    states = [start.state for start in starts]
-    histories = list(beginnings)
     planned, thinking = [], []
     for one in searches:
         node, records = one.best(), []
@@ -302,13 +271,13 @@ def _play(
             rows = [(child.history.steps[-1].action, child.value) for child in node.children]
             records.append({"candidates": [action for action, _ in rows], "q": [value for _, value in rows]})
         thinking.append(records[::-1])
-    going = list(range(len(starts)))
+    going = list(range(len(states)))
     for t in range(game.max_steps):
         if not going:
             break
         free = [i for i in going if t >= len(planned[i])]
-        shown = caller.trim(dialogue, [searches[i].shown(histories[i]) for i in free])
-        for i, action in zip(free, next_actions(caller, dialogue, shown, game.actions, caller.seed + t), strict=True):
+        shown = caller.trim([searches[i].shown(histories[i]) for i in free], 1)
+        for i, action in zip(free, next_actions(caller, shown, game.actions, caller.seed + t), strict=True):
             planned[i].append(action)
             thinking[i].append({"candidates": [action]})
         actions = [planned[i][t] for i in going]

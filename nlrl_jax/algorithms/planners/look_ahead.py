@@ -1,56 +1,94 @@
-"""What RAP, ICPI and RAFA share: candidates, an imagined rollout after each, a value of the rollout, the best."""
+"""What RAP, ICPI and RAFA share: candidates, an imagined rollout after each, a value of the rollout, the best.
+
+A rollout is one chain, continued greedily until the task is done or `depth` steps are imagined: after each imagined
+observation the model writes a line (ICPI "Reward:", RAP and RAFA "Value:") whose number is 1 once the task is done. Of
+candidates with equal values the likelier one under the prior is taken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from nlrl_jax.algorithms.imagine import Caller, Future, PlanningConfig, imagine, propose
 from nlrl_jax.algorithms.lac import Decisions
-from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_number
 from nlrl_jax.types import LanguageModel
 
-# (caller, rollouts, log-prior of each first action) -> a value each
-Value = Callable[[Caller, Sequence[Future], Sequence[float]], Sequence[float]]
-Decide = Callable[[LanguageModel, Dialogue, Sequence[History], Sequence[str], PlanningConfig, int], Decisions]
 
+class Planner(NamedTuple):
+    """A planner: how a rollout's steps are read and what the rollout is worth.
 
-def planner(
-    value: Value,
-    stop: Callable[[Step], bool] = lambda step: False,
-    outcome: bool = True,
-    prepare: Callable[[LanguageModel, Sequence[History]], Sequence[History]] = lambda model, histories: histories,
-) -> Decide:
-    """A rule of decision: the candidate whose rollout has the highest value; the likelier one of equals.
-
-    Args:
-      value: of rollouts; the dialogue is `caller.dialogue`. stop, outcome: see `imagine`.
-      prepare: changes the histories first, or refuses a model.
-
-    Returns: decide(model, dialogue, histories, actions, config, seed) -> decisions, as `lac.decide`. It raises a
-      ValueError if `config.depth` is 0.
+    Attributes:
+      value: (caller, rollouts, log-prior of each first action) -> Q of each.
+      note: label of the line after each imagined observation.
+      outcome: whether what follows the last action counts; see `imagine`.
+      shown: whether the game's own steps have such a line, with the number 0 until now.
+      scores: whether log-probabilities are needed.
     """
 
-    def decide(model, dialogue, histories, actions, config, seed):
-        histories = prepare(model, histories)
+    value: Callable[[Caller, Sequence[Future], Sequence[float]], Sequence[float]]
+    note: str
+    outcome: bool = True
+    shown: bool = False
+    scores: bool = False
+
+    def decide(
+        self,
+        model: LanguageModel,
+        dialogue: Dialogue,
+        histories: Sequence[History],
+        actions: Sequence[str],
+        config: PlanningConfig,
+        seed: int,
+    ) -> Decisions:
+        """One decision for each history; see `lac.decide`.
+
+        Raises:
+          NotImplementedError: the model does not give the log-probabilities that are needed.
+          ValueError: `config.depth` is 0.
+        """
+        if self.scores and not model.can_score:
+            raise NotImplementedError(
+                "RAP adds up log-probabilities, which this model does not give; choose another planner"
+            )
         if config.depth < 1:
             raise ValueError("depth is 0; this planner needs rollouts of at least one step")
-        caller = Caller(model, config, seed, dialogue)
-        short = caller.trim(dialogue, histories)
-        candidates = propose(caller, dialogue, short, actions)
-        pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
-        first = [short[i] for i, _ in pairs], [action for _, action in pairs]
-        futures = [leaves[0] for leaves in imagine(caller, dialogue, *first, actions, stop, 1, outcome)]
-        values = iter(value(caller, futures, [p for one in candidates for p in one.log_prior]))
+        if self.shown:
+            histories = [history.noted("0") if history.steps else history for history in histories]
+        caller = Caller(model, dialogue, config, seed)
+        short = caller.trim(histories)
+        candidates = propose(caller, short, actions)
+        firsts = [action for one in candidates for action in one.actions]
+        starts = [history for history, one in zip(short, candidates, strict=True) for _ in one.actions]
+        rollouts = imagine(caller, starts, firsts, actions, done, outcome=self.outcome, note=self.note)
+        futures = [leaves[0] for leaves in rollouts]
+        values = iter(self.value(caller, futures, [p for one in candidates for p in one.log_prior]))
         leaves, picked, thinking = iter(futures), [], []
         for one in candidates:
             q = [float(next(values)) for _ in one.actions]
             own = [[[list(step) for step in next(leaves).imagined]] for _ in one.actions]
-            picked.append(one.actions[int(np.argmax(q))])
+            picked.append(one.actions[int(np.argmax(q))])  # the likeliest comes first
             record = {"candidates": list(one.actions), "log_prior": list(one.log_prior), "q": q, "futures": own}
             thinking.append(record)
         notes = [history.last_note for history in short]
         return Decisions(picked, notes, [[]] * len(picked), thinking, caller.problems, caller.calls)
 
-    return decide
+
+def done(step: Step) -> bool:
+    """Whether the model says that the task is done after an imagined step."""
+    return number(step) >= 1
+
+
+def number(step: Step) -> float:
+    """The number that the model writes after an imagined step, from 0 to 1; 0 where it writes none."""
+    return min(max(read_number(step.note) or 0.0, 0.0), 1.0)
+
+
+def numbers(caller: Caller, role: str, future: Future) -> list[float]:
+    """The number after each step of a rollout; where the model writes none, it is 0 and counted."""
+    missing = sum(read_number(step.note) is None for step in future.imagined)
+    caller.count(role, "no number", missing)
+    return [number(step) for step in future.imagined]

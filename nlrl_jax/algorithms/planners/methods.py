@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from nlrl_jax.algorithms import lac, offline
@@ -56,17 +57,19 @@ class Method:
         return offline.acting(OfflineConfig("decision_transformer"), made) if self.returns else made
 
 
-def _planner(module):
-    return lambda model, dialogue, histories, actions, config, seed: module.decide(
+def _planner(decide):
+    return lambda model, dialogue, histories, actions, config, seed: decide(
         model, dialogue, histories, actions, config.planning, seed
     )
 
 
 def _direct(title, label="", tagged=False, shots=False):
-    def decide(model, dialogue, histories, actions, config, seed):
-        return direct.decide(model, dialogue, histories, actions, config.planning, seed, tagged)
-
+    decide = _planner(functools.partial(direct.decide, tagged=tagged))
     return Method(title, label, decide, scores=False, tagged=tagged, shots=shots)
+
+
+def _search(title, plan):
+    return Method(title, "Value", None, notes=False, scores=False, plan=plan)
 
 
 def _variant(changes):
@@ -93,21 +96,21 @@ METHODS: dict[str, Method] = {
         name: Method(_TITLES[name], label, _variant(changes), scores=changes.get("critic") != "direct")
         for name, (changes, label) in lac.METHODS.items()
     },
-    "react": Method("ReAct, no thoughts", "", _planner(react), scores=False),
-    "react_return": Method("decision transformer", "", _planner(react), scores=False, returns=True),
-    "react_think": Method("ReAct", "", _planner(react), thinks=True, scores=False),
-    "rap": Method("RAP", "", _planner(rap)),
-    "icpi": Method("ICPI", "Reward", _planner(icpi), scores=False),
-    "rafa": Method("RAFA", "Value", _planner(rafa), notes=False, scores=False),
+    "react": Method("ReAct, no thoughts", "", _planner(react.decide), scores=False),
+    "react_return": Method("decision transformer", "", _planner(react.decide), scores=False, returns=True),
+    "react_think": Method("ReAct", "", _planner(react.decide), thinks=True, scores=False),
+    "rap": Method("RAP", "Value", _planner(rap.decide), notes=False),
+    "icpi": Method("ICPI", "Reward", _planner(icpi.decide), scores=False),
+    "rafa": Method("RAFA", "Value", _planner(rafa.decide), notes=False, scores=False),
     "naive": _direct("naive"),
     "robust_naive": _direct("robust naive", tagged=True),
     "cot": _direct("chain of thought", "Thought"),
     "robust_cot": _direct("robust chain of thought", "Thought", tagged=True),
     "few_shot": _direct("few-shot", shots=True),
-    "lats": Method("LATS", "Value", None, notes=False, scores=False, plan=lats.plan),
-    "lats_imagined": Method("LATS, imagined", "Value", None, notes=False, scores=False, plan=lats.plan_imagined),
+    "lats": _search("LATS", lats.plan),
+    "lats_imagined": _search("LATS, imagined", functools.partial(lats.plan, imagined=True)),
 }
-DEFAULT = ("lac", "react", "rap", "icpi", "rafa")
+DEFAULT = ("lac", "react_think", "react", "rap", "icpi", "rafa")
 
 
 def default(game: HostGame) -> tuple[str, ...]:

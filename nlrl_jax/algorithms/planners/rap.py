@@ -1,6 +1,11 @@
 """RAP as the LAC paper runs it (C.2.2): Q is the sum of the actions' log-probabilities along a greedy rollout.
 
-The observation after the last action plays no part in that sum, so it is not imagined.
+    Q(a_0) = sum over t of log pi(a_t | g, h_t)
+
+A rollout stops at a terminal state. The paper does not say how one is noticed: here the model is asked for a line
+"Value:" as in RAFA, and the task is done where its number is 1. What follows the last action of a full rollout plays no
+part and is not imagined. A shorter sum is a larger one, so that a rollout that ends early is ahead. Ties: the likelier
+candidate.
 """
 
 from __future__ import annotations
@@ -9,9 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from nlrl_jax.algorithms.imagine import POLICY, Caller, Future
-from nlrl_jax.algorithms.planners.look_ahead import planner
-from nlrl_jax.roles.dialogues import History
-from nlrl_jax.types import LanguageModel
+from nlrl_jax.algorithms.planners.look_ahead import Planner
 
 
 def value(caller: Caller, futures: Sequence[Future], log_prior: Sequence[float]) -> list[float]:
@@ -31,13 +34,4 @@ def value(caller: Caller, futures: Sequence[Future], log_prior: Sequence[float])
     return values
 
 
-def check_scores(model: LanguageModel, histories: Sequence[History]) -> Sequence[History]:
-    """Raises NotImplementedError: the model does not give log-probabilities."""
-    if not model.can_score:
-        raise NotImplementedError(
-            "RAP adds up log-probabilities, which this model does not give; choose another planner"
-        )
-    return histories
-
-
-decide = planner(value, outcome=False, prepare=check_scores)
+decide = Planner(value, "Value", outcome=False, scores=True).decide

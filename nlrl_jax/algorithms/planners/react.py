@@ -30,8 +30,8 @@ def decide(
 
     Args and returns: see `lac.decide`; a dialogue without a note.
     """
-    caller, rng = Caller(model, config, seed, dialogue), np.random.default_rng(seed)
-    short, thoughts = caller.trim(dialogue, histories), [[] for _ in histories]
+    caller, rng = Caller(model, dialogue, config, seed), np.random.default_rng(seed)
+    short, thoughts = caller.trim(histories, 1), [[] for _ in histories]
     chosen: dict[int, str] = {}
     for _ in range(THOUGHTS + 1):
         waiting = [i for i in range(len(short)) if i not in chosen]

@@ -115,7 +115,8 @@ def _play_batch(
     spent, counts, journal = Usage(), {}, progress.journal
     model, game = Metered(threads.alone(setting.model, setting.jobs), spent), setting.game
     seed = lambda t: _seed(setting.seed, batch, t)
-    moves, before, clock = journal.of(batch), Counter(), time.perf_counter()
+    earlier = [Move(**move) for move in journal.moves(batch)]
+    before, clock = Counter(), time.perf_counter()
 
     def cost() -> dict[str, Any]:
         """Seconds and tokens since the last time."""
@@ -128,10 +129,11 @@ def _play_batch(
         before, clock = sums, now
         return made
 
-    if method.plan and not moves:
+    if method.plan and not earlier:
         plans = method.plan(model, dialogue, game, tasks, setting.config.planning, setting.lats, seed(0))
-        moves = _moves_of(plans, batch, cost())
-        journal.add(moves)
+        earlier, counted = _moves_of(plans), {"problems": plans.problems, "calls": plans.calls}
+        # One line, so that a kill leaves the whole plan or none of it.
+        journal.add({"part": batch, **cost(), **counted, "plan": [move._asdict() for move in earlier]})
 
     def decide(histories, t):
         made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
@@ -139,10 +141,9 @@ def _play_batch(
         return made
 
     def report(t, move, running):
-        journal.add([{"part": batch, **cost(), **counts, **move._asdict()}])
+        journal.add({"part": batch, **cost(), **counts, **move._asdict()})
         progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
 
-    earlier = [Move(row["actions"], row["notes"], row["thoughts"], row["thinking"]) for row in moves]
     return play(game, decide, tasks, earlier, report)
 
 
@@ -196,25 +197,20 @@ def as_json(episode: Episode) -> dict[str, Any]:
 def _tokens_of(name: str, model: LanguageModel, usage: Usage, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Read and written by all steps, each counted once. An endpoint's reply to an interrupted step is paid for once and
     then comes from the cache, so there the ledger is right."""
-    if all("tokens" in row for row in rows) and not isinstance(inner_model(model), EndpointModel):
+    if not isinstance(inner_model(model), EndpointModel):
         return {field: sum(row["tokens"][field] for row in rows) for field in ("read", "written")}
     spent = [row for row in usage.rows() if row["role"].startswith(f"{name}/")]
     return {"read": sum(row["prompt_tokens"] for row in spent), "written": sum(row["tokens"] for row in spent)}
 
 
-def _moves_of(plans: Plans, batch: int, cost: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Plans as the journal's rows, one per step: the moves of the episodes that still run. The whole cost is the
-    first's."""
-    rows = []
+def _moves_of(plans: Plans) -> list[Move]:
+    """Plans as moves: at each step those of the episodes that still run."""
+    moves = []
     for t in range(max(map(len, plans.actions))):
         live = [i for i, actions in enumerate(plans.actions) if t < len(actions)]
         none = [""] * len(live), [[]] * len(live)
-        move = Move([plans.actions[i][t] for i in live], *none, [plans.thinking[i][t] for i in live])
-        spent = {"seconds": 0.0, "tokens": {"read": 0, "written": 0}, "problems": {}, "calls": {}}
-        if t == 0:
-            spent = {**cost, "problems": plans.problems, "calls": plans.calls}
-        rows.append({"part": batch, **spent, **move._asdict()})
-    return rows
+        moves.append(Move([plans.actions[i][t] for i in live], *none, [plans.thinking[i][t] for i in live]))
+    return moves
 
 
 def _seed(seed: int, batch: int, t: int) -> int:

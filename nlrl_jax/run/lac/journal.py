@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import pathlib
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from nlrl_jax.files import write_atomically
+from nlrl_jax.rollouts.host_games import Move
 
 
 class _Stopped(Exception):
@@ -19,25 +19,26 @@ class Journal:
     """The moves of a run, on disk once they are made. Batches that run concurrently may share it.
 
     Attributes:
-      rows: all moves, those of an interrupted run first.
+      rows: one for each step, or for each plan of all steps; those of an interrupted run first.
     """
 
     def __init__(self, path: pathlib.Path | None):
         self.path, self.rows, self.stopped = path, _read(path), False
         self._lock = threading.Lock()
 
-    def of(self, batch: int) -> list[dict[str, Any]]:
-        """The moves of a batch so far."""
-        return [row for row in self.rows if row["part"] == batch]
+    def moves(self, batch: int) -> list[dict[str, Any]]:
+        """The moves of a batch so far, as the fields of `host_games.Move`."""
+        own = [row for row in self.rows if row["part"] == batch]
+        return [{name: move[name] for name in Move._fields} for row in own for move in row.get("plan", [row])]
 
-    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+    def add(self, row: dict[str, Any]) -> None:
         """Raises `_Stopped`, after writing, where the run has been `stopped`."""
         with self._lock:
-            self.rows += rows
+            self.rows.append(row)
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("a") as file:
-                    file.write("".join(json.dumps(row) + "\n" for row in rows))
+                    file.write(json.dumps(row) + "\n")
         if self.stopped:
             raise _Stopped
 

@@ -8,6 +8,7 @@ import json
 import pathlib
 from collections.abc import Callable, Sequence
 
+from nlrl_jax.algorithms.imagine import POLICY
 from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.backends.endpoint import EndpointModel
@@ -17,7 +18,7 @@ from nlrl_jax.config import check, option
 from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue, History
-from nlrl_jax.types import HostGame, LanguageModel, Start
+from nlrl_jax.types import Chat, HostGame, LanguageModel, Reply, Sampling, Score, Start
 from nlrl_jax.weights.load import BUILT_IN
 
 FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
@@ -69,12 +70,50 @@ def dialogue_of(
     if method.shots is not None:
         number = max(number, 1) if method.shots else 0
     with_examples = number and form == "paper" and game.examples
-    examples = tuple(game.examples(method.label, number)) if with_examples else ()
+    label = "Think" if method.thinks else method.label
+    examples = tuple(game.examples(label, number)) if with_examples else ()
     if tokenizer and room:  # the chat template takes its share
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
     more = {"count": counter(tokenizer), "room": room, "last": config.history or game.history}
     return method.dialogue(game.rules, form == "compact", examples=examples, **more)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prompted:
+    """A language model that reads the transcripts of any dialogue in prompts of its own.
+
+    Attributes:
+      dialogue: the instructions and examples that stand before a transcript, and the context that both must fit.
+    """
+
+    model: LanguageModel
+    dialogue: Dialogue
+
+    @property
+    def can_score(self) -> bool:
+        return self.model.can_score
+
+    def complete(
+        self, chats: Sequence[Chat], sampling: Sampling, role: str, seed: int = 0, stop: Sequence[str] = ()
+    ) -> list[Reply]:
+        """See `types.LanguageModel`."""
+        own = [self._own(chat, sampling.max_tokens) for chat in chats]
+        return self.model.complete(own, sampling, role, seed, stop)
+
+    def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
+        """See `types.LanguageModel`."""
+        longest = [max(map(self.dialogue.count, row)) for row in continuations]
+        own = [self._own(chat, new) for chat, new in zip(chats, longest, strict=True)]
+        return self.model.score(own, continuations, role)
+
+    def _own(self, chat: Chat, new: int) -> Chat:
+        return self.dialogue.chat(self.dialogue.fit(chat, new).history, chat.context["line"])
+
+
+def acts_apart(model: LanguageModel, policy: LanguageModel, dialogue: Dialogue) -> LanguageModel:
+    """A model whose actions are `policy`'s, in prompts of `dialogue`; reflections, imagination and verdicts stay."""
+    return ByRole(model, {POLICY: Prompted(policy, dialogue)})
 
 
 def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **more: str) -> None:

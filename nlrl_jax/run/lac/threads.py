@@ -15,6 +15,7 @@ from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.run.lac.journal import Journal
+from nlrl_jax.run.lac.prompts import Prompted
 from nlrl_jax.types import HostGame, LanguageModel
 from nlrl_jax.weights.load import BUILT_IN
 
@@ -56,6 +57,8 @@ def alone(model: LanguageModel, jobs: int) -> LanguageModel:
     if isinstance(model, ByRole):
         others = {role: alone(one, jobs) for role, one in model.others.items()}
         return ByRole(alone(model.model, jobs), others)
+    if isinstance(model, Prompted):
+        return dataclasses.replace(model, model=alone(model.model, jobs))
     if not isinstance(model, LocalModel) or model.cache is None:
         return model
     return dataclasses.replace(model, cache_mb=model.cache_mb / jobs)

@@ -8,7 +8,6 @@ import pytest
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.reply_cache import DiskCache
@@ -16,12 +15,12 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.run.lac import journal, threads
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method, unreadable
-from nlrl_jax.run.lac.prompts import check_words, inner_model
+from nlrl_jax.run.lac.prompts import acts_apart, check_words, inner_model
 from nlrl_jax.run.lac.tasks import distinct, shortage, tasks_of
 from nlrl_jax.run.models import local_model
 from nlrl_jax.types import Outcome, Start
 from nlrl_jax.weights.load import load_tokenizer
-from tests.algorithms.test_lac import GAME, Corridor
+from tests.algorithms.test_lac import ACTIONS, GAME, START, Corridor
 from tests.backends.server import Server
 
 TASKS = [("", i) for i in range(5)]
@@ -82,11 +81,11 @@ def killed_where_a_step_is_written(monkeypatch, step):
     """The journal is one step behind what was spent."""
     add, seen = journal.Journal.add, []
 
-    def stop(self, rows):
-        seen.append(rows)
+    def stop(self, row):
+        seen.append(row)
         if len(seen) == step:
             raise KeyboardInterrupt
-        add(self, rows)
+        add(self, row)
 
     monkeypatch.setattr(journal.Journal, "add", stop)
 
@@ -130,6 +129,11 @@ def test_a_search_is_on_disk_once_it_is_over_and_not_made_again(tmp_path):
     model = Corridor()
     again = run(model, tmp_path, "lats")
     assert not model.roles and again["episodes"] == first["episodes"] and again["calls"] == first["calls"]
+    journal = tmp_path / "moves" / "lats.jsonl"
+    text = journal.read_text()
+    journal.write_text(text[: text.index("plan") + 200])  # a kill in the middle of the first plan
+    cut = run(Corridor(), tmp_path, "lats")
+    assert {**cut, "seconds": 0} == {**first, "seconds": 0} and journal.read_text().count("plan") == 3
 
 
 def test_finished_methods_are_read_from_disk(tmp_path):
@@ -154,6 +158,33 @@ def test_actions_that_cannot_be_carried_out_are_counted():
     )
     (episode,) = run(Corridor(), None, "react", TASKS[:1], refusing)["episodes"]
     assert (episode["moves"], episode["invalid"]) == (GAME.max_steps, GAME.max_steps)
+
+
+class Prompts(Corridor):
+    """Keeps its prompts."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompts = []
+
+    def complete(self, chats, *args, **kwargs):
+        self.prompts += [chat.messages[0]["content"] for chat in chats]
+        return super().complete(chats, *args, **kwargs)
+
+    def score(self, chats, *args):
+        self.prompts += [chat.messages[0]["content"] for chat in chats]
+        return super().score(chats, *args)
+
+
+def test_a_policy_apart_acts_in_prompts_of_its_own():
+    model, policy, method = Prompts(), Prompts(), METHODS["lac"]
+    dialogue = method.dialogue(GAME.rules, False)
+    acting = dataclasses.replace(dialogue, examples=START[1:])
+    made = method.decide(acts_apart(model, policy, acting), dialogue, START, ACTIONS, CONFIG, 0)
+    assert made == method.decide(Corridor(), dialogue, START, ACTIONS, CONFIG, 0)
+    assert {role for role, _ in policy.roles} == {"policy"} and "policy" not in dict(model.roles)
+    assert all("An example:" in text for text in policy.prompts)
+    assert not any("An example:" in text for text in model.prompts)
 
 
 def test_words_that_a_model_cannot_tell_apart_are_refused():
@@ -214,9 +245,9 @@ def test_each_part_has_a_local_model_with_an_empty_cache_of_its_own():
     assert one.model.variables is model.model.variables
     plain = Metered(Corridor(), Usage())
     assert threads.alone(plain, 2) is plain
-    both = Metered(ByRole(model.model, {"policy": model.model}), Usage())
+    both = Metered(acts_apart(model.model, model.model, None), Usage())
     own = threads.alone(both, 2).model
-    caches = [model.model.cache, own.model.cache, own.others["policy"].cache]
+    caches = [model.model.cache, own.model.cache, own.others["policy"].model.cache]
     assert len(set(map(id, caches))) == 3 and inner_model(both) is model.model
 
 
