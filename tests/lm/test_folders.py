@@ -193,6 +193,13 @@ FOLDERS = {
         word_pieces,
         {"tokenizer_config": {"clean_up_tokenization_spaces": True, "eos_token": "[SEP]", "unk_token": "[UNK]"}},
     ),
+    "a post-processor that adds tokens, and blanks around blocks": (
+        lambda spec: spec | {"post_processor": {
+            "type": "TemplateProcessing", "pair": [],
+            "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}}},
+        {"chat_template.jinja": "{% for m in messages %}\n  {{ m.content }}{% endfor %}{{ eos_token }}"},
+    ),
     "special tokens are split": (None, {"tokenizer_config": END | {"split_special_tokens": True}}),
 }  # fmt: skip
 
