@@ -219,7 +219,7 @@ def test_an_aggregator_that_writes_prose_is_counted_and_one_that_writes_nothing_
         assert bool(record.values) == kept and record.metrics[f"count/aggregator/{name}"] > 0
 
 
-def test_contradictions_are_counted_and_their_numbers_taught_behind_the_models_own_words():
+def test_contradictions_are_counted_and_their_numbers_taught_after_the_models_own_words():
     said = '{"thought": "0 of 5 games are won by O, 5 by X, 0 drawn.", "final_evaluation": 1.0}'
     for correct in (False, True):
         state = beginner()._replace(value=TableModel(guess=lambda rng: said))

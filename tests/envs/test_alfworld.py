@@ -1,4 +1,4 @@
-"""ALFWorld in the TextWorld engine: text, worker processes that die, a person's own folder."""
+"""ALFWorld in the TextWorld engine: text, worker processes that die, the user's own folder."""
 
 import importlib.util
 import json
@@ -188,7 +188,7 @@ def own_folder(root, problem, goal="put a pen in drawer"):
     return split
 
 
-def test_a_persons_own_folder(tmp_path):
+def test_the_users_own_folder(tmp_path):
     made = games.make("put", 1)
     split = own_folder(tmp_path, games.problem(made), made.goal)
     unsolvable = split / "look_at_obj_in_light-Pen-None-DeskLamp-301" / "trial_T0"

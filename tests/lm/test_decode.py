@@ -86,7 +86,7 @@ def test_a_row_that_comes_in_late_and_the_rows_that_go_on_say_what_they_say_alon
     desk.admit([0, 1], S)
     desk.decode(1)
     assert desk.reply(1) == until[1] and desk.rows.ended.tolist() == [False, True]
-    desk.admit([-1, 4], index)  # prompt 0 and the three tokens behind it need S + 3 slots
+    desk.admit([-1, 4], index)  # prompt 0 and the three tokens after it need S + 3 slots
     desk.decode(1)
     desk.decode(2)
     assert desk.reply(0) == until[0] and desk.reply(1) == until[4]

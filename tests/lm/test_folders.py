@@ -271,3 +271,6 @@ def test_a_folder_is_read_as_transformers_reads_it(tmp_path, name):
     (again / "config.json").write_text(json.dumps({"model_type": "llama"}))
     check_same(Tokenizer.from_pretrained(again), AutoTokenizer.from_pretrained(again), ends(again))
     assert Tokenizer.from_pretrained(again).eos_ids == ours.eos_ids
+    if name.startswith("a post-processor"):  # is not ours to apply, but kept
+        kept = [json.loads((folder / "tokenizer.json").read_text())["post_processor"] for folder in (tmp_path, again)]
+        assert kept[0] == kept[1] is not None

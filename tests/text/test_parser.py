@@ -30,7 +30,7 @@ def text_of(ids):
 
 
 def assert_equal_reference(replies, reply_format=FORMAT):
-    """`replies` are lists of ids; what stands behind a reply's end in the buffer must not be read."""
+    """`replies` are lists of ids; what the buffer holds after a reply must not be read."""
     tokens = np.random.default_rng(0).integers(0, small_tokenizer().vocab_size, (len(replies), LENGTH)).astype(np.int32)
     for row, ids in zip(tokens, replies, strict=True):
         row[: len(ids)] = ids
