@@ -33,3 +33,13 @@ def compiled_programs_do_not_pile_up():
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(scope="session")
+def mesh():
+    """Eight devices: two for data, two for FSDP, two for tensor parallelism."""
+    from nlrl_jax.lm.sharding import make_mesh
+
+    if jax.device_count() != 8:
+        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
+    return make_mesh(data=2, fsdp=2, tensor=2)

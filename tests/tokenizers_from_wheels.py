@@ -135,3 +135,12 @@ def _earlier_parts(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[byt
         if best >= rank:
             return parts
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+EVERY = [
+    pytest.param(small_tokenizer, id="small"),
+    pytest.param(smollm2, id="smollm2", marks=pytest.mark.smollm2),
+    pytest.param(qwen2, id="qwen2", marks=pytest.mark.vocab),
+    pytest.param(llama3, id="llama3", marks=pytest.mark.vocab),
+]
+every_tokenizer = pytest.mark.parametrize("make", EVERY)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from nlrl_jax.algorithms import collapse
-from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -111,8 +110,3 @@ def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
     assert len(told(60, **dull, state_dependence=0.0)) == 2
     assert told(60, **dull | {"success": 0.95}) == told(60, uninformative_groups=0.4, state_dependence=3.0) == []
     assert told(60, loss=1.0) == []  # other trainers
-
-
-def test_one_reply_has_no_other_prompt():
-    with pytest.raises(ValueError, match="probe is 1; it must be 0, or at least 2"):
-        MSGRPOConfig(probe=1)

@@ -174,9 +174,3 @@ def test_no_states_ask_nothing():
     model = Model(numeric)
     assert gpi.language_gpi(model, Line(), [], gpi.GPIConfig(), seed=0).actions.shape == (0,)
     assert not model.asked
-
-
-@pytest.mark.parametrize(("options", "message"), [({"look_ahead": -1}, "is -1"), ({"variations": 0}, "is 0")])
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        gpi.GPIConfig(**options)

@@ -319,20 +319,3 @@ def test_games_and_words_that_cannot_be_scored_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             MovePolicy.for_game(game, model, TOKENIZER)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train": "all"}, "'all'.*params, lora"),
-        ({"num_games": 0}, "num_games is 0"),
-        ({"num_games": 1, "max_turns": 1}, "advantages are normalised over its moves, at least two"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"actor_learning_rate": -1.0}, "actor_learning_rate is -1.0"),
-        ({"discount": 1.1}, "discount is 1.1"),
-        ({"value_coef": float("nan")}, "value_coef is nan"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        LanguagePPOConfig(**options)

@@ -20,28 +20,18 @@ from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstration
 from nlrl_jax.algorithms.sft import Example, SFTConfig
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
-from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import adapter_training
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.word_policy import MovePolicy
 from nlrl_jax.types import Sampling
+from tests.algorithms.ms_grpo_by_hand import jit
 from tests.tokenizers_from_wheels import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 SIZE = 8 * -(-TOKENIZER.vocab_size // 8)
 MODEL = Transformer(ModelConfig(SIZE, 16, 24, 2, 2, 2, 8, 1024, lora=LoraConfig(4, 8.0)))
 EXAMPLES = [Example([*range(1, n), 0], n // 2) for n in range(4, 24)]
-fast = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-)
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    if jax.device_count() != 8:
-        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
-    return make_mesh(2, 2, 2)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +92,7 @@ def test_warm_start(mesh, variables, micro_batch):
         )
         update = adapter_training.make_update(model, demonstration_loss(policy), optimizer, micro_batch, show)
         state = adapter_training.start(model, params, optimizer, seed=0)
-        return fast(update)(state, jax.random.key(2))
+        return jit(update)(state, jax.random.key(2))
 
     state, metrics = updated(MODEL, variables["params"])
     model, placed = on(mesh, variables)
@@ -124,7 +114,7 @@ def test_language_ppo(mesh, variables, train):
     def updated(model, variables):
         state = ppo.init_state(model, variables["params"], config, jax.random.key(1))
         policy = MovePolicy.for_game(game, model, TOKENIZER)
-        return state, *fast(ppo.make_update(policy, game, config))(state, jax.random.key(5))
+        return state, *jit(ppo.make_update(policy, game, config))(state, jax.random.key(5))
 
     _, state, metrics = updated(MODEL, variables)
     model, placed = on(mesh, variables)

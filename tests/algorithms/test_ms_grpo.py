@@ -32,6 +32,7 @@ from tests.algorithms.ms_grpo_by_hand import (
     make_policy,
     plain_gradient,
 )
+from tests.jaxprs import equations
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +124,8 @@ def test_compiles_once(update, state):
 
 
 def primitives(jaxpr):
-    """Names of all operations, those of nested programs included."""
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from primitives(inner)
+    """Names of all operations."""
+    return [equation.primitive.name for equation in equations(jaxpr)]
 
 
 def test_makes_no_host_callback(update, state):
@@ -321,10 +317,7 @@ def test_credit_by_turn_is_the_gradient_of_its_advantages(policy, state, episode
 
 
 @pytest.mark.slow
-def test_update_on_a_mesh_equals_one_device(params, state, updated):
-    if jax.device_count() != 8:
-        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
-    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+def test_update_on_a_mesh_equals_one_device(mesh, params, state, updated):
     policy = make_policy(mesh=mesh)
     specs = transformer.param_specs(policy.model)
     lora = sharding.shard(state.lora, specs["lora"], mesh)

@@ -168,18 +168,6 @@ def test_clipped_values_stop_moving(collected):
     assert moved(0.02) < 0.3 < moved(np.inf)
 
 
-@pytest.mark.slow
-def test_seeds_at_once_equal_single_seeds():
-    update = ppo.make_update(CARTPOLE, CARTPOLE_PARAMS, SMALL)
-    init = lambda key: ppo.init_state(CARTPOLE, CARTPOLE_PARAMS, SMALL, key)
-    keys = jax.random.split(jax.random.key(0), 2)
-    both, _ = jax.jit(jax.vmap(update))(jax.vmap(init)(keys), keys)
-    for i in range(2):
-        one, _ = jax.jit(update)(init(keys[i]), keys[i])
-        of_both = jax.tree.map(lambda leaf, i=i: leaf[i], both.params)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one.params, of_both)
-
-
 def test_continuous_actions_are_learned():
     env = Aim()
     config = PPOConfig(num_envs=32, num_steps=16, learning_rate=3e-3, entropy_coef=0.0, features=(16,), discount=0.5)
@@ -217,22 +205,3 @@ def test_a_record_holds_whole_episodes():
         stored = jax.tree.map(lambda leaf, t=t, n=n: leaf[t, n], record.env_state)
         obs = CARTPOLE.step_env(jax.random.key(0), stored, episode.actions[t], CARTPOLE_PARAMS)[0]
         np.testing.assert_allclose(obs, episode.observations[t + 1], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "wrong, names",
-    [
-        ({"num_minibatches": 3}, "3 minibatches"),
-        ({"num_minibatches": 32}, "32 minibatches of equally many steps, at least two: advantages are normalised"),
-        ({"num_envs": 1, "num_steps": 1, "num_minibatches": 1}, "1 environments x 1 steps do not divide"),
-        ({"num_envs": 0}, "num_envs is 0"),
-        ({"clip": -0.2}, "clip is -0.2"),
-        ({"features": (64, 0)}, r"features is \(64, 0\)"),
-        ({"features": (64.0,)}, r"features is \(64.0,\)"),
-        ({"discount": 1.5}, "1.5"),
-        ({"value_clip": 0.0}, "value_clip is 0"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(wrong, names):
-    with pytest.raises(ValueError, match=names):
-        dataclasses.replace(SMALL, **wrong)

@@ -75,28 +75,9 @@ def test_hand_worked_loss():
     np.testing.assert_allclose(loss, want, rtol=1e-6)
 
 
-def test_prompt_is_masked_end_token_is_learned_and_padding_is_invisible(variables):
-    @jax.jit
-    def gradient_of_logits(tokens):
-        """How much each position's logits matter to the loss, [B, L - 1]."""
-
-        def loss(shift):
-            class Shifted:
-                config, mesh = MODEL.config, None
-
-                def apply(self, v, x, *args, method=None, **kwargs):
-                    out = MODEL.apply(v, x, *args, method=method, **kwargs)
-                    return out + shift.reshape(out.shape) if method == "unembed" else out
-
-            return sft_loss(Shifted(), variables, batch(tokens, LENGTHS, MASK))[0]
-
-        return jnp.abs(jax.grad(loss)(jnp.zeros((2, 5, V)))).sum(-1), loss(jnp.zeros((2, 5, V)))
-
-    matters, loss = gradient_of_logits(TOKENS)
-    # position i predicts token i + 1: tokens 3, 4, 5 of the first row, the end included, and 1, 2 of the second
-    np.testing.assert_array_equal(matters > 0, [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
-    _, other = gradient_of_logits(TOKENS.at[1, 3:].set(8))
-    assert loss == other
+def test_padding_is_invisible(variables):
+    loss = jax.jit(lambda tokens: sft_loss(MODEL, variables, batch(tokens, LENGTHS, MASK))[0])
+    assert loss(TOKENS) == loss(TOKENS.at[1, 3:].set(8)) != loss(TOKENS.at[1, 2].set(8))
 
 
 @pytest.mark.parametrize("train", ["lora", "params"])
@@ -258,17 +239,3 @@ def test_the_learning_rate_rises_then_stays_or_falls():
     ]
     np.testing.assert_allclose(rate("constant"), [0.5] + [1] * 9)
     np.testing.assert_allclose(rate("cosine"), [0.5, 1] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(8)])
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"schedule": "linear"}, "schedule is 'linear'; choose one of constant, cosine"),
-        ({"warmup": 1.0}, "warmup is 1.0"),
-        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
-        ({"train": "all"}, "train is 'all'"),
-    ],
-)
-def test_bad_settings_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        SFTConfig(**wrong)

@@ -202,13 +202,6 @@ def guided():
     return jax.jit(ppo.make_update(GAME.env, GAME.params, CONFIG, ultra.guidance(GAME, GuidanceConfig())))
 
 
-def test_without_critical_states_it_is_plain_ppo(plain, guided):
-    state, after = plain
-    ours, metrics = guided(state.replace(aux=ultra.make_table([], GAME)), jax.random.key(1))
-    assert metrics["critical"] == metrics["replaced"] == metrics["language_reward"] == 0
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, after.params)
-
-
 def test_suggested_actions_are_executed_and_learned_from(plain, findings):
     state, _ = plain
     table = ultra.make_table(findings.states, GAME)
@@ -258,18 +251,11 @@ def test_an_analyst_that_says_nothing_useful_leaves_plain_ppo(plain, guided, tex
     model = ScriptedModel(dict.fromkeys(scripted.SCRIPTS, lambda context, rng: text))
     found = analyse(recorded(), prompts.roles(points=1), model)
     assert all(state.verdict.action is None and not state.rewards for state in found.states)
+    assert text or not found.states  # no critical state at all
     ours, metrics = guided(plain[0].replace(aux=ultra.make_table(found.states, GAME)), jax.random.key(1))
     assert metrics["finite"] and metrics["replaced"] == metrics["language_reward"] == 0
+    assert found.states or metrics["critical"] == 0
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours.params, plain[1].params)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"radius": 0.0}, {"step": 0.0}, {"advice": "torque"}, {"floor": np.nan}, {"floor": np.inf}, {"alpha": -0.5}],
-)
-def test_impossible_guidance_is_refused(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
-        GuidanceConfig(**wrong)
 
 
 def test_statistics_are_of_the_steps_that_count():

@@ -11,9 +11,8 @@ import pytest
 
 from envs.locomotion.prompts import ROBOTS, body, roles, state_text
 from envs.locomotion.rule_based import ALARM, LIMITS, SCRIPTS, balance, danger, robot_of
-from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Episode, Verdict
-from nlrl_jax.types import Sampling
+from tests.envs.analysts import Analyst, said
 
 ASSETS = pathlib.Path(importlib.util.find_spec("gymnasium").origin).parent / "envs/mujoco/assets"
 FILES = {"hopper": "hopper.xml", "walker2d": "walker2d_v5.xml", "ant": "ant.xml"}
@@ -53,27 +52,8 @@ def tips_over(name, length=30, terminated=True, seed=0):
     return Episode(4, seen, actions, np.ones(length, np.float32), terminated)
 
 
-def complete(role, chat):
-    return ScriptedModel(SCRIPTS).complete([chat], Sampling(max_tokens=1, temperature=0.0), role)[0].text
-
-
-def said(chat):
-    return "\n".join(message["content"] for message in chat.messages)
-
-
-def verdicts(name, played):
-    asked, found = roles(name), []
-    for begin in range(0, len(played), asked.chunk):
-        end = min(begin + asked.chunk, len(played))
-        here, problems = asked.read_verdicts(complete("identify", asked.identify(played, begin, end)), begin, end)
-        assert not problems
-        found += here
-    return found
-
-
-def judge(name, played, timeslot, action):
-    asked = roles(name)
-    return asked.read_reward(complete("reward", asked.reward(played, timeslot, action, "none")))
+def analyst(name):
+    return Analyst(roles(name), SCRIPTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,7 +134,7 @@ def test_danger_is_zero_at_rest_grows_with_the_lean_and_is_one_at_a_fall(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_leads_to_a_fall_is_critical_and_corrected_within_the_action_space(name):
     played = tips_over(name)
-    found = verdicts(name, played)
+    found = analyst(name).verdicts(played)
     assert [verdict.timeslot for verdict in found] == list(range(len(played)))
     assert not any(verdict.critical for verdict in found[:10])
     for verdict in found[-5:]:  # shown in one piece with the fall
@@ -169,21 +149,22 @@ def test_an_action_after_which_danger_is_lower_is_proper(name):
     share = np.linspace(0.95, 0.5, 21)
     seen = np.stack([leaning(name, x * LIMITS[name].lean) for x in share])
     played = Episode(0, seen, np.zeros((20, SIZES[name][1])), np.ones(20), False)
-    found = verdicts(name, played)[:9]
+    found = analyst(name).verdicts(played)[:9]
     assert all(verdict.critical == (share[verdict.timeslot] > ALARM) for verdict in found)
     assert all(verdict.action is None for verdict in found)
-    assert judge(name, played, 0, played.action(0)) > 0
+    assert analyst(name).judge(played, 0, played.action(0)) > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rewards_tell_falls_from_recoveries_and_the_suggestion_from_its_opposite(name):
     played = tips_over(name)
-    taken = [judge(name, played, t, played.action(t)) for t in range(len(played) - 8, len(played))]
+    judge = analyst(name).judge
+    taken = [judge(played, t, played.action(t)) for t in range(len(played) - 8, len(played))]
     assert taken == sorted(taken, reverse=True) and taken[-1] == -1 and taken[0] < 0
     slot = len(played) - 3
     better = balance(name, body(ROBOTS[name], played.observations[slot]))
-    assert judge(name, played, slot, better) > 0.75
-    assert judge(name, played, slot, tuple(-x for x in better)) < judge(name, played, slot, better) - 0.1
+    assert judge(played, slot, better) > 0.75
+    assert judge(played, slot, tuple(-x for x in better)) < judge(played, slot, better) - 0.1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,7 +177,7 @@ def test_nothing_is_shown_or_used_from_after_the_piece(name, role):
     asked = roles(name)
     ask = lambda e: asked.identify(e, 15, 22) if role == "identify" else asked.reward(e, 11, e.action(11), "none")
     assert said(ask(played)) == said(ask(other))
-    assert complete(role, ask(played)) == complete(role, ask(other))
+    assert analyst(name).complete(role, ask(played)) == analyst(name).complete(role, ask(other))
     shown = [int(t) for t in re.findall(r"^timeslot (\d+):", said(ask(played)), re.MULTILINE)]
     assert shown == (list(range(14, 22)) if role == "identify" else list(range(9, 22)))
     falls = asked.identify(played, 25, 30)
@@ -206,24 +187,21 @@ def test_nothing_is_shown_or_used_from_after_the_piece(name, role):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_case_analysis_tells_falls_from_balance(name):
     fell, stood = tips_over(name), tips_over(name, terminated=False)
-    asked = roles(name)
-    text = complete("analyse", asked.analyse(fell, verdicts(name, fell)))
+    asked, analyse = roles(name), lambda chat: analyst(name).complete("analyse", chat)
+    text = analyse(asked.analyse(fell, analyst(name).verdicts(fell)))
     assert "it fell in the end" in text.split("Successes:")[0]
-    text = complete("analyse", asked.analyse(stood, verdicts(name, stood)))
+    text = analyse(asked.analyse(stood, analyst(name).verdicts(stood)))
     assert "it did not fall" in text
     assert "was cut off after timeslot 29" in said(asked.analyse(stood, []))
     assert "earned 30.0 in total" in said(asked.analyse(fell, []))
     unjudged = asked.analyse(fell, [Verdict(3, True, None, "", judged=False)])
-    assert complete("analyse", unjudged).count("None was found.") == 2 and ", proper" not in said(unjudged)
+    assert analyse(unjudged).count("None was found.") == 2 and ", proper" not in said(unjudged)
 
 
 def test_a_reward_counts_half_where_the_case_analysis_names_other_timeslots():
-    played, asked = tips_over("hopper"), roles("hopper")
+    played = tips_over("hopper")
     slot = len(played) - 3
-
-    def judged(analysis):
-        return asked.read_reward(complete("reward", asked.reward(played, slot, played.action(slot), analysis)))
-
+    judged = lambda analysis: analyst("hopper").judge(played, slot, played.action(slot), analysis)
     assert judged(f"Failures: In timeslots 3, {slot} and 2 more the robot tips over.") == judged("none") < 0
     elsewhere = judged("{timeslot 3, <critical>}\nFailures: none")
     assert elsewhere == pytest.approx(judged("none") / 2, abs=0.006)  # replies have two decimals
@@ -231,12 +209,12 @@ def test_a_reward_counts_half_where_the_case_analysis_names_other_timeslots():
 
 def test_strategies_come_from_the_case_analyses():
     asked, fell = roles("hopper"), tips_over("hopper")
-    analysis = complete("analyse", asked.analyse(fell, verdicts("hopper", fell)))
+    analysis = analyst("hopper").complete("analyse", asked.analyse(fell, analyst("hopper").verdicts(fell)))
     empty = "Failures: None was found.\nSuccesses: None was found."
     chat = asked.strategies([analysis, empty, analysis])
     assert said(chat).count("it fell in the end") == 2 and "of 3 of 3 episodes" in said(chat)
     assert "hop forward" in said(chat)
-    assert "2 of 3 analyses have (1, 3)" in complete("strategies", chat)
+    assert "2 of 3 analyses have (1, 3)" in analyst("hopper").complete("strategies", chat)
     assert said(asked.strategies([f"no. {n}" for n in range(100)])).count("no. ") == 8
     assert "of 0 of 0 episodes" in said(asked.strategies([]))
 

@@ -1,7 +1,6 @@
 """Pong's prompts, and the scripted analyst that answers them, on episodes that are made here."""
 
 import dataclasses
-import random
 import re
 
 import hypothesis
@@ -15,12 +14,12 @@ from envs.pong.env import fly as fly_in_game
 from envs.pong.prompts import ACTIONS, game_text
 from envs.pong.rule_based import NEAR, SCRIPTS, forecast
 from envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt, analyst_roles
-from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.trajectories import Episode, Verdict
-from nlrl_jax.types import Sampling
+from tests.envs.analysts import Analyst, said
 
 STAY, RIGHT, LEFT = range(3)
 ROLES = analyst_roles(dataclasses.replace(game_text(points=1), chunk=20))
+ANALYST = Analyst(ROLES, SCRIPTS)
 LOWEST, OURS = 78, 70
 
 
@@ -52,28 +51,6 @@ def episode(ball, racket, actions, number=3, terminated=None):
     return Episode(number, np.array(seen, np.float32), np.array(taken), np.array(rewards, np.float32), ended)
 
 
-def complete(role, chat):
-    return ScriptedModel(SCRIPTS).complete([chat], Sampling(max_tokens=1, temperature=0.0), role)[0].text
-
-
-def said(chat):
-    return "\n".join(message["content"] for message in chat.messages)
-
-
-def verdicts(played, chunk=20):
-    found = []
-    for begin in range(0, len(played), chunk):
-        end = min(begin + chunk, len(played))
-        here, problems = ROLES.read_verdicts(complete("identify", ROLES.identify(played, begin, end)), begin, end)
-        assert not problems
-        found += here
-    return found
-
-
-def judge(played, timeslot, action):
-    return ROLES.read_reward(complete("reward", ROLES.reward(played, timeslot, action, "none")))
-
-
 balls = st.tuples(st.integers(0, LOWEST), st.integers(12, 50), st.integers(-4, 4), st.integers(2, 4))
 tops = st.integers(0, 36).map(lambda half: 2 * half)
 plays = st.lists(st.sampled_from((STAY, RIGHT, LEFT)), min_size=1, max_size=8)
@@ -93,7 +70,7 @@ def test_the_forecast_is_where_the_ball_arrives(ball, top, actions):
 @hypothesis.given(balls, tops, plays)
 def test_every_timeslot_gets_a_verdict_that_is_read_back_without_a_complaint(ball, top, actions):
     played = episode(ball, top, actions)
-    assert [verdict.timeslot for verdict in verdicts(played)] == list(range(len(played)))
+    assert [verdict.timeslot for verdict in ANALYST.verdicts(played)] == list(range(len(played)))
 
 
 @hypothesis.settings(deadline=None, max_examples=50)
@@ -102,7 +79,7 @@ def test_who_follows_the_suggestions_catches_every_ball_that_can_be_reached(ball
     actions = [STAY]
     for _ in range(60):  # play it again with one suggestion more, until none is left
         played = episode(ball, top, actions + [STAY] * 60)
-        wrong = [v for v in verdicts(played) if v.action is not None and v.timeslot >= len(actions) - 1]
+        wrong = [v for v in ANALYST.verdicts(played) if v.action is not None and v.timeslot >= len(actions) - 1]
         if not wrong:
             break
         actions = [int(a) for a in played.actions[: wrong[0].timeslot]] + [wrong[0].action, STAY]
@@ -115,20 +92,20 @@ def test_who_follows_the_suggestions_catches_every_ball_that_can_be_reached(ball
 
 def test_a_ball_that_flies_away_is_not_critical_and_its_actions_are_worth_nothing():
     played = episode((40, 60, 1, -2), 10, [RIGHT])
-    assert not any(verdict.critical for verdict in verdicts(played))
-    assert judge(played, 5, RIGHT) == 0
+    assert not any(verdict.critical for verdict in ANALYST.verdicts(played))
+    assert ANALYST.judge(played, 5, RIGHT) == 0
 
 
 def test_a_near_ball_is_critical_even_where_the_racket_already_is():
     played = episode((40, 40, 0, 2), 38, [STAY])
-    found = verdicts(played)
+    found = ANALYST.verdicts(played)
     assert [v.critical for v in found] == [len(played) - v.timeslot <= NEAR for v in found]
     assert all(verdict.action is None for verdict in found)
 
 
 def test_a_racket_that_goes_the_wrong_way_is_corrected():
     played = episode((60, 40, 0, 2), 38, [RIGHT])
-    found = verdicts(played)
+    found = ANALYST.verdicts(played)
     assert all(v.critical and v.action == LEFT for v in found[3:])
     assert "needs" in found[5].explanation and "out of reach" in " ".join(v.explanation for v in found)
 
@@ -136,13 +113,13 @@ def test_a_racket_that_goes_the_wrong_way_is_corrected():
 def test_the_reward_has_the_sign_of_the_action_and_grows_as_time_runs_out():
     early, late = episode((60, 30, 0, 2), 38, [STAY]), episode((60, 50, 0, 2), 38, [STAY])
     for played in (early, late):
-        assert judge(played, 0, LEFT) > 0 > judge(played, 0, STAY)
-        assert judge(played, 0, STAY) >= judge(played, 0, RIGHT)
-    assert judge(late, 0, LEFT) > judge(early, 0, LEFT)
+        assert ANALYST.judge(played, 0, LEFT) > 0 > ANALYST.judge(played, 0, STAY)
+        assert ANALYST.judge(played, 0, STAY) >= ANALYST.judge(played, 0, RIGHT)
+    assert ANALYST.judge(late, 0, LEFT) > ANALYST.judge(early, 0, LEFT)
     hopeless = episode((70, 64, 0, 2), 0, [STAY])
-    assert judge(hopeless, 0, RIGHT) == -1 < judge(hopeless, 0, LEFT) < 0
+    assert ANALYST.judge(hopeless, 0, RIGHT) == -1 < ANALYST.judge(hopeless, 0, LEFT) < 0
     there = episode((40, 60, 0, 2), 37, [STAY])
-    assert judge(there, 3, STAY) > 0
+    assert ANALYST.judge(there, 3, STAY) > 0
 
 
 def test_the_velocity_is_not_taken_across_a_new_serve():
@@ -180,19 +157,19 @@ def test_nothing_is_shown_or_used_from_after_the_piece(role):
     other = Episode(3, seen, taken, rewards, False)
     ask = lambda e: ROLES.identify(e, 5, 15) if role == "identify" else ROLES.reward(e, 9, LEFT, "none")
     assert said(ask(played)) == said(ask(other))
-    assert complete(role, ask(played)) == complete(role, ask(other))
+    assert ANALYST.complete(role, ask(played)) == ANALYST.complete(role, ask(other))
     shown = [int(t) for t in re.findall(r"^timeslot (\d+):", said(ask(played)), re.MULTILINE)]
     assert shown == (list(range(3, 15)) if role == "identify" else list(range(5, 15)))
 
 
 def test_the_case_analysis_names_the_failures_and_the_successes():
     lost, kept = episode((60, 40, 0, 2), 38, [RIGHT]), episode((40, 40, 0, 2), 38, [STAY])
-    chat = ROLES.analyse(lost, verdicts(lost))
-    text = complete("analyse", chat)
+    chat = ROLES.analyse(lost, ANALYST.verdicts(lost))
+    text = ANALYST.complete("analyse", chat)
     failures, successes = text.split("Successes:")
     assert "move right where move left was right" in failures and "the point was lost" in failures
     assert f"In timeslot {len(lost) - 1} we lose the point." in said(chat)
-    text = complete("analyse", ROLES.analyse(kept, verdicts(kept)))
+    text = ANALYST.complete("analyse", ROLES.analyse(kept, ANALYST.verdicts(kept)))
     assert "None was found" in text.split("Successes:")[0] and f"{len(kept) - 1}" in text.split("Successes:")[1]
     assert "No timeslot was found" in said(ROLES.analyse(kept, []))
 
@@ -202,7 +179,7 @@ def test_a_verdict_that_says_nothing_of_the_action_is_neither_failure_nor_succes
     chat = ROLES.analyse(played, [Verdict(5, True, None, "seen", judged=False)])
     line = next(line for line in said(chat).splitlines() if line.startswith("timeslot 5:"))
     assert line.endswith("action move right. seen")
-    text = complete("analyse", chat)
+    text = ANALYST.complete("analyse", chat)
     assert "acted wrongly" not in text and "did well" not in text
     judged = said(ROLES.analyse(played, [Verdict(5, True, None, "seen")]))
     assert "action move right, appropriate. seen" in judged
@@ -237,20 +214,7 @@ def test_an_action_that_was_not_taken_is_named_as_such():
     assert "the agent itself chose" not in said(ROLES.reward(played, 3, RIGHT, ""))
 
 
-@pytest.mark.parametrize("action", range(3))
-def test_actions_are_read_as_they_are_written(action):
-    reply = f"{{timeslot 0, <critical>, <{ROLES.format_action(action)}>, <x>}}"
-    assert ROLES.read_verdicts(reply, 0, 1)[0] == [Verdict(0, True, action, "x")]
-    assert ROLES.format_action(action) == ACTIONS[action]
-
-
 def test_wrong_arguments_are_refused():
     played = episode((60, 40, 0, 2), 38, [RIGHT])
     with pytest.raises(ValueError, match=r"\[0, 99\)"):
         ROLES.identify(played, 0, 99)
-
-
-def test_the_scripts_are_deterministic():
-    played = episode((60, 40, 0, 2), 38, [RIGHT])
-    chat = ROLES.identify(played, 0, 10)
-    assert SCRIPTS["identify"](chat.context, random.Random(0)) == SCRIPTS["identify"](chat.context, random.Random(1))

@@ -159,7 +159,7 @@ def test_random_cell_is_uniform_over_the_set_cells():
     assert (draw(words[:4], np.zeros(36, bool)) == 36).all()
 
 
-def state_of(env, you, enemy, apples, alive=(True, True)) -> snake.EnvState:
+def state_of(env, you, enemy, apples) -> snake.EnvState:
     """A state from lists of (x, y) text coordinates, heads first."""
     number = lambda point: (env.size - 1 - point[1]) * env.size + point[0]
     ages = np.zeros((2, env.size**2), np.int8)
@@ -173,39 +173,9 @@ def state_of(env, you, enemy, apples, alive=(True, True)) -> snake.EnvState:
         ages=jnp.asarray(ages),
         head=jnp.array([number(you[0]), number(enemy[0])], jnp.int32),
         length=jnp.array([len(you), len(enemy)], jnp.int32),
-        alive=jnp.array(alive),
+        alive=jnp.array([True, True]),
         apples=jnp.asarray(flags),
     )
-
-
-# Each case: the two snakes, the apples, both actions; then reward, who lives, and both lengths.
-@pytest.mark.parametrize(
-    ("you", "enemy", "apples", "actions", "reward", "alive", "lengths"),
-    [
-        # 1 A . 2      eats: +1 and one longer
-        ([(0, 0)], [(3, 0)], [(1, 0)], ("Right", "Up"), 1, (True, True), (2, 1)),
-        # 1 . 2        both heads enter the middle cell, apple or not
-        ([(0, 0)], [(2, 0)], [(1, 0)], ("Right", "Left"), -3, (False, False), (1, 1)),
-        # 1 2          the heads change places: each enters a cell covered before the moves
-        ([(0, 0)], [(1, 0)], [], ("Right", "Left"), -3, (False, False), (1, 1)),
-        # T 1          following the own vacating tail round a 2x2 block kills
-        # T T
-        ([(1, 1), (0, 1), (0, 0), (1, 0)], [(3, 3)], [], ("Down", "Left"), -3, (False, True), (4, 1)),
-        # T 2 over 1   your head enters the enemy's vacating tail
-        ([(0, 0)], [(1, 1), (0, 1)], [], ("Up", "Right"), -3, (False, True), (1, 2)),
-        # a wall
-        ([(0, 0)], [(3, 3)], [], ("Left", "Left"), -3, (False, True), (1, 1)),
-        # the enemy meets a wall while you eat: the game ends with your point
-        ([(0, 0)], [(3, 3)], [(1, 0)], ("Right", "Up"), 1, (True, False), (2, 1)),
-    ],
-)
-def test_hand_made_moves(you, enemy, apples, actions, reward, alive, lengths):
-    env = snake.Snake(4, 5)
-    state = state_of(env, you, enemy, apples)
-    ids = jnp.array([snake.ACTIONS.index(action) for action in actions])
-    after, ate, died = jax.jit(snake.advance, static_argnums=(2, 3))(state, ids, 4, 30)
-    assert tuple(after.alive.tolist()) == alive and tuple(after.length.tolist()) == lengths
-    assert (-3 if died[0] else int(ate[0])) == reward
 
 
 def test_poison_costs_a_point():

@@ -31,55 +31,20 @@ from transformers import (
 HERE = pathlib.Path(__file__).parent
 VOCAB = 64
 SIZES = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=40,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
 LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=517.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=32,
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
 )
-# name: (model, configuration, lengths of the three rows)
+SHORT, LONG = (12, 7, 9), (80, 41, 77)  # lengths of the three rows
+# name: (model, configuration, whether embeddings are tied, base of the rotary angles, other fields, lengths)
 FAMILIES = {
-    "llama": (
-        LlamaForCausalLM,
-        LlamaConfig(**SIZES, tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=31337.0)),
-        (12, 7, 9),
-    ),
-    "llama31": (
-        LlamaForCausalLM,
-        LlamaConfig(**{**SIZES, "head_dim": 16}, tie_word_embeddings=True, rope_parameters=LLAMA3),
-        (80, 41, 77),
-    ),
-    "qwen2": (
-        Qwen2ForCausalLM,
-        Qwen2Config(**SIZES, tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
-        (12, 7, 9),
-    ),
-    "qwen2_tied": (
-        Qwen2ForCausalLM,
-        Qwen2Config(**SIZES, tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=777.0)),
-        (12, 7, 9),
-    ),
-    "qwen3": (
-        Qwen3ForCausalLM,
-        Qwen3Config(
-            **{**SIZES, "head_dim": 16},
-            tie_word_embeddings=True,
-            rope_parameters=dict(rope_type="default", rope_theta=54321.0),
-        ),
-        (12, 7, 9),
-    ),
+    "llama": (LlamaForCausalLM, LlamaConfig, False, 31337.0, {}, SHORT),
+    "llama31": (LlamaForCausalLM, LlamaConfig, True, 517.0, dict(head_dim=16, rope_parameters=LLAMA3), LONG),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, False, 1e6, {}, SHORT),
+    "qwen2_tied": (Qwen2ForCausalLM, Qwen2Config, True, 777.0, {}, SHORT),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, True, 54321.0, dict(head_dim=16), SHORT),
 }
 
 
@@ -129,9 +94,11 @@ def reference(model, lengths, rng, steps=4):
 
 
 def make_family(name, seed):
-    cls, config, lengths = FAMILIES[name]
+    model_class, config_class, tied, theta, fields, lengths = FAMILIES[name]
+    rope = {"rope_type": "default", **fields.get("rope_parameters", {}), "rope_theta": theta}
+    config = config_class(**{**SIZES, **fields, "tie_word_embeddings": tied, "rope_parameters": rope})
     config.dtype = "float32"
-    model = cls(config).eval()
+    model = model_class(config).eval()
     randomise(model, torch.Generator().manual_seed(seed))
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)

@@ -174,10 +174,7 @@ def test_seeds_learn_the_same(variables, at_once_and_in_blocks):
     close(got, want)
 
 
-def test_eight_devices_learn_the_same(variables, at_once_and_in_blocks):
-    if jax.device_count() != 8:
-        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
-    mesh = sharding.make_mesh(2, 2, 2)
+def test_eight_devices_learn_the_same(mesh, variables, at_once_and_in_blocks):
     model = Transformer(CONFIG, mesh=mesh, remat=True)
     placed = sharding.shard(variables, transformer.param_specs(model), mesh)
     rows = [jax.device_put(x, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))) for x in prompts_and_replies()]

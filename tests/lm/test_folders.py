@@ -193,6 +193,13 @@ FOLDERS = {
         word_pieces,
         {"tokenizer_config": {"clean_up_tokenization_spaces": True, "eos_token": "[SEP]", "unk_token": "[UNK]"}},
     ),
+    "a post-processor that adds tokens, and blanks around blocks": (
+        lambda spec: spec | {"post_processor": {
+            "type": "TemplateProcessing", "pair": [],
+            "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}}},
+        {"chat_template.jinja": "{% for m in messages %}\n  {{ m.content }}{% endfor %}{{ eos_token }}"},
+    ),
     "special tokens are split": (None, {"tokenizer_config": END | {"split_special_tokens": True}}),
 }  # fmt: skip
 
@@ -264,3 +271,6 @@ def test_a_folder_is_read_as_transformers_reads_it(tmp_path, name):
     (again / "config.json").write_text(json.dumps({"model_type": "llama"}))
     check_same(Tokenizer.from_pretrained(again), AutoTokenizer.from_pretrained(again), ends(again))
     assert Tokenizer.from_pretrained(again).eos_ids == ours.eos_ids
+    if name.startswith("a post-processor"):  # is not ours to apply, but kept
+        kept = [json.loads((folder / "tokenizer.json").read_text())["post_processor"] for folder in (tmp_path, again)]
+        assert kept[0] == kept[1] is not None

@@ -11,6 +11,7 @@ from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, left_pad
 from nlrl_jax.lm.score import score, token_log_probs
 from nlrl_jax.lm.transformer import Transformer
+from tests.jaxprs import equations
 from tests.lm.noise import noisy_variables
 
 B, S, N, V = 3, 5, 4, 40
@@ -91,13 +92,8 @@ def test_chunked_equals_whole_in_value_and_gradient(variables, chunk):
 
 
 def shapes(jaxpr):
-    """Shapes of all intermediate arrays, those of nested programs included."""
-    for equation in jaxpr.eqns:
-        yield from (v.aval.shape for v in equation.outvars)
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from shapes(inner)
+    """Shapes of all intermediate arrays."""
+    return (v.aval.shape for equation in equations(jaxpr) for v in equation.outvars)
 
 
 def test_no_array_of_all_logits_forward_or_backward(variables):

@@ -20,13 +20,6 @@ CONFIG = ModelConfig(64, 32, 40, 2, 4, 2, 8, 64, qkv_bias=True, qk_norm=True, lo
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    if jax.device_count() != 8:
-        pytest.skip(f"needs 8 devices, there are {jax.device_count()}")
-    return sharding.make_mesh(data=2, fsdp=2, tensor=2)
-
-
-@pytest.fixture(scope="module")
 def variables():
     return noisy_variables(CONFIG, 0.15)  # no normalisation divides by next to nothing and magnifies rounding
 

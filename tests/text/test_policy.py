@@ -13,6 +13,7 @@ from nlrl_jax.lm.generate import Completion, left_pad
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text import policy as policy_module
+from nlrl_jax.text.compile import sample_fields
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import chat_prompt, in_chat
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
@@ -23,40 +24,19 @@ MODEL = Transformer(ModelConfig(700, 16, 24, 1, 2, 1, 8, 4096))  # more ids than
 SAMPLING = Sampling(max_tokens=9)
 
 
-def random_states(game, num, steps, seed=0):
-    """States after up to `steps` random moves (a game that ends stays where it ended)."""
-
-    def walk(key):
-        key_reset, key_play = jax.random.split(key)
-        _, state = game.env.reset_env(key_reset, game.params)
-        moves = jax.random.randint(key_play, (), 0, steps + 1)
-
-        def move(carry, i):
-            state, over = carry
-            action, step = jax.random.split(jax.random.fold_in(key_play, i))
-            action = jax.random.randint(action, (), 0, len(game.actions))
-            _, after, _, ended, _ = game.env.step_env(step, state, action, game.params)
-            go = (i < moves) & ~over
-            return (jax.tree.map(lambda a, b: jnp.where(go, a, b), after, state), over | (go & ended)), None
-
-        return jax.lax.scan(move, (state, jnp.array(False)), jnp.arange(steps))[0][0]
-
-    return jax.jit(jax.vmap(walk))(jax.random.split(jax.random.key(seed), num))
-
-
 @pytest.mark.parametrize("prompt", ["paper", "compact"])
 @pytest.mark.parametrize("name", ["frozen_lake", "snake"])
 def test_device_prompt_equals_host_prompt(name, prompt):
     game, tokenizer = envs.make(name, prompt=prompt), small_tokenizer()
     policy = LanguageAgentPolicy.for_game(game, MODEL, tokenizer, SAMPLING, prompt)
-    states = random_states(game, 60, 12)
-    fields = jax.vmap(game.fields)(states)
+    states = sample_fields(game.observation, 60, 0)
+    fields = {field: np.stack([state[field] for state in states]) for field in states[0]}
     tokens, lengths = jax.device_get(jax.jit(jax.vmap(policy.template))(fields))
     padded = np.asarray(left_pad(jnp.asarray(tokens), jnp.asarray(lengths)))
     template = chat_prompt(game, tokenizer.render_chat, prompt, SAMPLING.max_tokens)
     texts = set()
-    for i in range(60):
-        want = template.render({k: np.asarray(v[i]) for k, v in fields.items()})
+    for i, state in enumerate(states):
+        want = template.render(state)
         assert policy.prompt_text(padded[i], lengths[i]) == want
         assert [*policy.template.prefix, *tokens[i, : lengths[i]]] == tokenizer.encode(want)
         texts.add(want)
@@ -176,40 +156,41 @@ def test_another_sampling_shares_everything_else(policy):
     assert greedy.template is policy.template and greedy.parse is policy.parse
 
 
-def for_game(model=MODEL, tokenizer=None, sampling=SAMPLING, prompt="compact"):
+def for_game(config=None, sampling=SAMPLING, prompt="compact", **tokenizer):
+    """A policy with other values for the model, the sampling, the prompt or the tokenizer."""
     game = envs.make("frozen_lake", prompt="compact")
-    return LanguageAgentPolicy.for_game(game, model, tokenizer or small_tokenizer(), sampling, prompt)
+    model = Transformer(dataclasses.replace(MODEL.config, **config or {}))
+    return LanguageAgentPolicy.for_game(
+        game, model, dataclasses.replace(small_tokenizer(), **tokenizer), sampling, prompt
+    )
 
 
 def test_a_vocabulary_larger_than_the_model_s_is_refused():
     size = small_tokenizer().vocab_size
-    config = dataclasses.replace(MODEL.config, vocab_size=size - 1)
     with pytest.raises(ValueError, match=f"tokenizer has {size} tokens but the model's vocabulary is {size - 1}"):
-        for_game(Transformer(config))
-    for_game(Transformer(dataclasses.replace(config, vocab_size=size)))
+        for_game({"vocab_size": size - 1})
+    for_game({"vocab_size": size})
 
 
 def test_prompt_and_reply_must_fit_the_context(policy):
     longest = len(policy.template.prefix) + policy.template.max_length
-    config = dataclasses.replace(MODEL.config, max_positions=longest + 8)
     with pytest.raises(ValueError, match=rf"reply \(9\) take {longest + 9} positions; the model has {longest + 8}"):
-        for_game(Transformer(config))
-    for_game(Transformer(config), sampling=Sampling(max_tokens=8))
+        for_game({"max_positions": longest + 8})
+    for_game({"max_positions": longest + 8}, Sampling(max_tokens=8))
+
+
+TWICE = "{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    ("prompt", "changed", "message"),
+    ("changed", "message"),
     [
-        ("compact", {"eos_ids": ()}, "no end-of-sequence token"),
-        ("short", {}, "prompt 'short' is not known; choose one of paper, compact"),
-        ("compact", {"chat_template": "hello"}, "does not repeat the user's message exactly once"),
-        (
-            "compact",
-            {"chat_template": "{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}"},
-            "does not repeat the user's message exactly once",
-        ),
+        ({"eos_ids": ()}, "no end-of-sequence token"),
+        ({"prompt": "short"}, "prompt 'short' is not known; choose one of paper, compact"),
+        ({"chat_template": "hello"}, "does not repeat the user's message exactly once"),
+        ({"chat_template": TWICE}, "does not repeat the user's message exactly once"),
     ],
 )
-def test_tokenizers_and_prompts_that_cannot_work_are_refused(prompt, changed, message):
+def test_tokenizers_and_prompts_that_cannot_work_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
-        for_game(tokenizer=dataclasses.replace(small_tokenizer(), **changed), prompt=prompt)
+        for_game(**changed)

@@ -15,24 +15,24 @@ HOLES = Repeat(
 )
 
 
-def test_literals_choices_and_numbers():
-    template = Template((Literal("go "), Choice("where", ("up", "down")), Literal(" by "), Number("by", -1, 2)))
-    assert template.render({"where": 1, "by": -1}) == "go down by -1"
+WALK = Template((Literal("go "), Choice("where", ("up", "down")), Literal(" by "), Number("by", -1, 2)))
+CELLS = Template((Choice("cells", ("_", "O"), 0), Choice("cells", ("_", "O"), 1)))
+THREE = {"x": [1, 2, 3], "y": [4, 5, 6]}
 
 
-def test_indexed_choice_reads_one_element():
-    template = Template((Choice("cells", ("_", "O"), 0), Choice("cells", ("_", "O"), 1)))
-    assert template.render({"cells": [0, 1]}) == "_O"
-
-
-@pytest.mark.parametrize(("n", "text"), [(0, "none"), (1, "(1, 4)"), (3, "(1, 4), (2, 5), (3, 6)")])
-def test_lists(n, text):
-    assert Template((HOLES,)).render({"n": n, "x": [1, 2, 3], "y": [4, 5, 6]}) == text
-
-
-def test_templates_and_strings_add():
-    template = "Holes: " + Template((HOLES,)) + ".\n" + Template((Literal("end"),))
-    assert template.render({"n": 0, "x": [], "y": []}) == "Holes: none.\nend"
+@pytest.mark.parametrize(
+    ("template", "fields", "text"),
+    [
+        (WALK, {"where": 1, "by": -1}, "go down by -1"),
+        (CELLS, {"cells": [0, 1]}, "_O"),  # an index reads one element
+        (Template((HOLES,)), {"n": 0, **THREE}, "none"),
+        (Template((HOLES,)), {"n": 1, **THREE}, "(1, 4)"),
+        (Template((HOLES,)), {"n": 3, **THREE}, "(1, 4), (2, 5), (3, 6)"),
+        ("Holes: " + Template((HOLES,)) + ".\n" + CELLS, {"n": 0, "cells": [1, 0], **THREE}, "Holes: none.\nO_"),
+    ],
+)
+def test_templates_are_rendered(template, fields, text):
+    assert template.render(fields) == text
 
 
 def test_errors_name_the_field():

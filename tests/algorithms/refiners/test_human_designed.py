@@ -53,7 +53,7 @@ def test_a_robot_is_paid_for_each_further_stretch():
     np.testing.assert_array_equal(paid, [0, 0, 1, -1, 1, 2, 0, -1])
     assert float(paid.sum()) == 2  # it ends two metres out
     np.testing.assert_array_equal(progress_bonus(walk(0.0, 0.4, 0.6, 1.1), length=0.5)[:, 0], [0, 1, 1])
-    np.testing.assert_array_equal(progress_bonus(walk(-0.9, -0.1, 0.1, -3.0))[:, 0], 0)  # nothing behind x = 0
+    np.testing.assert_array_equal(progress_bonus(walk(-0.9, -0.1, 0.1, -3.0))[:, 0], 0)  # nothing before x = 0
     np.testing.assert_array_equal(progress_bonus(walk(0.2, 1.4, dt=0.008), dt=0.008)[:, 0], 1)
     exploded = walk(5.0, 5.0)
     exploded = exploded.replace(info={"x_position": jnp.zeros((1, 1)), "reward_forward": jnp.zeros((1, 1))})

@@ -11,7 +11,7 @@ from nlrl_jax import networks, returns
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import lir
 from nlrl_jax.algorithms.refiners.lir import LIRConfig
-from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL, assert_seeds_alike, seeds
+from tests.algorithms.refiners.toy_games import CELLS, DOOR, GAMES, SMALL
 
 LIR = LIRConfig(coefficient=0.5, features=(8,))
 
@@ -179,18 +179,6 @@ def test_the_learned_reward_pays_for_the_door():
     after = lead(paid(state))
     assert after > 0 and after > before + 0.5, (before, after)
     assert metrics["finite"].all() and float(metrics["env_return"][-1]) > 0.8
-
-
-@pytest.mark.slow
-def test_two_seeds_at_once_are_two_seeds():
-    env = GAMES["continuous"]
-    update = lir.make_update(env, env.default_params, SMALL, LIR)
-    each, both = seeds(lambda key: start("continuous", key))
-    metrics = assert_seeds_alike(
-        update, each, both, jax.random.split(jax.random.key(9), 2), lambda state: (state.params, state.aux.params)
-    )
-    assert metrics["finite"].all() and (metrics["reward_grad_norm"] > 0).all()
-    assert set(both.learned()) == set(each[0].learned()) >= {"params", "obs_moments", "aux", "iteration"}
 
 
 def test_clipping_of_values_is_refused():

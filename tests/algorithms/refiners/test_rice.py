@@ -12,7 +12,7 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import rice, rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig
 from nlrl_jax.rollouts import control
-from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, assert_seeds_alike, player, seeds
+from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, player
 
 RND = RNDConfig(num_minibatches=2, width=16, outputs=8)
 
@@ -77,18 +77,6 @@ def test_episodes_go_on_from_critical_states():
     np.testing.assert_array_equal(cells[:5], np.arange(5)[:, None] * np.ones((1, 4)))
     np.testing.assert_array_equal(cells[5:], np.tile([3, 4], 30)[:59, None] * np.ones((1, 4)))
     np.testing.assert_array_equal(np.asarray(steps.finished_steps)[steps.done][-4:], 2)
-
-
-@pytest.mark.slow
-def test_two_seeds_at_once_are_two_seeds():
-    env = GAMES["discrete"]
-    params = env.default_params
-    _, (obs, env_state) = recorded("discrete", 3)
-    update = ppo.make_update(env, params, SMALL, rice.hooks(0.5, RND))
-    each, both = seeds(lambda key: ppo.init_state(env, params, SMALL, key, rice.init(key, obs, env_state, RND)))
-    keys = jax.random.split(jax.random.key(9), 2)
-    metrics = assert_seeds_alike(update, each, both, keys, lambda s: (s.params, s.obs, s.aux.rnd))
-    assert metrics["finite"].all() and (metrics["bonus"] > 0).all()
 
 
 def test_pong_starts_from_a_stored_rally():

@@ -12,7 +12,7 @@ from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Transitions
 from nlrl_jax.algorithms.refiners import rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig
-from tests.algorithms.refiners.toy_games import GAMES, SMALL, assert_seeds_alike, seeds
+from tests.algorithms.refiners.toy_games import SMALL
 
 CONFIG = RNDConfig(num_minibatches=2)
 
@@ -89,22 +89,6 @@ def test_only_steps_taken_in_critical_states_are_paid_for():
     np.testing.assert_array_equal(gated, np.where(critical, everywhere, 0))
     np.testing.assert_allclose(metrics["rewarded"], critical.mean())
     jax.tree.map(np.testing.assert_array_equal, after_gated, after)  # what is learned is the same
-
-
-@pytest.mark.slow
-def test_two_seeds_at_once_are_two_seeds():
-    env = GAMES["continuous"]
-    params = env.default_params
-    update = ppo.make_update(env, params, SMALL, rnd.hooks(CONFIG))
-
-    def init(key):
-        shape = env.observation_space(params).shape
-        return ppo.init_state(env, params, SMALL, key, aux=rnd.init(key, shape, CONFIG))
-
-    each, both = seeds(init)
-    keys = jax.random.split(jax.random.key(9), 2)
-    metrics = assert_seeds_alike(update, each, both, keys, lambda s: (s.params, s.aux))
-    assert metrics["finite"].all() and (metrics["bonus"] > 0).all()
 
 
 def test_pong_is_explored_where_ppo_normalises_nothing():

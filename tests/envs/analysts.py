@@ -1,0 +1,37 @@
+"""A rule-based analyst of a game, asked as `nlrl_jax.algorithms.analyst` asks one."""
+
+import dataclasses
+
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.types import Sampling
+
+
+def said(chat):
+    """All that a chat tells."""
+    return "\n".join(message["content"] for message in chat.messages)
+
+
+@dataclasses.dataclass
+class Analyst:
+    """The prompts of a game's roles, and the scripts that answer them."""
+
+    roles: object
+    scripts: dict
+
+    def complete(self, role, chat):
+        return ScriptedModel(self.scripts).complete([chat], Sampling(max_tokens=1, temperature=0.0), role)[0].text
+
+    def verdicts(self, played):
+        """Of every timeslot of an episode, read without a complaint."""
+        found, roles = [], self.roles
+        for begin in range(0, len(played), roles.chunk):
+            end = min(begin + roles.chunk, len(played))
+            text = self.complete("identify", roles.identify(played, begin, end))
+            here, problems = roles.read_verdicts(text, begin, end)
+            assert not problems
+            found += here
+        return found
+
+    def judge(self, played, timeslot, action, analysis="none"):
+        """The reward of an action."""
+        return self.roles.read_reward(self.complete("reward", self.roles.reward(played, timeslot, action, analysis)))
