@@ -21,8 +21,8 @@ import numpy as np
 
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.text.cuts import Cutter, List, Slot, ahead, merge, rest_of_item, split_parts
-from nlrl_jax.text.pieces import Gate, LastFlag, Piece, Program, assemble, build, in_range, refuse_values
-from nlrl_jax.text.template import Choice, Repeat, Template
+from nlrl_jax.text.pieces import LastFlag, Piece, Program, assemble, build, refuse_values
+from nlrl_jax.text.template import Repeat, Template
 
 _SHORT = 16  # characters: static text shorter than this between two slots gets no piece of its own
 
@@ -51,7 +51,7 @@ class CompiledTemplate:
 
         Returns:
           tokens int32 [max_length], right-padded with `pad_id`; length int32. Traced values for which `render`
-          raises ValueError are clipped to the slot's range: `valid` tells.
+          raises ValueError are clipped to the slot's range.
 
         Raises:
           KeyError: a field is missing.
@@ -61,10 +61,6 @@ class CompiledTemplate:
         if not any(isinstance(value, jax.core.Tracer) for value in fields.values()):
             refuse_values(self.program, jax.device_get(dict(fields)))
         return assemble(jnp, self.program, fields, self.pad_id)
-
-    def valid(self, fields: Mapping[str, Any]) -> jax.Array:
-        """Whether `render` would accept the fields of this one state: bool."""
-        return in_range(jnp, self.program, fields)
 
 
 def compile_template(template: Template, tokenizer: Tokenizer) -> CompiledTemplate:
@@ -124,7 +120,7 @@ class _Builder:
 
     def _static(self, text: str):
         if text:
-            self.pieces.append(Piece(Gate(), (), (text,)))
+            self.pieces.append(Piece((text,)))
 
     def _open(self, prefix: str, thing, after):
         if isinstance(thing, Slot):
@@ -134,7 +130,7 @@ class _Builder:
     def _close(self, current, suffix: str):
         if isinstance(current, _OpenSlot):
             strings = tuple(current.prefix + text + suffix for text in current.slot.strings)
-            self.pieces.append(Piece(Gate(), current.slot.variables, strings))
+            self.pieces.append(Piece(strings, current.slot.variables))
         else:
             self.pieces.extend(current.pieces(len(self.lists), suffix))
             self.lists.append((current.of.count, current.of.max_items))
@@ -184,7 +180,7 @@ class _OpenList:
     def pieces(self, number: int, suffix: str) -> list[Piece]:
         """The list's pieces, `suffix` being drawn into its end."""
         empty = self.prefix + self.of.empty + suffix
-        pieces = [Piece(Gate(number), (), (empty,))] if empty else []
+        pieces = [Piece((empty,), number=number)] if empty else []
         for i in range(self.of.max_items):
             for j, slot in enumerate(self.slots):
                 variables = tuple(dataclasses.replace(v, index=i) for v in slot.variables)
@@ -196,7 +192,7 @@ class _OpenList:
                     variables += (LastFlag(number, i),) if len(tails) == 2 else ()
                 strings = tuple(head + text + tail for text in slot.strings for tail in tails)
                 if any(strings):
-                    pieces.append(Piece(Gate(number, i), variables, strings))
+                    pieces.append(Piece(strings, variables, number, i))
         return pieces
 
 
@@ -248,8 +244,7 @@ def field_ranges(template: Template) -> dict[str, tuple[int, int, int | None]]:
       ValueError: no value of a field fits all slots that read it, or it is read both as a scalar and as an array.
     """
     ranges: dict[str, tuple[int, int, int | None]] = {}
-
-    def narrow(field, low, high, size):
+    for field, low, high, size in template.reads():
         old_low, old_high, old_size = ranges.get(field, (low, high, size))
         if (size is None) != (old_size is None):
             raise ValueError(f"field {field!r} is read both as a scalar and as an array")
@@ -257,17 +252,6 @@ def field_ranges(template: Template) -> dict[str, tuple[int, int, int | None]]:
         if low > high:
             raise ValueError(f"no value of field {field!r} fits all slots that read it")
         ranges[field] = (low, high, None if size is None else max(size, old_size))
-
-    for part in template.parts:
-        match part:
-            case Choice():
-                size = None if part.index is None else part.index + 1
-                narrow(part.field, part.low, part.low + len(part.options) - 1, size)
-            case Repeat():
-                narrow(part.count, 0, part.max_items, None)
-                for slot in part.item:
-                    if isinstance(slot, Choice):
-                        narrow(slot.field, slot.low, slot.low + len(slot.options) - 1, part.max_items)
     return ranges
 
 

@@ -91,11 +91,7 @@ class LanguageAgentPolicy:
 
     def for_evaluation(self) -> LanguageAgentPolicy:
         """The same policy as it is evaluated: greedy."""
-        return self.with_sampling(Sampling(max_tokens=self.sampling.max_tokens, temperature=0.0))
-
-    def with_sampling(self, sampling: Sampling) -> LanguageAgentPolicy:
-        """The same policy under another generation configuration (say, greedy for evaluation)."""
-        return dataclasses.replace(self, sampling=sampling)
+        return dataclasses.replace(self, sampling=Sampling(self.sampling.max_tokens, temperature=0.0))
 
     def prefix(self, variables: Any) -> KeyValues | None:
         """Keys and values of the prompt's static part, [layers, P, K, D]: once per batch, not per row."""

@@ -15,7 +15,7 @@ in a range) and repeated lists. `compile.py` turns the same data into token ids 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -114,14 +114,20 @@ class Template:
 
     def check(self, fields: Mapping[str, Any]) -> None:
         """Looks at the shapes and types of the fields, which may be abstract. Errors: see `read`."""
+        for field, _, _, size in self.reads():
+            read(fields, field, size)
+
+    def reads(self) -> Iterator[tuple[str, int, int, int | None]]:
+        """(field, lowest and highest value, how many values; None: a scalar) of each slot and each list's count."""
         for part in self.parts:
             slots, size = (part,), None
             if isinstance(part, Repeat):
-                read(fields, part.count, None)
+                yield part.count, 0, part.max_items, None
                 slots, size = part.item, part.max_items
             for slot in slots:
                 if isinstance(slot, Choice):
-                    read(fields, slot.field, size if slot.index is None else slot.index + 1)
+                    number = size if slot.index is None else slot.index + 1
+                    yield slot.field, slot.low, slot.low + len(slot.options) - 1, number
 
 
 def as_template(value: Template | str) -> Template:
