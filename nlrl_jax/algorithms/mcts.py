@@ -32,14 +32,8 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
         after = game.step(position, moves.nth(position, k.astype(jnp.int32)))
         return where(game.is_terminal(position), position, after)
 
-    def body(carry):
-        key, positions = carry
-        key, use = jax.random.split(key)
-        words = jax.random.bits(use, batch, jnp.uint32)
-        return key, jax.vmap(step)(words, positions)
-
-    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
-    return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
+    advance = lambda key, positions: jax.vmap(step)(jax.random.bits(key, batch, jnp.uint32), positions)
+    return _outcomes(game, advance, key, positions)
 
 
 def rollout_evaluator(game: BoardGame, rollouts: int) -> Evaluator:
@@ -128,16 +122,9 @@ def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, g
     """
     _at_least_one(games=games)
     batch_of(game, positions)
-
-    def body(carry):
-        key, positions = carry
-        key, use = jax.random.split(key)
-        return key, _move(game, policy, use, positions)[0]
-
     many = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)
-    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
-    _, ended = jax.lax.while_loop(going, body, (key, many))
-    return jax.vmap(game.returns)(ended).reshape(-1, games).mean(axis=1)
+    advance = lambda key, positions: _move(game, policy, key, positions)[0]
+    return _outcomes(game, advance, key, many).reshape(-1, games).mean(axis=1)
 
 
 def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, games_per_pair: int) -> Any:
@@ -194,6 +181,18 @@ def _take(tree: Any, index: Any) -> Any:
 
 def _over_axes(function: Callable, axes: int) -> Callable:
     return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
+
+
+def _outcomes(game: BoardGame, advance: Callable[[jax.Array, Any], Any], key: jax.Array, positions: Any) -> jax.Array:
+    """float32 [B] of games that `advance(key, positions)` plays on until all are over."""
+
+    def body(carry):
+        key, positions = carry
+        key, use = jax.random.split(key)
+        return key, advance(use, positions)
+
+    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
+    return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
 
 
 def _move(game: BoardGame, policy: Policy, key: jax.Array, positions: Any) -> tuple[Any, jax.Array]:

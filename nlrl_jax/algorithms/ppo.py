@@ -134,11 +134,17 @@ def agent_of(env: Any, env_params: Any, config: PPOConfig) -> Agent:
     return Agent(env, env_params, config.features, config.normalize_obs)
 
 
+def learning_rate(config: PPOConfig) -> optax.Schedule:
+    """Gradient steps done -> Adam's learning rate."""
+    if not config.anneal:
+        return optax.constant_schedule(config.learning_rate)
+    steps = config.anneal * config.epochs * config.num_minibatches
+    return optax.linear_schedule(config.learning_rate, 0.0, steps)
+
+
 def optimizer(config: PPOConfig) -> optax.GradientTransformation:
     """Adam on gradients of bounded norm."""
-    rate = config.learning_rate
-    if config.anneal:
-        rate = optax.linear_schedule(rate, 0.0, config.anneal * config.epochs * config.num_minibatches)
+    rate = learning_rate(config) if config.anneal else config.learning_rate  # a schedule's state counts its steps
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-5))
 
 

@@ -104,9 +104,9 @@ class _Builder:
             if cuts is None:
                 merged = None
                 if isinstance(current, _OpenSlot) and isinstance(thing, Slot):
-                    merged = merge(current.slot, gap, thing)
+                    merged = merge(current.thing, gap, thing)
                 if merged is None:
-                    raise self._cutter.refusal(current.name, current.lefts, gap, rights, thing)
+                    raise self._cutter.refusal(current.thing, current.lefts, gap, rights, thing)
                 current = _OpenSlot(current.prefix, merged)
                 continue
             first, last = cuts if cuts[1] - cuts[0] > _SHORT else (cuts[0], cuts[0])
@@ -129,11 +129,11 @@ class _Builder:
 
     def _close(self, current, suffix: str):
         if isinstance(current, _OpenSlot):
-            strings = tuple(current.prefix + text + suffix for text in current.slot.strings)
-            self.pieces.append(Piece(strings, current.slot.variables))
+            strings = tuple(current.prefix + text + suffix for text in current.thing.strings)
+            self.pieces.append(Piece(strings, current.thing.variables))
         else:
             self.pieces.extend(current.pieces(len(self.lists), suffix))
-            self.lists.append((current.of.count, current.of.max_items))
+            self.lists.append((current.thing.count, current.thing.max_items))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,15 +141,11 @@ class _OpenSlot:
     """A slot with the text drawn into it from the left."""
 
     prefix: str
-    slot: Slot
+    thing: Slot
 
     @functools.cached_property
     def lefts(self) -> list[str]:
-        return [self.prefix + text for text in self.slot.strings]
-
-    @property
-    def name(self) -> str:
-        return str(self.slot)
+        return [self.prefix + text for text in self.thing.strings]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +156,7 @@ class _OpenList:
     `next_head` before the others'; after an item's last slot stands `tail_next` if another follows, `tail` if not.
     """
 
-    of: List
+    thing: List
     prefix: str
     head: str
     next_head: str
@@ -171,22 +167,20 @@ class _OpenList:
     @functools.cached_property
     def lefts(self) -> list[str]:
         heads = (self.head, self.next_head) if len(self.slots) == 1 else ("",)
-        return [self.prefix + self.of.empty] + [h + text + self.tail for h in heads for text in self.slots[-1].strings]
-
-    @property
-    def name(self) -> str:
-        return str(self.of)
+        return [self.prefix + self.thing.empty] + [
+            h + text + self.tail for h in heads for text in self.slots[-1].strings
+        ]
 
     def pieces(self, number: int, suffix: str) -> list[Piece]:
         """The list's pieces, `suffix` being drawn into its end."""
-        empty = self.prefix + self.of.empty + suffix
+        empty = self.prefix + self.thing.empty + suffix
         pieces = [Piece((empty,), number=number)] if empty else []
-        for i in range(self.of.max_items):
+        for i in range(self.thing.max_items):
             for j, slot in enumerate(self.slots):
                 variables = tuple(dataclasses.replace(v, index=i) for v in slot.variables)
                 head = "" if j else self.head if i == 0 else self.next_head
                 tails = [""] if j < len(self.slots) - 1 else [self.tail_next, self.tail + suffix]
-                if i == self.of.max_items - 1 or tails[0] == tails[-1]:
+                if i == self.thing.max_items - 1 or tails[0] == tails[-1]:
                     tails = tails[-1:]
                 else:
                     variables += (LastFlag(number, i),) if len(tails) == 2 else ()
