@@ -167,9 +167,8 @@ class _OpenList:
     @functools.cached_property
     def lefts(self) -> list[str]:
         heads = (self.head, self.next_head) if len(self.slots) == 1 else ("",)
-        return [self.prefix + self.thing.empty] + [
-            h + text + self.tail for h in heads for text in self.slots[-1].strings
-        ]
+        items = [head + text + self.tail for head in heads for text in self.slots[-1].strings]
+        return [self.prefix + self.thing.empty, *items]
 
     def pieces(self, number: int, suffix: str) -> list[Piece]:
         """The list's pieces, `suffix` being drawn into its end."""
