@@ -145,14 +145,7 @@ def paired(a: Iterable[Any], b: Iterable[Any], units: Iterable[Hashable] | None 
 
 
 def by_unit(values: Iterable[Any], units: Iterable[Hashable]) -> dict[Hashable, float]:
-    """The mean of the values of each unit, in the order in which units first come.
-
-    Raises:
-      ValueError: not as many units as values.
-    """
-    values, units = list(values), list(units)
-    if len(values) != len(units):
-        raise ValueError(f"each value has a unit, but there are {len(values)} values and {len(units)} units")
+    """The mean of the values of each unit, in the order in which units first come. ValueError: not as many of both."""
     rows: dict[Hashable, list[float]] = {}
     for value, unit in zip(values, units, strict=True):
         rows.setdefault(unit, []).append(float(value))

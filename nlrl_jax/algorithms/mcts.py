@@ -38,7 +38,6 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
 
 def rollout_evaluator(game: BoardGame, rollouts: int) -> Evaluator:
     """The mean outcome of `rollouts` random games from each position."""
-    _at_least_one(rollouts=rollouts)
 
     def evaluate(key: jax.Array, positions: Any) -> jax.Array:
         batch_of(game, positions)
@@ -60,14 +59,13 @@ def mcts_policy(game: BoardGame, simulations: int, rollouts: int, uct_c: float =
       nothing is visited. It holds 13 bytes x B x simulations x the most legal moves.
 
     Raises:
-      ValueError: fewer than 2 simulations (the first one only evaluates the root), no rollout, or a `uct_c` that is
-        negative or not finite; from the policy, see `batch_of`.
+      ValueError: fewer than 2 simulations, or no rollout; from the policy, see `batch_of`.
     """
-    _at_least_one(simulations=simulations)
-    if simulations < 2:
-        raise ValueError(f"simulations is {simulations}; it must be at least 2, as the first only evaluates the root")
-    if not 0 <= uct_c < np.inf:
-        raise ValueError(f"uct_c is {uct_c}; it must be at least 0 and finite")
+    if simulations < 2 or rollouts < 1:
+        raise ValueError(
+            f"{simulations} simulations with {rollouts} rollouts each; there must be at least 2 simulations (the first "
+            "only evaluates the root), and at least 1 rollout"
+        )
     evaluate = rollout_evaluator(game, rollouts)
     moves = LegalMoves.of(game)
 
@@ -99,8 +97,6 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
     Raises:
       ValueError: see `batch_of`.
     """
-    if not isinstance(moves, int | np.integer) or moves < 0:
-        raise ValueError(f"moves is {moves!r}; it must be a whole number of at least 0")
     batch_of(game, positions)
 
     def step(positions, key):
@@ -118,9 +114,8 @@ def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, g
     All B x games games are played side by side.
 
     Raises:
-      ValueError: no game; see `batch_of`.
+      ValueError: see `batch_of`.
     """
-    _at_least_one(games=games)
     batch_of(game, positions)
     many = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)
     advance = lambda key, positions: _move(game, policy, key, positions)[0]
@@ -136,9 +131,8 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     Returns: positions [S, ...], in the order in which they first occurred.
 
     Raises:
-      ValueError: the players do not move by turns; no policy or no game.
+      ValueError: the players do not move by turns.
     """
-    _at_least_one(policies=len(policies), games_per_pair=games_per_pair)
     steps = [jax.jit(functools.partial(_move, game, policy)) for policy in policies]
     shape = (len(policies), len(policies), games_per_pair)
     mover, over = (jax.jit(_over_axes(function, 3)) for function in (game.current_player, game.is_terminal))
@@ -167,12 +161,6 @@ def first_occurrences(positions: Any) -> np.ndarray:
     leaves = [np.asarray(x) for x in jax.tree.leaves(positions)]
     as_bytes = [np.ascontiguousarray(x.reshape(len(x), -1)).view(np.uint8) for x in leaves]
     return np.sort(np.unique(np.concatenate(as_bytes, axis=1), axis=0, return_index=True)[1])
-
-
-def _at_least_one(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, int | np.integer) or number < 1:
-            raise ValueError(f"{name} is {number!r}; it must be a whole number of at least 1")
 
 
 def _take(tree: Any, index: Any) -> Any:
