@@ -51,11 +51,11 @@ def state_dependence(policy: LanguageAgentPolicy, variables: Any, turns: Turns, 
     other = jnp.roll(own, number // 2)
     differ = jnp.any(rows.prompts[own] != rows.prompts[other], axis=-1) & active[own] & active[other]
     lengths = jnp.maximum(rows.prompt_lengths[other], 1)
-    behind_other = score(
+    after_other = score(
         policy.model, variables, rows.prompts[other], lengths, rows.replies[own], policy.prefix(variables)
     )
     written = jnp.arange(rows.replies.shape[-1]) < rows.reply_lengths[own][:, None]
-    gap = jnp.sum(jnp.where(written, rows.log_probs[own] - behind_other, 0.0), axis=-1)
+    gap = jnp.sum(jnp.where(written, rows.log_probs[own] - after_other, 0.0), axis=-1)
     return jnp.sum(jnp.where(differ, gap, 0.0)) / jnp.maximum(jnp.sum(differ), 1)
 
 

@@ -247,7 +247,7 @@ def fit(
 ) -> tuple[Any, dict[str, float]]:
     """Fine-tunes on examples, with a fresh optimizer. The same arguments give the same bits.
 
-    Weights that learn are float32 from here on, be they given as bfloat16 (`updates.masters`): a model computes in
+    Weights that learn are float32 from here on, also those given as bfloat16 (`updates.masters`): a model computes in
     `config.dtype` whatever its weights are.
 
     Args:
