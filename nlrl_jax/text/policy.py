@@ -66,7 +66,6 @@ class LanguageAgentPolicy:
         tokenizer: Tokenizer,
         sampling: Sampling,
         prompt: str = "paper",
-        reply_format: ReplyFormat | None = None,
     ) -> LanguageAgentPolicy:
         """Compiles the game's text for this tokenizer.
 
@@ -84,8 +83,7 @@ class LanguageAgentPolicy:
                 f"take {longest} positions; the model has {config.max_positions}. "
                 "Lower max_tokens or use the compact prompt"
             )
-        if reply_format is None:
-            reply_format = ReplyFormat(tags=TAGS[prompt], actions=game.actions, max_actions=game.max_actions_per_turn)
+        reply_format = ReplyFormat(tags=TAGS[prompt], actions=game.actions, max_actions=game.max_actions_per_turn)
         parse = compile_parser(reply_format, tokenizer)
         return cls(model, sampling, template, parse, tokenizer, tuple(tokenizer.eos_ids))
 
