@@ -135,7 +135,7 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     """
     steps = [jax.jit(functools.partial(_move, game, policy)) for policy in policies]
     shape = (len(policies), len(policies), games_per_pair)
-    mover, over = (jax.jit(_over_axes(function, 3)) for function in (game.current_player, game.is_terminal))
+    mover, over = (jax.jit(jax.vmap(jax.vmap(jax.vmap(rule)))) for rule in (game.current_player, game.is_terminal))
     positions = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *jnp.shape(x))).copy(), game.init())
     met = []
     for turn in range(game.max_moves):
@@ -165,10 +165,6 @@ def first_occurrences(positions: Any) -> np.ndarray:
 
 def _take(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda x: x[index], tree)
-
-
-def _over_axes(function: Callable, axes: int) -> Callable:
-    return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
 
 
 def _outcomes(game: BoardGame, advance: Callable[[jax.Array, Any], Any], key: jax.Array, positions: Any) -> jax.Array:

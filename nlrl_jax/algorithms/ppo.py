@@ -136,10 +136,8 @@ def agent_of(env: Any, env_params: Any, config: PPOConfig) -> Agent:
 
 def learning_rate(config: PPOConfig) -> optax.Schedule:
     """Gradient steps done -> Adam's learning rate."""
-    if not config.anneal:
-        return optax.constant_schedule(config.learning_rate)
     steps = config.anneal * config.epochs * config.num_minibatches
-    return optax.linear_schedule(config.learning_rate, 0.0, steps)
+    return optax.linear_schedule(config.learning_rate, 0.0, steps)  # constant over 0 steps
 
 
 def optimizer(config: PPOConfig) -> optax.GradientTransformation:
@@ -193,18 +191,8 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
             if hooks.reset:
                 start = jax.vmap(hooks.reset, in_axes=(None, 0, 0, 0))
                 fresh_obs, fresh_state = start(state.aux, jax.random.split(key_start, n), fresh_obs, fresh_state)
-            transition = Transitions(
-                obs=obs,
-                action=action,
-                reward=reward,
-                next_obs=next_obs,
-                terminated=terminated,
-                truncated=truncated,
-                replaced=replaced,
-                info=info,
-                finished_return=jnp.where(done, total, 0.0),
-                finished_steps=jnp.where(done, steps, 0),
-            )
+            finished = jnp.where(done, total, 0.0), jnp.where(done, steps, 0)
+            transition = Transitions(obs, action, reward, next_obs, terminated, truncated, replaced, info, *finished)
             env_state, obs = where(done, (fresh_state, fresh_obs), (next_state, next_obs))
             return (env_state, obs, jnp.where(done, 0.0, total), jnp.where(done, 0, steps)), transition
 
