@@ -89,13 +89,6 @@ class MaskedEnv(environment.Environment):
     def is_truncated(self, state, params):
         return self.env.is_truncated(state.inner, params.inner)
 
-    def is_terminated(self, state, params):
-        return self.env.is_terminated(state.inner, params.inner)
-
-    @property
-    def num_actions(self) -> int:
-        return 2
-
     def action_space(self, params=None):
         return spaces.Discrete(2)
 
