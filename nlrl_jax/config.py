@@ -99,7 +99,8 @@ def part(default: Any, *, names: Mapping[str, str] | None = None, without: Colle
 class Option(NamedTuple):
     """One option of a config, parts included.
 
-    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it. joined: see `joined_option`.
+    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it.
+    joined: see `joined_option`.
     """
 
     name: str
