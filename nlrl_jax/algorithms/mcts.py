@@ -93,9 +93,7 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
     """Both players follow the policy for `moves` moves; a finished game stays as it is.
 
     Returns: (actions int32 [T, B], -1 where the game was over; positions [T + 1, B, ...], the given ones first).
-
-    Raises:
-      ValueError: see `batch_of`.
+    ValueError: see `batch_of`.
     """
     batch_of(game, positions)
 
@@ -111,10 +109,7 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
 def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, games: int) -> jax.Array:
     """Mean outcome of `games` games from each position, both players following the policy: float32 [B] in [-1, 1].
 
-    All B x games games are played side by side.
-
-    Raises:
-      ValueError: see `batch_of`.
+    All B x games games are played side by side. ValueError: see `batch_of`.
     """
     batch_of(game, positions)
     many = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)

@@ -1,14 +1,12 @@
 """The mask network of RICE (Cheng et al. 2024), a simpler StateMask: where does the agent's action matter?
 
-    masked = MaskedEnv(env, env_params, config)                                  # the game of blinding the base agent
-    params = MaskParams(env_params, base.params, base.obs_moments)
-    mask = ppo.init_state(masked, params, mask_config, key)
-    mask, _ = ppo.make_update(masked, params, mask_config, hooks())(mask, key)   # again and again
-    weight = importance(ppo.agent_of(masked, params, mask_config), mask.params, mask.obs_moments, record.obs)
+    network = MaskNetwork(game, config, base)      # config: of the base agent
+    mask, blinded = network.train(network.init(key_init), iterations, key_train)
+    weight = network.importance(mask, record.obs)
 
 In each state a second agent either lets the base agent act or replaces its action by a random one, which earns a bonus.
 It learns to blind the base agent where its action does not matter; its probability of *not* blinding is the importance
-of a state. `MaskNetwork` puts these pieces together.
+of a state.
 
 `MaskParams` is data: to `vmap` over seeds with a base agent each, make the update inside the mapped function.
 
