@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -86,8 +85,7 @@ def known(names: str, game: ControlGame) -> list[str]:
 
 
 def start(name: str, shared: Shared, base: PPOState, key: jax.Array) -> PPOState:
-    """A seed's state at the start of refinement by a method: the networks and statistics of `base`, a fresh optimizer and
-    new games."""
+    """A seed's state at the start of refinement: networks and statistics of `base`, a fresh optimizer and new games."""
     game, config = shared.game, shared.ppo_of(name)
     key_state, key_aux = jax.random.split(key)
     state = ppo.init_state(game.env, game.params, config, key_state)
