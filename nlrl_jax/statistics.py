@@ -122,13 +122,7 @@ def estimate(values: Iterable[Any], units: Iterable[Hashable] | None = None, is_
 
 
 def share(yes: int, units: int) -> Estimate:
-    """Of `units` units, `yes` said yes.
-
-    Raises:
-      ValueError: more than there are, or fewer than none.
-    """
-    if not 0 <= yes <= units:
-        raise ValueError(f"{yes} of {units} units is no share")
+    """Of `units` units, `yes` said yes."""
     return estimate(np.arange(units) < yes, is_share=True)
 
 

@@ -42,15 +42,13 @@ class Choice:
 
     def __post_init__(self):
         if not self.options:
-            raise ValueError(f"slot {self.field!r} has no options; give at least one string")
+            raise ValueError(f"slot {self.field!r} has no options; give at least one string or number")
         if self.index is not None and self.index < 0:
             raise ValueError(f"slot {self.field!r} has index {self.index}; it must be at least 0")
 
 
 def Number(field: str, low: int, high: int, index: int | None = None) -> Choice:
     """A decimal number between `low` and `high`, both included."""
-    if high < low:
-        raise ValueError(f"slot {field!r}: range {low}..{high} is empty")
     return Choice(field, tuple(str(n) for n in range(low, high + 1)), index, low)
 
 
