@@ -45,9 +45,8 @@ from nlrl_jax.run import app, directory, loop, models, results
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import actor_critic, language_td
 from nlrl_jax.run.report import Table
-from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds, write
+from nlrl_jax.run.reports.ablation import beside, in_iterations, in_seconds, in_updates, write
 from nlrl_jax.run.reports.ultra_tables import trials_header
-from nlrl_jax.run.reports.ultra_updates import in_updates
 from nlrl_jax.run.ultra.config import RunConfig as RefinementConfig
 from nlrl_jax.statistics import header
 from nlrl_jax.weights.load import BUILT_IN

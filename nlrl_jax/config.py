@@ -53,7 +53,6 @@ def option(
     below: float | None = None,
     choices: Collection[str] = (),
     infinite: bool = False,
-    joined: bool = False,
 ) -> Any:
     """A dataclass field with a help text and bounds, which `check` enforces.
 
@@ -61,10 +60,14 @@ def option(
       least, most: inclusive bounds; without them a number must fit 32 bits. above, below: exclusive ones.
       choices: the values a string may have.
       infinite: inf and -inf are allowed; nan never is.
-      joined: a string that may be given several times; commas join them.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, "joined": joined, **bounds})
+    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, **bounds})
+
+
+def joined_option(help: str) -> Any:
+    """`option` for a string that may be given several times; commas join them."""
+    return dataclasses.field(default="", metadata={**option("", help).metadata, "joined": True})
 
 
 def seed_option(help: str, counted_up: bool = False) -> Any:
@@ -96,7 +99,8 @@ def part(default: Any, *, names: Mapping[str, str] | None = None, without: Colle
 class Option(NamedTuple):
     """One option of a config, parts included.
 
-    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it. joined: see `option`.
+    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it.
+    joined: see `joined_option`.
     """
 
     name: str
@@ -131,7 +135,8 @@ def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] =
             yield from _options(value, (*path, field.name), meta["names"], meta["without"])
         elif "help" in meta:
             name = names.get(field.name, field.name)
-            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config), meta["joined"])
+            joined = meta.get("joined", False)
+            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config), joined)
 
 
 def flat(config: Any) -> dict[str, Any]:

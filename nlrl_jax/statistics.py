@@ -122,13 +122,7 @@ def estimate(values: Iterable[Any], units: Iterable[Hashable] | None = None, is_
 
 
 def share(yes: int, units: int) -> Estimate:
-    """Of `units` units, `yes` said yes.
-
-    Raises:
-      ValueError: more than there are, or fewer than none.
-    """
-    if not 0 <= yes <= units:
-        raise ValueError(f"{yes} of {units} units is not a share")
+    """Share of `yes` in `units` units, where 0 <= yes <= units."""
     return estimate(np.arange(units) < yes, is_share=True)
 
 
@@ -145,14 +139,7 @@ def paired(a: Iterable[Any], b: Iterable[Any], units: Iterable[Hashable] | None 
 
 
 def by_unit(values: Iterable[Any], units: Iterable[Hashable]) -> dict[Hashable, float]:
-    """The mean of the values of each unit, in the order in which units first come.
-
-    Raises:
-      ValueError: not as many units as values.
-    """
-    values, units = list(values), list(units)
-    if len(values) != len(units):
-        raise ValueError(f"each value has a unit, but there are {len(values)} values and {len(units)} units")
+    """The mean of the values of each unit, in the order in which units first come. ValueError: not as many of both."""
     rows: dict[Hashable, list[float]] = {}
     for value, unit in zip(values, units, strict=True):
         rows.setdefault(unit, []).append(float(value))

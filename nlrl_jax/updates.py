@@ -79,18 +79,14 @@ def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Call
 
 
 def stack(states: Sequence[Any]) -> Any:
-    """n states as one with a leading axis [n] on everything but `params`, which they share. ValueError: n is 0."""
-    if not states:
-        raise ValueError("there is no state to stack; give at least one")
+    """n states as one with a leading axis [n] on everything but `params`, which they share."""
     params = states[0].params
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state.replace(params=None) for state in states))
     return stacked.replace(params=params)
 
 
 def seed_mesh(seeds: int) -> Mesh:
-    """A mesh ("seeds",) of as many devices as take equally many of the seeds each. ValueError: no seed."""
-    if seeds < 1:
-        raise ValueError(f"seeds is {seeds}; it must be at least 1")
+    """A mesh ("seeds",) of as many devices as take equally many of the seeds each."""
     devices = jax.devices()
     most = max(n for n in range(1, len(devices) + 1) if seeds % n == 0)
     return jax.make_mesh((most,), ("seeds",), axis_types=(AxisType.Auto,), devices=devices[:most])
@@ -116,28 +112,20 @@ def over_seeds(
       mesh: a `seed_mesh`: each device takes its share of the seeds, and none waits for another.
     """
 
-    def many(states: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+    def each(params: Any, stacked: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         def one(state_and_key):
             state, key = state_and_key
-            state, metrics = update(state.replace(params=states.params), key)
+            state, metrics = update(state.replace(params=params), key)
             return state.replace(params=None), metrics
 
-        stacked = (states.replace(params=None), keys)
-        new, metrics = jax.vmap(one)(stacked) if vectorize else jax.lax.map(one, stacked)
+        return jax.vmap(one)((stacked, keys)) if vectorize else jax.lax.map(one, (stacked, keys))
+
+    if mesh is not None:
+        own = PartitionSpec("seeds")
+        each = jax.shard_map(each, mesh=mesh, in_specs=(PartitionSpec(), own, own), out_specs=own, check_vma=False)
+
+    def many(states: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        new, metrics = each(states.params, states.replace(params=None), keys)
         return new.replace(params=states.params), metrics
 
-    if mesh is None:
-        return many
-
-    def on_each(params, stacked, keys):
-        new, metrics = many(stacked.replace(params=params), keys)
-        return new.replace(params=None), metrics
-
-    own = PartitionSpec("seeds")
-    share = jax.shard_map(on_each, mesh=mesh, in_specs=(PartitionSpec(), own, own), out_specs=own, check_vma=False)
-
-    def apart(states: Any, keys: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        new, metrics = share(states.params, states.replace(params=None), keys)
-        return new.replace(params=states.params), metrics
-
-    return apart
+    return many

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from collections import Counter
@@ -18,18 +17,14 @@ from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling
 
 T = TypeVar("T")
+SAMPLINGS = {  # of the replies in each role
+    "identify": Sampling(4096, 0.0),
+    "analyse": Sampling(1024, 0.0),
+    "reward": Sampling(512, 0.0),
+    "strategies": Sampling(1024, 0.0),
+}
 FIRST = 16  # replies that are read before all others are requested
 _EXCERPT = 300  # characters of a reply in an error
-
-
-@dataclasses.dataclass(frozen=True)
-class AnalysisConfig:
-    """The samplings of the language model's roles."""
-
-    verdicts: Sampling = Sampling(4096, 0.0)
-    analysis: Sampling = Sampling(1024, 0.0)
-    reward: Sampling = Sampling(512, 0.0)
-    strategies: Sampling = Sampling(1024, 0.0)
 
 
 class CriticalState(NamedTuple):
@@ -66,7 +61,6 @@ class Analyst(NamedTuple):
 
     roles: AnalystRoles
     model: LanguageModel
-    config: AnalysisConfig
     seed: int
     must_read: bool
     counts: Counter[str]
@@ -83,7 +77,7 @@ def identify(analyst: Analyst, episodes: Sequence[Episode]) -> list[list[Verdict
     chats = [roles.identify(*piece) for piece in pieces]
     verdicts: dict[int, list[Verdict]] = {episode.number: [] for episode in episodes}
     read = lambda piece, text: roles.read_verdicts(text, *piece[1:])
-    found = _complete(analyst, "identify", analyst.config.verdicts, chats, pieces, read, lambda found: bool(found[0]))
+    found = _complete(analyst, "identify", chats, pieces, read, lambda found: bool(found[0]))
     for (episode, begin, end), (reply, (here, problems)) in zip(pieces, found, strict=True):
         verdicts[episode.number] += here
         counts["identify/calls"] += 1
@@ -113,7 +107,7 @@ def assign_rewards(
     chats = [roles.reward(episode, verdict.timeslot, *rest) for episode, verdict, *rest in ratings]
     states: dict[tuple[int, int], CriticalState] = {}
     read, is_read = lambda _, text: roles.read_reward(text), lambda reward: reward is not None
-    found = _complete(analyst, "reward", analyst.config.reward, chats, ratings, read, is_read)
+    found = _complete(analyst, "reward", chats, ratings, read, is_read)
     for (episode, verdict, action, _), (reply, reward) in zip(ratings, found, strict=True):
         t = verdict.timeslot
         state = states.setdefault(
@@ -134,7 +128,6 @@ def analyse(
     roles: AnalystRoles,
     model: LanguageModel,
     seed: int = 0,
-    config: AnalysisConfig = AnalysisConfig(),
     verdicts: Sequence[Sequence[Verdict]] | None = None,
     must_read: bool = False,
 ) -> Findings:
@@ -147,21 +140,21 @@ def analyse(
     Raises:
       LanguageModelError: they do not.
     """
-    analyst = Analyst(roles, model, config, seed, must_read, Counter())
+    analyst = Analyst(roles, model, seed, must_read, Counter())
     counts = analyst.counts
     has_verdicts = verdicts is not None
     if not has_verdicts:
         verdicts = identify(analyst, episodes)
     chats = [roles.analyse(episode, of_episode) for episode, of_episode in zip(episodes, verdicts, strict=True)]
     read, is_read = lambda _, text: without_thoughts(text), lambda text: bool(text.strip())
-    found = _complete(analyst, "analyse", config.analysis, chats, episodes, read, is_read)
+    found = _complete(analyst, "analyse", chats, episodes, read, is_read)
     analyses = [text for _, text in found]
     counts["analyse/calls"] += len(chats)
     counts["analyse/empty"] += sum(not text.strip() for text in analyses)
     states = assign_rewards(analyst, episodes, verdicts, analyses)
     proposed = ""
     if roles.strategies is not None and not has_verdicts:
-        reply = model.complete([roles.strategies(analyses)], config.strategies, "strategies", seed)[0]
+        reply = model.complete([roles.strategies(analyses)], SAMPLINGS["strategies"], "strategies", seed)[0]
         proposed = without_thoughts(reply.text).strip()
         counts["strategies/calls"] += 1
     return Findings(states, analyses, dict(counts), proposed)
@@ -170,7 +163,6 @@ def analyse(
 def _complete(
     analyst: Analyst,
     role: str,
-    sampling: Sampling,
     chats: Sequence[Chat],
     subjects: Sequence[Any],
     read: Callable[[Any, str], T],
@@ -187,7 +179,7 @@ def _complete(
     """
     found: list[tuple[Reply, T]] = []
     for part in (slice(0, FIRST), slice(FIRST, None)) if analyst.must_read else (slice(None),):
-        replies = analyst.model.complete(chats[part], sampling, role, analyst.seed) if chats[part] else []
+        replies = analyst.model.complete(chats[part], SAMPLINGS[role], role, analyst.seed) if chats[part] else []
         found += [(reply, read(subject, reply.text)) for subject, reply in zip(subjects[part], replies, strict=True)]
         bad = [reply for reply, said in found if not is_read(said)]
         if analyst.must_read and 2 * len(bad) > len(found):

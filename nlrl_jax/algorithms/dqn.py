@@ -193,7 +193,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
     reset_env = jax.vmap(env.reset_env, in_axes=(0, None))
 
     def play(state, key):
-        """One epsilon-greedy move in each game, stored; an episode that is over starts anew."""
+        """One epsilon-greedy move in each game, stored; an episode that is over is replaced by a new one."""
         key_explore, key_random, key_step, key_reset = jax.random.split(key, 4)
         span = config.epsilon_start - config.epsilon_end
         epsilon = jnp.maximum(

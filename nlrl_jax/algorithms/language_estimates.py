@@ -51,15 +51,9 @@ def chunks_of_lines(games: Sequence[Played], k: int, seed: int) -> list[tuple[Pa
 def fresh_lines(
     game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, games: Sequence[Played], k: int, seed: int
 ) -> list[tuple[Pair, list[Line]]]:
-    """For every (position, move) of the agent: k new games from there (line 13 of algorithm 3)."""
+    """For every (position, move) of the agent: k new games from there, in which `act` plays the side that made the move
+    (line 13 of algorithm 3)."""
     pairs = list(dict.fromkeys(pair for pair, _ in chunks_of_lines(games, k, seed)))
-    return lines_from(game, viewer, act, opponent, pairs, k, seed)
-
-
-def lines_from(
-    game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, pairs: Sequence[Pair], k: int, seed: int
-) -> list[tuple[Pair, list[Line]]]:
-    """k new games from each (position, move), in which `act` plays the side that made the move."""
     repeated = [pair for pair in pairs for _ in range(k)]
     starts = [game.parse(view.board, view.player) for view, _ in pairs]
     positions = jax.tree.map(lambda *leaves: np.repeat(np.stack(leaves), k, axis=0), *starts)

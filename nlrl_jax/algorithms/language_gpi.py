@@ -78,20 +78,15 @@ class Decisions(NamedTuple):
 
 
 def language_gpi(
-    models: LanguageModel | Mapping[str, LanguageModel],
-    roles: GPIRoles,
-    states: Sequence[State],
-    config: GPIConfig,
-    seed: int,
+    model: LanguageModel, roles: GPIRoles, states: Sequence[State], config: GPIConfig, seed: int
 ) -> Decisions:
     """Algorithm 1: 4K + 4 + 1 calls per state with four actions, in three batches.
 
     Args:
-      models: one model for all roles, or {"value", "aggregator", "improver": model}.
       states: s_t of each of B games.
-      seed: of the look-ahead, the models' sampling and the random actions.
+      seed: of the look-ahead, the model's sampling and the random actions.
     """
-    caller, rng = _Caller(models, config.sampling, seed), np.random.default_rng(seed)
+    caller, rng = _Caller(model, config.sampling, seed), np.random.default_rng(seed)
     # 1: for each state s_t (and each action a of it)
     pairs = [(b, action) for b, state in enumerate(states) for action in roles.candidates(state)]
     # 3: for i = 1 to K
@@ -115,28 +110,20 @@ def language_gpi(
 
 
 def value_and_improve(
-    models: LanguageModel | Mapping[str, LanguageModel],
-    roles: GPIRoles,
-    states: Sequence[State],
-    sampling: Sampling,
-    seed: int,
+    model: LanguageModel, roles: GPIRoles, states: Sequence[State], sampling: Sampling, seed: int
 ) -> Decisions:
     """Baseline of Table 1: Q^L(s, a) by prompting with no look-ahead, then I."""
-    caller, rng = _Caller(models, sampling, seed), np.random.default_rng(seed)
+    caller, rng = _Caller(model, sampling, seed), np.random.default_rng(seed)
     pairs = [(b, action) for b, state in enumerate(states) for action in roles.candidates(state)]
     values = caller.evaluations(Q, [roles.q(states[b], action) for b, action in pairs], roles)
     return _improve(caller, roles, states, _by_state(pairs, values), {}, rng)
 
 
 def policy_alone(
-    models: LanguageModel | Mapping[str, LanguageModel],
-    roles: GPIRoles,
-    states: Sequence[State],
-    sampling: Sampling,
-    seed: int,
+    model: LanguageModel, roles: GPIRoles, states: Sequence[State], sampling: Sampling, seed: int
 ) -> Decisions:
     """Baseline of Table 1: the language policy pi_L by prompting."""
-    caller, rng = _Caller(models, sampling, seed), np.random.default_rng(seed)
+    caller, rng = _Caller(model, sampling, seed), np.random.default_rng(seed)
     chats = [roles.policy(state) for state in states]
     actions, is_random, replies = caller.actions(POLICY, chats, roles, states, rng)
     thinking = [Thinking(chat, reply) for chat, reply in zip(chats, replies, strict=True)]
@@ -162,10 +149,10 @@ def _by_state(pairs, items) -> dict[int, dict[int, Any]]:
 
 
 class _Caller:
-    """Calls the models, reads their replies and counts both, for one decision."""
+    """Calls the model, reads its replies and counts both, for one decision."""
 
-    def __init__(self, models, sampling: Sampling, seed: int):
-        self.models, self.sampling, self.seed = models, sampling, seed
+    def __init__(self, model: LanguageModel, sampling: Sampling, seed: int):
+        self.model, self.sampling, self.seed = model, sampling, seed
         self.problems, self.calls = Counter(), Counter()
 
     def evaluations(self, role: str, chats: Sequence[Chat], roles: GPIRoles) -> list[str]:
@@ -193,9 +180,8 @@ class _Caller:
         return np.array(actions, np.int64), is_random, replies
 
     def _call(self, role: str, chats: Sequence[Chat]) -> list[str]:
-        model = self.models[role] if isinstance(self.models, Mapping) else self.models
         self.calls[role] += len(chats)
-        replies = model.complete(chats, self.sampling, role, self.seed) if chats else []
+        replies = self.model.complete(chats, self.sampling, role, self.seed) if chats else []
         for reply in replies:
             self._count(role, "" if reply.ended else NEVER_ENDED)
         return [reply.text for reply in replies]

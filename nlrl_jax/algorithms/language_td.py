@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.config import part
-from nlrl_jax.roles.board_games import Evaluated, Line, Step, TDRoles, View, Viewer
+from nlrl_jax.roles.board_games import Evaluated, Line, Step, TDRoles, View, Viewer, side_of
 from nlrl_jax.statistics import share
 from nlrl_jax.types import BoardGame, Chat, LanguageModel, Learn, Pairs, Sampling
 
@@ -65,7 +65,6 @@ def look_ahead(
     last = at(-1)
     outcome = np.asarray(jax.vmap(game.returns)(last))
     over = np.asarray(jax.vmap(game.is_terminal)(last))
-    winner = {1.0: game.players[0], -1.0: game.players[1], 0.0: None}
     buffer = []
     for n, view in enumerate(starts):
         lines: dict[tuple[int, ...], Line] = {}
@@ -77,7 +76,7 @@ def look_ahead(
             for i, action in enumerate(moves):
                 steps.append(Step(before, game.actions[action], after[i][row]))
                 before = after[i][row]
-            lines[moves] = Line(tuple(steps), bool(over[row]), winner[float(outcome[row])])
+            lines[moves] = Line(tuple(steps), bool(over[row]), side_of(outcome[row], game.players))
         buffer.append(LookAhead(view, tuple(lines.values())))
     return buffer
 
@@ -182,11 +181,6 @@ def assess(sides: Sequence[str | None], win_rates: np.ndarray, players: tuple[st
         level=len(win_rates) - len(clear),
         standard_error=share(right, answered).error,
     )
-
-
-def side_of(value: float, players: tuple[str, str]) -> str | None:
-    """The side that a number calls ahead, above 0 player 0; None at 0."""
-    return players[0 if value > 0 else 1] if value else None
 
 
 def judge(

@@ -31,7 +31,7 @@ class TDDataConfig:
     test_states: int = option(3000, "held-out positions for evaluation", least=1)
     look_ahead: int = option(4, "moves per variation [l]", least=1)
     variations: int = option(4, "variations per position, before duplicates are removed [K]", least=1)
-    simulations: int = option(1000, "MCTS simulations per move of the policy that is evaluated", least=1)
+    simulations: int = option(1000, "MCTS simulations per move of the policy that is evaluated", least=2)
     rollouts: int = option(100, "random playouts per simulation", least=1)
     skills: str = option(
         ",".join(f"{s}x{r}" for s in (2, 10, 100, 1000) for r in (1, 10, 100, 1000)),

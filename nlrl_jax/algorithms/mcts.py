@@ -32,19 +32,12 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
         after = game.step(position, moves.nth(position, k.astype(jnp.int32)))
         return where(game.is_terminal(position), position, after)
 
-    def body(carry):
-        key, positions = carry
-        key, use = jax.random.split(key)
-        words = jax.random.bits(use, batch, jnp.uint32)
-        return key, jax.vmap(step)(words, positions)
-
-    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
-    return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
+    advance = lambda key, positions: jax.vmap(step)(jax.random.bits(key, batch, jnp.uint32), positions)
+    return _outcomes(game, advance, key, positions)
 
 
 def rollout_evaluator(game: BoardGame, rollouts: int) -> Evaluator:
     """The mean outcome of `rollouts` random games from each position."""
-    _at_least_one(rollouts=rollouts)
 
     def evaluate(key: jax.Array, positions: Any) -> jax.Array:
         batch_of(game, positions)
@@ -66,14 +59,13 @@ def mcts_policy(game: BoardGame, simulations: int, rollouts: int, uct_c: float =
       nothing is visited. It holds 13 bytes x B x simulations x the most legal moves.
 
     Raises:
-      ValueError: fewer than 2 simulations (the first one only evaluates the root), no rollout, or a `uct_c` that is
-        negative or not finite; from the policy, see `batch_of`.
+      ValueError: fewer than 2 simulations, or no rollout; from the policy, see `batch_of`.
     """
-    _at_least_one(simulations=simulations)
-    if simulations < 2:
-        raise ValueError(f"simulations is {simulations}; it must be at least 2, as the first only evaluates the root")
-    if not 0 <= uct_c < np.inf:
-        raise ValueError(f"uct_c is {uct_c}; it must be at least 0 and finite")
+    if simulations < 2 or rollouts < 1:
+        raise ValueError(
+            f"{simulations} simulations with {rollouts} rollouts each; there must be at least 2 simulations (the first "
+            "only evaluates the root), and at least 1 rollout"
+        )
     evaluate = rollout_evaluator(game, rollouts)
     moves = LegalMoves.of(game)
 
@@ -101,12 +93,8 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
     """Both players follow the policy for `moves` moves; a finished game stays as it is.
 
     Returns: (actions int32 [T, B], -1 where the game was over; positions [T + 1, B, ...], the given ones first).
-
-    Raises:
-      ValueError: see `batch_of`.
+    ValueError: see `batch_of`.
     """
-    if not isinstance(moves, int | np.integer) or moves < 0:
-        raise ValueError(f"moves is {moves!r}; it must be a whole number of at least 0")
     batch_of(game, positions)
 
     def step(positions, key):
@@ -121,23 +109,12 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
 def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, games: int) -> jax.Array:
     """Mean outcome of `games` games from each position, both players following the policy: float32 [B] in [-1, 1].
 
-    All B x games games are played side by side.
-
-    Raises:
-      ValueError: no game; see `batch_of`.
+    All B x games games are played side by side. ValueError: see `batch_of`.
     """
-    _at_least_one(games=games)
     batch_of(game, positions)
-
-    def body(carry):
-        key, positions = carry
-        key, use = jax.random.split(key)
-        return key, _move(game, policy, use, positions)[0]
-
     many = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)
-    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
-    _, ended = jax.lax.while_loop(going, body, (key, many))
-    return jax.vmap(game.returns)(ended).reshape(-1, games).mean(axis=1)
+    advance = lambda key, positions: _move(game, policy, key, positions)[0]
+    return _outcomes(game, advance, key, many).reshape(-1, games).mean(axis=1)
 
 
 def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, games_per_pair: int) -> Any:
@@ -149,12 +126,11 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     Returns: positions [S, ...], in the order in which they first occurred.
 
     Raises:
-      ValueError: the players do not move by turns; no policy or no game.
+      ValueError: the players do not move by turns.
     """
-    _at_least_one(policies=len(policies), games_per_pair=games_per_pair)
     steps = [jax.jit(functools.partial(_move, game, policy)) for policy in policies]
     shape = (len(policies), len(policies), games_per_pair)
-    mover, over = (jax.jit(_over_axes(function, 3)) for function in (game.current_player, game.is_terminal))
+    mover, over = (jax.jit(jax.vmap(jax.vmap(jax.vmap(rule)))) for rule in (game.current_player, game.is_terminal))
     positions = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *jnp.shape(x))).copy(), game.init())
     met = []
     for turn in range(game.max_moves):
@@ -182,18 +158,20 @@ def first_occurrences(positions: Any) -> np.ndarray:
     return np.sort(np.unique(np.concatenate(as_bytes, axis=1), axis=0, return_index=True)[1])
 
 
-def _at_least_one(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, int | np.integer) or number < 1:
-            raise ValueError(f"{name} is {number!r}; it must be a whole number of at least 1")
-
-
 def _take(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda x: x[index], tree)
 
 
-def _over_axes(function: Callable, axes: int) -> Callable:
-    return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
+def _outcomes(game: BoardGame, advance: Callable[[jax.Array, Any], Any], key: jax.Array, positions: Any) -> jax.Array:
+    """float32 [B] of games that `advance(key, positions)` plays on until all are over."""
+
+    def body(carry):
+        key, positions = carry
+        key, use = jax.random.split(key)
+        return key, advance(use, positions)
+
+    going = lambda carry: ~jax.vmap(game.is_terminal)(carry[1]).all()
+    return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
 
 
 def _move(game: BoardGame, policy: Policy, key: jax.Array, positions: Any) -> tuple[Any, jax.Array]:

@@ -134,11 +134,15 @@ def agent_of(env: Any, env_params: Any, config: PPOConfig) -> Agent:
     return Agent(env, env_params, config.features, config.normalize_obs)
 
 
+def learning_rate(config: PPOConfig) -> optax.Schedule:
+    """Gradient steps done -> Adam's learning rate."""
+    steps = config.anneal * config.epochs * config.num_minibatches
+    return optax.linear_schedule(config.learning_rate, 0.0, steps)  # constant over 0 steps
+
+
 def optimizer(config: PPOConfig) -> optax.GradientTransformation:
     """Adam on gradients of bounded norm."""
-    rate = config.learning_rate
-    if config.anneal:
-        rate = optax.linear_schedule(rate, 0.0, config.anneal * config.epochs * config.num_minibatches)
+    rate = learning_rate(config) if config.anneal else config.learning_rate  # a schedule's state counts its steps
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-5))
 
 
@@ -187,18 +191,8 @@ def make_collect(env: Any, env_params: Any, config: PPOConfig, hooks: Hooks = Ho
             if hooks.reset:
                 start = jax.vmap(hooks.reset, in_axes=(None, 0, 0, 0))
                 fresh_obs, fresh_state = start(state.aux, jax.random.split(key_start, n), fresh_obs, fresh_state)
-            transition = Transitions(
-                obs=obs,
-                action=action,
-                reward=reward,
-                next_obs=next_obs,
-                terminated=terminated,
-                truncated=truncated,
-                replaced=replaced,
-                info=info,
-                finished_return=jnp.where(done, total, 0.0),
-                finished_steps=jnp.where(done, steps, 0),
-            )
+            finished = jnp.where(done, total, 0.0), jnp.where(done, steps, 0)
+            transition = Transitions(obs, action, reward, next_obs, terminated, truncated, replaced, info, *finished)
             env_state, obs = where(done, (fresh_state, fresh_obs), (next_state, next_obs))
             return (env_state, obs, jnp.where(done, 0.0, total), jnp.where(done, 0, steps)), transition
 

@@ -123,10 +123,8 @@ def make_sft_step(
       short_weights: allow weights below float32 to learn, though small steps round to nothing: to measure memory.
 
     Raises:
-      ValueError: another `train`; from the step, weights below float32 (see `updates.masters`).
+      ValueError: from the step, weights below float32 (see `updates.masters`).
     """
-    if train not in TRAIN:
-        raise ValueError(f"train is {train!r}; choose one of {', '.join(TRAIN)}")
 
     def step(variables, opt_state, batch):
         if not short_weights:
@@ -245,7 +243,7 @@ def fit(
 ) -> tuple[Any, dict[str, float]]:
     """Fine-tunes on examples, with a fresh optimizer. The same arguments give the same bits.
 
-    Weights that learn are float32 from here on, be they given as bfloat16 (`updates.masters`): a model computes in
+    Weights that learn are float32 from here on, also those given as bfloat16 (`updates.masters`): a model computes in
     `config.dtype` whatever its weights are.
 
     Args:

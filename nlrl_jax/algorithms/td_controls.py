@@ -16,7 +16,7 @@ from nlrl_jax.algorithms import language_td, mcts
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import Data, TDDataConfig, in_chunks
 from nlrl_jax.config import check_seed
-from nlrl_jax.roles.board_games import TDRoles, View, Viewer
+from nlrl_jax.roles.board_games import TDRoles, View, Viewer, side_of
 from nlrl_jax.types import BoardGame
 
 Side = str | None
@@ -49,6 +49,6 @@ def controls(
     answers = {target.view: roles.read_advantage(target.text) for target in targets}
     search = jax.jit(lambda key, rows: policy(key, rows)[1])
     values = in_chunks(search, key_search, data.positions, axis=0)
-    ahead = [language_td.side_of(value, game.players) for value in np.asarray(values)]
+    ahead = [side_of(value, game.players) for value in np.asarray(values)]
     by_rule = {name: [rule(view) for view in data.test] for name, rule in rules.items()}
     return {"target alone": [answers.get(view) for view in data.test], "one search": ahead, **by_rule}

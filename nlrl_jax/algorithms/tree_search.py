@@ -82,9 +82,7 @@ def search(
     """Grows a tree of at most `simulations` nodes from each position; simulation 0 evaluates the root itself.
 
     Returns: (the trees; float32 [B] the mean value of the simulations, or with `solve` the result where it is proven).
-
-    Raises:
-      ValueError: see `batch_of`.
+    ValueError: see `batch_of`.
     """
     moves = LegalMoves.of(game)
     batch = batch_of(game, positions)

@@ -16,7 +16,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
 
-from nlrl_jax.config import OptionError, assignments, check, option
+from nlrl_jax.config import OptionError, assignments, check, joined_option, option
 
 # What a template can read besides the variables that are set for it.
 _GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
@@ -30,10 +30,8 @@ class TemplateOptions:
       OptionError: variables that cannot be read, or no date.
     """
 
-    template: str = option(
-        "",
-        "variables of a local model's chat template, such as enable_thinking=false; several separated by commas",
-        joined=True,
+    template: str = joined_option(
+        "variables of a local model's chat template, such as enable_thinking=false; several separated by commas"
     )
     date: str = option(
         "", "the date for chat templates that print it, such as 2026-01-31; empty: the day the run begins"

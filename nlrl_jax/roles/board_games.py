@@ -53,6 +53,11 @@ class Evaluated(NamedTuple):
     value: str
 
 
+def side_of(value: float, players: tuple[str, str]) -> str | None:
+    """The side that is ahead, or has won, by a number from player 0's view; None at 0."""
+    return players[0 if value > 0 else 1] if value else None
+
+
 class Move(NamedTuple):
     """The move that a reply names. word: None without a legal one. problem: a short name of what is wrong, or ""."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
-from nlrl_jax.roles.board_games import ActorCriticRoles, Line, Step, View, Viewer
+from nlrl_jax.roles.board_games import ActorCriticRoles, Line, Step, View, Viewer, side_of
 from nlrl_jax.types import BoardGame, LanguageModel, Sampling
 from nlrl_jax.updates import where
 
@@ -82,9 +82,8 @@ def play_games(game: BoardGame, viewer: Viewer, act: Act, opponent: Opponent, nu
 
     The paper alternates the agent's side from batch to batch; all games are one batch here.
     """
-    positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), game.init())
     agents = (np.arange(num) >= (num + 1) // 2).astype(np.int32)
-    return play_on(game, viewer, act, opponent, positions, agents, seed)
+    return play_on(game, viewer, act, opponent, beginnings(game, num), agents, seed)
 
 
 def play_on(
@@ -125,9 +124,8 @@ def play_on(
             steps[r].append(Step(before[r], game.actions[int(actions[r])], after[r]))
         before = after
     over, _, returns = jax.device_get(read(positions))
-    winner = {1.0: game.players[0], -1.0: game.players[1], 0.0: None}
     return [
-        Played(Line(tuple(s), bool(o), winner[float(v)]), game.players[a])
+        Played(Line(tuple(s), bool(o), side_of(v, game.players)), game.players[a])
         for s, o, v, a in zip(steps, over, returns, agents, strict=True)
     ]
 
@@ -139,16 +137,21 @@ def _programs(game: BoardGame, opponent: Opponent) -> tuple[Callable, Callable]:
 
     @jax.jit
     def forward(key, positions, mine, chosen):
-        return advance(game, positions, jnp.where(mine, chosen, opponent(key, positions)))
+        actions = jnp.where(mine, chosen, opponent(key, positions))
+        return advance(game, positions, actions), actions
 
     return read, forward
 
 
-def advance(game: BoardGame, positions: Any, actions: jax.Array) -> tuple[Any, jax.Array]:
-    """One move in every game that is not over: (positions [B, ...] afterwards, the actions)."""
+def advance(game: BoardGame, positions: Any, actions: jax.Array) -> Any:
+    """The positions [B, ...] after one move in every game that is not over."""
     over = jax.vmap(game.is_terminal)(positions)
-    after = jax.vmap(game.step)(positions, actions)
-    return where(over, positions, after), actions
+    return where(over, positions, jax.vmap(game.step)(positions, actions))
+
+
+def beginnings(game: BoardGame, num: int) -> Any:
+    """The first position `num` times, leading axis [num]."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *jnp.shape(leaf))), game.init())
 
 
 def rates(games: Sequence[Played]) -> dict[str, float]:
@@ -162,11 +165,11 @@ def random_views(game: BoardGame, num: int, seed: int) -> list[View]:
     viewer, games = Viewer(game), min(max(num // 4, 8), 512)
     opponent = random_opponent(game)
 
-    forward = jax.jit(lambda key, positions: advance(game, positions, opponent(key, positions))[0])
+    forward = jax.jit(lambda key, positions: advance(game, positions, opponent(key, positions)))
     unfinished: list[View] = []
     key, n = jax.random.key(check_seed(seed)), 0
     while len(unfinished) < num:
-        positions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (games, *jnp.shape(leaf))), game.init())
+        positions = beginnings(game, games)
         for _ in range(game.max_moves):
             views = [view for view in viewer.views(positions) if view.legal]
             if not views:

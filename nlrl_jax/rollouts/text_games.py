@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.lm.transformer import KeyValues
 from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
@@ -64,7 +63,6 @@ def play(
     states: Any,
     max_turns: int,
     max_steps: int,
-    prefix: KeyValues | None = None,
 ) -> Episodes:
     """Plays B episodes to their end or to a limit (Algorithm 1 of MS-GRPO, lines 6-16). Pure; no host call.
 
@@ -77,10 +75,9 @@ def play(
       states: B initial states, leading axis [B].
       max_turns: maximum replies per episode ("LAP actions" in the paper).
       max_steps: maximum environment steps per episode.
-      prefix: `policy.prefix(variables)`, if already computed.
     """
     B = jax.tree.leaves(states)[0].shape[0]
-    prefix = policy.prefix(variables) if prefix is None else prefix
+    prefix = policy.prefix(variables)
     fields_of = jax.vmap(game.fields)
 
     def step(key, carry, action):

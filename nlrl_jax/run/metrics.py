@@ -11,7 +11,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,14 @@ def evaluations(run_dir: str | os.PathLike, name: str, before: float) -> tuple[n
     values = run.get(name, np.full(len(run["iteration"]), math.nan))
     there = np.isfinite(values)
     return np.array([0, *(run["iteration"][there] + 1)]), np.array([before, *values[there]])
+
+
+def evaluations_of_seeds(
+    run_dirs: Sequence[pathlib.Path], name: str, before: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """`evaluations` of n runs that are evaluated alike: (iterations done [N], values [n, N])."""
+    found = [evaluations(run_dir, name, start) for run_dir, start in zip(run_dirs, before, strict=True)]
+    return found[0][0], np.array([values for _, values in found])
 
 
 def _append(file, row: dict[str, Any]) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.text.cuts import Cutter, List, Slot, ahead, merge, rest_of_item, split_parts
-from nlrl_jax.text.pieces import Gate, LastFlag, Piece, Program, assemble, build, in_range, refuse_values
-from nlrl_jax.text.template import Choice, Repeat, Template
+from nlrl_jax.text.pieces import LastFlag, Piece, Program, assemble, build, refuse_values
+from nlrl_jax.text.template import Repeat, Template
 
 _SHORT = 16  # characters: static text shorter than this between two slots gets no piece of its own
 
@@ -51,7 +51,7 @@ class CompiledTemplate:
 
         Returns:
           tokens int32 [max_length], right-padded with `pad_id`; length int32. Traced values for which `render`
-          raises ValueError are clipped to the slot's range: `valid` tells.
+          raises ValueError are clipped to the slot's range.
 
         Raises:
           KeyError: a field is missing.
@@ -61,10 +61,6 @@ class CompiledTemplate:
         if not any(isinstance(value, jax.core.Tracer) for value in fields.values()):
             refuse_values(self.program, jax.device_get(dict(fields)))
         return assemble(jnp, self.program, fields, self.pad_id)
-
-    def valid(self, fields: Mapping[str, Any]) -> jax.Array:
-        """Whether `render` would accept the fields of this one state: bool."""
-        return in_range(jnp, self.program, fields)
 
 
 def compile_template(template: Template, tokenizer: Tokenizer) -> CompiledTemplate:
@@ -108,9 +104,9 @@ class _Builder:
             if cuts is None:
                 merged = None
                 if isinstance(current, _OpenSlot) and isinstance(thing, Slot):
-                    merged = merge(current.slot, gap, thing)
+                    merged = merge(current.thing, gap, thing)
                 if merged is None:
-                    raise self._cutter.refusal(current.name, current.lefts, gap, rights, thing)
+                    raise self._cutter.refusal(current.thing, current.lefts, gap, rights, thing)
                 current = _OpenSlot(current.prefix, merged)
                 continue
             first, last = cuts if cuts[1] - cuts[0] > _SHORT else (cuts[0], cuts[0])
@@ -124,7 +120,7 @@ class _Builder:
 
     def _static(self, text: str):
         if text:
-            self.pieces.append(Piece(Gate(), (), (text,)))
+            self.pieces.append(Piece((text,)))
 
     def _open(self, prefix: str, thing, after):
         if isinstance(thing, Slot):
@@ -133,11 +129,11 @@ class _Builder:
 
     def _close(self, current, suffix: str):
         if isinstance(current, _OpenSlot):
-            strings = tuple(current.prefix + text + suffix for text in current.slot.strings)
-            self.pieces.append(Piece(Gate(), current.slot.variables, strings))
+            strings = tuple(current.prefix + text + suffix for text in current.thing.strings)
+            self.pieces.append(Piece(strings, current.thing.variables))
         else:
             self.pieces.extend(current.pieces(len(self.lists), suffix))
-            self.lists.append((current.of.count, current.of.max_items))
+            self.lists.append((current.thing.count, current.thing.max_items))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,15 +141,11 @@ class _OpenSlot:
     """A slot with the text drawn into it from the left."""
 
     prefix: str
-    slot: Slot
+    thing: Slot
 
     @functools.cached_property
     def lefts(self) -> list[str]:
-        return [self.prefix + text for text in self.slot.strings]
-
-    @property
-    def name(self) -> str:
-        return str(self.slot)
+        return [self.prefix + text for text in self.thing.strings]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +156,7 @@ class _OpenList:
     `next_head` before the others'; after an item's last slot stands `tail_next` if another follows, `tail` if not.
     """
 
-    of: List
+    thing: List
     prefix: str
     head: str
     next_head: str
@@ -175,28 +167,25 @@ class _OpenList:
     @functools.cached_property
     def lefts(self) -> list[str]:
         heads = (self.head, self.next_head) if len(self.slots) == 1 else ("",)
-        return [self.prefix + self.of.empty] + [h + text + self.tail for h in heads for text in self.slots[-1].strings]
-
-    @property
-    def name(self) -> str:
-        return str(self.of)
+        items = [head + text + self.tail for head in heads for text in self.slots[-1].strings]
+        return [self.prefix + self.thing.empty, *items]
 
     def pieces(self, number: int, suffix: str) -> list[Piece]:
         """The list's pieces, `suffix` being drawn into its end."""
-        empty = self.prefix + self.of.empty + suffix
-        pieces = [Piece(Gate(number), (), (empty,))] if empty else []
-        for i in range(self.of.max_items):
+        empty = self.prefix + self.thing.empty + suffix
+        pieces = [Piece((empty,), number=number)] if empty else []
+        for i in range(self.thing.max_items):
             for j, slot in enumerate(self.slots):
                 variables = tuple(dataclasses.replace(v, index=i) for v in slot.variables)
                 head = "" if j else self.head if i == 0 else self.next_head
                 tails = [""] if j < len(self.slots) - 1 else [self.tail_next, self.tail + suffix]
-                if i == self.of.max_items - 1 or tails[0] == tails[-1]:
+                if i == self.thing.max_items - 1 or tails[0] == tails[-1]:
                     tails = tails[-1:]
                 else:
                     variables += (LastFlag(number, i),) if len(tails) == 2 else ()
                 strings = tuple(head + text + tail for text in slot.strings for tail in tails)
                 if any(strings):
-                    pieces.append(Piece(Gate(number, i), variables, strings))
+                    pieces.append(Piece(strings, variables, number, i))
         return pieces
 
 
@@ -248,8 +237,7 @@ def field_ranges(template: Template) -> dict[str, tuple[int, int, int | None]]:
       ValueError: no value of a field fits all slots that read it, or it is read both as a scalar and as an array.
     """
     ranges: dict[str, tuple[int, int, int | None]] = {}
-
-    def narrow(field, low, high, size):
+    for field, low, high, size in template.reads():
         old_low, old_high, old_size = ranges.get(field, (low, high, size))
         if (size is None) != (old_size is None):
             raise ValueError(f"field {field!r} is read both as a scalar and as an array")
@@ -257,17 +245,6 @@ def field_ranges(template: Template) -> dict[str, tuple[int, int, int | None]]:
         if low > high:
             raise ValueError(f"no value of field {field!r} fits all slots that read it")
         ranges[field] = (low, high, None if size is None else max(size, old_size))
-
-    for part in template.parts:
-        match part:
-            case Choice():
-                size = None if part.index is None else part.index + 1
-                narrow(part.field, part.low, part.low + len(part.options) - 1, size)
-            case Repeat():
-                narrow(part.count, 0, part.max_items, None)
-                for slot in part.item:
-                    if isinstance(slot, Choice):
-                        narrow(slot.field, slot.low, slot.low + len(slot.options) - 1, part.max_items)
     return ranges
 
 

@@ -30,20 +30,17 @@ class LastFlag:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gate:
-    """When a piece is there: always (`number` None), with `item` of a list, or (`item` None) if the list is empty."""
+class Piece:
+    """`strings` in the mixed radix order of `variables`, the first one slowest.
 
+    The piece is always there if `number` is None; otherwise with `item` of list `number`, or if that list is empty
+    (`item` None).
+    """
+
+    strings: tuple[str, ...]
+    variables: tuple[Variable | LastFlag, ...] = ()
     number: int | None = None
     item: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """`strings` in the mixed radix order of `variables`, the first one slowest."""
-
-    gate: Gate
-    variables: tuple[Variable | LastFlag, ...]
-    strings: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +105,7 @@ def build(pieces: Sequence[Piece], lists: Sequence[tuple[str, int]], encode) -> 
                 row_start.append(rows[text])
                 row_length.append(lengths[text])
         base.append(tables[piece.strings])
-        number, item = piece.gate.number, piece.gate.item
+        number, item = piece.number, piece.item
         gate.append(0 if number is None else gates[number] + (lists[number][1] if item is None else item))
         step = 1
         for m, variable in reversed(list(enumerate(piece.variables))):
@@ -134,7 +131,7 @@ def _max_length(pieces, lists, lengths) -> int:
     empty = [0] * len(lists)
     for piece in pieces:
         sizes = np.array([lengths[text] for text in piece.strings])
-        number, item = piece.gate.number, piece.gate.item
+        number, item = piece.number, piece.item
         if number is None:
             total += sizes.max()
         elif item is None:
@@ -154,7 +151,7 @@ def _max_length(pieces, lists, lengths) -> int:
 def assemble(xp, program: Program, fields: Mapping[str, Any], pad_id: int):
     """The tokens of one state: ([max_length] int32, right-padded with `pad_id`; their number, int32).
 
-    `xp` is `jax.numpy` or `numpy`. Values outside a slot's range are clipped; see `in_range`.
+    `xp` is `jax.numpy` or `numpy`. Values outside a slot's range are clipped.
     """
     if program.base.size == 0:
         return xp.zeros((0,), xp.int32), xp.int32(0)
@@ -172,23 +169,8 @@ def assemble(xp, program: Program, fields: Mapping[str, Any], pad_id: int):
     return tokens.astype(xp.int32), end[-1]
 
 
-def in_range(xp, program: Program, fields: Mapping[str, Any]):
-    """Whether every value that is read lies in its slot's range and every count in its list's: bool."""
-    if program.base.size == 0:
-        return xp.asarray(True)
-    values, gates = _values_and_gates(xp, program, fields)
-    digit = values[xp.asarray(program.at)] - xp.asarray(program.low)
-    unused = xp.asarray(program.stride) == 0
-    fits = xp.all(((digit >= 0) & (digit < xp.asarray(program.size))) | unused, axis=1)
-    inside = xp.all(fits | ~gates[xp.asarray(program.gate)])
-    for count, max_items in program.lists:
-        n = _int32(xp, read(fields, count, None))
-        inside = inside & (n >= 0) & (n <= max_items)
-    return inside
-
-
 def refuse_values(program: Program, fields: Mapping[str, Any]) -> None:
-    """Raises ValueError, as `Template.render` does: a value on the host that is not `in_range`."""
+    """Raises ValueError, as `Template.render` does: a value on the host outside its slot's or its list's range."""
     values, gates = _values_and_gates(np, program, fields)
     for count, max_items in program.lists:
         if not 0 <= (n := int(fields[count])) <= max_items:
@@ -207,8 +189,7 @@ def _values_and_gates(xp, program: Program, fields):
     for name, size in program.layout:
         values.append(_int32(xp, read(fields, name, size).reshape(-1)[: size or 1]))
     for name, max_items in program.lists:
-        count = _int32(xp, read(fields, name, None))
-        count = xp.clip(count, 0, max_items)
+        count = xp.clip(_int32(xp, read(fields, name, None)), 0, max_items)
         item = xp.arange(max_items, dtype=xp.int32)
         values.append((item == count - 1).astype(xp.int32))
         gates += [item < count, (count == 0)[None]]

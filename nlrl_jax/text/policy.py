@@ -66,7 +66,6 @@ class LanguageAgentPolicy:
         tokenizer: Tokenizer,
         sampling: Sampling,
         prompt: str = "paper",
-        reply_format: ReplyFormat | None = None,
     ) -> LanguageAgentPolicy:
         """Compiles the game's text for this tokenizer.
 
@@ -84,18 +83,13 @@ class LanguageAgentPolicy:
                 f"take {longest} positions; the model has {config.max_positions}. "
                 "Lower max_tokens or use the compact prompt"
             )
-        if reply_format is None:
-            reply_format = ReplyFormat(tags=TAGS[prompt], actions=game.actions, max_actions=game.max_actions_per_turn)
+        reply_format = ReplyFormat(tags=TAGS[prompt], actions=game.actions, max_actions=game.max_actions_per_turn)
         parse = compile_parser(reply_format, tokenizer)
         return cls(model, sampling, template, parse, tokenizer, tuple(tokenizer.eos_ids))
 
     def for_evaluation(self) -> LanguageAgentPolicy:
         """The same policy as it is evaluated: greedy."""
-        return self.with_sampling(Sampling(max_tokens=self.sampling.max_tokens, temperature=0.0))
-
-    def with_sampling(self, sampling: Sampling) -> LanguageAgentPolicy:
-        """The same policy under another generation configuration (say, greedy for evaluation)."""
-        return dataclasses.replace(self, sampling=sampling)
+        return dataclasses.replace(self, sampling=Sampling(self.sampling.max_tokens, temperature=0.0))
 
     def prefix(self, variables: Any) -> KeyValues | None:
         """Keys and values of the prompt's static part, [layers, P, K, D]: once per batch, not per row."""

@@ -15,7 +15,7 @@ in a range) and repeated lists. `compile.py` turns the same data into token ids 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,15 +42,13 @@ class Choice:
 
     def __post_init__(self):
         if not self.options:
-            raise ValueError(f"slot {self.field!r} has no options; give at least one string")
+            raise ValueError(f"slot {self.field!r} has no options; give at least one string or number")
         if self.index is not None and self.index < 0:
             raise ValueError(f"slot {self.field!r} has index {self.index}; it must be at least 0")
 
 
 def Number(field: str, low: int, high: int, index: int | None = None) -> Choice:
     """A decimal number between `low` and `high`, both included."""
-    if high < low:
-        raise ValueError(f"slot {field!r}: range {low}..{high} is empty")
     return Choice(field, tuple(str(n) for n in range(low, high + 1)), index, low)
 
 
@@ -114,14 +112,20 @@ class Template:
 
     def check(self, fields: Mapping[str, Any]) -> None:
         """Looks at the shapes and types of the fields, which may be abstract. Errors: see `read`."""
+        for field, _, _, size in self.reads():
+            read(fields, field, size)
+
+    def reads(self) -> Iterator[tuple[str, int, int, int | None]]:
+        """(field, lowest and highest value, how many values; None: a scalar) of each slot and each list's count."""
         for part in self.parts:
             slots, size = (part,), None
             if isinstance(part, Repeat):
-                read(fields, part.count, None)
+                yield part.count, 0, part.max_items, None
                 slots, size = part.item, part.max_items
             for slot in slots:
                 if isinstance(slot, Choice):
-                    read(fields, slot.field, size if slot.index is None else slot.index + 1)
+                    number = size if slot.index is None else slot.index + 1
+                    yield slot.field, slot.low, slot.low + len(slot.options) - 1, number
 
 
 def as_template(value: Template | str) -> Template:

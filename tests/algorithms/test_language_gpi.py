@@ -164,12 +164,6 @@ def test_replies_that_were_cut_are_counted_also_where_they_can_be_read():
     assert decisions.problems == {"value/never ended": 6, "aggregator/never ended": 3}
 
 
-def test_each_role_may_have_a_model_of_its_own():
-    models = {role: Model(numeric) for role in ("value", "aggregator", "improver")}
-    gpi.language_gpi(models, Line(), [4, 5], gpi.GPIConfig(1, 2, SAMPLING), seed=0)
-    assert {role: [asked[0] for asked in model.asked] for role, model in models.items()} == {r: [r] for r in models}
-
-
 def test_no_states_ask_nothing():
     model = Model(numeric)
     assert gpi.language_gpi(model, Line(), [], gpi.GPIConfig(), seed=0).actions.shape == (0,)

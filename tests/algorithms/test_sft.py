@@ -99,11 +99,6 @@ def test_only_what_trains_changes_and_the_loss_falls(variables, train):
     assert metrics["grad_norm"] > 0 and metrics["tokens"] == 5
 
 
-def test_another_collection_is_refused():
-    with pytest.raises(ValueError, match="train is 'all'; choose one of lora, params"):
-        make_sft_step(functools.partial(sft_loss, MODEL), optax.sgd(1.0), "all")
-
-
 EXAMPLES = [
     Example([3, 1, 4, 5, 9, END], 3),
     Example([2, 7, END], 1),

@@ -11,7 +11,7 @@ import pytest
 
 from envs import trajectory_prompts
 from envs.pong.env import fly as fly_in_game
-from envs.pong.prompts import ACTIONS, game_text
+from envs.pong.prompts import game_text
 from envs.pong.rule_based import NEAR, SCRIPTS, forecast
 from envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt, analyst_roles
 from nlrl_jax.roles.trajectories import Episode, Verdict

@@ -86,16 +86,17 @@ def test_paired_difference():
     assert (found.only_first, found.only_second) == (6, 2)
     assert found.difference.mean == 0.25
     assert found.difference.error == pytest.approx(np.std([1] * 6 + [-1] * 2 + [0] * 8, ddof=1) / 4)
-    assert found.verdict == "within noise" and str(found) == "+0.25 ± 0.36"
+    assert found.difference.verdict == "within noise" and found.difference.text("+.2f") == "+0.25 ± 0.36"
     few = tables.paired(side(0, shift=12), side(1))  # the tasks 12 to 15 of both
     assert few.difference.units == 4
     with pytest.raises(ValueError, match="no task in common"):
         tables.paired(side(0, shift=99), side(1))
     won, lost = (method([episode(s, ("", i)) for i in range(9)]) for s in (True, False))
-    assert (tables.paired(won, lost).verdict, tables.paired(lost, won).verdict) == ("above", "below")
-    assert tables.paired(won, won).verdict == "within noise"
+    assert tables.paired(won, lost).difference.verdict == "above"
+    assert tables.paired(lost, won).difference.verdict == "below"
+    assert tables.paired(won, won).difference.verdict == "within noise"
     one = [method([episode(s)]) for s in (True, False)]
-    assert tables.paired(*one).verdict == "not known"  # one task says nothing
+    assert tables.paired(*one).difference.verdict == "not known"  # one task says nothing
 
 
 def test_a_task_counts_once_however_often_it_was_played():

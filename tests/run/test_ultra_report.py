@@ -26,7 +26,7 @@ def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
 def test_a_giant_reply_is_shortened_on_the_page():
     reply = "because " * 10**5
     critical = CriticalState(0, Verdict(3, True, None, "why"), np.zeros(2), 1, {1: 0.5}, {1: reply})
-    parts = dict(report.exchange(critical, str)["parts"])
+    parts = dict(report.exchange_on(critical, str)["parts"])
     text = parts["reward of 1 (taken)"]
     assert len(text) < 1.1 * report.LONGEST and text.endswith(f"({8 * 10**5 - report.LONGEST:,} more characters)")
     assert report.shortened("x" * report.LONGEST) == "x" * report.LONGEST

@@ -148,9 +148,9 @@ def test_garbage_in_missing_items_is_not_read():
     fields = {"num_p": 1, "p_x": np.array([2, -7, 99]), "p_y": np.array([3, 1000, -1])}
     tokens, length = compiled(fields)
     assert [*compiled.prefix, *np.asarray(tokens)[:length]] == tokenizer.encode("at (2, 3)\n")
-    assert compiled.valid(fields)
-    assert not compiled.valid(fields | {"num_p": 2})
-    assert not compiled.valid(fields | {"num_p": 4})
+    for number in (2, 4):
+        with pytest.raises(ValueError):
+            compiled(fields | {"num_p": number})
 
 
 def test_refusal_shows_the_border():

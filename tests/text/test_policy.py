@@ -151,8 +151,8 @@ def test_ids_beyond_the_tokenizer_spell_nothing(policy, monkeypatch):
 
 
 def test_another_sampling_shares_everything_else(policy):
-    greedy = policy.with_sampling(Sampling(5, 0.0))
-    assert greedy.sampling.temperature == 0 and policy.sampling == SAMPLING
+    greedy = policy.for_evaluation()
+    assert greedy.sampling == Sampling(SAMPLING.max_tokens, 0.0) and policy.sampling == SAMPLING
     assert greedy.template is policy.template and greedy.parse is policy.parse
 
 

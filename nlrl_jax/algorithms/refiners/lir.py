@@ -108,11 +108,11 @@ def adam_step(config: PPOConfig, params: Any, opt_state: Any, grads: Any) -> tup
     """`ppo.optimizer`'s step, differentiable in `grads` with Adam's second moment held fixed: (params, opt_state)."""
     fixed = jax.lax.stop_gradient(grads)
     updates, opt_state = ppo.optimizer(config).update(fixed, opt_state, params)
-    adam = next(x for x in jax.tree.leaves(opt_state, is_leaf=_is_adam) if _is_adam(x))
+    adam = optax.tree.get(opt_state, "ScaleByAdamState")
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     clipped = clip.update(grads, clip.init(params))[0]
     count = adam.count.astype(jnp.float32)
-    scale = _rate(config, adam.count - 1) * (1 - _B1) / (1 - _B1**count)
+    scale = ppo.learning_rate(config)(adam.count - 1) * (1 - _B1) / (1 - _B1**count)
 
     def through(update, grad, nu):
         slope = -scale / (jnp.sqrt(nu / (1 - _B2**count)) + _EPS)
@@ -256,17 +256,5 @@ def _policy_loss(agent, clip, params, moments, batch, advantages):
     return -jnp.mean(jnp.minimum(ratio * A, clipped * A)), jnp.mean(networks.entropy(*out)), ratio
 
 
-def _rate(config, count):
-    if not config.anneal:
-        return config.learning_rate
-    return optax.linear_schedule(config.learning_rate, 0.0, config.anneal * config.epochs * config.num_minibatches)(
-        count
-    )
-
-
 def _reward_optimizer(config, lir_config):
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(lir_config.learning_rate, eps=_EPS))
-
-
-def _is_adam(x):
-    return isinstance(x, optax.ScaleByAdamState)

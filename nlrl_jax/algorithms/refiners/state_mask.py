@@ -1,14 +1,12 @@
 """The mask network of RICE (Cheng et al. 2024), a simpler StateMask: where does the agent's action matter?
 
-    masked = MaskedEnv(env, env_params, config)                                  # the game of blinding the base agent
-    params = MaskParams(env_params, base.params, base.obs_moments)
-    mask = ppo.init_state(masked, params, mask_config, key)
-    mask, _ = ppo.make_update(masked, params, mask_config, hooks())(mask, key)   # again and again
-    weight = importance(ppo.agent_of(masked, params, mask_config), mask.params, mask.obs_moments, record.obs)
+    network = MaskNetwork(game, config, base)      # config: of the base agent
+    mask, blinded = network.train(network.init(key_init), iterations, key_train)
+    weight = network.importance(mask, record.obs)
 
 In each state a second agent either lets the base agent act or replaces its action by a random one, which earns a bonus.
 It learns to blind the base agent where its action does not matter; its probability of *not* blinding is the importance
-of a state. `MaskNetwork` puts these pieces together.
+of a state.
 
 `MaskParams` is data: to `vmap` over seeds with a base agent each, make the update inside the mapped function.
 
@@ -88,13 +86,6 @@ class MaskedEnv(environment.Environment):
 
     def is_truncated(self, state, params):
         return self.env.is_truncated(state.inner, params.inner)
-
-    def is_terminated(self, state, params):
-        return self.env.is_terminated(state.inner, params.inner)
-
-    @property
-    def num_actions(self) -> int:
-        return 2
 
     def action_space(self, params=None):
         return spaces.Discrete(2)
@@ -181,8 +172,6 @@ def critical_share(weight: jax.Array, steps: jax.Array, share: float) -> jax.Arr
       weight, steps: as for `critical_steps`.
       share: of the episode's timesteps, in (0, 1]; the number is rounded up.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share is {share}; it must lie in (0, 1]")
     order = jnp.argsort(-_counted(weight, steps), axis=0)
     rank = jnp.argsort(order, axis=0)
     # A hundredth of a step must not count as a whole one because 0.1 x 10 is not quite 1.

@@ -10,24 +10,25 @@ import numpy as np
 
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import loop
-from nlrl_jax.run.metrics import TIMINGS, read_metrics
+from nlrl_jax.run.metrics import TIMINGS, evaluations_of_seeds, read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import Picture, Table, markdown, write_report
+from nlrl_jax.run.reports import ultra_tables
+from nlrl_jax.run.ultra.stages import Run, stored_scores
 from nlrl_jax.statistics import estimate
 
 
 def in_seconds(label: str, folder: pathlib.Path, game: str, result: dict[str, Any]) -> tuple[Series, dict[str, str]]:
     """(reward against seconds of wall time without compilation, a row of the table) of MS-GRPO's seeds."""
     folders = loop.seed_dirs(folder, result["seeds"])
-    runs, seconds = [read_metrics(one) for one in folders], read_metrics(folders[0], TIMINGS)["seconds"]
-    there = np.isfinite(runs[0][f"eval/{game}"])
-    pace = float(np.median(seconds[~there])) / len(folders)  # iterations without evaluation; all seeds share one
     start, final = result["before"][game], np.array(result["after"][game])
-    ys = np.array([[start, *run[f"eval/{game}"][there]] for run in runs])
+    done, ys = evaluations_of_seeds(folders, f"eval/{game}", [start] * len(folders))
+    without_evaluation = np.delete(read_metrics(folders[0], TIMINGS)["seconds"], done[1:] - 1)
+    pace = float(np.median(without_evaluation)) / len(folders)  # an iteration trains all seeds
     row = {"start": f"{start:.3f}", "final": over_seeds(final), "best of a run": over_seeds(ys.max(axis=1))}
     row |= {"worst": f"{final.min():.3f}", "best": f"{final.max():.3f}"}
     row |= {"seeds": str(len(final)), "s/iteration": f"{pace:.3f}"}
-    return Series(label, pace * np.concatenate([[0], runs[0]["iteration"][there] + 1]), ys), row
+    return Series(label, pace * done, ys), row
 
 
 def in_iterations(
@@ -37,16 +38,27 @@ def in_iterations(
 
     The last accuracy is also that at the authors' threshold, as the runs kept it.
     """
-    runs = [read_metrics(folder) for folder in folders]
-    there = np.isfinite(runs[0][f"eval/{metric}"])
-    ys = np.array([[one["before"][metric], *run[f"eval/{metric}"][there]] for one, run in zip(stored, runs)])
+    done, ys = evaluations_of_seeds(folders, f"eval/{metric}", [one["before"][metric] for one in stored])
     numbers = {"start": ys[:, 0], "first": ys[:, 1], "final": ys[:, -1], "best": ys.max(axis=1)}
     numbers |= {"final - first": ys[:, -1] - ys[:, 1]}
     for name in ("accuracy_0.2", "answered", "answered_0.2"):
         numbers |= {name: [one["after"][name] for one in stored]} if name in stored[0]["after"] else {}
     row = {name: over_seeds(values) for name, values in numbers.items()} | {"seeds": str(len(stored))}
     row["seconds a run"] = f"{np.mean([read_metrics(folder, TIMINGS)['seconds'].sum() for folder in folders]):.0f}"
-    return Series(label, [0, *(runs[0]["iteration"][there] + 1)], ys), row
+    return Series(label, done, ys), row
+
+
+def in_updates(label: str, runs: Sequence[Run]) -> tuple[Series, dict[str, str]]:
+    """(ULTRA-RA's score against updates, a row of the table) of all base agents and seeds."""
+    continuous = runs[0].agent.continuous
+    kind = ultra_tables.main_score(continuous)
+    started = [run.before_learning()[0][kind] for run in runs for _ in run.seeds]
+    folders = [folder for run in runs for folder in loop.seed_dirs(run.folder / "ULTRA-RA", run.seeds)]
+    scores = {name: scores[kind] for name, scores in stored_scores(runs).items()}
+    row = {name: ultra_tables.level(scores[name]) for name in ("PPO", "ULTRA-RA")}
+    row["gain"] = ultra_tables.gain_text(ultra_tables.gain(scores["ULTRA-RA"], scores["PPO"]))
+    series = Series(label, *evaluations_of_seeds(folders, f"eval/{kind}", started))
+    return series, {"score": ultra_tables.headings(continuous)[kind], **row}
 
 
 def write(

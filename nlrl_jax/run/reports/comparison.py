@@ -20,6 +20,7 @@ from nlrl_jax.statistics import estimate
 Run = Mapping[str, Any]
 SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
 LAST = 0.1  # share of the run that a final value is the mean of
+EVALUATED = "eval/"  # how the names of evaluations begin in metrics.jsonl
 WIDE = 6  # a table with more columns has a column per run instead of a row
 
 
@@ -43,21 +44,16 @@ def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
             row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
         for name in sorted(dict.fromkeys([*before, *after]), key=lambda name: name != "success"):
             ends = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
-            row[f"{_metric(name)} (before → after)"] = " → ".join(ends)
+            row[f"{name.removeprefix(EVALUATED)} (before → after)"] = " → ".join(ends)
         row |= {name: _final([seed[name] for seed in metrics]) for name in _shown(run)}
         rows.append(row)
     return rows
 
 
-def _metric(name: str) -> str:
-    """The name without the prefix that metrics.jsonl gives evaluations."""
-    return name.removeprefix("eval/")
-
-
 def _shown(run: Run) -> list[str]:
     """The metrics of the page that a run has; the combinations of a sweep are too many for it."""
     every = set.intersection(*map(set, run["metrics"])) if run["metrics"] else set()
-    evaluations = sorted(name for name in every if name.startswith("eval/") and "=" not in name)
+    evaluations = sorted(name for name in every if name.startswith(EVALUATED) and "=" not in name)
     return [name for name in (*SHOWN, *evaluations) if name in every]
 
 
@@ -78,13 +74,13 @@ def curves(runs: Sequence[Run]) -> tuple[dict[str, list[Series]], list[str]]:
     """(a panel per metric with a line per run, the metrics left out because they have one value in all runs)."""
     panels: dict[str, list[Series]] = {}
     for run, label in zip(runs, labels([run["name"] for run in runs])):
-        before = {_metric(name): value for name, value in run["results"].get("before", {}).items()}
+        before = {name.removeprefix(EVALUATED): value for name, value in run["results"].get("before", {}).items()}
         for name in _shown(run):
             ys = np.array([seed[name] for seed in run["metrics"]])
             there = np.isfinite(ys).all(axis=0)
             x, ys = run["metrics"][0]["iteration"][there] + 1, ys[:, there]
-            if name.startswith("eval/") and _metric(name) in before:
-                start = np.broadcast_to(before[_metric(name)], len(ys))
+            if name.startswith(EVALUATED) and name.removeprefix(EVALUATED) in before:
+                start = np.broadcast_to(before[name.removeprefix(EVALUATED)], len(ys))
                 x, ys = np.concatenate([[0], x]), np.concatenate([start[:, None], ys], axis=1)
             if len(x):
                 panels.setdefault(name, []).append(Series(label, x, ys))

@@ -92,7 +92,7 @@ def headline(results: Results) -> str:
     if not others:
         return line
     best = max(others, key=lambda name: success[name].mean)
-    verdict = lac_tables.paired(results[first], results[best]).verdict
+    verdict = lac_tables.paired(results[first], results[best]).difference.verdict
     noise = "" if verdict in ("above", "below") else f" ({verdict})"
     return f"{line}, {title(best)} {success[best].mean:.2f}{noise}"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from nlrl_jax.roles.dialogues import THINK, THINK_REPLY
 from nlrl_jax.run.reports.lac_tables import Result, Results, Rows, title
@@ -131,12 +132,6 @@ def q_curves(result: Result, points: int = 11) -> dict[str, np.ndarray]:
     share = np.linspace(0, 1, points)
     at = lambda curves: [np.interp(share, np.linspace(0, 1, len(q)), q) for _, q in curves]
     return {name: np.array(at(curves)).reshape(-1, points) for name, curves in _curves(result).items()}
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    """exp(x) / sum exp(x), float64 [n]."""
-    p = np.exp(x - np.max(x))
-    return p / p.sum()
 
 
 def confidence(p: np.ndarray) -> float:

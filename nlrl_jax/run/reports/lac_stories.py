@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from nlrl_jax.roles.dialogues import BAD, GOOD, verdict
-from nlrl_jax.run.reports.lac_q import Turn, softmax, turns
+from nlrl_jax.run.reports.lac_q import Turn, turns
 from nlrl_jax.run.reports.lac_tables import Results, title
 
 NOTE = "The first task of each kind, as LAC played it, or the first method where LAC was not run."

@@ -88,14 +88,6 @@ class Comparison(NamedTuple):
     only_first: int
     only_second: int
 
-    @property
-    def verdict(self) -> str:
-        """Of `Estimate.verdict`."""
-        return self.difference.verdict
-
-    def __str__(self) -> str:
-        return self.difference.text("+.2f")
-
 
 def paired(a: Result, b: Result, field: str = "success") -> Comparison:
     """Success (or `field`) of `a` minus `b`, over the tasks that both played.
@@ -140,11 +132,11 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
             {
                 "": title(name),
                 "success": str(over_tasks(results[name]["episodes"])),
-                f"{title(first)} − it": str(compared),
+                f"{title(first)} − it": compared.difference.text("+.2f"),
                 f"only {title(first)} solved": compared.only_first,
                 "only it solved": compared.only_second,
-                f"{title(first)} is": compared.verdict,
-                **({f"{score}: {title(first)} − it": str(rewards)} if rewards else {}),
+                f"{title(first)} is": compared.difference.verdict,
+                **({f"{score}: {title(first)} − it": rewards.difference.text("+.2f")} if rewards else {}),
             }
         )
     return rows

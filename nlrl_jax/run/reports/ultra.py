@@ -12,7 +12,8 @@ from nlrl_jax.algorithms.analyst import CriticalState, Findings
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.rollouts.control import Trajectories, episodes_of
 from nlrl_jax.run import loop
-from nlrl_jax.run.metrics import evaluations, read_metrics
+from nlrl_jax.run.exchanges import Exchange, exchange
+from nlrl_jax.run.metrics import evaluations_of_seeds, read_metrics
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import Exchanges, Picture, Table, tokens, write_report
 from nlrl_jax.run.reports import ultra_pictures as pictures
@@ -110,24 +111,23 @@ def write(
     )
 
 
-def case_study(
-    folder: pathlib.Path, game: ControlGame, evidence: Evidence
-) -> tuple[list[Picture], list[dict[str, Any]]]:
+def case_study(folder: pathlib.Path, game: ControlGame, evidence: Evidence) -> tuple[list[Picture], list[Exchange]]:
     """(timelines of a few episodes, what the analyst wrote about them)."""
     words = game.roles.format_action if game.roles else str
     draw_case = game.draw_case or (game.draw and (lambda states, taken, suggested: game.draw(states)))
-    drawn, exchanges, findings = [], [], evidence.findings
+    drawn, found, findings = [], [], evidence.findings
     for n, case in enumerate(cases(evidence.trajectories, findings.states)):
         if draw_case:
             path = pictures.timeline(case, draw_case, words, folder / f"case_{n}.png")
             drawn.append(Picture(path, "Critical states, and the analyst's reward for the action taken in each."))
-        exchanges += [exchange(state, words) for state in pictures.telling(case.critical)]
-        analysis = ("analysis", shortened(findings.analyses[case.episode.number]))
-        exchanges.append({"title": f"Case analysis of episode {case.episode.number}", "board": "", "parts": [analysis]})
+        found += [exchange_on(state, words) for state in pictures.telling(case.critical)]
+        number = case.episode.number
+        analysis = ("analysis", shortened(findings.analyses[number]))
+        found.append(exchange(f"Case analysis of episode {number}", "", analysis))
     if findings.strategies:
-        parts = [("strategies", shortened(findings.strategies))]
-        exchanges.append({"title": "Strategies of refinement that the analyst proposes", "board": "", "parts": parts})
-    return drawn, exchanges
+        strategies = ("strategies", shortened(findings.strategies))
+        found.append(exchange("Strategies of refinement that the analyst proposes", "", strategies))
+    return drawn, found
 
 
 def filmed(folder: pathlib.Path, game: ControlGame, films: Mapping[str, Trajectories]) -> list[Picture]:
@@ -190,17 +190,12 @@ def hit_rates(base: Base, scores: Scores) -> list[dict[str, str]]:
 
 def curves(folder: pathlib.Path, refined: Refined, label: str) -> pathlib.Path:
     """The main score against environment steps, every method, all seeds of all base agents."""
-    kind = main_score(refined.continuous)
-
-    def line(name: str) -> Series:
-        found = [
-            evaluations(part, f"eval/{kind}", base.start[kind])
-            for base in refined.bases
-            for part in loop.seed_dirs(base.folder / name, base.seeds)
-        ]
-        return Series(name, refined.steps_per_update * found[0][0], np.array([ys for _, ys in found]))
-
-    lines = [line(name) for name in refined.scores]
+    kind, lines = main_score(refined.continuous), []
+    for name in refined.scores:
+        folders = [part for base in refined.bases for part in loop.seed_dirs(base.folder / name, base.seeds)]
+        started = [base.start[kind] for base in refined.bases for _ in base.seeds]
+        updates, ys = evaluations_of_seeds(folders, f"eval/{kind}", started)
+        lines.append(Series(name, refined.steps_per_update * updates, ys))
     main = [line for line in lines if line.label in ("PPO", "ULTRA-A", "ULTRA-R", "ULTRA-RA")]
     rest = [line for line in lines if line not in main or line.label in ("PPO", "ULTRA-RA")]
     panels = {"ULTRA's variants and plain PPO": main} if main else {}
@@ -220,10 +215,10 @@ def cases(trajectories: Trajectories, states: Sequence[CriticalState]) -> list[C
     return [Case(episodes[n], by_episode[n], pictures.states_of(trajectories, n)) for n in chosen]
 
 
-def exchange(state: CriticalState, words) -> dict[str, Any]:
+def exchange_on(state: CriticalState, words) -> Exchange:
     """The analyst's replies on one critical state. words: action -> text."""
     parts = [("why it is critical", state.verdict.explanation or "(nothing)")]
     for action, text in state.reasons.items():
         kind = "taken" if action == state.taken else "suggested"
         parts.append((f"reward of {words(action)} ({kind})", shortened(text) or "(nothing)"))
-    return {"title": f"Episode {state.episode}, timeslot {state.verdict.timeslot}", "board": "", "parts": parts}
+    return exchange(f"Episode {state.episode}, timeslot {state.verdict.timeslot}", "", *parts)

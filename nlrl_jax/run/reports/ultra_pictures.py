@@ -58,12 +58,10 @@ def timeline(case: Case, draw_case, words, path: pathlib.Path) -> pathlib.Path:
       draw_case: (env states, the actions taken there, the suggested ones) -> pictures.
       words: action -> text.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shown = telling(case.critical)
     figure = Figure(figsize=(11, 6.4 if shown else 3), layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2 if shown else 1, max(len(shown), 1), height_ratios=[1, 1.7] if shown else [1])
     axes = figure.add_subplot(grid[0, :])
     axes.axhline(0, color="#c9c9c4", linewidth=1)
@@ -75,24 +73,19 @@ def timeline(case: Case, draw_case, words, path: pathlib.Path) -> pathlib.Path:
             axes.plot(state.verdict.timeslot, reward or 0.0, "o", color=color, markersize=4)
     for letter, state in zip("ABCDEFGH", shown):
         axes.annotate(letter, (state.verdict.timeslot, 1.12), ha="center", fontsize=11, fontweight="bold")
-    axes.set_xlim(-1, len(case.episode) + 1)
-    axes.set_ylim(-1.15, 1.35)
-    axes.set_ylabel("reward of the action taken")
-    axes.set_xlabel("timeslot (a dot: another action was suggested)")
+    axes.set(xlim=(-1, len(case.episode) + 1), ylim=(-1.15, 1.35))
+    axes.set(ylabel="reward of the action taken", xlabel="timeslot (a dot: another action was suggested)")
     ending = "ended" if case.episode.terminated else "was cut"
     title = f"Episode {case.episode.number}: {len(case.critical)} critical of {len(case.episode)} timeslots"
     axes.set_title(f"{title}; it {ending} with a return of {case.episode.rewards.sum():.4g}", loc="left", fontsize=11)
-    for spine in ("top", "right"):
-        axes.spines[spine].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     if shown:
         slots = np.array([state.verdict.timeslot for state in shown])
         here = jax.tree.map(lambda leaf: leaf[slots], case.states)
         pictures = draw_case(here, [state.taken for state in shown], [state.verdict.action for state in shown])
         for column, (letter, state) in enumerate(zip("ABCDEFGH", shown)):
-            frame = figure.add_subplot(grid[1, column])
+            frame = figure.add_subplot(grid[1, column], xticks=[], yticks=[])
             frame.imshow(pictures[column])
-            frame.set_xticks([])
-            frame.set_yticks([])
             frame.set_title(_caption(letter, state, words), loc="left", fontsize=9)
     figure.savefig(path, dpi=110, bbox_inches="tight")
     return path
@@ -119,41 +112,34 @@ def thinned(states: Any) -> tuple[Any, int]:
     return jax.tree.map(lambda leaf: leaf[::stride], states), stride
 
 
-def strip(
-    rows: dict[str, np.ndarray], path: pathlib.Path, title: str, strides: Mapping[str, int] | None = None
-) -> pathlib.Path:
+def strip(rows: dict[str, np.ndarray], path: pathlib.Path, title: str, strides: Mapping[str, int]) -> pathlib.Path:
     """Draws a film strip of a few evenly spaced pictures for each label: label -> pictures [T, H, W, 3].
 
     Args:
-      strides: label -> timesteps from one picture to the next, where they are not 1.
+      strides: label -> timesteps from one picture to the next.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 1.75 * len(rows) + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    grid = figure.subplots(len(rows), _STRIP, squeeze=False)
+    grid = figure.subplots(len(rows), _STRIP, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
     for axes, (label, pictures) in zip(grid, rows.items()):
         times = np.unique(np.linspace(0, len(pictures) - 1, _STRIP).round().astype(int))
         for column, frame in enumerate(axes):
-            frame.set_xticks([])
-            frame.set_yticks([])
             if column >= len(times):
                 frame.set_visible(False)
                 continue
             frame.imshow(pictures[times[column]])
-            frame.set_xlabel(f"t = {times[column] * (strides or {}).get(label, 1)}", fontsize=8)
+            frame.set_xlabel(f"t = {times[column] * strides[label]}", fontsize=8)
         axes[0].set_ylabel(label, fontsize=9)
     figure.savefig(path, dpi=110)
     return path
 
 
-def gif(pictures: np.ndarray, path: pathlib.Path, seconds: float = 0.05) -> pathlib.Path:
-    """Writes a GIF of pictures [T, H, W, 3]; of long films only every second, third, ... picture."""
+def gif(pictures: np.ndarray, path: pathlib.Path, seconds: float) -> pathlib.Path:
+    """Writes a GIF of pictures [T, H, W, 3], each shown for so many seconds."""
     from PIL import Image
 
-    stride = -(-len(pictures) // _GIF)
-    images = [Image.fromarray(picture) for picture in pictures[::stride]]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=int(1000 * seconds * stride), loop=0)
+    images = [Image.fromarray(picture) for picture in pictures]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=int(1000 * seconds), loop=0)
     return path

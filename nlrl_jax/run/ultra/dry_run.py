@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from nlrl_jax.algorithms.analyst import AnalysisConfig, analyse
+from nlrl_jax.algorithms.analyst import SAMPLINGS, analyse
 from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.backends.scripted import CHARACTERS, CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
@@ -76,7 +76,7 @@ def lengthened(episodes: Sequence[Episode], steps: int, number: int) -> Episode:
 def _counted(run: Run, episodes: Sequence[Episode]) -> tuple[str, float, float]:
     """(table of calls and tokens if all episodes were like these; tokens spent once; tokens per episode)."""
     game, config = run.game, run.config
-    longest = "x" * CHARACTERS * AnalysisConfig().analysis.max_tokens  # what the prompts for rewards quote
+    longest = "x" * CHARACTERS * SAMPLINGS["analyse"].max_tokens  # what the prompts for rewards quote
     model, usage = CountingModel({**game.scripts, "analyse": lambda context, rng: longest}), Usage()
     counts = analyse(episodes, game.roles, Metered(model, usage)).counts
     rows = usage.rows()

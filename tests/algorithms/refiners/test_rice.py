@@ -91,16 +91,6 @@ def test_pong_starts_from_a_stored_rally():
     assert (np.asarray(steps.obs)[t + 1, n] == np.asarray(obs)).all(-1).any()
 
 
-def test_what_cannot_be_is_refused():
-    _, (obs, env_state) = recorded("discrete", 0)
-    with pytest.raises(ValueError, match="probability is 1.5"):
-        rice.hooks(1.5)
-    with pytest.raises(ValueError, match="2 observations"):
-        rice.init(jax.random.key(0), obs[:2], env_state)
-    with pytest.raises(ValueError, match="at least one"):
-        rice.init(jax.random.key(0), obs[:0], jax.tree.map(lambda x: x[:0], env_state))
-
-
 def test_the_bonus_is_that_of_random_network_distillation():
     _, (obs, env_state) = recorded("discrete", 3)
     aux = rice.init(jax.random.key(0), obs, env_state, RND)
