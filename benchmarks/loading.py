@@ -78,7 +78,7 @@ def make_folder(folder: pathlib.Path, model: str, max_shard_bytes: float) -> Non
     import numpy as np
 
     from benchmarks.models import MODELS
-    from nlrl_jax.weights import huggingface, layout, safetensors_file
+    from nlrl_jax.weights import huggingface, layout, names, safetensors_file
 
     config = MODELS[model] if model in MODELS else huggingface.read_config(model)
     structs = {}
@@ -86,7 +86,7 @@ def make_folder(folder: pathlib.Path, model: str, max_shard_bytes: float) -> Non
         for layer in range(config.num_layers) if layout.stacked(path) else (None,):
             one = shape if layer is None else shape[1:]
             one = one[::-1] if huggingface.transposed(path) else one
-            structs[huggingface.tensor_name(path, layer)] = jax.ShapeDtypeStruct(one, "bfloat16")
+            structs[names.hugging_face(path, layer)] = jax.ShapeDtypeStruct(one, "bfloat16")
     shards, filled = [{}], 0
     for name, struct in sorted(structs.items()):
         if shards[-1] and filled + 2 * struct.size > max_shard_bytes:
