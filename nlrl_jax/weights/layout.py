@@ -26,7 +26,7 @@ from nlrl_jax.lm.transformer import Transformer, abstract_variables
 Path = tuple[str, ...]
 Fetch = Callable[[Path, int | None, tuple[slice, ...]], np.ndarray]
 
-PIECE_BYTES = 2**27  # of a parameter, on the host at a time
+PIECE_BYTES = 2**25  # of a parameter, on the host at a time
 _NUMBERS = 2**19  # fetched at a time
 _ROWS = 32  # transposed at a time: a block of columns of the result that stays in the processor's cache
 
