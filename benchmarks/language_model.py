@@ -60,10 +60,10 @@ def ours(folder, job, batch, new_tokens):
     from nlrl_jax.lm.score import score
     from nlrl_jax.lm.transformer import Transformer, empty_cache, init_lora
     from nlrl_jax.types import Sampling
-    from nlrl_jax.weights import huggingface
+    from nlrl_jax.weights.load import load_weights
 
     malloc.keep()  # as every script does
-    config, params = huggingface.load(folder, lora=LoraConfig(RANK, ALPHA))
+    config, params = load_weights(folder, lora=LoraConfig(RANK, ALPHA))
     model, variables = Transformer(config), {"params": params}
     tokens = jnp.asarray(token_ids(batch, PROMPT if job == "decode" else LENGTH))
 
@@ -220,7 +220,7 @@ def main():
     parser.add_argument("--torch_python", help="Python with torch, transformers and peft; without it, ours alone")
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help="a safetensors folder to use in place of SmolLM2")
+    parser.add_argument("--folder", help="a safetensors folder (or, for ours alone, a .gguf file) in place of SmolLM2")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

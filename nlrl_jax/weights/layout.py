@@ -26,7 +26,8 @@ from nlrl_jax.lm.transformer import Transformer, abstract_variables
 Path = tuple[str, ...]
 Fetch = Callable[[Path, int | None, tuple[slice, ...]], np.ndarray]
 
-PIECE_BYTES = 2**28  # of a stacked parameter, on the host at a time
+PIECE_BYTES = 2**25  # of a parameter, on the host at a time
+_NUMBERS = 2**19  # fetched at a time
 _ROWS = 32  # transposed at a time: a block of columns of the result that stays in the processor's cache
 
 
@@ -91,7 +92,8 @@ def assemble(
     dtype: Any = None,
     paths: set[Path] | None = None,
 ) -> dict[str, Any]:
-    """Builds a parameter tree piece by piece; the host holds at most `PIECE_BYTES` or one tensor besides the result.
+    """Builds a parameter tree piece by piece; the host holds two pieces of `PIECE_BYTES` besides the result
+    (two slices of a device, where a mesh divides what has no layers).
 
     With a mesh every device gets its own slice of each parameter, and a process asks `fetch` only for
     the slices of its own devices, once for each.
@@ -119,24 +121,30 @@ def assemble(
 
 
 def _build(fetch: Fetch, path: Path, shape: tuple[int, ...], where: Any, dtype: Any) -> jax.Array:
-    """One parameter; a large stack is filled where it lies, a few layers at a time."""
-    layers = max(1, PIECE_BYTES // (math.prod(shape[1:]) * dtype.itemsize))
-    if not stacked(path) or layers >= shape[0]:
-        return _piece(fetch, path, 0, shape, where, dtype, dtype)
+    """One parameter; a large one is filled where it lies, a few layers, or rows of the file's tensor, at a time."""
+    axis = _rows_axis(path, shape) if not stacked(path) else 0
+    size = max(1, PIECE_BYTES * shape[axis] // (math.prod(shape) * dtype.itemsize))
+    if size >= shape[axis] or where.shard_shape(shape)[axis] < shape[axis]:
+        return _piece(fetch, path, shape, where, dtype)
     whole = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)(shape, dtype)
-    fill = jax.jit(_fill, donate_argnums=0, out_shardings=where)
-    for first in range(0, shape[0], layers):
-        part = (min(layers, shape[0] - first), *shape[1:])
-        piece = _piece(fetch, path, first, part, where, dtype, _bits(dtype))
-        whole = jax.block_until_ready(fill(whole, piece, first))
+    fill = jax.jit(_fill, static_argnums=3, donate_argnums=0, out_shardings=where)
+    for first in range(0, shape[axis], size):
+        part = (*shape[:axis], min(size, shape[axis] - first), *shape[axis + 1 :])
+        piece = _piece(fetch, path, part, where, dtype, (axis, first), _bits(dtype))
+        whole = jax.block_until_ready(fill(whole, piece, first, axis))
     return whole
 
 
-def _fill(whole: jax.Array, bits: jax.Array, first: jax.Array) -> jax.Array:
-    """Layers from `first` on, in place and as plain numbers: CPUs would copy all of a bfloat16 array."""
+def _fill(whole: jax.Array, bits: jax.Array, first: jax.Array, axis: int) -> jax.Array:
+    """The piece that begins at `first`, in place and as plain numbers: CPUs would copy all of a bfloat16 array."""
     numbers = jax.lax.bitcast_convert_type(whole, bits.dtype)
-    numbers = jax.lax.dynamic_update_slice_in_dim(numbers, bits, first, 0)
+    numbers = jax.lax.dynamic_update_slice_in_dim(numbers, bits, first, axis)
     return jax.lax.bitcast_convert_type(numbers, whole.dtype)
+
+
+def _rows_axis(path: Path, shape: tuple[int, ...]) -> int:
+    """The axis of a parameter, or of one layer of it, along which a file holds its rows."""
+    return len(shape) - 1 if transposed(path) else 0
 
 
 def _bits(dtype: Any) -> np.dtype:
@@ -145,29 +153,50 @@ def _bits(dtype: Any) -> np.dtype:
 
 
 def _piece(
-    fetch: Fetch, path: Path, first: int, shape: tuple[int, ...], where: Any, dtype: Any, seen_as: Any
+    fetch: Fetch,
+    path: Path,
+    shape: tuple[int, ...],
+    where: Any,
+    dtype: Any,
+    begin: tuple[int, int] = (0, 0),
+    seen_as: Any = None,
 ) -> jax.Array:
-    """A parameter, or layers of it from `first` on, its bytes `seen_as` another dtype."""
+    """A parameter, or a piece of it from `begin` (axis, first) on, its bytes `seen_as` another dtype."""
     cut: dict[tuple, np.ndarray] = {}  # replicas of a slice are read once
+    axis, first = begin
 
     def read(index):
-        bounds = tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
-        if bounds not in cut:
-            cut[bounds] = _read(fetch, path, first, bounds, dtype).view(seen_as)
-        return cut[bounds]
+        bounds = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
+        bounds[axis] = (bounds[axis][0] + first, bounds[axis][1] + first)
+        if (key := tuple(bounds)) not in cut:
+            cut[key] = _read(fetch, path, key, dtype).view(seen_as or dtype)
+        return cut[key]
 
     return jax.make_array_from_callback(shape, where, read)
 
 
-def _read(fetch: Fetch, path: Path, first: int, bounds: tuple[tuple[int, int], ...], dtype: Any) -> np.ndarray:
-    index = tuple(slice(*b) for b in bounds)
+def _read(fetch: Fetch, path: Path, bounds: tuple[tuple[int, int], ...], dtype: Any) -> np.ndarray:
     out = np.empty([b - a for a, b in bounds], dtype)
     if not stacked(path):
-        _convert(fetch(path, None, index), out, "/".join(path))
+        _fetch_into(out, fetch, path, None, bounds)
     else:
         for row, layer in enumerate(range(*bounds[0])):
-            _convert(fetch(path, first + layer, index[1:]), out[row], f"{'/'.join(path)} of layer {first + layer}")
+            _fetch_into(out[row], fetch, path, layer, bounds[1:])
     return out
+
+
+def _fetch_into(
+    out: np.ndarray, fetch: Fetch, path: Path, layer: int | None, bounds: tuple[tuple[int, int], ...]
+) -> None:
+    """Fills `out` with the part of a tensor within `bounds`, some of the file's rows at a time."""
+    name = "/".join(path) + ("" if layer is None else f" of layer {layer}")
+    axis = _rows_axis(path, out.shape)
+    rows = max(_ROWS, 1 << (_NUMBERS * out.shape[axis] // out.size | 1).bit_length() - 1)
+    index, place = [slice(*b) for b in bounds], [slice(None)] * out.ndim
+    for start in range(0, out.shape[axis], rows):
+        stop = min(start + rows, out.shape[axis])
+        index[axis], place[axis] = slice(bounds[axis][0] + start, bounds[axis][0] + stop), slice(start, stop)
+        _convert(fetch(path, layer, tuple(index)), out[tuple(place)], name)
 
 
 def _convert(source: np.ndarray, out: np.ndarray, name: str) -> None:

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from nlrl_jax.files import read_json, write_atomically
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.weights import layout
-from nlrl_jax.weights.huggingface import LINEAR
+from nlrl_jax.weights.names import LINEAR
 from nlrl_jax.weights.safetensors_file import SafetensorsFile, check_dtypes, temporary, write
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

