@@ -236,7 +236,7 @@ def run(
             acting = prompts.dialogue_of(method, game, config.prompts, config.policy, policy.tokenizer, read)
             own = dataclasses.replace(setting, model=Metered(prompts.acts_apart(model.model, policy, acting), usage))
         result = run_method(own, name, method, dialogue, tasks)
-        print(f"{method.title}: {line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
+        print(f"{method.title}: {tables.line_of(result, game.score)} ({time.perf_counter() - clock:.0f} s)", flush=True)
         return result
 
     try:
@@ -249,16 +249,6 @@ def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_di
     """What all methods of the run share."""
     jobs = jobs_for(config.jobs, config.model)
     return Setting(model, usage, game, config.lac, config.lats, config.parallel, jobs, config.seed, run_dir)
-
-
-def line_of(result: dict[str, Any], score: str) -> str:
-    """A method's scores in a line."""
-    summary, episodes = tables.summarize(result), result["episodes"]
-    reward = f"{score} {tables.over_tasks(episodes, 'reward').text('.3f')}, " if score else ""
-    return (
-        f"success {tables.over_tasks(episodes).text('.3f')}, {reward}{summary['steps']:.1f} steps and "
-        f"{summary['tokens']:.0f} tokens per task"
-    )
 
 
 def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:

@@ -21,7 +21,6 @@ class TextGame:
 
     The environment is a gymnax 1.x `Environment`; its `reset_env(key, params) -> (obs, state)` and
     `step_env(key, state, action, params) -> (obs, state, reward, terminated, info)` are pure.
-    The observation function O is `observation.render(fields(state))`.
 
     Attributes:
       name: e.g. "frozen_lake".
@@ -29,7 +28,7 @@ class TextGame:
       params: its parameters.
       rules: static observation text: the rules and the goal.
       actions: action words; the position is the environment's action id.
-      observation: template of the dynamic observation text.
+      observation: template of the dynamic text; the paper's O is `observation.render(fields(state))`.
       fields: one state -> the int arrays that the template's slots read. Pure; works under `vmap`.
       board: template of the board alone, as a person would draw it (reads the same fields).
       success: one state -> bool, whether the episode counts as won; None where a game has no such notion.
@@ -128,7 +127,7 @@ class ControlGame:
 
 
 class Start(NamedTuple):
-    """The beginning of an episode: the game's own state, the goal in words, the first observation in words."""
+    """The beginning of an episode: the game's own state; the goal and the first observation, in words."""
 
     state: Any
     goal: str
@@ -139,8 +138,7 @@ class Outcome(NamedTuple):
     """What an action led to.
 
     state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
-    valid: whether the action could be carried out.
-    error: why the game itself broke off, which ends the episode; empty where it did not.
+    valid: whether the action could be carried out. error: why the game itself stopped, which ends the episode; or "".
     """
 
     state: Any
@@ -166,20 +164,18 @@ class HostGame:
       max_steps: horizon; a longer episode is lost.
       kinds: of tasks, e.g. missions; ("",) where there is one.
       reset: tasks -> a start each; a task is (kind, seed), and the same one gives the same episode.
-      step: (states, actions) -> an outcome each. An action that cannot be carried out is no error: the observation
-        says so, or shows that nothing has changed.
+      step: (states, actions) -> an outcome each; the observation says so if an action cannot be carried out.
       board: state -> the world as a person would draw it; None where there is no picture.
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
-      examples: (label of the notes, or "Think" for thoughts among the actions; number) -> episodes for a model to read
-        first, as `roles.dialogues.History`; None where there are none.
+      examples: (label of the notes, or "Think" for thoughts among the actions; number) -> `roles.dialogues.History` of
+        as many episodes, to read first; None where there are none.
       score: name of an episode's reward in tables, beside success; "" if it says no more than success.
       reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       expert: state -> the action of a player who sees the true state; None where there is none.
       commands: state -> actions worth trying there, where `actions` is empty; None where the game has no such list.
-      simulator: a game with the same tasks, states and outcomes that is cheaper to reset and step, for models that
-        imagine; None: the game itself.
-      legend: meaning of the characters on boards, for reports.
+      simulator: a cheaper game with the same tasks, states and outcomes, for models that imagine; None: the game.
+      legend: meaning of the characters on boards.
       limits: kind -> number of its tasks, where there are only so many; seeds beyond begin again.
     """
 

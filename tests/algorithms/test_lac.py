@@ -12,97 +12,13 @@ import pytest
 from nlrl_jax.algorithms import lac
 from nlrl_jax.algorithms.imagine import Caller, PlanningConfig, imagine, propose
 from nlrl_jax.algorithms.lac import METHODS, LACConfig
-from nlrl_jax.algorithms.planners import lats, methods, rafa, rap, react
+from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.config import make, replace
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.rollouts.host_games import play
-from nlrl_jax.types import HostGame, Outcome, Reply, Score, Start
-
-ACTIONS = ("left", "right", "wait")
-PRIOR = {"left": 0.6, "right": 0.3, "wait": 0.1}
-GOAL, LENGTH = 3, 6
-
-
-def where(history, pending=()):
-    """The position after the history and the pending action, as the corridor moves."""
-    x = 1
-    for action in [*(step.action for step in history.steps), *pending]:
-        x += {"left": -1, "right": 1}.get(action, 0)
-    return max(0, x)
-
-
-class Corridor:
-    """A model that knows the corridor: it imagines rightly, judges by the distance, and its prior prefers `left`."""
-
-    can_score = True
-
-    def __init__(self, ends=True):
-        self.roles, self.ends = [], ends
-
-    def complete(self, chats, sampling, role, seed=0, stop=()):
-        self.roles.append((role, len(chats)))
-        return [Reply(self.write(chat), 1, 1, self.ends) for chat in chats]
-
-    def write(self, chat):
-        history, line = chat.context["history"], chat.context["line"]
-        kind = line.splitlines()[-1]
-        if kind == "Action:":
-            return " left"
-        if kind == "Observation:":
-            return f" at {where(history, [line.splitlines()[0].removeprefix('Action: ')])}"
-        if kind == "Critic:":
-            x, before = where(history), where(History("", "", history.steps[:-1]))
-            word = "GOOD" if x == GOAL else "BAD" if abs(GOAL - x) > abs(GOAL - before) else "UNKNOWN"
-            return f" I am at {x}. This step is {word}."
-        if kind == "Thought:":
-            return " I want to go right."
-        if kind == lats.REFLECT:
-            return " I should have gone right."
-        if kind == "Reward:":
-            return " 1" if where(history) == GOAL else " 0"
-        if kind == "Value:":
-            return f" The value is {where(history)}/{GOAL}."
-        if kind.endswith("is"):  # a probability
-            return f" {100 * self.good(history, line):.0f}%"
-        raise AssertionError(line)
-
-    @staticmethod
-    def good(history, line):
-        pending = [text.removeprefix("Action: ") for text in line.splitlines() if text.startswith("Action: ")]
-        return 1 / (1 + math.exp(abs(GOAL - where(history, pending)) - 1))
-
-    def score(self, chats, continuations, role):
-        self.roles.append((role, sum(map(len, continuations))))
-        rows = []
-        for chat, texts in zip(chats, continuations, strict=True):
-            p = self.good(chat.context["history"], chat.context["line"])
-            table = {" GOOD": p, " BAD": 1 - p} | {f" {action}": value for action, value in PRIOR.items()}
-            rows.append([Score(math.log(table[text]), 2 if text == " wait" else 1) for text in texts])
-        return rows
-
-
-class Silent(Corridor):
-    can_score = False
-
-    def score(self, chats, continuations, role):
-        raise NotImplementedError
-
-
-def advance(states, actions):
-    outcomes = []
-    for x, action in zip(states, actions, strict=True):
-        x = max(0, x + {"left": -1, "right": 1}.get(action, 0))
-        outcomes.append(Outcome(x, f"at {x}", float(x == GOAL), x == GOAL, x == GOAL))
-    return outcomes
-
-
-GAME = HostGame(
-    "corridor", "Reach 3.", ACTIONS, LENGTH, ("",), lambda tasks: [Start(1, "3", "at 1")] * len(tasks), advance,
-    reversible=True,
-)  # fmt: skip
-TASKS = [("", 0), ("", 1)]
-START = [History("3", "at 1"), History("3", "at 1", (Step("right", "at 2"),))]
+from nlrl_jax.types import Reply, Score
+from tests.algorithms.corridor import ACTIONS, GAME, GOAL, LENGTH, PRIOR, START, TASKS, Corridor, Silent, where
 
 
 def decide(method, model, histories=START, **options):
@@ -307,72 +223,6 @@ def test_lines_that_never_end_stay_within_the_context(name):
     model, config = Babbler(count), make(LACConfig, candidates=2, depth=4)
     methods.METHODS[name].decide(model, dialogue, [long], (), config, 0)
     assert config.planning.line(160) < model.most <= 160
-
-
-class Onward(Corridor):
-    """Its imagination goes on to the right, past the goal where nothing stops it."""
-
-    def write(self, chat):
-        return " right" if chat.context["line"] == "Action:" else super().write(chat)
-
-
-LEFT, RIGHT, WAIT = (math.log(PRIOR[action]) for action in ACTIONS)
-
-
-# Q of left, right and wait, the likeliest first. Corridor goes on to the left, Onward to the right; 3 is the goal.
-@pytest.mark.parametrize(
-    "name, model, at, depth, q",
-    [
-        ("rafa", Corridor, 1, 2, [0, 2 / 3, 1 / 3]),  # at 0, 0; at 2, 1; at 1, 0
-        ("rafa", Corridor, 2, 2, [1 / 3, 1, 2 / 3]),  # right is at 3 and ends there
-        ("rafa", Onward, 1, 4, [0.99**3, 0.99, 0.99**2]),  # each ends at 3, after 4, 2 and 3 steps
-        ("rafa", Onward, 1, 1, [0, 2 / 3, 1 / 3]),
-        ("rap", Corridor, 2, 3, [3 * LEFT, RIGHT, WAIT + 2 * LEFT]),
-        ("rap", Onward, 1, 4, [LEFT + 3 * RIGHT, 2 * RIGHT, WAIT + 2 * RIGHT]),
-        ("icpi", Corridor, 2, 2, [0, 1, 0]),
-        ("icpi", Onward, 1, 4, [0.9**3, 0.9, 0.9**2]),
-    ],
-)
-def test_planners_value_every_step_and_stop_where_the_task_is_done(name, model, at, depth, q):
-    method = methods.METHODS[name]
-    dialogue, config = method.dialogue("Reach 3.", False), make(LACConfig, depth=depth)
-    made = method.decide(model(), dialogue, [START[at - 1]], ACTIONS, config, 0)
-    (record,) = made.thinking
-    assert record["candidates"] == list(ACTIONS)
-    np.testing.assert_allclose(record["q"], q, rtol=1e-6)
-    assert made.actions == [ACTIONS[int(np.argmax(q))]]
-    places = [where(START[at - 1], [step[0] for step in leaf]) for (leaf,) in record["futures"]]
-    assert all(len(leaf) == depth or place == GOAL for (leaf,), place in zip(record["futures"], places, strict=True))
-
-
-def test_of_equal_values_the_likelier_candidate_is_taken():
-    class Same(Corridor):
-        def write(self, chat):
-            return " The value is 1/2." if chat.context["line"].endswith("Value:") else super().write(chat)
-
-    dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
-    made = rafa.decide(Same(), dialogue, START, ACTIONS, PlanningConfig(depth=3), 0)
-    assert made.thinking[0]["q"] == [0.5, 0.5, 0.5] and made.actions == ["left", "left"]
-    assert not any("Value" in step[1] for step in made.thinking[0]["futures"][0][0])
-
-
-def test_planners_need_rollouts_and_rap_needs_log_probabilities():
-    dialogue = Dialogue.of("", "")
-    assert react.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(), 0).actions == ["left", "left"]
-    with pytest.raises(ValueError, match="depth is 0"):
-        rap.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(depth=0), 0)
-    with pytest.raises(NotImplementedError, match="RAP adds up log-probabilities"):
-        rap.decide(Silent(), dialogue, START, ACTIONS, PlanningConfig(), 0)
-
-
-def test_thoughts_are_steps_that_the_game_does_not_see():
-    class Thinker(Corridor):
-        def write(self, chat):
-            return " right" if chat.context["history"].steps else " think: I go right."
-
-    decisions = react.decide(Thinker(), Dialogue.of("", ""), START[:1], ACTIONS, PlanningConfig(), 0)
-    assert decisions.actions == ["right"]
-    assert decisions.thoughts == [["think: I go right."]]
 
 
 def test_episodes_in_lockstep_and_repeated_from_their_moves():

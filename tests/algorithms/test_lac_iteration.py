@@ -14,7 +14,7 @@ from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.rollouts.host_games import play
 from nlrl_jax.run.lac.episodes import as_json
 from nlrl_jax.types import Score
-from tests.algorithms.test_lac import ACTIONS, GAME, GOAL, PRIOR, TASKS, Corridor
+from tests.algorithms.corridor import ACTIONS, GAME, GOAL, PRIOR, TASKS, Corridor
 
 CONFIG = replace(LACConfig(), candidates=3, depth=1)
 DIALOGUE = Dialogue.of("Reach 3.")

@@ -89,6 +89,16 @@ class Comparison(NamedTuple):
     only_second: int
 
 
+def line_of(result: Result, score: str) -> str:
+    """A method's scores in a line; `score` is the reward's name, "" where it says no more than success."""
+    summary, episodes = summarize(result), result["episodes"]
+    reward = f"{score} {over_tasks(episodes, 'reward').text('.3f')}, " if score else ""
+    return (
+        f"success {over_tasks(episodes).text('.3f')}, {reward}{summary['steps']:.1f} steps and "
+        f"{summary['tokens']:.0f} tokens per task"
+    )
+
+
 def paired(a: Result, b: Result, field: str = "success") -> Comparison:
     """Success (or `field`) of `a` minus `b`, over the tasks that both played.
 

@@ -9,7 +9,7 @@ from nlrl_jax.config import replace
 from nlrl_jax.rollouts.host_games import play
 from nlrl_jax.run.lac.episodes import as_json
 from nlrl_jax.types import HostGame, Outcome, Start
-from tests.algorithms.test_lac import ACTIONS, GAME, GOAL, Corridor
+from tests.algorithms.corridor import ACTIONS, GAME, GOAL, Corridor
 
 KINDS = ("open", "muddy")
 TASKS = [(kind, seed) for seed in range(3) for kind in KINDS]

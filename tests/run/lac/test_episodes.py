@@ -20,7 +20,7 @@ from nlrl_jax.run.lac.tasks import distinct, shortage, tasks_of
 from nlrl_jax.run.models import local_model
 from nlrl_jax.types import Outcome, Start
 from nlrl_jax.weights.load import load_tokenizer
-from tests.algorithms.test_lac import ACTIONS, GAME, START, Corridor
+from tests.algorithms.corridor import ACTIONS, GAME, START, Corridor
 from tests.backends.server import Server
 
 TASKS = [("", i) for i in range(5)]

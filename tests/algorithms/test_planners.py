@@ -1,0 +1,79 @@
+"""ReAct, RAP, ICPI and RAFA on the corridor, with values worked by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from nlrl_jax.algorithms.imagine import PlanningConfig
+from nlrl_jax.algorithms.lac import LACConfig
+from nlrl_jax.algorithms.planners import methods, rafa, rap, react
+from nlrl_jax.config import make
+from nlrl_jax.roles.dialogues import Dialogue
+from tests.algorithms.corridor import ACTIONS, GOAL, PRIOR, START, Corridor, Silent, where
+
+
+class Onward(Corridor):
+    """Its imagination goes on to the right, past the goal where nothing stops it."""
+
+    def write(self, chat):
+        return " right" if chat.context["line"] == "Action:" else super().write(chat)
+
+
+LEFT, RIGHT, WAIT = (math.log(PRIOR[action]) for action in ACTIONS)
+
+
+# Q of left, right and wait, the likeliest first. Corridor goes on to the left, Onward to the right; 3 is the goal.
+@pytest.mark.parametrize(
+    "name, model, at, depth, q",
+    [
+        ("rafa", Corridor, 1, 2, [0, 2 / 3, 1 / 3]),  # at 0, 0; at 2, 1; at 1, 0
+        ("rafa", Corridor, 2, 2, [1 / 3, 1, 2 / 3]),  # right is at 3 and ends there
+        ("rafa", Onward, 1, 4, [0.99**3, 0.99, 0.99**2]),  # each ends at 3, after 4, 2 and 3 steps
+        ("rafa", Onward, 1, 1, [0, 2 / 3, 1 / 3]),
+        ("rap", Corridor, 2, 3, [3 * LEFT, RIGHT, WAIT + 2 * LEFT]),
+        ("rap", Onward, 1, 4, [LEFT + 3 * RIGHT, 2 * RIGHT, WAIT + 2 * RIGHT]),
+        ("icpi", Corridor, 2, 2, [0, 1, 0]),
+        ("icpi", Onward, 1, 4, [0.9**3, 0.9, 0.9**2]),
+    ],
+)
+def test_planners_value_every_step_and_stop_where_the_task_is_done(name, model, at, depth, q):
+    method = methods.METHODS[name]
+    dialogue, config = method.dialogue("Reach 3.", False), make(LACConfig, depth=depth)
+    made = method.decide(model(), dialogue, [START[at - 1]], ACTIONS, config, 0)
+    (record,) = made.thinking
+    assert record["candidates"] == list(ACTIONS)
+    np.testing.assert_allclose(record["q"], q, rtol=1e-6)
+    assert made.actions == [ACTIONS[int(np.argmax(q))]]
+    places = [where(START[at - 1], [step[0] for step in leaf]) for (leaf,) in record["futures"]]
+    assert all(len(leaf) == depth or place == GOAL for (leaf,), place in zip(record["futures"], places, strict=True))
+
+
+def test_of_equal_values_the_likelier_candidate_is_taken():
+    class Same(Corridor):
+        def write(self, chat):
+            return " The value is 1/2." if chat.context["line"].endswith("Value:") else super().write(chat)
+
+    dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
+    made = rafa.decide(Same(), dialogue, START, ACTIONS, PlanningConfig(depth=3), 0)
+    assert made.thinking[0]["q"] == [0.5, 0.5, 0.5] and made.actions == ["left", "left"]
+    assert not any("Value" in step[1] for step in made.thinking[0]["futures"][0][0])
+
+
+def test_planners_need_rollouts_and_rap_needs_log_probabilities():
+    dialogue = Dialogue.of("", "")
+    assert react.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(), 0).actions == ["left", "left"]
+    with pytest.raises(ValueError, match="depth is 0"):
+        rap.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(depth=0), 0)
+    with pytest.raises(NotImplementedError, match="RAP adds up log-probabilities"):
+        rap.decide(Silent(), dialogue, START, ACTIONS, PlanningConfig(), 0)
+
+
+def test_thoughts_are_steps_that_the_game_does_not_see():
+    class Thinker(Corridor):
+        def write(self, chat):
+            return " right" if chat.context["history"].steps else " think: I go right."
+
+    decisions = react.decide(Thinker(), Dialogue.of("", ""), START[:1], ACTIONS, PlanningConfig(), 0)
+    assert decisions.actions == ["right"]
+    assert decisions.thoughts == [["think: I go right."]]
