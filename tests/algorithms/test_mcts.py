@@ -289,3 +289,41 @@ def test_what_is_proven_is_true():
     for i in np.flatnonzero(solved):
         after = play(jax.tree.map(lambda x: x[i], positions), action[i])  # noqa: B023
         assert result(as_leaves(after)) == values[i]
+
+
+def score_against_openspiel(game, start, simulations, rollouts, games, solve):
+    """Share of games that we win, half of them with either colour. `start` makes the peer's first state."""
+    states = [start() for _ in range(games)]
+    peer_game = states[0].get_game()
+    evaluator = pyspiel.RandomRolloutEvaluator(rollouts, 1)
+    bot = pyspiel.MCTSBot(peer_game, evaluator, 1.0, simulations, 1000, solve, 2, False)
+    policy = jax.jit(mcts.mcts_policy(game, simulations, rollouts, solve=solve))
+    play = jax.jit(jax.vmap(game.step))
+    ours = np.arange(games) % 2  # the colour we play in each game
+    positions = copies(game.init(), games)
+    for turn in range(game.max_moves):
+        mine = np.asarray(policy(jax.random.fold_in(jax.random.key(0), turn), positions)[0])
+        action = np.zeros(games, np.int32)
+        for g, state in enumerate(states):
+            if not state.is_terminal():
+                action[g] = mine[g] if ours[g] == turn % 2 else bot.step(state)
+                state.apply_action(int(action[g]))
+        after = play(positions, action)
+        positions = jax.tree.map(lambda x, y: jnp.where(mine < 0, x, y), positions, after)  # noqa: B023
+    assert all(state.is_terminal() for state in states)
+    return np.mean([(1 + state.returns()[ours[g]]) / 2 for g, state in enumerate(states)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solve", [False, True])
+@pytest.mark.parametrize("size", ["5x5", "6x5"])
+@pytest.mark.parametrize(("simulations", "rollouts"), [(100, 1), (30, 10)])
+def test_play_is_as_strong_as_openspiel_s(size, simulations, rollouts, solve):
+    if size == "5x5":
+        game, start = GAME, lambda: PEER.deserialize_state(PEER_START)
+    else:
+        game = breakthrough.board_game(6, 5)
+        start = pyspiel.load_game("breakthrough(rows=6,columns=5)").new_initial_state
+    score = score_against_openspiel(game, start, simulations, rollouts, 1000, solve)
+    print(f"{size}, {simulations} simulations x {rollouts}, solve={solve}, 1000 games: we win {score:.3f}")
+    assert 0.45 < score < 0.55
