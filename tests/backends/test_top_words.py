@@ -158,9 +158,8 @@ def test_drawn_candidates_have_the_probabilities_of_their_own_tokens(tmp_path):
             replies = ask.complete([Chat.of("goal", continued="Action:")] * 3, HOT, "policy", stop=["\n"])
             assert [reply.log_probs for reply in replies] == [(-1.0, -0.5)] * 3 and replies[0].text == " turn left"
         for prior, wanted in (("sum", -1.5), ("mean", -0.75)):
-            caller = Caller(ask, PlanningConfig(prior=prior, draws=3), 0)
-            dialogue, history = Dialogue.of("rules"), History("goal", "a wall")
-            (found,) = imagine.propose(caller, dialogue, [history], ["turn left", "turn right"])
+            caller = Caller(ask, Dialogue.of("rules"), PlanningConfig(prior=prior, draws=3), 0)
+            (found,) = imagine.propose(caller, [History("goal", "a wall")], ["turn left", "turn right"])
             assert (found.actions, found.log_prior) == (("turn left",), (wanted,))
         assert {request.body["logprobs"] for request in server.requests} == {True}
 
