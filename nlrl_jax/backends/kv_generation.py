@@ -192,7 +192,7 @@ def _read_all(net: Network, woods: token_tree.Forest) -> Iterator[tuple[int, int
         shared = np.array([woods.shared[a + 1 : b + 1].min() for a, b in zip(used[:-1], used[1:])], np.int64)
         paths = [woods.paths[i][: most[i]] for i in used]
         between = (paths, np.concatenate([[0], shared]), np.searchsorted(used, text), seen)
-        T, contexts = _contexts(net, "read", batching.bucket(n, 32), *between)
+        T, contexts = _contexts(net, "read", cache.shapes.queries("read", n), *between)
         tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
         tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
         ends[:n] = np.minimum(woods.end[start:stop], stop) - start
@@ -215,7 +215,8 @@ def _write_chunk(net: Network, texts, which, numbers, draw: Draw):
     last = np.array([woods.at[i][-1] for i in which])
     pieces = list(_read_all(net, woods))
     lengths = np.array([len(text) for text in texts])[which]
-    R, contexts = _contexts(net, "reply", batching.bucket(n, 4), woods.paths, woods.shared, which, lengths)
+    R = net.cache.shapes.queries("reply", n)
+    R, contexts = _contexts(net, "reply", R, woods.paths, woods.shared, which, lengths)
     hidden = jnp.zeros((R, net.model.config.hidden_size), pieces[0][2].dtype)
     for start, stop, states in pieces:
         where = np.full(R, -1, np.int32)
