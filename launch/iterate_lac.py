@@ -160,7 +160,7 @@ class Loop:
             lora=LORA,
             chat=False,
             cache_mb=config.cache_mb,
-            rows=rows_at_once(),
+            rows=rows_at_once(config.model),
             templates=config.templates,
         )
         self.room = context_of(self.base, config.prompts.context_tokens)

@@ -214,7 +214,8 @@ def run(
     if config.model == "expert":
         model, policy = Metered(Expert(game, Rates.parse(config.expert)), usage), None
     else:
-        local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows_at_once(), "templates": config.templates}
+        rows = rows_at_once(config.model)
+        local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows, "templates": config.templates}
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
         policy = models.local_model(config.policy, **local) if config.policy else None
     words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)

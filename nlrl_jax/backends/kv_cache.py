@@ -36,6 +36,7 @@ class KVCache:
 
     Attributes:
       capacity: slots at most.
+      log_prob: float64 [capacity], of each slot's token after the text before it; nan where that was not computed.
       pool: `KeyValues` [layers, K, slots, D], or None while nothing is stored.
       stats: see `KVCacheStats`. shapes: of the programs that use it; they outlive what it holds.
     """
@@ -60,6 +61,7 @@ class KVCache:
         self._key = np.zeros(self.capacity, np.int64)
         self._used = np.zeros(self.capacity, np.int64)
         self._depth = np.zeros(self.capacity, np.int32)
+        self.log_prob = np.full(self.capacity, np.nan)
 
     def __len__(self) -> int:
         return len(self._slot)
@@ -121,7 +123,7 @@ class KVCache:
                 else:
                     slot, self._unused = self._unused, self._unused + 1
                 self._slot[key] = slot
-                self._key[slot], self._depth[slot] = key, depth
+                self._key[slot], self._depth[slot], self.log_prob[slot] = key, depth, np.nan
             added.append(slot)
             parent = slot
         added = np.array(added, np.int64)

@@ -192,7 +192,7 @@ def _read_all(net: Network, woods: token_tree.Forest) -> Iterator[tuple[int, int
         shared = np.array([woods.shared[a + 1 : b + 1].min() for a, b in zip(used[:-1], used[1:])], np.int64)
         paths = [woods.paths[i][: most[i]] for i in used]
         between = (paths, np.concatenate([[0], shared]), np.searchsorted(used, text), seen)
-        T, contexts = _contexts(net, "read", batching.bucket(n, 32), *between)
+        T, contexts = _contexts(net, "read", cache.shapes.queries("read", n), *between)
         tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
         tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
         ends[:n] = np.minimum(woods.end[start:stop], stop) - start
@@ -215,7 +215,8 @@ def _write_chunk(net: Network, texts, which, numbers, draw: Draw):
     last = np.array([woods.at[i][-1] for i in which])
     pieces = list(_read_all(net, woods))
     lengths = np.array([len(text) for text in texts])[which]
-    R, contexts = _contexts(net, "reply", batching.bucket(n, 4), woods.paths, woods.shared, which, lengths)
+    R = net.cache.shapes.queries("reply", n)
+    R, contexts = _contexts(net, "reply", R, woods.paths, woods.shared, which, lengths)
     hidden = jnp.zeros((R, net.model.config.hidden_size), pieces[0][2].dtype)
     for start, stop, states in pieces:
         where = np.full(R, -1, np.int32)
@@ -229,41 +230,60 @@ def _write_chunk(net: Network, texts, which, numbers, draw: Draw):
     with _compiled_once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
         inputs = (net.model, net.variables, hidden, read, number, limit)
         state = _reply(*inputs, N, draw.key, static, draw.ends, contexts, temperature)
-    tokens, sizes, ended, steps_done = jax.device_get(whole((state.tokens, state.lengths, state.ended, state.index)))
+    results = state.tokens, state.lengths, state.ended, state.index, state.log_probs
+    tokens, sizes, ended, steps_done, probs = jax.device_get(whole(results))
     replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]
     prompts = [(texts[i], woods.paths[i]) for i in which]
-    _keep_replies(net, state.kv, prompts, [reply[: int(steps_done)] for reply in replies], N)
+    _keep_replies(net, state.kv, prompts, [reply[: int(steps_done)] for reply in replies], probs)
     return list(zip(replies, ended[:n].tolist(), strict=True))
 
 
-def _keep_replies(net: Network, kv, prompts, replies, N: int) -> None:
-    """Stores the tokens of replies that were put through the network; each prompt is (text, slots of its tokens)."""
-    source, slots = [], []
+def _keep_replies(net: Network, kv, prompts, replies, log_probs: np.ndarray) -> None:
+    """Stores the tokens of replies that were put through the network, and the log-probabilities [R, N] of all that have
+    a slot; each prompt is (text, slots of its tokens)."""
+    source, slots, N = [], [], log_probs.shape[1]
     for row, ((text, path), reply) in enumerate(zip(prompts, replies, strict=True)):
         if not net.cache.room(len(reply)):
             break
         source.append(row * N + np.arange(len(reply)))
         slots.append(net.cache.add(text + tuple(reply), path, len(text)))
+        net.cache.log_prob[slots[-1]] = log_probs[row, : len(reply)]
     source, slots = (np.concatenate(x) if x else token_tree.NOTHING for x in (source, slots))
     slots, first = np.unique(slots, return_index=True)  # equal replies to one prompt are kept once
     if len(slots):
         _put(net, kv, source[first], slots, batching.bucket(len(slots), 64))
 
 
+def _known_log_probs(cache: KVCache, pairs) -> np.ndarray:
+    """Log-probabilities of the tokens of all continuations, those that the model has written; nan from the first other
+    token of each on."""
+    shared = token_tree.common([np.array(prompt + ids) for prompt, ids in pairs])
+    path, found = token_tree.NOTHING, []
+    for (prompt, ids), first in zip(pairs, shared.tolist(), strict=True):
+        path = cache.find(prompt + ids, path, first)
+        known, have = np.full(len(ids), np.nan), path[len(prompt) :]
+        known[: len(have)] = cache.log_prob[have]
+        found.append(np.where(np.logical_or.accumulate(np.isnan(known)), np.nan, known))
+    return np.concatenate(found)
+
+
 def _score_chunk(net: Network, pairs):
     """log p of each pair; None if the cache has no room. Pairs come sorted by prompt + continuation[:-1]."""
     texts, which = batching.distinct([prompt + ids[:-1] for prompt, ids in pairs])
+    begins = np.cumsum([0] + [len(ids) for _, ids in pairs])[:-1]
+    found = _known_log_probs(net.cache, pairs)
+    known = np.add.reduceat(~np.isnan(found), begins, dtype=np.int64).tolist()
     wanted = [len(text) for text in texts]
-    for i, (prompt, _) in zip(which, pairs):
-        wanted[i] = min(wanted[i], len(prompt) - 1)
+    for i, (prompt, _), n in zip(which, pairs, known, strict=True):
+        wanted[i] = min(wanted[i], len(prompt) - 1 + n)
     woods = token_tree.grow(net.cache, texts, wanted)
     if woods is None:
         return None
     entry = np.concatenate(
         [woods.at[i][len(prompt) - 1 : len(prompt) - 1 + len(ids)] for i, (prompt, ids) in zip(which, pairs)]
     )
+    entry[~np.isnan(found)] = -1
     target = np.concatenate([ids for _, ids in pairs])
-    found = np.zeros(len(entry))
     for start, stop, hidden in _read_all(net, woods):
         here = np.flatnonzero((start <= entry) & (entry < stop))
         if not len(here):
@@ -273,5 +293,4 @@ def _score_chunk(net: Network, pairs):
         where, rows, targets = np.zeros(U, np.int32), np.zeros(Q, np.int32), np.zeros(Q, np.int32)
         where[: len(needed)], rows[: len(here)], targets[: len(here)] = needed, row, target[here]
         found[here] = np.asarray(whole(_log_probs(net.model, net.variables, hidden, where, rows, targets)))[: len(here)]
-    begins = np.cumsum([0] + [len(ids) for _, ids in pairs])[:-1]
     return np.add.reduceat(found, begins).tolist()

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nlrl_jax.backends import batching
 from nlrl_jax.lm.config import ModelConfig
 
 Shape = tuple[int, ...]
 COMPILING = 30e9  # multiplications in the time that it takes: about a second of one core
-# How much more a new program may cost than what is needed, if it can then do an older one's work too.
-FACTOR, MORE = 1.3, COMPILING / 100
+# How much more a new program may cost than what is needed, if it can then do an older one's work too: a factor, but no
+# more than a call may waste (of a large model a third is many compilations), and in any case a little.
+FACTOR, WASTE, MORE = 1.3, COMPILING / 4, COMPILING / 100
 READ, LOAD = 14, 20  # multiplications in the time that reading a key for all its queries, and loading it, take
 STEPS = {"read": 1, "reply": 12}  # typical uses of a program's shape in a call
+GRAIN = {"read": 32, "reply": 4}  # queries are a multiple of this, and this times a power of two in a small model
 
 
 class Shapes:
@@ -26,6 +29,9 @@ class Shapes:
 
     def __init__(self, config: ModelConfig):
         self.config = config
+        table = config.vocab_size * config.hidden_size
+        blocks = config.num_params - table * (1 if config.tie_embeddings else 2)
+        self.weights = {"read": blocks, "reply": blocks + table}
         self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
 
     def cost(self, program: str, shape: Shape) -> float:
@@ -33,7 +39,13 @@ class Shapes:
         from the cache, once per call."""
         c, load = self.config, READ + LOAD / STEPS[program]
         keys = sum(G * C * (N * c.num_heads + load * c.num_kv_heads) for G, C, N in zip(*[iter(shape[1:])] * 3))
-        return shape[0] * c.num_params + 2 * keys * c.head_dim * c.num_layers
+        return shape[0] * self.weights[program] + 2 * keys * c.head_dim * c.num_layers
+
+    def queries(self, program: str, n: int) -> int:
+        """The padded number of n queries: few numbers where padding is cheap, little padding where it is not."""
+        grain = GRAIN[program]
+        few, exact = batching.bucket(n, grain), -(-n // grain) * grain
+        return few if (few - exact) * self.weights[program] * STEPS[program] <= WASTE else exact
 
     def choose(self, program: str, wanted: Sequence[Shape]) -> tuple[int, Shape]:
         """Which of the alternatives `wanted` to take, and the shape of the program for it."""
@@ -48,7 +60,8 @@ class Shapes:
                 wasted[have] = waste
                 return i, have
             wasted[have] = 0.0
-        best, most = wanted[cheapest], FACTOR * least + MORE / STEPS[program]
+        most = least + min((FACTOR - 1) * least, WASTE / STEPS[program]) + MORE / STEPS[program]
+        best = wanted[cheapest]
         for have in sorted(wasted, key=cost, reverse=True):
             both = tuple(map(max, have, best))
             best = both if cost(both) <= most else best

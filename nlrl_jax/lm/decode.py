@@ -49,6 +49,7 @@ class Rows(NamedTuple):
     draw: int32 [R], the number that a row's randomness comes from.
     last: int32 [R], the newest token, which the next step reads and puts into the cache.
     tokens: int32 [R, N], zeros after the end; lengths: int32 [R], the end token included.
+    log_probs: float32 [R, N], of the tokens at temperature 1, without top-k and top-p.
     limit: int32 [R], tokens at most.
     ended: bool [R], an end token was written.
     """
@@ -60,6 +61,7 @@ class Rows(NamedTuple):
     last: jax.Array
     tokens: jax.Array
     lengths: jax.Array
+    log_probs: jax.Array
     limit: jax.Array
     ended: jax.Array
 
@@ -85,7 +87,8 @@ def empty_rows(model: Transformer, num: int, slots: int, max_tokens: int) -> Row
     zeros = jnp.zeros((num,), jnp.int32)
     kv, index = empty_cache(model.config, num, slots)
     tokens = jnp.zeros((num, max_tokens), jnp.int32)
-    return _placed(Rows(kv, index, zeros, zeros, zeros, tokens, zeros, zeros, jnp.zeros((num,), bool)), model.mesh)
+    log_probs, ended = jnp.zeros((num, max_tokens)), jnp.zeros((num,), bool)
+    return _placed(Rows(kv, index, zeros, zeros, zeros, tokens, zeros, log_probs, zeros, ended), model.mesh)
 
 
 def prefill(
@@ -144,6 +147,7 @@ def admit(
         last=fresh(rows.last, block.last[at]),
         tokens=fresh(rows.tokens, 0),
         lengths=fresh(rows.lengths, 0),
+        log_probs=fresh(rows.log_probs, 0.0),
         limit=fresh(rows.limit, limit),
         ended=fresh(rows.ended, False),
     )
@@ -233,11 +237,13 @@ def _write(model, variables, rows, hidden, key, sampling, ends, temperature) -> 
 
     logits = model.apply(variables, hidden, method="unembed")
     runs, tokens = running(rows), jax.vmap(draw_token)(rows.draw, rows.lengths, logits)
+    log_probs = jnp.take_along_axis(logits, tokens[:, None], axis=-1) - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     here = runs[:, None] & (jnp.arange(rows.tokens.shape[1]) == rows.lengths[:, None])
     return rows._replace(
         last=jnp.where(runs, tokens, rows.last),
         tokens=jnp.where(here, tokens[:, None], rows.tokens),
         lengths=rows.lengths + runs,
+        log_probs=jnp.where(here, log_probs, rows.log_probs),
         ended=rows.ended | (runs & ends[tokens]),
     )
 

@@ -125,6 +125,23 @@ def test_a_token_is_read_once(cached):
     assert cached.cache.stats.read == len(nodes) + len(forks)  # the last token of each, for what comes after it
 
 
+def test_what_the_model_has_written_is_scored_without_reading_it_again(cached, plain):
+    """But for the last token, which never went through the network, and words that were not written."""
+    text = RULES + "Go.\n"
+    tokens = (*cached.tokenizer.encode("go on and turn"), 3)
+    prompt = tuple(cached.tokenizer.encode(text))
+    draw = kv_generation.Draw(GREEDY, np.zeros(CONFIG.vocab_size, bool), jax.random.key(0))
+    network = kv_generation.Network(cached.model, cached.variables, cached.cache)
+    written = tuple(kv_generation.write(network, [prompt], [0], 1, draw)[0][0])
+    pairs = [(prompt, written), (prompt, written[:4]), (prompt, (*written[:4], 7)), (prompt, tokens)]
+    read = cached.cache.stats.read
+    agree_with = plain._log_probs(plain.variables, [prompt], [(0, ids) for _, ids in pairs])
+    got = kv_generation.log_probs(network, pairs[:3], 8)
+    assert cached.cache.stats.read == read + 2
+    got |= {3: kv_generation.log_probs(network, pairs[3:], 8)[0]}
+    assert [got[i] for i in range(4)] == pytest.approx(agree_with, abs=1e-4)
+
+
 def test_other_weights_start_with_nothing(cached, plain):
     chats = [Chat.of(RULES + word) for word in WORDS]
     cached.complete(chats, GREEDY, "policy")

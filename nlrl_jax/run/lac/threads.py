@@ -22,9 +22,12 @@ from nlrl_jax.weights.load import BUILT_IN
 A = TypeVar("A")
 
 
-def rows_at_once() -> int:
-    """Rows of a local model's batch that this device computes well."""
-    return 32 if jax.default_backend() == "cpu" else 256
+def rows_at_once(model: str) -> int:
+    """Rows of a local model's batch that this device computes well. Each step of a large model has a fixed cost, the
+    reading of its weights, which more rows share."""
+    if jax.default_backend() != "cpu":
+        return 256
+    return 32 if model in BUILT_IN else 64
 
 
 def jobs_for(jobs: int, model: str) -> int:
