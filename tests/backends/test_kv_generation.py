@@ -135,11 +135,11 @@ def test_what_the_model_has_written_is_scored_without_reading_it_again(cached, p
     written = tuple(kv_generation.write(network, [prompt], [0], 1, draw)[0][0])
     pairs = [(prompt, written), (prompt, written[:4]), (prompt, (*written[:4], 7)), (prompt, tokens)]
     read = cached.cache.stats.read
-    agree_with = plain._log_probs(plain.variables, [prompt], [(0, ids) for _, ids in pairs])
+    want = plain._log_probs(plain.variables, [prompt], [(0, ids) for _, ids in pairs])
     got = kv_generation.log_probs(network, pairs[:3], 8)
     assert cached.cache.stats.read == read + 2
     got |= {3: kv_generation.log_probs(network, pairs[3:], 8)[0]}
-    assert [got[i] for i in range(4)] == pytest.approx(agree_with, abs=1e-4)
+    assert [got[i] for i in range(4)] == pytest.approx(want, abs=1e-4)
 
 
 def test_other_weights_start_with_nothing(cached, plain):

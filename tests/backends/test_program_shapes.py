@@ -53,6 +53,14 @@ def test_a_new_program_has_room_where_that_costs_next_to_nothing():
     assert known.choose("read", [larger])[1] == shape  # a text that grows meets no other program
 
 
+def test_a_large_model_pads_little_and_a_small_one_to_few_numbers():
+    numbers = (4, 13, 20, 33)
+    large = Shapes(ModelConfig(512, 896, 4864, 24, 14, 2, 64, 640))
+    assert [Shapes(CONFIG).queries("reply", n) for n in numbers] == [4, 16, 32, 64]
+    assert [large.queries("reply", n) for n in numbers] == [4, 16, 20, 36]
+    assert [large.queries("read", n) for n in (31, 305)] == [32, 320]
+
+
 def test_a_large_group_takes_several_rows():
     """Each query finds its own place, and in it the keys of its path."""
     level = token_tree.Level([np.array([5, 6, 7]), np.array([9])], np.array([0, 1, -1]), np.array([2, 2, 2]))
