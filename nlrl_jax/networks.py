@@ -28,8 +28,14 @@ class RunningMoments:
         return cls(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
     def update(self, batch: jax.Array) -> RunningMoments:
-        """With `batch` [..., *shape] counted in (Chan et al. 1979: two means and variances into one)."""
+        """With `batch` [..., *shape] counted in (Chan et al. 1979: two means and variances into one).
+
+        Raises:
+          ValueError: an array of another shape, or an empty one.
+        """
         self.check(batch)
+        if not batch.size:
+            raise ValueError(f"a batch of shape {batch.shape} has no mean")
         rows = batch.reshape(-1, *self.mean.shape)
         n, mean, var = float(rows.shape[0]), jnp.mean(rows, axis=0), jnp.var(rows, axis=0)
         total, delta = self.count + n, mean - self.mean

@@ -122,7 +122,13 @@ def estimate(values: Iterable[Any], units: Iterable[Hashable] | None = None, is_
 
 
 def share(yes: int, units: int) -> Estimate:
-    """Share of `yes` in `units` units, where 0 <= yes <= units."""
+    """The share of `yes` in `units` units.
+
+    Raises:
+      ValueError: more than there are, or fewer than none.
+    """
+    if not 0 <= yes <= units:
+        raise ValueError(f"{yes} of {units} units is not a share")
     return estimate(np.arange(units) < yes, is_share=True)
 
 
@@ -139,7 +145,14 @@ def paired(a: Iterable[Any], b: Iterable[Any], units: Iterable[Hashable] | None 
 
 
 def by_unit(values: Iterable[Any], units: Iterable[Hashable]) -> dict[Hashable, float]:
-    """The mean of the values of each unit, in the order in which units first come. ValueError: not as many of both."""
+    """The mean of the values of each unit, in the order in which units first come.
+
+    Raises:
+      ValueError: not as many units as values.
+    """
+    values, units = list(values), list(units)
+    if len(values) != len(units):
+        raise ValueError(f"each value has a unit, but there are {len(values)} values and {len(units)} units")
     rows: dict[Hashable, list[float]] = {}
     for value, unit in zip(values, units, strict=True):
         rows.setdefault(unit, []).append(float(value))

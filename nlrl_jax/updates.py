@@ -79,14 +79,18 @@ def keep_finite(update: Callable[..., tuple[Any, dict[str, jax.Array]]]) -> Call
 
 
 def stack(states: Sequence[Any]) -> Any:
-    """n states as one with a leading axis [n] on everything but `params`, which they share."""
+    """n states as one with a leading axis [n] on everything but `params`, which they share. ValueError: n is 0."""
+    if not states:
+        raise ValueError("there is no state to stack; give at least one")
     params = states[0].params
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state.replace(params=None) for state in states))
     return stacked.replace(params=params)
 
 
 def seed_mesh(seeds: int) -> Mesh:
-    """A mesh ("seeds",) of as many devices as take equally many of the seeds each."""
+    """A mesh ("seeds",) of as many devices as take equally many of the seeds each. ValueError: no seed."""
+    if seeds < 1:
+        raise ValueError(f"seeds is {seeds}; it must be at least 1")
     devices = jax.devices()
     most = max(n for n in range(1, len(devices) + 1) if seeds % n == 0)
     return jax.make_mesh((most,), ("seeds",), axis_types=(AxisType.Auto,), devices=devices[:most])

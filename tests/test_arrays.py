@@ -78,8 +78,11 @@ def test_expect():
         (lambda: networks.entropy(BK, BK), "log_std has shape (3, 2); it must be [A], here [2]"),
         (lambda: MOMENTS.update(TB), "values has shape (4, 3); it must be [..., 2]"),
         (lambda: MOMENTS.normalize(B[:1]), "values has shape (1,); it must be [..., 2]"),
+        (lambda: MOMENTS.update(BK[:0]), "a batch of shape (0, 2) has no mean"),
         (lambda: updates.where(B > 0, {"x": B[:1]}, {"x": B}), "leaf ['x'] has shape (1,) in the new tree and (3,)"),
         (lambda: updates.where(TB > 0, B, B), "must have one shape that begins with the mask's, (4, 3)"),
+        (lambda: updates.stack([]), "there is no state to stack"),
+        (lambda: updates.seed_mesh(0), "seeds is 0; it must be at least 1"),
     ],
 )
 def test_the_shape_wanted_is_named(call, message):

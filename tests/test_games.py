@@ -92,3 +92,11 @@ def test_numbers_of_pong_have_bounds(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"{name} is {value}; it must be an integer from"):
         envs.make_control("pong", **wrong)
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("envs.webshop")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rapidfuzz", None)
+    with pytest.raises(ValueError, match=r"webshop needs the package rapidfuzz: pip install 'nlrl_jax\[webshop\]'"):
+        envs.make_host("webshop")

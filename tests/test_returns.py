@@ -113,3 +113,11 @@ def test_gae_at_its_limits_is_the_return_and_the_one_step_error():
     np.testing.assert_allclose(one_step, rewards + gamma * values[1:] - values[:-1], rtol=1e-5, atol=1e-6)
     grad = jax.grad(lambda v: sum(x.sum() for x in gae(rewards, discounts, v[:-1], v[1:], 0.5)))(values)
     assert not grad.any()
+
+
+def test_advantages_sum_to_zero_and_ignore_shift_and_scale():
+    returns = jax.random.normal(jax.random.key(0), (7, 12))
+    got = group_advantage(returns)
+    np.testing.assert_allclose(got.sum(-1), 0, atol=1e-5)
+    np.testing.assert_allclose(got.std(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(group_advantage(3 * returns + 5), got, atol=1e-4)

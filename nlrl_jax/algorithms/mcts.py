@@ -38,6 +38,7 @@ def random_rollouts(game: BoardGame, key: jax.Array, positions: Any) -> jax.Arra
 
 def rollout_evaluator(game: BoardGame, rollouts: int) -> Evaluator:
     """The mean outcome of `rollouts` random games from each position."""
+    _at_least(1, rollouts=rollouts)
 
     def evaluate(key: jax.Array, positions: Any) -> jax.Array:
         batch_of(game, positions)
@@ -59,13 +60,12 @@ def mcts_policy(game: BoardGame, simulations: int, rollouts: int, uct_c: float =
       nothing is visited. It holds 13 bytes x B x simulations x the most legal moves.
 
     Raises:
-      ValueError: fewer than 2 simulations, or no rollout; from the policy, see `batch_of`.
+      ValueError: fewer than 2 simulations (the first one only evaluates the root), no rollout, or a `uct_c` that is
+        negative or not finite; from the policy, see `batch_of`.
     """
-    if simulations < 2 or rollouts < 1:
-        raise ValueError(
-            f"{simulations} simulations with {rollouts} rollouts each; there must be at least 2 simulations (the first "
-            "only evaluates the root), and at least 1 rollout"
-        )
+    _at_least(2, simulations=simulations)
+    if not 0 <= uct_c < np.inf:
+        raise ValueError(f"uct_c is {uct_c}; it must be at least 0 and finite")
     evaluate = rollout_evaluator(game, rollouts)
     moves = LegalMoves.of(game)
 
@@ -93,8 +93,11 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
     """Both players follow the policy for `moves` moves; a finished game stays as it is.
 
     Returns: (actions int32 [T, B], -1 where the game was over; positions [T + 1, B, ...], the given ones first).
-    ValueError: see `batch_of`.
+
+    Raises:
+      ValueError: fewer than 0 moves; see `batch_of`.
     """
+    _at_least(0, moves=moves)
     batch_of(game, positions)
 
     def step(positions, key):
@@ -109,8 +112,12 @@ def play_moves(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, 
 def win_rates(game: BoardGame, policy: Policy, key: jax.Array, positions: Any, games: int) -> jax.Array:
     """Mean outcome of `games` games from each position, both players following the policy: float32 [B] in [-1, 1].
 
-    All B x games games are played side by side. ValueError: see `batch_of`.
+    All B x games games are played side by side.
+
+    Raises:
+      ValueError: no game; see `batch_of`.
     """
+    _at_least(1, games=games)
     batch_of(game, positions)
     many = jax.tree.map(lambda x: jnp.repeat(x, games, axis=0), positions)
     advance = lambda key, positions: _move(game, policy, key, positions)[0]
@@ -126,8 +133,9 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
     Returns: positions [S, ...], in the order in which they first occurred.
 
     Raises:
-      ValueError: the players do not move by turns.
+      ValueError: the players do not move by turns; no policy or no game.
     """
+    _at_least(1, policies=len(policies), games_per_pair=games_per_pair)
     steps = [jax.jit(functools.partial(_move, game, policy)) for policy in policies]
     shape = (len(policies), len(policies), games_per_pair)
     mover, over = (jax.jit(jax.vmap(jax.vmap(jax.vmap(rule)))) for rule in (game.current_player, game.is_terminal))
@@ -156,6 +164,12 @@ def first_occurrences(positions: Any) -> np.ndarray:
     leaves = [np.asarray(x) for x in jax.tree.leaves(positions)]
     as_bytes = [np.ascontiguousarray(x.reshape(len(x), -1)).view(np.uint8) for x in leaves]
     return np.sort(np.unique(np.concatenate(as_bytes, axis=1), axis=0, return_index=True)[1])
+
+
+def _at_least(least: int, **numbers: int) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int | np.integer) or number < least:
+            raise ValueError(f"{name} is {number!r}; it must be a whole number of at least {least}")
 
 
 def _take(tree: Any, index: Any) -> Any:

@@ -123,8 +123,10 @@ def make_sft_step(
       short_weights: allow weights below float32 to learn, though small steps round to nothing: to measure memory.
 
     Raises:
-      ValueError: from the step, weights below float32 (see `updates.masters`).
+      ValueError: another `train`; from the step, weights below float32 (see `updates.masters`).
     """
+    if train not in TRAIN:
+        raise ValueError(f"train is {train!r}; choose one of {', '.join(TRAIN)}")
 
     def step(variables, opt_state, batch):
         if not short_weights:

@@ -49,6 +49,8 @@ class Choice:
 
 def Number(field: str, low: int, high: int, index: int | None = None) -> Choice:
     """A decimal number between `low` and `high`, both included."""
+    if high < low:
+        raise ValueError(f"slot {field!r}: range {low}..{high} is empty")
     return Choice(field, tuple(str(n) for n in range(low, high + 1)), index, low)
 
 

@@ -257,9 +257,12 @@ def test_in_a_mixed_pair_each_policy_plays_its_own_side():
     assert rows(met) == expected and len(expected) > 20
 
 
-@pytest.mark.parametrize(("simulations", "rollouts"), [(1, 1), (2, 0)])
-def test_too_small_searches_are_refused(simulations, rollouts):
-    with pytest.raises(ValueError, match=f"{simulations} simulations with {rollouts} rollouts each"):
+@pytest.mark.parametrize(
+    ("simulations", "rollouts", "message"),
+    [(1, 1, "simulations is 1"), (2, 0, "rollouts is 0"), (2.5, 1, "simulations is 2.5"), (2, 1.5, "rollouts is 1.5")],
+)
+def test_too_small_searches_are_refused(simulations, rollouts, message):
+    with pytest.raises(ValueError, match=message):
         mcts.mcts_policy(GAME, simulations, rollouts)
 
 

@@ -253,3 +253,8 @@ def test_the_learning_rate_rises_then_stays_or_falls():
     ]
     np.testing.assert_allclose(rate("constant"), [0.5] + [1] * 9)
     np.testing.assert_allclose(rate("cosine"), [0.5, 1] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(8)])
+
+
+def test_another_collection_is_refused():
+    with pytest.raises(ValueError, match="train is 'all'; choose one of lora, params"):
+        make_sft_step(functools.partial(sft_loss, MODEL), optax.sgd(1.0), "all")

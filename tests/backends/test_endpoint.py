@@ -142,10 +142,11 @@ def test_odd_choices(change, sent, places):
     assert [text.split("/")[1] for text in texts(replies)] == places
 
 
-def test_a_server_that_refuses_fields_by_name_is_served_without_them(tmp_path):
+@pytest.mark.parametrize("code", [400, 422])
+def test_a_server_that_refuses_fields_by_name_is_served_without_them(code, tmp_path):
     def picky(request):
         bad = next((name for name in ("max_tokens", "top_k", "seed") if name in request.body), None)
-        return s.status(400, "x " * 400 + f"'{bad}' is not supported") if bad else s.well
+        return s.status(code, "x " * 400 + f"'{bad}' is not supported") if bad else s.well
 
     sampling, cache = Sampling(20, 1.0, top_k=50), DiskCache(tmp_path)
     with Server(behaviour=picky) as server:
@@ -155,7 +156,7 @@ def test_a_server_that_refuses_fields_by_name_is_served_without_them(tmp_path):
         assert len(bodies) == 3 and len(server.requests) == 3 + 3  # one refusal for each field of the call
         assert all(body["max_completion_tokens"] == 20 for body in bodies)
         assert all(r.cached for r in model(server, cache=cache).complete(chats(3), sampling, "policy"))
-    with Server(behaviour=lambda request: s.status(400, "max_tokens is too large")) as server:
+    with Server(behaviour=lambda request: s.status(code, "max_tokens is too large")) as server:
         with pytest.raises(EndpointError, match="too large"):
             model(server).complete(chats(1), GREEDY, "policy")
         assert len(server.requests) == 2

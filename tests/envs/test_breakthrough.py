@@ -184,3 +184,17 @@ def test_other_sizes_play_to_the_end_within_max_moves(size):
     assert jax.tree.all(
         jax.tree.map(np.array_equal, game.parse(text, game.players[int(last.player)]), jax.tree.map(np.asarray, last))
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "player", "outcome"),
+    [("..... ..... ..... .w... ..b..", "white", 1), ("w.... ..... ..... ..... .....", "black", -1)],
+)
+def test_finished_positions_are_read_as_over(rows, player, outcome):
+    game = GAMES[5, 5, 2]
+    position = game.parse(rows.replace(" ", "\n"), player)
+    assert (
+        bool(game.is_terminal(position))
+        and game.returns(position) == outcome
+        and not game.legal_action_mask(position).any()
+    )

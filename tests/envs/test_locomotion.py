@@ -109,9 +109,21 @@ def test_ten_steps_on_mjx_are_gymnasiums_in_x64(name, version):
     assert contacts > 10 and worst.max() < 1e-10
 
 
-def test_ten_steps_on_mjx_are_gymnasiums_within_float32():
-    worst, contacts = compare(locomotion.make_env("hopper", "v4", "mjx"), peer("hopper", "v4"), rows=16)
-    assert contacts > 10 and worst.max() < 1e-4
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        (name, version) if name == "hopper" else pytest.param(name, version, marks=pytest.mark.slow)
+        for name, version in GAMES[::2]
+    ],
+)
+def test_ten_steps_on_mjx_are_gymnasiums_within_float32(name, version):
+    """Contacts that begin or end a sub-step early magnify the rounding of velocities, which reach 35."""
+    worst, contacts = compare(locomotion.make_env(name, version, "mjx"), peer(name, version), rows=16)
+    assert contacts > 10
+    assert worst[2].max() < 1e-4
+    assert np.quantile(worst, 0.75) < 1e-4
+    if name == "hopper":
+        assert worst.max() < 1e-4
 
 
 def test_the_corrected_collider_stays_with_our_step():
@@ -327,3 +339,12 @@ def test_simulators_are_imported_only_when_a_game_is_made():
         "assert 'mujoco.mjx' not in sys.modules and 'gymnasium.envs.mujoco' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+
+
+@pytest.mark.slow
+def test_ant_without_the_corrected_collider_is_off():
+    with jax.enable_x64(True):
+        env = locomotion.make_env("ant", "v4", "mjx")
+        env.simulate = physics_mjx.stepper(env.model, env.robot.frame_skip, False, corrected=False)
+        worst, _ = compare(env, peer("ant", "v4"), rows=16)
+    assert worst[0].max() > 1e-2

@@ -138,3 +138,14 @@ def test_the_frame_shows_rackets_and_ball():
     rows, columns = np.nonzero(np.isclose(frame, 0.35))
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (60, 67, 8, 9)
     assert np.argwhere(frame == 1).tolist() == [[5, 30], [6, 30]]
+
+
+def test_who_looks_where_the_ball_will_be_beats_who_moves_at_random():
+    at_random = lambda obs, key: jax.random.randint(key, (), 0, 3)
+    follow = lambda obs, key: jnp.where(obs[2] - 3 < obs[0] - 1, RIGHT, jnp.where(obs[2] - 3 > obs[0] + 1, LEFT, STAY))
+    keys = jax.random.split(jax.random.key(0), 100)
+    mean = {}
+    for name, policy in (("random", at_random), ("follow", follow)):
+        rewards = jax.jit(jax.vmap(lambda key, policy=policy: play(key, 400, policy)[3]))(keys)
+        mean[name] = float(rewards.sum() / jnp.abs(rewards).sum())
+    assert mean["random"] < -0.5 and mean["follow"] > mean["random"] + 0.3

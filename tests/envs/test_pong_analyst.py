@@ -11,7 +11,7 @@ import pytest
 
 from envs import trajectory_prompts
 from envs.pong.env import fly as fly_in_game
-from envs.pong.prompts import game_text
+from envs.pong.prompts import ACTIONS, game_text
 from envs.pong.rule_based import NEAR, SCRIPTS, forecast
 from envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt, analyst_roles
 from nlrl_jax.roles.trajectories import Episode, Verdict
@@ -218,3 +218,10 @@ def test_wrong_arguments_are_refused():
     played = episode((60, 40, 0, 2), 38, [RIGHT])
     with pytest.raises(ValueError, match=r"\[0, 99\)"):
         ROLES.identify(played, 0, 99)
+
+
+@pytest.mark.parametrize("action", range(3))
+def test_actions_are_read_as_they_are_written(action):
+    reply = f"{{timeslot 0, <critical>, <{ROLES.format_action(action)}>, <x>}}"
+    assert ROLES.read_verdicts(reply, 0, 1)[0] == [Verdict(0, True, action, "x")]
+    assert ROLES.format_action(action) == ACTIONS[action]

@@ -97,3 +97,10 @@ def test_bad_options_are_refused(name, options, message):
 def test_each_game_is_made_by_name():
     for name in envs.GAMES:
         assert envs.make(name).name == name
+
+
+def test_unknown_name_lists_the_games():
+    with pytest.raises(ValueError, match="'frozenlake'.*frozen_lake, frozen_lake_slippery, snake, snake_poison"):
+        envs.make("frozenlake")
+    for name in envs.GAMES:
+        assert envs.make(name).name == name

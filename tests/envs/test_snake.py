@@ -255,3 +255,32 @@ def test_thousands_of_states_render(case):
         (line,) = (line for line in text.splitlines() if line.startswith("Your snake"))
         points = ", ".join(f"({column}, {size - 1 - row})" for row, column in body_of(ages[i, 0], size)[1:])
         assert line.endswith(f"body segments at [{points}]")
+
+
+@pytest.mark.parametrize(
+    ("you", "enemy", "apples", "actions", "reward", "alive", "lengths"),
+    [
+        # 1 A . 2      eats: +1 and one longer
+        ([(0, 0)], [(3, 0)], [(1, 0)], ("Right", "Up"), 1, (True, True), (2, 1)),
+        # 1 . 2        both heads enter the middle cell, apple or not
+        ([(0, 0)], [(2, 0)], [(1, 0)], ("Right", "Left"), -3, (False, False), (1, 1)),
+        # 1 2          the heads change places: each enters a cell covered before the moves
+        ([(0, 0)], [(1, 0)], [], ("Right", "Left"), -3, (False, False), (1, 1)),
+        # T 1          following the own vacating tail round a 2x2 block kills
+        # T T
+        ([(1, 1), (0, 1), (0, 0), (1, 0)], [(3, 3)], [], ("Down", "Left"), -3, (False, True), (4, 1)),
+        # T 2 over 1   your head enters the enemy's vacating tail
+        ([(0, 0)], [(1, 1), (0, 1)], [], ("Up", "Right"), -3, (False, True), (1, 2)),
+        # a wall
+        ([(0, 0)], [(3, 3)], [], ("Left", "Left"), -3, (False, True), (1, 1)),
+        # the enemy meets a wall while you eat: the game ends with your point
+        ([(0, 0)], [(3, 3)], [(1, 0)], ("Right", "Up"), 1, (True, False), (2, 1)),
+    ],
+)
+def test_hand_made_moves(you, enemy, apples, actions, reward, alive, lengths):
+    env = snake.Snake(4, 5)
+    state = state_of(env, you, enemy, apples)
+    ids = jnp.array([snake.ACTIONS.index(action) for action in actions])
+    after, ate, died = jax.jit(snake.advance, static_argnums=(2, 3))(state, ids, 4, 30)
+    assert tuple(after.alive.tolist()) == alive and tuple(after.length.tolist()) == lengths
+    assert (-3 if died[0] else int(ate[0])) == reward

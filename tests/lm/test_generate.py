@@ -231,3 +231,16 @@ def test_greedy_tokens_on_eight_devices_equal_one(mesh, variables, prompts, free
     assert len(params["embedding"].sharding.device_set) == 8
     np.testing.assert_array_equal(out.tokens, free.tokens)
     np.testing.assert_allclose(out.log_probs, free.log_probs, atol=1e-4)
+
+
+def test_top_k_of_one_is_greedy():
+    assert set(draws(Sampling(1, 2.0, top_k=1), 500)) == {2}
+    assert set(draws(Sampling(1, 0.0), 500)) == {2}
+    logits = jax.random.normal(jax.random.key(3), (50, 11))
+    got = sample_token(jax.random.key(4), logits, Sampling(1, 5.0, top_k=1))
+    np.testing.assert_array_equal(got, np.asarray(logits).argmax(-1))
+
+
+def test_rows_of_a_batch_are_drawn_independently():
+    got = draws(Sampling(1, 1.0), 2_000, np.zeros(2, np.float32)).reshape(2, -1)
+    assert abs(np.mean(got[0] == got[1]) - 0.5) < 0.08

@@ -7,6 +7,8 @@ import random
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -230,3 +232,12 @@ def test_words_that_the_normalizer_confuses_are_refused(change, message):
     tokenizer = normalizing(normalizers.Lowercase(), normalizers.Replace("\u00ad", ""))
     with pytest.raises(ValueError, match=message):
         compile_parser(ReplyFormat(**({"tags": ("action",)} | change)), tokenizer)
+
+
+TEXTS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=25)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(TEXTS, min_size=8, max_size=8))
+def test_any_text_equals_the_reference(texts):
+    assert_equal_reference([reply("".join(fragments)) for fragments in texts])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -84,12 +85,30 @@ def known(names: str, game: ControlGame) -> list[str]:
     return chosen
 
 
+def refine_from(env: Any, env_params: Any, config: PPOConfig, base: PPOState, key: jax.Array) -> PPOState:
+    """A state with the networks and statistics of `base`, a fresh optimizer and new games.
+
+    Raises:
+      ValueError: `base` was made for other observations or actions, or with other networks.
+    """
+    state = ppo.init_state(env, env_params, config, key)
+    shapes = lambda tree: [
+        (jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    wanted, given = shapes((state.params, state.obs_moments)), shapes((base.params, base.obs_moments))
+    if wanted != given:
+        wrong = next((pair for pair in zip(given, wanted) if pair[0] != pair[1]), (given[-1], wanted[-1]))
+        raise ValueError(
+            f"the base agent does not fit this game: it has {wrong[0]}, the game and config want {wrong[1]}"
+        )
+    return state.replace(params=base.params, obs_moments=base.obs_moments, return_moments=base.return_moments)
+
+
 def start(name: str, shared: Shared, base: PPOState, key: jax.Array) -> PPOState:
-    """A seed's state at the start of refinement: networks and statistics of `base`, a fresh optimizer and new games."""
+    """A seed's state at the start of refinement by a method."""
     game, config = shared.game, shared.ppo_of(name)
     key_state, key_aux = jax.random.split(key)
-    state = ppo.init_state(game.env, game.params, config, key_state)
-    state = state.replace(params=base.params, obs_moments=base.obs_moments, return_moments=base.return_moments)
+    state = refine_from(game.env, game.params, config, base, key_state)
     aux = None
     if name.startswith("ULTRA"):
         aux = shared.table

@@ -48,7 +48,15 @@ def starts_of(record: Trajectories, timestep: jax.Array) -> tuple[jax.Array, Any
 
 
 def init(key: jax.Array, obs: jax.Array, env_state: Any, config: RNDConfig = _RND) -> RICEState:
-    """What `PPOState.aux` must be: K critical states, and a fresh network for the bonus."""
+    """What `PPOState.aux` must be: K critical states, and a fresh network for the bonus.
+
+    Raises:
+      ValueError: no critical state, or not as many states as observations.
+    """
+    K = obs.shape[0]
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(env_state)}
+    if K < 1 or sizes != {K}:
+        raise ValueError(f"{K} observations and {sizes} states; there must be as many of both, and at least one")
     return RICEState(obs, restarted(env_state), rnd.init(key, obs.shape[1:], config))
 
 
@@ -64,7 +72,12 @@ def hooks(probability: float = 0.5, config: RNDConfig = _RND) -> Hooks:
 
     Args:
       probability: p, of a start in a critical state.
+
+    Raises:
+      ValueError: it is not a probability.
     """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability is {probability}; it must lie in [0, 1]")
 
     def reset(aux, key, obs, env_state):
         key_kind, key_which = jax.random.split(key)

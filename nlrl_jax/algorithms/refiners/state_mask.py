@@ -172,6 +172,8 @@ def critical_share(weight: jax.Array, steps: jax.Array, share: float) -> jax.Arr
       weight, steps: as for `critical_steps`.
       share: of the episode's timesteps, in (0, 1]; the number is rounded up.
     """
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; it must lie in (0, 1]")
     order = jnp.argsort(-_counted(weight, steps), axis=0)
     rank = jnp.argsort(order, axis=0)
     # A hundredth of a step must not count as a whole one because 0.1 x 10 is not quite 1.

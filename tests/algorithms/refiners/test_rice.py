@@ -101,3 +101,13 @@ def test_the_bonus_is_that_of_random_network_distillation():
     expected, learned, _ = rnd.reward(aux.rnd, steps, RND)
     np.testing.assert_array_equal(bonus, expected)
     jax.tree.map(np.testing.assert_array_equal, after.rnd, learned)
+
+
+def test_what_cannot_be_is_refused():
+    _, (obs, env_state) = recorded("discrete", 0)
+    with pytest.raises(ValueError, match="probability is 1.5"):
+        rice.hooks(1.5)
+    with pytest.raises(ValueError, match="2 observations"):
+        rice.init(jax.random.key(0), obs[:2], env_state)
+    with pytest.raises(ValueError, match="at least one"):
+        rice.init(jax.random.key(0), obs[:0], jax.tree.map(lambda x: x[:0], env_state))

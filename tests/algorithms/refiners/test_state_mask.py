@@ -120,6 +120,8 @@ def test_critical_steps_by_hand():
         for share in (0.1, 0.3, 0.7):
             chosen = state_mask.critical_share(jnp.zeros((100, 1)), jnp.array([steps]), share)
             assert int(chosen.sum()) == round(share * steps)
+    with pytest.raises(ValueError, match="share is 0"):
+        state_mask.critical_share(weight, steps, 0)
 
 
 def test_two_seeds_with_a_base_agent_each_are_two_seeds():
