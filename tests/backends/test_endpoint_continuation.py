@@ -257,3 +257,12 @@ def test_a_beginning_of_sequence_token_that_the_server_adds_is_not_sent(tmp_path
     options = models.Endpoint("http://x/v1", extra=extra, endpoint_model="m", endpoint_tokenizer=folder)
     ask = models.large_model("endpoint", {}, tmp_path, Usage(), options).model
     assert ask.render(OPEN.messages).replace("<|endoftext|>", "<s>").startswith(first + "<|im_start|>user\ngoal")
+
+
+def test_stop_is_left_out_for_a_server_that_refuses_it():
+    refuse = s.status(400, '{"error": "Unsupported parameter: \'stop\' is not supported with this model."}')
+    after = writes("abc|x")
+    with Server(behaviour=lambda request: refuse if "stop" in request.body else after(request)) as server:
+        assert [r.text for r in model(server).complete([Chat.of("hi")], GREEDY, "r", stop=["|"])] == ["abc"]
+        with pytest.raises(EndpointError, match="stop.* is not supported"):  # the user's own is not left out
+            model(server, extra="stop=x").complete([Chat.of("hi")], GREEDY, "r", stop=["|"])
