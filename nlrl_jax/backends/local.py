@@ -7,6 +7,7 @@ that have finished are refilled while the others continue, so a long reply does 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.unrolled import per_layer
 from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
@@ -102,13 +104,13 @@ class LocalModel:
         rows = list(range(len(prompts))) if greedy else which
         key = jax.random.key(zlib.crc32(f"{seed}/{role}".encode()))  # `key` itself would drop all but 32 bits
         draw = Draw(sampling, ends, key)
-        written, weights = {}, self._weights()
+        written, net = {}, self._net()
         if self.cache is not None:
-            network = Network(self.model, weights, self.cache)
+            network = Network(*net, self.cache)
             written = kv_generation.write(network, prompts, rows, self.rows, draw)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
-            written |= self._write(weights, prompts, {i: rows[i] for i in left}, draw)
+            written |= self._write(net, prompts, {i: rows[i] for i in left}, draw)
         malloc.trim()
         replies = []
         for i, prompt in enumerate(which):
@@ -138,15 +140,13 @@ class LocalModel:
             return []
         prompts, which = self._prompts(chats, [max(map(len, ids), default=0) for ids in tokens])
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
-        known, weights = {}, self._weights()
+        known, net = {}, self._net()
         if self.cache is not None:
-            network = Network(self.model, weights, self.cache)
+            network = Network(*net, self.cache)
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
             known = kv_generation.log_probs(network, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
-        log_probs = (
-            known | dict(zip(left, self._log_probs(weights, prompts, [pairs[n] for n in left]))) if left else known
-        )
+        log_probs = known | dict(zip(left, self._log_probs(net, prompts, [pairs[n] for n in left]))) if left else known
         malloc.trim()
         flat = iter(place)
         read = [len(prompts[prompt]) for prompt in which]
@@ -155,10 +155,16 @@ class LocalModel:
             for size, ids in zip(read, tokens, strict=True)
         ]
 
-    def _weights(self) -> Any:
-        """The variables, on a mesh as a call reads them: gathered once, not for every token."""
+    @functools.cached_property
+    def _per_layer(self) -> tuple[Transformer, Any]:
+        return per_layer(self.model, self.variables)
+
+    def _net(self) -> tuple[Transformer, Any]:
+        """The network and its variables as a call reads them: on a mesh gathered once, not for every token."""
         mesh = self.model.mesh
-        return self.variables if mesh is None or mesh.shape["fsdp"] == 1 else _gathered(self.model, self.variables)
+        if mesh is None or mesh.shape["fsdp"] == 1:
+            return self._per_layer
+        return self.model, _gathered(self.model, self.variables)
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
@@ -191,38 +197,38 @@ class LocalModel:
                     at = flat.find(text, at + 1)
         return ends
 
-    def _split(self, weights: Any, prompts: list[tuple[int, ...]]) -> tuple[KeyValues | None, list[tuple[int, ...]]]:
+    def _split(
+        self, net: tuple[Transformer, Any], prompts: list[tuple[int, ...]]
+    ) -> tuple[KeyValues | None, list[tuple[int, ...]]]:
         """The shared prefix, and the rest of each prompt."""
         P = batching.shared_prefix(prompts) if self.share_prefix else 0
         if not P:
             return None, prompts
-        prefix = _prefix(self.model, weights, np.array(prompts[0][:P], np.int32))
+        prefix = _prefix(*net, np.array(prompts[0][:P], np.int32))
         return prefix, [prompt[P:] for prompt in prompts]
 
     def _read(
-        self, weights: Any, prompts: list[tuple[int, ...]], size: int, S: int, prefix: KeyValues | None
+        self, net: tuple[Transformer, Any], prompts: list[tuple[int, ...]], size: int, S: int, prefix: KeyValues | None
     ) -> steps.Prefilled:
         """Prefills prompts as a block of `size`, padded to S tokens."""
         tokens, lengths = np.zeros((size, S), np.int32), np.ones(size, np.int32)
         for i, prompt in enumerate(prompts):
             tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
-        return _prefill(self.model, weights, tokens, lengths, prefix)
+        return _prefill(*net, tokens, lengths, prefix)
 
-    def _write(self, weights, prompts, rows: dict[int, int], draw: Draw) -> dict[int, tuple[list[int], bool]]:
+    def _write(self, net, prompts, rows: dict[int, int], draw: Draw) -> dict[int, tuple[list[int], bool]]:
         """Replies to prompts[rows[i]] by i: (tokens with the end token, whether there is one)."""
-        prefix, prompts = self._split(weights, prompts)
+        prefix, prompts = self._split(net, prompts)
         rows_of = [[] for _ in prompts]
         for i, prompt in rows.items():
             rows_of[prompt].append(i)
         written = {}
         for batch in batching.plan([len(p) for p in prompts], [len(r) for r in rows_of], self.rows):
             queue = deque((n, i) for n, prompt in enumerate(batch.prompts) for i in rows_of[prompt])
-            written |= self._write_batch(
-                weights, [prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, draw
-            )
+            written |= self._write_batch(net, [prompts[p] for p in batch.prompts], batch.bucket, queue, prefix, draw)
         return written
 
-    def _write_batch(self, weights, prompts, S, queue, prefix, draw: Draw) -> dict:
+    def _write_batch(self, net, prompts, S, queue, prefix, draw: Draw) -> dict:
         """The replies of a batch by draw number; `queue` holds (prompt, draw number)."""
         sampling, written = draw.sampling, {}
         R, M = batching.power_of_two(len(queue), self.rows), batching.power_of_two(len(prompts), self.rows)
@@ -241,7 +247,7 @@ class LocalModel:
             while True:
                 if queue and free and queue[0][0] >= first + M:
                     first = queue[0][0]
-                    block = self._read(weights, prompts[first : first + M], M, S, prefix)
+                    block = self._read(net, prompts[first : first + M], M, S, prefix)
                 if state is None:
                     # Where the block is: a program is compiled once more for arguments that are bound to no device.
                     state = _empty(self.model, R, S + N, N)
@@ -257,7 +263,7 @@ class LocalModel:
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
             options = (static, draw.ends, prefix, temperature)
-            state = _decode(self.model, weights, state, draw.key, stop_at, *options)
+            state = _decode(*net, state, draw.key, stop_at, *options)
             # One transfer: everything the host decides on.
             small = (
                 state.tokens,
@@ -273,9 +279,9 @@ class LocalModel:
                 occupant[row] = -1
         return written
 
-    def _log_probs(self, weights, prompts, pairs) -> list[float]:
+    def _log_probs(self, net, prompts, pairs) -> list[float]:
         """log p of each pair (prompt number, continuation tokens)."""
-        prefix, prompts = self._split(weights, prompts)
+        prefix, prompts = self._split(net, prompts)
         pairs_of = [[] for _ in prompts]
         for n, (prompt, _) in enumerate(pairs):
             pairs_of[prompt].append(n)
@@ -284,20 +290,20 @@ class LocalModel:
             M = batching.power_of_two(len(batch.prompts), self.rows)
             for first in range(0, len(batch.prompts), M):
                 chosen = batch.prompts[first : first + M]
-                block = self._read(weights, [prompts[p] for p in chosen], M, batch.bucket, prefix)
+                block = self._read(net, [prompts[p] for p in chosen], M, batch.bucket, prefix)
                 todo = [(source, n) for source, prompt in enumerate(chosen) for n in pairs_of[prompt]]
                 for start in range(0, len(todo), self.rows):
                     chunk = todo[start : start + self.rows]
-                    self._score_chunk(weights, chunk, block, [pairs[n][1] for _, n in chunk], prefix, out)
+                    self._score_chunk(net, chunk, block, [pairs[n][1] for _, n in chunk], prefix, out)
         return out
 
-    def _score_chunk(self, weights, chunk, block, continuations, prefix, out) -> None:
+    def _score_chunk(self, net, chunk, block, continuations, prefix, out) -> None:
         R = batching.power_of_two(len(chunk), self.rows)
         C = batching.bucket(max(map(len, continuations)), 1)
         source, tokens = np.zeros(R, np.int32), np.zeros((R, C), np.int32)
         for row, ((prompt, _), ids) in enumerate(zip(chunk, continuations, strict=True)):
             source[row], tokens[row, : len(ids)] = prompt, ids
-        log_probs = whole(_score(self.model, weights, block, source, tokens, prefix))
+        log_probs = whole(_score(*net, block, source, tokens, prefix))
         log_probs = np.asarray(log_probs, np.float64)
         for row, ((_, n), ids) in enumerate(zip(chunk, continuations, strict=True)):
             out[n] = float(log_probs[row, : len(ids)].sum())

@@ -5,8 +5,9 @@
     logits = model.apply({"params": base}, hidden, method="unembed")
 
 Leaving the "lora" collection out switches the adapters off: that *is* the reference model.
-Blocks are stacked along a leading "layers" axis and run under one `scan`. Letters: B batch, L
-tokens, S cache slots, P prefix tokens, H model width, K key/value heads, D head size, V vocabulary.
+Blocks are stacked along a leading "layers" axis and run under one `scan`; with weights that `unrolled.per_layer` has
+taken apart, one after the other. Letters: B batch, L tokens, S cache slots, P prefix tokens, H model width, K key/value
+heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -166,11 +167,18 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder. `remat` recomputes each block in the backward pass; `mesh` turns on activation constraints."""
+    """The decoder.
+
+    Attributes:
+      remat: recompute each block in the backward pass.
+      mesh: turns on activation constraints.
+      unrolled: each layer's variables are named by themselves, "blocks_0" and so on: see `unrolled.per_layer`.
+    """
 
     config: ModelConfig
     remat: bool = False
     mesh: Mesh | None = None
+    unrolled: bool = False
 
     def setup(self):
         c = self.config
@@ -224,17 +232,26 @@ class Transformer(nn.Module):
         block = Block
         if self.remat:
             block = nn.remat(Block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
-        layers = nn.scan(
-            block,
-            variable_axes={"params": 0, "lora": 0},
-            split_rngs={"params": True},
-            in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
-            length=c.num_layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(c, self.mesh, collect, blocks, name="blocks")
         prefix = None if prefix is None else tuple(prefix)
         shared, maps = tuple((t.k, t.v) for t in contexts), tuple(tuple(t[2:]) for t in contexts)
-        (x, cache), kv = layers((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
+        if self.unrolled:
+            kvs = []
+            for i in range(c.num_layers):
+                one = block(c, self.mesh, collect, blocks, name=f"blocks_{i}")
+                own_prefix, own_shared = jax.tree.map(lambda t: t[i], (prefix, shared))  # noqa: B023, used at once
+                (x, cache), kv = one((x, cache), own_prefix, own_shared, i, cos, sin, mask, maps)
+                kvs.append(kv)
+            kv = jax.tree.map(lambda *layers: jnp.stack(layers), *kvs)
+        else:
+            layers = nn.scan(
+                block,
+                variable_axes={"params": 0, "lora": 0},
+                split_rngs={"params": True},
+                in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
+                length=c.num_layers,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )(c, self.mesh, collect, blocks, name="blocks")
+            (x, cache), kv = layers((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
         hidden = self.final_norm(x)
         if collect:
             return hidden, KeyValues(*kv)

@@ -9,6 +9,7 @@ import pytest
 from nlrl_jax.backends import kv_generation
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.lm import unrolled
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Chat, Sampling
@@ -81,6 +82,12 @@ def test_growing_and_forking_chats_are_answered_as_without_a_cache(cached, expec
     agree(episode(cached, sampling=GREEDY), episode(dataclasses.replace(cached, cache_mb=0), sampling=GREEDY))
 
 
+def test_one_array_per_layer_answers_alike(cached, expected, monkeypatch):
+    monkeypatch.setattr(unrolled, "LARGE", 0)
+    agree(episode(cached), expected)
+    assert cached._net()[0].unrolled
+
+
 @pytest.mark.parametrize("options", [pytest.param({"rows": 2}, marks=pytest.mark.slow), {"cache_mb": 0.06}])
 def test_neither_rows_nor_a_cache_that_is_too_small_change_an_answer(plain, expected, options):
     small = dataclasses.replace(plain, **({"cache_mb": 1.0} | options))
@@ -135,7 +142,7 @@ def test_what_the_model_has_written_is_scored_without_reading_it_again(cached, p
     written = tuple(kv_generation.write(network, [prompt], [0], 1, draw)[0][0])
     pairs = [(prompt, written), (prompt, written[:4]), (prompt, (*written[:4], 7)), (prompt, tokens)]
     read = cached.cache.stats.read
-    want = plain._log_probs(plain.variables, [prompt], [(0, ids) for _, ids in pairs])
+    want = plain._log_probs((plain.model, plain.variables), [prompt], [(0, ids) for _, ids in pairs])
     got = kv_generation.log_probs(network, pairs[:3], 8)
     assert cached.cache.stats.read == read + 2
     got |= {3: kv_generation.log_probs(network, pairs[3:], 8)[0]}
