@@ -106,7 +106,7 @@ class LocalModel:
         draw = Draw(sampling, ends, key)
         written, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache)
+            network = Network(*net, self.cache, self._per_layer or net)
             written = kv_generation.write(network, prompts, rows, self.rows, draw)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
@@ -142,7 +142,7 @@ class LocalModel:
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
         known, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache)
+            network = Network(*net, self.cache, self._per_layer or net)
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
             known = kv_generation.log_probs(network, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
@@ -155,16 +155,16 @@ class LocalModel:
             for size, ids in zip(read, tokens, strict=True)
         ]
 
-    @functools.cached_property
-    def _per_layer(self) -> tuple[Transformer, Any]:
-        return per_layer(self.model, self.variables)
-
     def _net(self) -> tuple[Transformer, Any]:
         """The network and its variables as a call reads them: on a mesh gathered once, not for every token."""
         mesh = self.model.mesh
-        if mesh is None or mesh.shape["fsdp"] == 1:
-            return self._per_layer
-        return self.model, _gathered(self.model, self.variables)
+        gather = mesh is not None and mesh.shape["fsdp"] > 1
+        return self.model, _gathered(self.model, self.variables) if gather else self.variables
+
+    @functools.cached_property
+    def _per_layer(self) -> tuple[Transformer, Any] | None:
+        """For decoding without a mesh."""
+        return per_layer(self.model, self.variables) if self.model.mesh is None else None
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
@@ -263,7 +263,7 @@ class LocalModel:
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
             options = (static, draw.ends, prefix, temperature)
-            state = _decode(*net, state, draw.key, stop_at, *options)
+            state = _decode(*(self._per_layer or net), state, draw.key, stop_at, *options)
             # One transfer: everything the host decides on.
             small = (
                 state.tokens,
