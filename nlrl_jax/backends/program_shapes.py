@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nlrl_jax.backends import batching
+from nlrl_jax.lm import unrolled
 from nlrl_jax.lm.config import ModelConfig
 
 Shape = tuple[int, ...]
-COMPILING = 30e9  # multiplications in the time that it takes: about a second of one core
+COMPILING = 30e9  # multiplications in the time that it takes for a small model: about a second of one core
+LARGE = {"read": 3, "reply": 8}  # times as long where layers lie apart or are large, tracing included
 # How much more a new program may cost than what is needed, if it can then do an older one's work too: a factor, but no
 # more than a call may waste (of a large model a third is many compilations), and in any case a little.
-FACTOR, WASTE, MORE = 1.3, COMPILING / 4, COMPILING / 100
+FACTOR, WASTE, MORE = 1.3, 1 / 4, 1 / 100  # WASTE and MORE: shares of a compilation
 READ, LOAD = 14, 20  # multiplications in the time that reading a key for all its queries, and loading it, take
 STEPS = {"read": 1, "reply": 12}  # typical uses of a program's shape in a call
 GRAIN = {"read": 32, "reply": 4}  # queries are a multiple of this, and this times a power of two in a small model
@@ -32,6 +34,8 @@ class Shapes:
         table = config.vocab_size * config.hidden_size
         blocks = config.num_params - table * (1 if config.tie_embeddings else 2)
         self.weights = {"read": blocks, "reply": blocks + table}
+        large = 4 * blocks / config.num_layers >= unrolled.LARGE
+        self.compiling = {program: COMPILING * (LARGE[program] if large else 1) for program in STEPS}
         self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
 
     def cost(self, program: str, shape: Shape) -> float:
@@ -45,29 +49,32 @@ class Shapes:
         """The padded number of n queries: few numbers where padding is cheap, little padding where it is not."""
         grain = GRAIN[program]
         few, exact = batching.bucket(n, grain), -(-n // grain) * grain
-        return few if (few - exact) * self.weights[program] * STEPS[program] <= WASTE else exact
+        return (
+            few if (few - exact) * self.weights[program] * STEPS[program] <= WASTE * COMPILING else exact
+        )
 
     def choose(self, program: str, wanted: Sequence[Shape]) -> tuple[int, Shape]:
         """Which of the alternatives `wanted` to take, and the shape of the program for it."""
-        wasted = self.wasted[program]
+        wasted, compiling = self.wasted[program], self.compiling[program]
         cost = lambda shape: self.cost(program, shape)
         least, cheapest = min((cost(shape), i) for i, shape in enumerate(wanted))
         fits = [(cost(have), i, have) for have in wasted for i, want in enumerate(wanted) if _holds(have, want)]
         if fits:
             price, i, have = min(fits)
             waste = wasted[have] + (price - least) * STEPS[program]
-            if waste <= COMPILING:
+            if waste <= compiling:
                 wasted[have] = waste
                 return i, have
             wasted[have] = 0.0
-        most = least + min((FACTOR - 1) * least, WASTE / STEPS[program]) + MORE / STEPS[program]
+        waste, more = WASTE * compiling / STEPS[program], MORE * compiling / STEPS[program]
+        most = least + min((FACTOR - 1) * least, waste) + more
         best = wanted[cheapest]
         for have in sorted(wasted, key=cost, reverse=True):
             both = tuple(map(max, have, best))
             best = both if cost(both) <= most else best
         for i in 2 * (*range(1, len(best)),):  # and longer texts and larger groups, where that costs next to nothing
             twice = (*best[:i], 2 * best[i], *best[i + 1 :])
-            best = twice if cost(twice) <= least + MORE / STEPS[program] else best
+            best = twice if cost(twice) <= least + more else best
         wasted[best] = 0.0
         return cheapest, best
 

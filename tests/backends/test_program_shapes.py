@@ -48,7 +48,7 @@ def test_a_new_program_has_room_where_that_costs_next_to_nothing():
     known = Shapes(CONFIG)
     which, shape = known.choose("read", [SMALL])
     assert which == 0 and shape != SMALL and all(have >= want for have, want in zip(shape, SMALL))
-    assert known.cost("read", shape) <= known.cost("read", SMALL) + MORE
+    assert known.cost("read", shape) <= known.cost("read", SMALL) + MORE * COMPILING
     larger = (SMALL[0], *(min(2 * want, have) for have, want in zip(shape[1:], SMALL[1:])))
     assert known.choose("read", [larger])[1] == shape  # a text that grows meets no other program
 
@@ -59,6 +59,12 @@ def test_a_large_model_pads_little_and_a_small_one_to_few_numbers():
     assert [Shapes(CONFIG).queries("reply", n) for n in numbers] == [4, 16, 32, 64]
     assert [large.queries("reply", n) for n in numbers] == [4, 16, 20, 36]
     assert [large.queries("read", n) for n in (31, 305)] == [32, 320]
+
+
+def test_compiling_a_large_model_takes_longer():
+    large = Shapes(ModelConfig(512, 896, 4864, 24, 14, 2, 64, 640))
+    assert Shapes(CONFIG).compiling["read"] == COMPILING
+    assert COMPILING < large.compiling["read"] < large.compiling["reply"]
 
 
 def test_a_large_group_takes_several_rows():
