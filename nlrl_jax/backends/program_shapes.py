@@ -17,7 +17,7 @@ COMPILING = 30e9  # multiplications in the time that it takes for a small model:
 LARGE = {"read": 3, "reply": 8}  # times as long where layers lie apart or are large, tracing included
 # How much more a new program may cost than what is needed, if it can then do an older one's work too: a factor, but no
 # more than a call may waste (of a large model a third is many compilations), and in any case a little.
-FACTOR, WASTE, MORE = 1.3, 1 / 4, 1 / 100  # WASTE and MORE: shares of a compilation
+FACTOR, WASTE, MORE = 1.3, 1 / 4, 1 / 100  # the last two: shares of a compilation
 READ, LOAD = 14, 20  # multiplications in the time that reading a key for all its queries, and loading it, take
 STEPS = {"read": 1, "reply": 12}  # typical uses of a program's shape in a call
 GRAIN = {"read": 32, "reply": 4}  # queries are a multiple of this, and this times a power of two in a small model
@@ -34,8 +34,9 @@ class Shapes:
         table = config.vocab_size * config.hidden_size
         blocks = config.num_params - table * (1 if config.tie_embeddings else 2)
         self.weights = {"read": blocks, "reply": blocks + table}
-        large = 4 * blocks / config.num_layers >= unrolled.LARGE
-        self.compiling = {program: COMPILING * (LARGE[program] if large else 1) for program in STEPS}
+        self.large = 4 * blocks / config.num_layers >= unrolled.LARGE
+        self.room = WASTE if self.large else MORE
+        self.compiling = {program: COMPILING * (LARGE[program] if self.large else 1) for program in STEPS}
         self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
 
     def cost(self, program: str, shape: Shape) -> float:
@@ -72,9 +73,13 @@ class Shapes:
         for have in sorted(wasted, key=cost, reverse=True):
             both = tuple(map(max, have, best))
             best = both if cost(both) <= most else best
-        for i in 2 * (*range(1, len(best)),):  # and longer texts and larger groups, where that costs next to nothing
+        # And longer texts and larger groups, where that costs next to nothing; of a large model, texts that still grow,
+        # which the first level's do not if there are others.
+        room = self.room * compiling / STEPS[program]
+        growing = range(len(best) - 2, 2 if len(best) > 4 else 0, -3)
+        for i in growing if self.large else 2 * (*range(1, len(best)),):
             twice = (*best[:i], 2 * best[i], *best[i + 1 :])
-            best = twice if cost(twice) <= least + more else best
+            best = twice if cost(twice) <= least + room else best
         wasted[best] = 0.0
         return cheapest, best
 
