@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm.attention import Context
-from nlrl_jax.lm.generate import prefix_length, sample_token
+from nlrl_jax.lm.sampling import sample_token
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import shardings, spec
-from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache
+from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache, prefix_length
 from nlrl_jax.types import Sampling
 
 
@@ -170,7 +170,8 @@ def decode(
     """Writes tokens until `stop_at` of the R rows do not run, or all W slots are used.
 
     Args:
-      key: of the whole call; token i of a row is drawn from fold_in(fold_in(key, draw), i).
+      key: of the whole call; token i of a row is drawn from fold_in(fold_in(key, draw), i). Or [draws, N]: from
+        key[draw, i].
       stop_at: int32 [].
       sampling: `max_tokens` is not read: each row has its limit.
       ends: bool [V], tokens that end a reply.
@@ -193,7 +194,7 @@ def decode(
             variables, rows.last[:, None], positions, valid=valid, cache=cache, prefix=prefix, contexts=contexts
         )
         rows = rows._replace(kv=cache.kv, index=cache.index)
-        return _placed(_write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature), model.mesh)
+        return _placed(write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature), model.mesh)
 
     return _placed(jax.lax.while_loop(more, step, rows), model.mesh)
 
@@ -223,16 +224,25 @@ def reply(
     """
     R = hidden.shape[0]
     rows = empty_rows(model, R, max_tokens, max_tokens)._replace(draw=draw, limit=limit)
-    rows = _write(model, variables, rows, hidden, key, sampling, ends, temperature)
+    rows = write(model, variables, rows, hidden, key, sampling, ends, temperature)
     stop_at = jnp.int32(R)
     return decode(model, variables, rows, key, stop_at, sampling, ends, None, temperature, contexts, read)
 
 
-def _write(model, variables, rows, hidden, key, sampling, ends, temperature) -> Rows:
-    """Draws each running row's next token from `hidden` [R, H]."""
+def write(
+    model: Transformer,
+    variables: Any,
+    rows: Rows,
+    hidden: jax.Array,
+    key: jax.Array,
+    sampling: Sampling,
+    ends: jax.Array,
+    temperature: jax.Array | None = None,
+) -> Rows:
+    """Draws each running row's next token from `hidden` [R, H]; arguments as in `decode`."""
 
     def draw_token(draw, i, logits):
-        own = jax.random.fold_in(jax.random.fold_in(key, draw), i)
+        own = key[draw, i] if key.ndim else jax.random.fold_in(jax.random.fold_in(key, draw), i)
         return sample_token(own, logits[None], sampling, temperature)[0]
 
     logits = model.apply(variables, hidden, method="unembed")

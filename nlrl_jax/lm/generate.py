@@ -1,4 +1,8 @@
-"""Sampling: prefill, an early-exit decode loop, and the shared prefix computed once.
+"""Sampling of replies to a batch of prompts that begin together, one program in which little is computed for nothing.
+
+Equal prompts are read once. The rows that still write are kept in front, and decoding goes on with the next smaller
+size as soon as they fit: each of a few sizes is one loop of the program. What a row says depends on its prompt, the key
+and its number in the batch only (up to the rounding of matrix products of another shape).
 
 Letters: B batch, S prompt bucket, N new tokens at most, P prefix tokens, V vocabulary.
 """
@@ -10,9 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache
+from nlrl_jax.lm.decode import Rows, decode, prefill, running, write
+from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, prefix_length
 from nlrl_jax.types import Sampling
+
+SHRINK = 0.6  # a size by the one before it: smaller steps save a few row steps, and every loop takes time to compile
+SMALLEST = 6  # the smallest size is about a 6th of the batch
+READ = 8  # prompts are read in blocks of an 8th of the batch
 
 
 class Completion(NamedTuple):
@@ -52,32 +63,30 @@ def compute_prefix(model: Transformer, variables: Any, tokens: jax.Array) -> Key
     return KeyValues(kv.k[:, 0], kv.v[:, 0])
 
 
-def prefix_length(prefix: KeyValues | None) -> int:
-    """P, or 0 without a prefix."""
-    return 0 if prefix is None else prefix.k.shape[1]
+def row_sizes(batch: int, mesh: Mesh | None = None) -> tuple[int, ...]:
+    """The numbers of rows that decoding goes through, from `batch` down.
+
+    Only `batch` where devices share the rows: bringing rows together would move their keys and values between devices.
+    """
+    if whole_rows(1, mesh) > 1:
+        return (batch,)
+    sizes = [batch]
+    while sizes[-1] > max(1, batch // SMALLEST):
+        size = sizes[-1] * SHRINK
+        sizes.append(16 * round(size / 16) if size > 16 else int(size))
+    return tuple(sizes)
 
 
-def sample_token(
-    key: jax.Array, logits: jax.Array, sampling: Sampling, temperature: jax.Array | None = None
-) -> jax.Array:
-    """One token a row, logits [B, V] -> int32 [B]. `temperature` replaces that of `sampling`, unless it is greedy."""
-    if sampling.temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / (sampling.temperature if temperature is None else temperature)
-    ids = None
-    if 0 < sampling.top_k < logits.shape[-1]:
-        logits, ids = jax.lax.top_k(logits, sampling.top_k)
-    elif sampling.top_p < 1:
-        logits, ids = jax.lax.top_k(logits, logits.shape[-1])
-    if sampling.top_p < 1:
-        # Keep a token while the probability *before* it is below top_p: the first one always stays.
-        probs = jax.nn.softmax(logits, axis=-1)
-        before = jnp.cumsum(probs, axis=-1) - probs
-        logits = jnp.where(before < sampling.top_p, logits, -jnp.inf)
-    choice = jax.random.categorical(key, logits, axis=-1)
-    if ids is not None:
-        choice = jnp.take_along_axis(ids, choice[:, None], axis=-1)[:, 0]
-    return choice.astype(jnp.int32)
+def row_steps(lengths: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+    """Rows that `generate` computed in all of its decoding steps, int32 [...], for replies of `lengths` [..., B].
+
+    Of these, max(lengths - 1, 0) were needed: reading a prompt gives a reply's first token.
+    """
+    sizes = jnp.array(row_sizes(lengths.shape[-1], mesh)[::-1])
+    ranked = jnp.sort(lengths, axis=-1, descending=True)  # more than n rows write while there are ranked[n] tokens
+    at_least = jnp.maximum(ranked[..., jnp.concatenate([jnp.zeros(1, int), sizes[:-1]])] - 1, 0)
+    steps = at_least - jnp.concatenate([at_least[..., 1:], jnp.zeros_like(at_least[..., :1])], axis=-1)
+    return jnp.sum(steps * sizes, axis=-1)
 
 
 def generate(
@@ -97,50 +106,110 @@ def generate(
       variables: {"params": ...} or {"params": ..., "lora": ...}.
       prompts: int32 [B, S], left-padded (see `left_pad`); with a prefix, the part after it.
       lengths: int32 [B], tokens of each prompt.
-      key: split once per token.
+      key: split into one for each row and token.
       eos_ids: tokens that end a reply.
       prefix: keys and values of what comes before every prompt.
       active: bool [B]; rows that are False generate nothing (length 0).
     """
     B, S = prompts.shape
-    N, P = sampling.max_tokens, prefix_length(prefix)
-    pad = S - lengths  # [B] first real slot of a row
-    slots = jnp.arange(S + N)
-    valid = slots[None, :] >= pad[:, None]
-    eos = jnp.asarray(eos_ids, jnp.int32)
-    done = jnp.zeros((B,), bool) if active is None else ~active
+    N, sizes = sampling.max_tokens, row_sizes(B, model.mesh)
+    active = jnp.ones((B,), bool) if active is None else active
+    ends = jnp.zeros((model.config.vocab_size,), bool).at[jnp.asarray(eos_ids)].set(True)
+    if len(sizes) == 1:
+        order = jnp.arange(B)
+        kv, hidden = _read_all(model, variables, prompts, lengths, N, prefix)
+    else:
+        order = jnp.argsort(~active)
+        kv, hidden = _read_distinct(model, variables, prompts, lengths, N, prefix, active, order)
+    keys = jax.random.split(key, (B, N))  # here: each of the loops below would compile it again
+    zeros = jnp.zeros((B,), jnp.int32)
+    rows = Rows(
+        kv=kv,
+        index=jnp.int32(S),
+        start=(S - lengths)[order],
+        draw=order,
+        last=zeros,
+        tokens=jnp.zeros((B, N), jnp.int32),
+        lengths=zeros,
+        log_probs=jnp.zeros((B, N)),
+        limit=jnp.where(active, N, 0)[order],
+        ended=zeros > 0,
+    )
+    rows = write(model, variables, rows, hidden, keys, sampling, ends)
+    for size, smaller in zip(sizes, (*sizes[1:], 0)):
+        rows = _bring_to_front(rows, size) if size < B else rows
+        some = decode(model, variables, _first(rows, size), keys, jnp.int32(size - smaller), sampling, ends, prefix)
+        rows = _join(rows, some)
+    back = jnp.argsort(rows.draw)
+    return Completion(*(x[back] for x in (rows.tokens, rows.lengths, rows.log_probs, rows.ended)))
 
-    def forward(tokens, first_slot, cache):
-        positions = P + jnp.maximum(first_slot + jnp.arange(tokens.shape[1]) - pad[:, None], 0)
-        hidden, cache = model.apply(variables, tokens, positions, valid=valid, cache=cache, prefix=prefix)
-        return model.apply(variables, hidden[:, -1], method="unembed"), cache
 
-    def pick(i, logits, out):
-        tokens = sample_token(jax.random.fold_in(key, i), logits, sampling)
-        log_probs = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
-        running = ~out.ended & ~done
-        tokens = jnp.where(running, tokens, 0)
-        return Completion(
-            tokens=out.tokens.at[:, i].set(tokens),
-            lengths=out.lengths + running,
-            log_probs=out.log_probs.at[:, i].set(jnp.where(running, log_probs, 0.0)),
-            ended=out.ended | (running & jnp.isin(tokens, eos)),
-        ), tokens
-
-    out = Completion(jnp.zeros((B, N), jnp.int32), jnp.zeros((B,), jnp.int32), jnp.zeros((B, N)), jnp.zeros((B,), bool))
+def _read_all(model, variables, prompts, lengths, N, prefix) -> tuple[KeyValues, jax.Array]:
+    """Keys and values of all prompts, with N more slots, and the hidden states [B, H] of their last tokens."""
+    B, S = prompts.shape
+    slots, pad = jnp.arange(S + N), (S - lengths)[:, None]
+    positions = prefix_length(prefix) + jnp.maximum(slots[:S] - pad, 0)
     cache = empty_cache(model.config, B, S + N)._replace(index=np.int32(0))  # known here: see `blockwise.Blocks`
-    logits, cache = forward(prompts, 0, cache)
-    out, last = pick(0, logits, out)
+    hidden, cache = model.apply(variables, prompts, positions, valid=slots >= pad, cache=cache, prefix=prefix)
+    return cache.kv, hidden[:, -1]
 
-    def unfinished(carry):
-        i, out, _, _ = carry
-        return (i < N) & ~jnp.all(out.ended | done)
 
-    def step(carry):
-        i, out, last, cache = carry
-        logits, cache = forward(last[:, None], S + i - 1, cache)
-        out, last = pick(i, logits, out)
-        return i + 1, out, last, cache
+def _read_distinct(model, variables, prompts, lengths, N, prefix, active, order) -> tuple[KeyValues, jax.Array]:
+    """The same in the given order of rows; each distinct prompt of the active rows is read once, in blocks."""
+    B, S = prompts.shape
+    block = -(-B // READ)
+    known = jnp.concatenate([prompts, lengths[:, None]], axis=1)
+    equal = jnp.all(known[:, None] == known, axis=-1) & active
+    first = jnp.argmax(equal, axis=1)  # the first row with this prompt
+    distinct = active & (first == jnp.arange(B))
+    read, place = jnp.argsort(~distinct), jnp.cumsum(distinct) - 1
 
-    _, out, _, _ = jax.lax.while_loop(unfinished, step, (jnp.int32(1), out, last, cache))
-    return out
+    def unread(carry):
+        return carry[0] < jnp.sum(distinct)
+
+    def read_block(carry):
+        n, kv, hidden = carry
+        at = jnp.minimum(n, B - block)
+        these = jax.lax.dynamic_slice_in_dim(read, at, block)
+        found = prefill(model, variables, prompts[these], lengths[these], prefix)
+        put = lambda old, new: jax.lax.dynamic_update_slice(old, new, (0, at) + (0,) * (old.ndim - 2))
+        return n + block, KeyValues(*map(put, kv, found.kv)), hidden.at[at + jnp.arange(block)].set(found.hidden)
+
+    config = model.config
+    kv, hidden = empty_cache(config, B, S + N).kv, jnp.zeros((B, config.hidden_size), config.dtype)
+    _, kv, hidden = jax.lax.while_loop(unread, read_block, (jnp.int32(0), kv, hidden))
+    source = jnp.maximum(place[first[order]], 0)
+    return _take_rows(kv, source, config.num_layers, S), hidden[source]
+
+
+def _take_rows(kv: KeyValues, source: jax.Array, layers: jax.Array | int, slots: int | None = None) -> KeyValues:
+    """Puts the rows `source` in front, in place: all layers at once would take the memory twice."""
+
+    def take(i, t):
+        rows = jax.lax.dynamic_index_in_dim(t, i)[:, :, :slots].take(source, axis=1, mode="clip")
+        return jax.lax.dynamic_update_slice(t, rows, (i, 0, 0, 0, 0))
+
+    return jax.lax.fori_loop(0, layers, lambda i, kv: KeyValues(*(take(i, t) for t in kv)), kv)
+
+
+def _bring_to_front(rows: Rows, size: int) -> Rows:
+    """Brings the running rows, at most `size`, into the first `size` places."""
+    runs = running(rows)
+    moves = jnp.any(runs[size:])
+    order = jnp.where(moves, jnp.argsort(~runs), jnp.arange(len(runs)))
+    layers = jnp.where(moves, rows.kv.k.shape[0], 0)
+    kv = _take_rows(rows.kv, order[:size], layers)
+    return jax.tree.map(lambda x: x[order], rows._replace(kv=None, index=None))._replace(kv=kv, index=rows.index)
+
+
+def _first(rows: Rows, size: int) -> Rows:
+    """The first rows. All keys and values stay where they are: the model uses those of the rows it is given."""
+    few = jax.tree.map(lambda x: x[:size], rows._replace(kv=None, index=None))
+    return few._replace(kv=rows.kv, index=rows.index)
+
+
+def _join(rows: Rows, few: Rows) -> Rows:
+    """`rows` with the first ones as they are in `few`."""
+    put = lambda old, new: old.at[: len(new)].set(new)
+    bare = lambda rows: rows._replace(kv=None, index=None)
+    return jax.tree.map(put, bare(rows), bare(few))._replace(kv=few.kv, index=few.index)

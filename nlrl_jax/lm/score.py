@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.lm.generate import prefix_length
 from nlrl_jax.lm.sharding import platform_of, whole_rows
-from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.transformer import KeyValues, Transformer, prefix_length
 
 CHUNK_ELEMENTS = {"cpu": 2**24}  # logits that a device holds at once: 64 MiB in float32
 CHUNK_ELEMENTS_ELSEWHERE = 2**27  # products of a hundred rows would leave a GPU idle

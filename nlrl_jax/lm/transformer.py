@@ -34,8 +34,13 @@ class KeyValues(NamedTuple):
     v: jax.Array
 
 
+def prefix_length(prefix: KeyValues | None) -> int:
+    """P, or 0 without a prefix."""
+    return 0 if prefix is None else prefix.k.shape[1]
+
+
 class Cache(NamedTuple):
-    """Key/value slots of a batch; `index` is the slot where the next token is written."""
+    """Key/value slots of a batch, whose rows are the first ones here; `index` is the slot where the next token is written."""
 
     kv: KeyValues
     index: jax.Array  # int32 []
@@ -130,7 +135,7 @@ class Attention(nn.Module):
             start = (layer, 0, cache.index, 0, 0)
             kv = KeyValues(*(jax.lax.dynamic_update_slice(old, t[None], start) for old, t in zip(cache.kv, new)))
             cache = cache._replace(kv=kv)
-            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False) for t in kv)
+            k, v = (jax.lax.dynamic_index_in_dim(t, layer, keepdims=False)[:B] for t in kv)
         if contexts:
             out = attention.attend_contexts(q, k, v, mask, contexts)
         elif self.blocks:

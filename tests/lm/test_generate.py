@@ -10,9 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, prefix_length, sample_token
+from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
+from nlrl_jax.lm.sampling import sample_token
 from nlrl_jax.lm.score import score as score_
-from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.lm.transformer import Transformer, prefix_length
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy_params
 
@@ -69,7 +70,7 @@ class Counting:
     """A model that counts its forward passes."""
 
     def __init__(self, model):
-        self.model, self.config, self.passes = model, model.config, 0
+        self.model, self.config, self.mesh, self.passes = model, model.config, model.mesh, 0
 
     def apply(self, *args, **kwargs):
         if kwargs.get("method") == "unembed":
