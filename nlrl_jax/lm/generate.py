@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nlrl_jax.lm import acting
 from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache
 from nlrl_jax.types import Sampling
 
@@ -130,6 +131,7 @@ def generate(
     out = Completion(jnp.zeros((B, N), jnp.int32), jnp.zeros((B,), jnp.int32), jnp.zeros((B, N)), jnp.zeros((B,), bool))
     cache = empty_cache(model.config, B, S + N)._replace(index=np.int32(0))  # known here: see `blockwise.Blocks`
     logits, cache = forward(prompts, 0, cache)
+    cache = cache._replace(kv=acting.own_slots(variables, cache.kv, B))
     out, last = pick(0, logits, out)
 
     def unfinished(carry):

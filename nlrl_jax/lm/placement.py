@@ -91,8 +91,15 @@ def gathered(model: Transformer, variables: Any) -> Any:
         layer = jax.tree.map(
             lambda p: PartitionSpec(*p[1:]), specs["blocks"], is_leaf=lambda p: isinstance(p, PartitionSpec)
         )
-        blocks = jax.lax.optimization_barrier((tree["blocks"], after))[0]
-        blocks = bring(jax.lax.map(lambda one: bring(one, layer), blocks), specs["blocks"])
+        if isinstance(tree["blocks"], tuple):
+            blocks = []
+            for one in tree["blocks"]:
+                blocks.append(bring(one, layer, after))
+                after = jax.tree.leaves(blocks[-1])[-1:]
+            blocks = tuple(blocks)
+        else:
+            blocks = jax.lax.optimization_barrier((tree["blocks"], after))[0]
+            blocks = bring(jax.lax.map(lambda one: bring(one, layer), blocks), specs["blocks"])
         rest = {name: leaf for name, leaf in tree.items() if name != "blocks"}
         rest = bring(rest, {name: specs[name] for name in rest}, jax.tree.leaves(blocks)[-1:])
         return {**rest, "blocks": blocks}

@@ -1,5 +1,5 @@
-"""The update of an 8B model and its fine-tuning on long rows, compiled for eight H100s that are not here. Needs the
-extra `aot`."""
+"""The update of an 8B model and its fine-tuning on long rows, compiled for eight H100s that are not here, and decoding
+with a 3B model for one. Needs the extra `aot`."""
 
 import math
 import os
@@ -44,6 +44,30 @@ def tensor(tmp_path_factory):
 def long_rows(tmp_path_factory):
     options = ("--program=sft", "--train=params", "--model=llama3.1-8b", "--rows=8", f"--tokens={LONG + 1}")
     return compiled("1,8,1", tmp_path_factory, *options, "--param_dtype=bfloat16")
+
+
+@pytest.fixture(scope="module")
+def decoding(tmp_path_factory):
+    """Programs that sample from 100 prompts, by (weights that are read, layers)."""
+
+    def program(weights, layers):
+        options = ("--program=sample", "--model=qwen2.5-3b", "--prompt=122", f"--layers={layers}")
+        return compiled("1,1,1", tmp_path_factory, *options, f"--rollout_weights={weights}")[1]
+
+    return {(weights, layers): program(weights, layers) for weights in ("auto", "merged") for layers in (2, 4)}
+
+
+def test_a_layer_launches_few_kernels_for_a_token(decoding):
+    """Once 62, when the adapter was cast and rows were filled up in every layer, and weights copied out of a stack."""
+    started = {key: program.launches()[hlo.UNKNOWN] for key, program in decoding.items()}
+    each = {weights: (started[weights, 4] - started[weights, 2]) / 2 for weights in ("auto", "merged")}
+    assert each["auto"] <= 32 and each["merged"] <= 18
+
+
+def test_nothing_large_is_copied_for_a_token(decoding):
+    """Neither weights nor keys and values: together 7.4 GiB at 36 layers."""
+    for program in decoding.values():
+        assert not [row for row in program.copies() if hlo.UNKNOWN in row.loops]
 
 
 def per_token(program):
