@@ -11,6 +11,7 @@ kernels to launch; in 16 bits, rounding the sum changes the policy slightly. Wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,9 +20,10 @@ import jax.numpy as jnp
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import memory_of, platform_of
-from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.lm.transformer import KeyValues, Transformer, param_specs
 
 WEIGHTS = ("auto", "shared", "apart", "merged")
+JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # products of one input
 
 
 def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
@@ -33,15 +35,19 @@ def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
     alone = platform_of(model.mesh) not in ("cpu", "tpu") and (
         weights in ("apart", "merged") or (weights == "auto" and _has_room(model, variables["params"]))
     )
+    specs = param_specs(model)
     if alone:
-        variables = by_layer(config, variables, weights == "merged")
+        join = model.mesh is None or model.mesh.shape["tensor"] == 1  # else a device has its part of each kernel
+        variables = by_layer(config, variables, weights == "merged", join)
+        if "gate_up" in variables["params"]["blocks"][0]:
+            specs = {name: {**tree, "blocks": _joined(tree["blocks"], _first)} for name, tree in specs.items()}
     elif weights == "merged" and "lora" in variables:
         merge = lambda one: _merged(config, *one)
         blocks = jax.lax.map(merge, (variables["params"]["blocks"], variables["lora"]["blocks"]))
         variables = {"params": {**variables["params"], "blocks": blocks}}
     if "lora" in variables:
         variables = {**variables, "lora": in_dtype(config, variables["lora"])}
-    return placement.gathered(model, variables)
+    return placement.gathered(model, variables, specs)
 
 
 def in_dtype(config: ModelConfig, lora: Any) -> Any:
@@ -49,24 +55,52 @@ def in_dtype(config: ModelConfig, lora: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(config.dtype), lora)
 
 
-def by_layer(config: ModelConfig, variables: Any, merge: bool) -> Any:
-    """Variables whose blocks are a tuple with one entry per layer, the adapter ready to use (`Linear`) or merged."""
+def by_layer(config: ModelConfig, variables: Any, merge: bool, join: bool = False) -> Any:
+    """Variables whose blocks are a tuple with one entry per layer, the adapter ready to use (`Linear`) or merged.
+
+    Args:
+      join: make one kernel of query, key and value, and one of gate and up.
+    """
     params, lora = variables["params"], variables.get("lora")
-    blocks = _layers(config, params["blocks"])
-    if lora is None:
-        return {"params": {**params, "blocks": blocks}}
-    adapters = _layers(config, lora["blocks"])
-    if merge:
+    blocks, adapters = _layers(config, params["blocks"]), ()
+    if lora is not None:
+        adapters = _layers(config, lora["blocks"])
+        names = {key.key for path, _ in jax.tree_util.tree_leaves_with_path(adapters[0]) for key in path}
+        join = join and names.issuperset(part for parts in JOINED.values() for part in parts)
+    if merge and adapters:
         merged = []
         for pair in zip(blocks, adapters):
             if merged:  # one after another: a product is as large as its kernel
                 pair = jax.lax.optimization_barrier((pair, merged[-1]))[0]
             merged.append(_merged(config, *pair))
-        return {"params": {**params, "blocks": tuple(merged)}}
+        blocks, adapters = merged, ()
     scale = config.lora.alpha / config.lora.rank
     ready = lambda path, x: (x * scale if path[-1].key == "b" else x).astype(config.dtype)
-    adapters = tuple(jax.tree_util.tree_map_with_path(ready, adapter) for adapter in adapters)
-    return {"params": {**params, "blocks": blocks}, "lora": {**lora, "blocks": adapters}}
+    adapters = [jax.tree_util.tree_map_with_path(ready, adapter) for adapter in adapters]
+    if join:
+        blocks, adapters = ([_joined(one, _side_by_side) for one in layers] for layers in (blocks, adapters))
+    found = {"params": {**params, "blocks": tuple(blocks)}}
+    return {**found, "lora": {**lora, "blocks": tuple(adapters)}} if adapters else found
+
+
+def _joined(block: Any, together: Callable[[list[Any]], Any]) -> Any:
+    """A layer's tree in which products of one input are one; `together` makes one module's tree of several."""
+    if not isinstance(block, dict):
+        return block
+    for name, parts in JOINED.items():
+        if all(part in block for part in parts):
+            rest = {key: tree for key, tree in block.items() if key not in parts}
+            block = {**rest, name: together([block[part] for part in parts])}
+    return {key: tree if key in JOINED else _joined(tree, together) for key, tree in block.items()}
+
+
+def _first(parts: list[Any]) -> Any:
+    return parts[0]
+
+
+def _side_by_side(parts: list[Any]) -> Any:
+    join = lambda name: jax.scipy.linalg.block_diag if name == "b" else lambda *x: jnp.concatenate(x, axis=-1)
+    return {name: join(name)(*(part[name] for part in parts)) for name in parts[0]}
 
 
 def _layers(config: ModelConfig, blocks: Any) -> tuple[Any, ...]:
@@ -107,6 +141,13 @@ def own_slots(variables: Any, kv: KeyValues, rows: int) -> KeyValues:
     if not isinstance(variables["params"]["blocks"], tuple):
         return kv
     return KeyValues(*(tuple(t[i : i + 1, :rows] for i in range(t.shape[0])) for t in kv))
+
+
+def own_prefix(variables: Any, prefix: KeyValues | None) -> KeyValues | None:
+    """A shared prefix for a loop that decodes: by layer if the blocks are."""
+    if prefix is None or not isinstance(variables["params"]["blocks"], tuple):
+        return prefix
+    return KeyValues(*(tuple(t[i] for i in range(t.shape[0])) for t in prefix))
 
 
 def joined_slots(kv: KeyValues, after: KeyValues) -> KeyValues:

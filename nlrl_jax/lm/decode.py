@@ -196,7 +196,7 @@ def decode(
         rows = rows._replace(kv=cache.kv, index=cache.index)
         return _placed(_write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature), model.mesh)
 
-    kv = rows.kv
+    kv, prefix = rows.kv, acting.own_prefix(variables, prefix)
     rows = jax.lax.while_loop(more, step, rows._replace(kv=acting.own_slots(variables, kv, rows.tokens.shape[0])))
     return _placed(rows._replace(kv=acting.joined_slots(kv, rows.kv)), model.mesh)
 

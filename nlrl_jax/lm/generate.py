@@ -132,6 +132,7 @@ def generate(
     cache = empty_cache(model.config, B, S + N)._replace(index=np.int32(0))  # known here: see `blockwise.Blocks`
     logits, cache = forward(prompts, 0, cache)
     cache = cache._replace(kv=acting.own_slots(variables, cache.kv, B))
+    prefix = acting.own_prefix(variables, prefix)
     out, last = pick(0, logits, out)
 
     def unfinished(carry):

@@ -65,17 +65,20 @@ def stay(
     return jax.lax.with_sharding_constraint((learned, opt_state, other), places)
 
 
-def gathered(model: Transformer, variables: Any) -> Any:
+def gathered(model: Transformer, variables: Any, specs: Any = None) -> Any:
     """The variables with each "fsdp" group's shards in one piece on all of its devices; "tensor" stays. Without such
     a group, `variables`.
 
     For as long as they stay the same, a rollout say: they are exchanged once, not for every token. Layer by layer and
     in their own order, as all layers at once would be written a second time in another one.
+
+    Args:
+      specs: PartitionSpecs of the variables; by default the model's own.
     """
     if model.mesh is None or model.mesh.shape["fsdp"] == 1:
         return variables
     whole = lambda p: PartitionSpec(*(None if name == "fsdp" else name for name in p))
-    specs = jax.tree.map(whole, param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
+    specs = jax.tree.map(whole, specs or param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
 
     def bring(tree, specs, after=()):
         """One leaf after another: exchanges in any order make CPU devices that share a core wait for each other."""

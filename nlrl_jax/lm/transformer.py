@@ -28,7 +28,7 @@ class KeyValues(NamedTuple):
     """Keys and values of all layers.
 
     As a cache: [layers, B, S, K, D], or a tuple with [1, B, S, K, D] per layer. As a shared prefix: [layers, P, K, D],
-    no batch axis.
+    no batch axis, or a tuple with [P, K, D] per layer.
     """
 
     k: jax.Array
@@ -128,9 +128,14 @@ class Attention(nn.Module):
         B, L, _ = x.shape
         for_k, for_v, *again = apart(x, 5, cache, self.mesh)
         again = again if self.alone else (None,) * 3
-        q = Linear(c, c.num_heads * c.head_dim, ("embed", "heads"), c.qkv_bias, name="q")(x, again[0])
-        k = Linear(c, c.num_kv_heads * c.head_dim, ("embed", "kv_heads"), c.qkv_bias, name="k")(for_k, again[1])
-        v = Linear(c, c.num_kv_heads * c.head_dim, ("embed", "kv_heads"), c.qkv_bias, name="v")(for_v, again[2])
+        of_q, of_k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        if self.get_variable("params", "qkv") is not None:  # joined by `lm.acting`
+            qkv = Linear(c, of_q + 2 * of_k, ("embed", "heads"), c.qkv_bias, name="qkv")(x, again[0])
+            q, k, v = jnp.split(qkv, (of_q, of_q + of_k), axis=-1)
+        else:
+            q = Linear(c, of_q, ("embed", "heads"), c.qkv_bias, name="q")(x, again[0])
+            k = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="k")(for_k, again[1])
+            v = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="v")(for_v, again[2])
         q = q.reshape(B, L, c.num_heads, c.head_dim)
         k, v = (t.reshape(B, L, c.num_kv_heads, c.head_dim) for t in (k, v))
         if c.qk_norm:
@@ -175,8 +180,12 @@ class Block(nn.Module):
         h = RMSNorm(c, name="mlp_norm")(x)
         for_up, *again = apart(h, 3, cache, self.mesh)
         again = again if self.alone else (None,) * 2
-        gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, again[0])
-        up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, again[1])
+        if self.get_variable("params", "gate_up") is not None:
+            both = Linear(c, 2 * c.intermediate_size, ("embed", "mlp"), name="gate_up")(h, again[0])
+            gate, up = jnp.split(both, 2, axis=-1)
+        else:
+            gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, again[0])
+            up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, again[1])
         h = constrain(jax.nn.silu(gate) * up, self.mesh, ("batch", "length", "mlp"))
         last = apart(h, 1, cache, self.mesh)[0] if self.alone else None
         x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
@@ -232,7 +241,7 @@ class Transformer(nn.Module):
         slots = L if cache is None else jax.tree.leaves(cache.kv.k)[0].shape[2]
         first = 0 if cache is None else cache.index
         mask = blockwise.Sight(first, valid, segments, sees)
-        context = slots if prefix is None else prefix.k.shape[1] + slots
+        context = slots if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-3] + slots
         blocks = None if contexts else blockwise.blocks_for(self.mesh, B, c.num_heads, L, context, first)
         if blocks is None:
             mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
@@ -270,7 +279,7 @@ class Transformer(nn.Module):
         params, lora = self.get_variable("params", "blocks"), self.get_variable("lora", "blocks")
         single = cache is not None and isinstance(cache.kv.k, tuple)
         kept: list[KeyValues] = []
-        layer = lambda i: jax.tree.map(lambda t: t[i], (prefix, shared))
+        layer = lambda i: (prefix and tuple(t[i] for t in prefix), jax.tree.map(lambda t: t[i], shared))
         for i in range(self.config.num_layers):
             variables = {"params": params[i]} if lora is None else {"params": params[i], "lora": lora[i]}
             own = cache._replace(kv=KeyValues(cache.kv.k[i], cache.kv.v[i])) if single else cache

@@ -49,13 +49,24 @@ def said(variables, prompts, prefix):
     return found
 
 
-@pytest.mark.parametrize("merge", [False, True])
-def test_layers_on_their_own_say_the_same(variables, prompts, said, merge):
-    alone = by_layer(CONFIG, variables, merge)
+@pytest.mark.parametrize("merge, join", [(False, False), (True, False), (False, True), (True, True)])
+def test_layers_on_their_own_say_the_same(variables, prompts, said, merge, join):
+    alone = by_layer(CONFIG, variables, merge, join)
+    assert ("qkv" in alone["params"]["blocks"][0]["attention"]) == join
     assert ("lora" in alone) != merge and len(alone["params"]["blocks"]) == 3
     found = run(MODEL, alone, prompts, LENGTHS, KEY, SAMPLING, (99,), compute_prefix(MODEL, alone, [7, 3, 9]))
     np.testing.assert_array_equal(found.tokens, said.tokens)
     np.testing.assert_allclose(found.log_probs, said.log_probs, atol=1e-4)
+
+
+def test_an_adapter_of_some_modules_is_not_joined(variables, prompts):
+    blocks = {name: tree for name, tree in variables["lora"]["blocks"].items() if name != "up"}
+    some = {**variables, "lora": {"blocks": blocks}}
+    want, found = (
+        run(MODEL, v, prompts, LENGTHS, KEY, SAMPLING, (99,)) for v in (some, by_layer(CONFIG, some, False, True))
+    )
+    np.testing.assert_array_equal(found.tokens, want.tokens)
+    np.testing.assert_allclose(found.log_probs, want.log_probs, atol=1e-4)
 
 
 def test_rows_that_go_on_keep_their_slots(variables, prompts):
@@ -72,7 +83,7 @@ def test_rows_that_go_on_keep_their_slots(variables, prompts):
             rows = steps.decode(MODEL, variables, short, KEY, jnp.int32(3), SAMPLING, jnp.zeros(40, bool))
         return rows
 
-    want, alone = write(variables, (6,)), by_layer(CONFIG, variables, True)
+    want, alone = write(variables, (6,)), by_layer(CONFIG, variables, True, join=True)
     for pieces in ((6,), (2, 6)):
         found = write(alone, pieces)
         np.testing.assert_array_equal(found.tokens, want.tokens)

@@ -48,20 +48,24 @@ def long_rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoding(tmp_path_factory):
-    """Programs that sample from 100 prompts, by (weights that are read, layers)."""
+    """Programs for one H100, by (weights that are read, layers): the update, and sampling from prompts alone."""
 
     def program(weights, layers):
-        options = ("--program=sample", "--model=qwen2.5-3b", "--prompt=122", f"--layers={layers}")
-        return compiled("1,1,1", tmp_path_factory, *options, f"--rollout_weights={weights}")[1]
+        given = ("--program=sample", "--prompt=122") if weights == "merged" else ()
+        options = ("--model=qwen2.5-3b", f"--layers={layers}", f"--rollout_weights={weights}", *given)
+        return compiled("1,1,1", tmp_path_factory, *options)[1]
 
     return {(weights, layers): program(weights, layers) for weights in ("auto", "merged") for layers in (2, 4)}
 
 
 def test_a_layer_launches_few_kernels_for_a_token(decoding):
     """Once 62, when the adapter was cast and rows were filled up in every layer, and weights copied out of a stack."""
-    started = {key: program.launches()[hlo.UNKNOWN] for key, program in decoding.items()}
-    each = {weights: (started[weights, 4] - started[weights, 2]) / 2 for weights in ("auto", "merged")}
-    assert each["auto"] <= 32 and each["merged"] <= 18
+
+    def started(weights, layers):
+        return sum(n for loops, n in decoding[weights, layers].launches().items() if loops.endswith(hlo.UNKNOWN))
+
+    each = {weights: (started(weights, 4) - started(weights, 2)) / 2 for weights in ("auto", "merged")}
+    assert 4 <= each["auto"] <= 32 and 4 <= each["merged"] <= 18
 
 
 def test_nothing_large_is_copied_for_a_token(decoding):
