@@ -36,12 +36,13 @@ from benchmarks.timing import parser_of
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
 from nlrl_jax.lm import placement
+from nlrl_jax.lm.acting import WEIGHTS, acting
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.sharding import make_mesh, shardings, spec
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.run import targets
 from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, placed
-from nlrl_jax.text.policy import LanguageAgentPolicy
+from nlrl_jax.text.policy import LanguageAgentPolicy, in_whole_tiles
 from nlrl_jax.types import Sampling
 from nlrl_jax.weights.load import load_config
 
@@ -52,7 +53,11 @@ def ms_grpo(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     game, sampling = envs.make(args.game, prompt), Sampling(max_tokens=args.tokens, temperature=1.5, top_k=3)
     policy = LanguageAgentPolicy.for_game(game, model, tokenizer, sampling, prompt)
     learning = MSGRPOConfig(
-        group_size=args.rows, group_sample=args.rows // 4, micro_batch=args.micro_batch, remat=not args.no_remat
+        group_size=args.rows,
+        group_sample=args.rows // 4,
+        micro_batch=args.micro_batch,
+        remat=not args.no_remat,
+        rollout_weights=args.rollout_weights,
     )
     print(f"prompt {len(policy.template.prefix)} + {policy.template.max_length} tokens, G={learning.group_size}")
     return compile_update(policy, game, learning), args.tokens - 1
@@ -82,7 +87,12 @@ def sample(model: Transformer, args: argparse.Namespace) -> tuple[Any, int]:
     given = placed(given, _rows(model, given))
     key = jax.eval_shape(lambda: jax.random.key(0))
     run = lambda variables, prompts, lengths, key: generate(
-        model, variables, prompts, lengths, key, Sampling(max_tokens=args.tokens), (0,)
+        model,
+        acting(model, variables, args.rollout_weights),
+        *in_whole_tiles(model.mesh, args.tokens, prompts, lengths, lengths > 0)[:2],
+        key,
+        Sampling(max_tokens=args.tokens),
+        (0,),
     )
     given = (placed(variables, where(variables)), *given, key.update(sharding=where(key)))
     return targets.compiled(jax.jit(run).lower(*given), model.mesh), args.tokens - 1
@@ -118,6 +128,9 @@ def show(program: hlo.Program, unknown: int) -> None:
             print(f"  {row.kind} x{row.number} {row.bytes / 2**20:,.2f} MiB  {row.loops}  {row.type[:60]}  {row.line}")
     for (loops, kind), n in moved.most_common():
         print(f"exchanged, {loops or 'outside loops'}: {kind} {n / 2**20:,.1f} MiB (loops of unknown length once)")
+    for loops, n in program.launches().items():
+        if hlo.UNKNOWN in loops:
+            print(f"launches, {loops}: {n}")
     for row in program.copies()[:12]:
         print(f"copied, {row.loops or 'outside loops'}: {row.kind} {row.bytes / 2**20:,.1f} MiB  {row.line}")
 
@@ -132,6 +145,7 @@ def main() -> None:
     parser.add_argument("--game", default="frozen_lake")
     parser.add_argument("--rows", type=int, default=0, help="episodes (100), examples (64) or prompts (100)")
     parser.add_argument("--tokens", type=int, default=0, help="per reply (200) or per example (1,024)")
+    parser.add_argument("--rollout_weights", default="auto", choices=WEIGHTS, help="what rollouts read")
     parser.add_argument("--no_remat", action="store_true", help="keep activations")
     parser.add_argument("--train", choices=("lora", "params"), default="lora", help="what sft learns")
     parser.add_argument(

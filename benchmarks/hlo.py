@@ -19,6 +19,10 @@ BYTES = {
     "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "c64": 8,
 }  # fmt: skip
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+_FREE = {  # not launched: names, structure, and the second half of what was started
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+    "partition-id", "replica-id",
+}  # fmt: skip
 UNKNOWN = "loop[?]"  # a loop of unknown length, in an `Op`'s loops
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
 _LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*)$")
@@ -96,6 +100,13 @@ class Program:
         for name, times in list(self._times.items()):
             for op in self.computations[name]:
                 yield self._loops[name], times, op
+
+    def launches(self) -> dict[str, int]:
+        """Kernels, library calls and copies that one pass of each loop starts itself, by loops."""
+        found: dict[str, int] = collections.Counter()
+        for loops, _, op in self.ops():
+            found[loops] += op.code not in _FREE and not op.code.endswith("-done")
+        return dict(found)
 
     def flop(self, unknown: float = 1.0) -> dict[str, float]:
         """Floating-point operations of matrix products by loops, in all runs."""

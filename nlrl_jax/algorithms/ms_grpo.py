@@ -17,7 +17,8 @@ What the paper leaves open, and our default (each an option of `MSGRPOConfig`):
   sampling within each group, the objective averaged over groups. 1 is the paper's.
 
 In the first step on a batch theta_old is theta: the old log-probabilities are that step's own, not a
-second forward pass, and the ratio is exactly 1.
+second forward pass, and the ratio is exactly 1. With `rollout_weights="merged"` theta_old is the merged policy, which
+rounding may separate from theta: its log-probabilities take another forward pass.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from nlrl_jax.algorithms import collapse
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
 from nlrl_jax.lm import placement
+from nlrl_jax.lm.acting import WEIGHTS, acting
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
@@ -75,6 +77,12 @@ class MSGRPOConfig:
     )
     micro_batch: int = option(0, "replies differentiated at a time (less memory, same result); 0: all", least=0)
     remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
+    rollout_weights: str = option(
+        "auto",
+        "what rollouts read: shared with the update; apart, on GPUs a copy with an array per layer (more memory, fewer "
+        "copies and kernels per token); merged, the same with the adapter in it; auto: apart where there is room",
+        choices=WEIGHTS,
+    )
     probe: int = option(
         0,
         "replies per iteration that are scored after another prompt too, to see whether they depend on theirs",
@@ -173,8 +181,8 @@ def make_update(
         states = jax.tree.map(lambda x: jnp.repeat(x, G, axis=0), states)
 
         # Lines 6-16: every episode j and step t at once.
-        acting = placement.gathered(policy.model, variables)
-        episodes = text_games.play(policy, game, acting, key_play, states, config.max_turns, config.max_steps)
+        acts = acting(policy.model, variables, config.rollout_weights)
+        episodes = text_games.play(policy, game, acts, key_play, states, config.max_turns, config.max_steps)
         turns = episodes.turns
 
         # Line 17: C_j = sum_t (r_{j,t+1} + Phi_{j,t}).
@@ -201,7 +209,9 @@ def make_update(
 
         # Line 24: theta <- theta + eta * grad J.
         rows = micro_batches(learned, advantages, config.micro_batch, policy.model.mesh, config.beta > 0)
-        if config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
+        if config.rollout_weights == "merged":  # rounded, these weights are another policy: the one that played
+            rows = rows._replace(old_log_probs=log_probs_of(policy, acts, rows))
+        elif config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
             rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows))
         finite = jnp.array(True)
         lora, opt_state = state.lora, state.opt_state
@@ -214,7 +224,7 @@ def make_update(
         new_state = state.replace(lora=lora, opt_state=opt_state, iteration=state.iteration + 1)
         metrics = {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite, **collapse.measures(turns, returns)}
         if config.probe:
-            metrics["state_dependence"] = collapse.state_dependence(policy, acting, turns, config.probe)
+            metrics["state_dependence"] = collapse.state_dependence(policy, acts, turns, config.probe)
         return new_state, {**metrics, **episode_metrics(episodes, returns)}
 
     return keep_finite(update)

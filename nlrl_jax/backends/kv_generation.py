@@ -48,13 +48,13 @@ def _compiled_once(*program):
 
 
 class Network(NamedTuple):
-    """A model, its variables and the key/value cache that belongs to them; `decoder`: what replies are written with,
-    the same or as `lm.unrolled.per_layer` makes it."""
+    """A model, its variables and the key/value cache that belongs to them; `acting`: the variables as replies are
+    written with them (`lm.acting.views`)."""
 
     model: Transformer
     variables: Any
     cache: KVCache
-    decoder: tuple[Transformer, Any]
+    acting: Any
 
 
 class Draw(NamedTuple):
@@ -230,7 +230,7 @@ def _write_chunk(net: Network, texts, which, numbers, draw: Draw):
     temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
     N = -(-sampling.max_tokens // 8) * 8
     with _compiled_once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
-        inputs = (*net.decoder, hidden, read, number, limit)
+        inputs = (net.model, net.acting, hidden, read, number, limit)
         state = _reply(*inputs, N, draw.key, static, draw.ends, contexts, temperature)
     results = state.tokens, state.lengths, state.ended, state.index, state.log_probs
     tokens, sizes, ended, steps_done, probs = jax.device_get(whole(results))

@@ -19,13 +19,13 @@ import numpy as np
 from nlrl_jax.backends import batching, kv_generation, malloc
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.kv_generation import Draw, Network
+from nlrl_jax.lm import acting
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.lm.unrolled import per_layer
 from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
@@ -106,7 +106,7 @@ class LocalModel:
         draw = Draw(sampling, ends, key)
         written, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache, self._per_layer or net)
+            network = Network(*net, self.cache, self._decoder(net)[1])
             written = kv_generation.write(network, prompts, rows, self.rows, draw)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
@@ -142,7 +142,7 @@ class LocalModel:
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
         known, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache, self._per_layer or net)
+            network = Network(*net, self.cache, self._decoder(net)[1])
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
             known = kv_generation.log_probs(network, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
@@ -162,9 +162,12 @@ class LocalModel:
         return self.model, _gathered(self.model, self.variables) if gather else self.variables
 
     @functools.cached_property
-    def _per_layer(self) -> tuple[Transformer, Any] | None:
-        """For decoding without a mesh."""
-        return per_layer(self.model, self.variables) if self.model.mesh is None else None
+    def _views(self) -> Any:
+        return acting.views(self.model, self.variables)
+
+    def _decoder(self, net: tuple[Transformer, Any]) -> tuple[Transformer, Any]:
+        """`net` as it decodes."""
+        return net if self.model.mesh is not None else (self.model, self._views)
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
@@ -263,7 +266,7 @@ class LocalModel:
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
             options = (static, draw.ends, prefix, temperature)
-            state = _decode(*(self._per_layer or net), state, draw.key, stop_at, *options)
+            state = _decode(*self._decoder(net), state, draw.key, stop_at, *options)
             # One transfer: everything the host decides on.
             small = (
                 state.tokens,

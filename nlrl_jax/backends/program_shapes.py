@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nlrl_jax.backends import batching
-from nlrl_jax.lm import unrolled
+from nlrl_jax.lm import acting
 from nlrl_jax.lm.config import ModelConfig
 
 Shape = tuple[int, ...]
@@ -34,7 +34,7 @@ class Shapes:
         table = config.vocab_size * config.hidden_size
         blocks = config.num_params - table * (1 if config.tie_embeddings else 2)
         self.weights = {"read": blocks, "reply": blocks + table}
-        self.large = 4 * blocks / config.num_layers >= unrolled.LARGE
+        self.large = 4 * blocks / config.num_layers >= acting.LARGE
         self.room = WASTE if self.large else MORE
         self.compiling = {program: COMPILING * (LARGE[program] if self.large else 1) for program in STEPS}
         self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
@@ -50,9 +50,7 @@ class Shapes:
         """The padded number of n queries: few numbers where padding is cheap, little padding where it is not."""
         grain = GRAIN[program]
         few, exact = batching.bucket(n, grain), -(-n // grain) * grain
-        return (
-            few if (few - exact) * self.weights[program] * STEPS[program] <= WASTE * COMPILING else exact
-        )
+        return few if (few - exact) * self.weights[program] * STEPS[program] <= WASTE * COMPILING else exact
 
     def choose(self, program: str, wanted: Sequence[Shape]) -> tuple[int, Shape]:
         """Which of the alternatives `wanted` to take, and the shape of the program for it."""

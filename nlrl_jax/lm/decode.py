@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from nlrl_jax.lm import acting
 from nlrl_jax.lm.attention import Context
 from nlrl_jax.lm.sampling import sample_token
 from nlrl_jax.lm.score import token_log_probs
@@ -73,7 +74,7 @@ def _placed(tree: Prefilled | Rows, mesh: Mesh | None) -> Any:
     """Keys and values on the devices of their rows and heads, as far as they divide; what a host reads, on all."""
     if mesh is None:
         return tree
-    specs = jax.tree.map(lambda _: PartitionSpec(), tree)._replace(kv=KeyValues(spec(_KV), spec(_KV)))
+    specs = jax.tree.map(lambda _: PartitionSpec(), tree)._replace(kv=jax.tree.map(lambda _: spec(_KV), tree.kv))
     return jax.lax.with_sharding_constraint(tree, shardings(tree, specs, mesh))
 
 
@@ -196,7 +197,9 @@ def decode(
         rows = rows._replace(kv=cache.kv, index=cache.index)
         return _placed(write(model, variables, rows, hidden[:, -1], key, sampling, ends, temperature), model.mesh)
 
-    return _placed(jax.lax.while_loop(more, step, rows), model.mesh)
+    kv, prefix = rows.kv, acting.own_prefix(variables, prefix)
+    rows = jax.lax.while_loop(more, step, rows._replace(kv=acting.own_slots(variables, kv, rows.tokens.shape[0])))
+    return _placed(rows._replace(kv=acting.joined_slots(kv, rows.kv)), model.mesh)
 
 
 def reply(

@@ -65,17 +65,20 @@ def stay(
     return jax.lax.with_sharding_constraint((learned, opt_state, other), places)
 
 
-def gathered(model: Transformer, variables: Any) -> Any:
+def gathered(model: Transformer, variables: Any, specs: Any = None) -> Any:
     """The variables with each "fsdp" group's shards in one piece on all of its devices; "tensor" stays. Without such
     a group, `variables`.
 
     For as long as they stay the same, a rollout say: they are exchanged once, not for every token. Layer by layer and
     in their own order, as all layers at once would be written a second time in another one.
+
+    Args:
+      specs: PartitionSpecs of the variables; by default the model's own.
     """
     if model.mesh is None or model.mesh.shape["fsdp"] == 1:
         return variables
     whole = lambda p: PartitionSpec(*(None if name == "fsdp" else name for name in p))
-    specs = jax.tree.map(whole, param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
+    specs = jax.tree.map(whole, specs or param_specs(model), is_leaf=lambda p: isinstance(p, PartitionSpec))
 
     def bring(tree, specs, after=()):
         """One leaf after another: exchanges in any order make CPU devices that share a core wait for each other."""
@@ -91,8 +94,15 @@ def gathered(model: Transformer, variables: Any) -> Any:
         layer = jax.tree.map(
             lambda p: PartitionSpec(*p[1:]), specs["blocks"], is_leaf=lambda p: isinstance(p, PartitionSpec)
         )
-        blocks = jax.lax.optimization_barrier((tree["blocks"], after))[0]
-        blocks = bring(jax.lax.map(lambda one: bring(one, layer), blocks), specs["blocks"])
+        if isinstance(tree["blocks"], tuple):
+            blocks = []
+            for one in tree["blocks"]:
+                blocks.append(bring(one, layer, after))
+                after = jax.tree.leaves(blocks[-1])[-1:]
+            blocks = tuple(blocks)
+        else:
+            blocks = jax.lax.optimization_barrier((tree["blocks"], after))[0]
+            blocks = bring(jax.lax.map(lambda one: bring(one, layer), blocks), specs["blocks"])
         rest = {name: leaf for name, leaf in tree.items() if name != "blocks"}
         rest = bring(rest, {name: specs[name] for name in rest}, jax.tree.leaves(blocks)[-1:])
         return {**rest, "blocks": blocks}

@@ -20,6 +20,12 @@ RULES = {
     "mlp": "tensor",
     None: None,
 }
+MEMORY = {  # bytes of the GPUs that programs are compiled for without having them
+    "NVIDIA H100 80GB HBM3": 84942979072,
+    "NVIDIA H200": 150110011392,
+    "NVIDIA A100-SXM4-80GB": 85100068864,
+}
+PREALLOCATED = 0.75  # of a GPU's memory, which JAX takes unless told otherwise
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Any = None) -> Mesh:
@@ -75,6 +81,14 @@ def devices_of(mesh: Mesh, axes: str | tuple[str, ...] | None) -> int:
 def platform_of(mesh: Mesh | None) -> str:
     """ "cpu", "gpu" or "tpu": of the mesh's devices, or of those at hand."""
     return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+
+
+def memory_of(mesh: Mesh | None) -> int | None:
+    """Bytes that a program may use on each device of the mesh, or on the one at hand; None where nobody says."""
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    if device.device_kind in MEMORY and device.client is not jax.devices()[0].client:
+        return int(MEMORY[device.device_kind] * PREALLOCATED)
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def whole_rows(size: int, mesh: Mesh | None) -> int:

@@ -5,9 +5,9 @@
     logits = model.apply({"params": base}, hidden, method="unembed")
 
 Leaving the "lora" collection out switches the adapters off: that *is* the reference model.
-Blocks are stacked along a leading "layers" axis and run under one `scan`; with weights that `unrolled.per_layer` has
-taken apart, one after the other. Letters: B batch, L tokens, S cache slots, P prefix tokens, H model width, K key/value
-heads, D head size, V vocabulary.
+Blocks are stacked along a leading "layers" axis and run under one `scan`, or are a tuple with one entry per layer
+(`lm.acting`) and run one after another. Letters: B batch, L
+tokens, S cache slots, P prefix tokens, H model width, K key/value heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from nlrl_jax.lm.sharding import constrain, platform_of, spec
 class KeyValues(NamedTuple):
     """Keys and values of all layers.
 
-    As a cache: [layers, B, S, K, D]. As a shared prefix: [layers, P, K, D], no batch axis.
+    As a cache: [layers, B, S, K, D], or a tuple with [1, B, S, K, D] per layer. As a shared prefix: [layers, P, K, D],
+    no batch axis, or a tuple with [P, K, D] per layer.
     """
 
     k: jax.Array
@@ -40,7 +41,7 @@ def prefix_length(prefix: KeyValues | None) -> int:
 
 
 class Cache(NamedTuple):
-    """Key/value slots of a batch, whose rows are the first ones here; `index` is the slot where the next token is written."""
+    """Key/value slots of a batch, whose rows are the first ones here; `index` is where the next token is written."""
 
     kv: KeyValues
     index: jax.Array  # int32 []
@@ -54,7 +55,10 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
 
 
 class Linear(nn.Module):
-    """x @ kernel (+ bias) (+ alpha / rank * x @ a @ b where the "lora" collection holds an adapter)."""
+    """x @ kernel (+ bias) (+ alpha / rank * x @ a @ b where the "lora" collection holds an adapter).
+
+    With `again`, which is x from `apart`, the adapter is one of `lm.acting`: already in `dtype`, alpha / rank within b.
+    """
 
     config: ModelConfig
     features: int
@@ -62,7 +66,7 @@ class Linear(nn.Module):
     use_bias: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, again: jax.Array | None = None) -> jax.Array:
         c, rank = self.config, self.config.lora.rank
         init = nn.initializers.normal(0.02)
         shape = (x.shape[-1], self.features)
@@ -74,9 +78,11 @@ class Linear(nn.Module):
         if self.is_initializing() or self.has_variable("lora", "a"):
             a = self._adapter("a", nn.initializers.he_uniform(), (shape[0], rank), (self.axes[0], None))
             b = self._adapter("b", nn.initializers.zeros, (rank, shape[1]), (None, self.axes[1]))
-            y = y + products.low_rank(x, a.astype(c.dtype), b.astype(c.dtype)) * jnp.asarray(
-                c.lora.alpha / rank, c.dtype
-            )
+            if again is None:
+                scale = jnp.asarray(c.lora.alpha / rank, c.dtype)
+                y = y + products.low_rank(x, a.astype(c.dtype), b.astype(c.dtype)) * scale
+            else:
+                y = y + products.low_rank(again, a, b)
         return y
 
     def _adapter(self, name: str, init: Any, shape: tuple[int, int], axes: tuple) -> jax.Array:
@@ -105,13 +111,17 @@ def apart(x: jax.Array, copies: int, cache: Cache | None, mesh: Mesh | None) -> 
     """
     if cache is None or x.shape[1] > 1 or platform_of(mesh) == "cpu":
         return (x,) * copies
-    return tuple(jax.lax.optimization_barrier([x] * copies))
+    found = [x]
+    for _ in range(copies):  # copies from one barrier would be taken for one
+        found.append(jax.lax.optimization_barrier(found[-1]))
+    return tuple(found[1:])
 
 
 class Attention(nn.Module):
     config: ModelConfig
     mesh: Mesh | None
     blocks: blockwise.Blocks | None
+    alone: bool
 
     @nn.compact
     def __call__(self, x, cos, sin, mask, prefix, contexts, cache: Cache | None, layer):
@@ -121,10 +131,16 @@ class Attention(nn.Module):
         """
         c = self.config
         B, L, _ = x.shape
-        for_k, for_v = apart(x, 2, cache, self.mesh)
-        q = Linear(c, c.num_heads * c.head_dim, ("embed", "heads"), c.qkv_bias, name="q")(x)
-        k = Linear(c, c.num_kv_heads * c.head_dim, ("embed", "kv_heads"), c.qkv_bias, name="k")(for_k)
-        v = Linear(c, c.num_kv_heads * c.head_dim, ("embed", "kv_heads"), c.qkv_bias, name="v")(for_v)
+        for_k, for_v, *again = apart(x, 5, cache, self.mesh)
+        again = again if self.alone else (None,) * 3
+        of_q, of_k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        if self.get_variable("params", "qkv") is not None:  # joined by `lm.acting`
+            qkv = Linear(c, of_q + 2 * of_k, ("embed", "heads"), c.qkv_bias, name="qkv")(x, again[0])
+            q, k, v = jnp.split(qkv, (of_q, of_q + of_k), axis=-1)
+        else:
+            q = Linear(c, of_q, ("embed", "heads"), c.qkv_bias, name="q")(x, again[0])
+            k = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="k")(for_k, again[1])
+            v = Linear(c, of_k, ("embed", "kv_heads"), c.qkv_bias, name="v")(for_v, again[2])
         q = q.reshape(B, L, c.num_heads, c.head_dim)
         k, v = (t.reshape(B, L, c.num_kv_heads, c.head_dim) for t in (k, v))
         if c.qk_norm:
@@ -143,14 +159,18 @@ class Attention(nn.Module):
         else:
             out = attention.attend(q, k, v, mask, prefix)
         out = out.reshape(B, L, c.num_heads * c.head_dim)
-        return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out), new, cache
+        again = apart(out, 1, cache, self.mesh)[0] if self.alone else None
+        return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out, again), new, cache
 
 
 class Block(nn.Module):
+    """One layer. `alone`: its weights are arrays of their own, and its adapter is one of `lm.acting`."""
+
     config: ModelConfig
     mesh: Mesh | None
     collect: bool
     blocks: blockwise.Blocks | None
+    alone: bool = False
 
     @nn.compact
     def __call__(self, carry, prefix, shared, layer, cos, sin, mask, maps):
@@ -158,32 +178,31 @@ class Block(nn.Module):
         x, cache = carry
         contexts = tuple(attention.Context(*kv, *which) for kv, which in zip(shared, maps, strict=True))
         x = constrain(x, self.mesh, ("batch", "length", None))
-        out, kv, cache = Attention(c, self.mesh, self.blocks, name="attention")(
+        out, kv, cache = Attention(c, self.mesh, self.blocks, self.alone, name="attention")(
             RMSNorm(c, name="attention_norm")(x), cos, sin, mask, prefix, contexts, cache, layer
         )
         x = x + out
         h = RMSNorm(c, name="mlp_norm")(x)
-        gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h)
-        (h,) = apart(h, 1, cache, self.mesh)
-        up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(h)
+        for_up, *again = apart(h, 3, cache, self.mesh)
+        again = again if self.alone else (None,) * 2
+        if self.get_variable("params", "gate_up") is not None:
+            both = Linear(c, 2 * c.intermediate_size, ("embed", "mlp"), name="gate_up")(h, again[0])
+            gate, up = jnp.split(both, 2, axis=-1)
+        else:
+            gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, again[0])
+            up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, again[1])
         h = constrain(jax.nn.silu(gate) * up, self.mesh, ("batch", "length", "mlp"))
-        x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h)
+        last = apart(h, 1, cache, self.mesh)[0] if self.alone else None
+        x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
         return (x, cache), (kv if self.collect else None)
 
 
 class Transformer(nn.Module):
-    """The decoder.
-
-    Attributes:
-      remat: recompute each block in the backward pass.
-      mesh: turns on activation constraints.
-      unrolled: each layer's variables are named by themselves, "blocks_0" and so on: see `unrolled.per_layer`.
-    """
+    """The decoder. `remat` recomputes each block in the backward pass; `mesh` turns on activation constraints."""
 
     config: ModelConfig
     remat: bool = False
     mesh: Mesh | None = None
-    unrolled: bool = False
 
     def setup(self):
         c = self.config
@@ -224,10 +243,10 @@ class Transformer(nn.Module):
         """
         c = self.config
         B, L = tokens.shape
-        slots = L if cache is None else cache.kv.k.shape[2]
+        slots = L if cache is None else jax.tree.leaves(cache.kv.k)[0].shape[2]
         first = 0 if cache is None else cache.index
         mask = blockwise.Sight(first, valid, segments, sees)
-        context = slots if prefix is None else prefix.k.shape[1] + slots
+        context = slots if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-3] + slots
         blocks = None if contexts else blockwise.blocks_for(self.mesh, B, c.num_heads, L, context, first)
         if blocks is None:
             mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
@@ -237,25 +256,20 @@ class Transformer(nn.Module):
         block = Block
         if self.remat:
             block = nn.remat(Block, prevent_cse=False, policy=jax.checkpoint_policies.nothing_saveable)
+        layers = nn.scan(
+            block,
+            variable_axes={"params": 0, "lora": 0},
+            split_rngs={"params": True},
+            in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
+            length=c.num_layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(c, self.mesh, collect, blocks, name="blocks")
         prefix = None if prefix is None else tuple(prefix)
         shared, maps = tuple((t.k, t.v) for t in contexts), tuple(tuple(t[2:]) for t in contexts)
-        if self.unrolled:
-            kvs = []
-            for i in range(c.num_layers):
-                one = block(c, self.mesh, collect, blocks, name=f"blocks_{i}")
-                own_prefix, own_shared = jax.tree.map(lambda t: t[i], (prefix, shared))  # noqa: B023, used at once
-                (x, cache), kv = one((x, cache), own_prefix, own_shared, i, cos, sin, mask, maps)
-                kvs.append(kv)
-            kv = jax.tree.map(lambda *layers: jnp.stack(layers), *kvs)
+        if isinstance(self.get_variable("params", "blocks"), tuple):
+            one = Block(c, self.mesh, collect, blocks, alone=True, parent=None)
+            (x, cache), kv = self._one_by_one(one, (x, cache), prefix, shared, (cos, sin, mask, maps))
         else:
-            layers = nn.scan(
-                block,
-                variable_axes={"params": 0, "lora": 0},
-                split_rngs={"params": True},
-                in_axes=(0, 0, 0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
-                length=c.num_layers,
-                metadata_params={nn.PARTITION_NAME: "layers"},
-            )(c, self.mesh, collect, blocks, name="blocks")
             (x, cache), kv = layers((x, cache), prefix, shared, jnp.arange(c.num_layers), cos, sin, mask, maps)
         hidden = self.final_norm(x)
         if collect:
@@ -263,6 +277,26 @@ class Transformer(nn.Module):
         if cache is not None:
             cache = cache._replace(index=cache.index + L)
         return hidden, cache
+
+    def _one_by_one(self, block: Block, carry: Any, prefix: Any, shared: Any, rest: tuple) -> tuple[Any, Any]:
+        """What the `scan` over stacked blocks computes, for blocks that are a tuple."""
+        (x, cache), kvs = carry, []
+        params, lora = self.get_variable("params", "blocks"), self.get_variable("lora", "blocks")
+        single = cache is not None and isinstance(cache.kv.k, tuple)
+        kept: list[KeyValues] = []
+        layer = lambda i: (prefix and tuple(t[i] for t in prefix), jax.tree.map(lambda t: t[i], shared))
+        for i in range(self.config.num_layers):
+            variables = {"params": params[i]} if lora is None else {"params": params[i], "lora": lora[i]}
+            own = cache._replace(kv=KeyValues(cache.kv.k[i], cache.kv.v[i])) if single else cache
+            (x, own), kv = block.apply(variables, (x, own), *layer(i), 0 if single else i, *rest)
+            kvs.append(kv)
+            if single:
+                kept.append(own.kv)
+            else:
+                cache = own
+        if single:
+            cache = cache._replace(kv=KeyValues(*zip(*kept)))
+        return (x, cache), jax.tree.map(lambda *t: jnp.stack(t), *kvs)
 
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """Logits, float32 [..., V], of hidden states [..., H]. Call it on the positions that count only."""

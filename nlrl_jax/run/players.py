@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.config import check_seed
+from nlrl_jax.lm.acting import acting
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_lora
@@ -137,7 +137,7 @@ def evaluator(
     def evaluate(variables):
         key = jax.random.key(check_seed(seed))
         states = text_games.reset(game, key, num)
-        variables = gathered(policy.model, variables)
+        variables = acting(policy.model, variables, "auto")
         return text_games.play(policy, game, variables, jax.random.fold_in(key, num), states, max_turns, max_steps)
 
     return evaluate

@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
+from nlrl_jax.lm.sharding import platform_of, whole_rows
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.text.compile import CompiledTemplate, compile_template
 from nlrl_jax.text.parser import ParsedReply, ReplyFormat, compile_parser
 from nlrl_jax.text.prompts import TAGS, chat_prompt
 from nlrl_jax.types import Sampling, TextGame
+
+TILE = 8  # 16-bit operands of cuBLAS products have multiples of this
 
 
 class Turn(NamedTuple):
@@ -114,9 +118,11 @@ class LanguageAgentPolicy:
         """
         tokens, lengths = jax.vmap(self.template)(fields)  # q_t = T(o_t)
         prompts = left_pad(tokens, lengths)
+        given = in_whole_tiles(self.model.mesh, self.sampling.max_tokens, prompts, lengths, active)
         reply = generate(  # c_t ~ L_theta|G(. | q_t)
-            self.model, variables, prompts, lengths, key, self.sampling, self.eos_ids, prefix, active
+            self.model, variables, *given[:2], key, self.sampling, self.eos_ids, prefix, given[2]
         )
+        reply = jax.tree.map(lambda x: x[: len(lengths)], reply)
         # A model may have more ids than its tokenizer has tokens: those spell nothing.
         spelled = jnp.where(reply.tokens < self.tokenizer.vocab_size, reply.tokens, self.eos_ids[0])
         parsed = jax.vmap(self.parse)(spelled, reply.lengths)  # a_t = psi(c_t)
@@ -131,3 +137,19 @@ class LanguageAgentPolicy:
         """The text of one reply [N]. Host only."""
         ids = [int(t) for t in reply[: int(length)] if int(t) < self.tokenizer.vocab_size]
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def in_whole_tiles(
+    mesh: Mesh | None, max_tokens: int, prompts: jax.Array, lengths: jax.Array, active: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Prompts [B, S] with their lengths and `active`, rows and slots filled up to what a GPU's products take whole.
+
+    XLA would fill up and cut the operands of every product for every token. Filled rows are not active.
+    """
+    if platform_of(mesh) in ("cpu", "tpu"):
+        return prompts, lengths, active
+    B, S = prompts.shape
+    each = whole_rows(1, mesh) * TILE
+    rows = (0, -B % each)
+    slots = (-(S + max_tokens) % TILE, 0)
+    return jnp.pad(prompts, (rows, slots)), jnp.pad(lengths, rows), jnp.pad(active, rows)

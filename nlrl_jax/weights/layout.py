@@ -20,6 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nlrl_jax.lm import sharding, transformer
+from nlrl_jax.lm.acting import merged_kernel
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, abstract_variables
 
@@ -237,18 +238,6 @@ def _shardings(config: ModelConfig, collection: str, mesh: Mesh | None) -> dict[
 def _declared(config: ModelConfig) -> dict[str, Any]:
     """The decoder's variables without their numbers; tracing it takes a good part of a small model's loading."""
     return nn.meta.unbox(abstract_variables(Transformer(config)))
-
-
-def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """kernel + alpha / rank * a @ b, summed in float32 and returned in kernel's dtype.
-
-    Args:
-      kernel: [..., in, out].
-      a: [..., in, rank].
-      b: [..., rank, out].
-    """
-    update = jnp.matmul(a, b, preferred_element_type=jnp.float32) * (config.lora.alpha / config.lora.rank)
-    return (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
 
 
 def take(

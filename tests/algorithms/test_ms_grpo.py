@@ -269,6 +269,16 @@ def test_equal_returns_without_kl_teach_exactly_nothing(grpo_update, state):
 
 
 @pytest.mark.slow
+def test_a_merged_adapter_plays_and_teaches_the_same(policy, state, updated):
+    """In float32: the same episodes, a ratio of 1 up to rounding, the same gradient."""
+    merged = dataclasses.replace(CONFIG, rollout_weights="merged")
+    new, metrics = jit(make_update(policy, GAME, merged))(state, KEY)
+    assert metrics["clip_fraction"] == 0 and metrics["return"] == updated[1]["return"]
+    np.testing.assert_allclose(metrics["loss"], updated[1]["loss"], atol=1e-5)
+    assert_close(gradient_seen_by(new.opt_state), gradient_seen_by(updated[0].opt_state))
+
+
+@pytest.mark.slow
 def test_several_steps_on_a_batch_keep_theta_old(policy, state, chosen):
     """Two gradient steps in one update equal two steps in a loop with the first one's log-probabilities as old ones."""
     config = dataclasses.replace(CONFIG, updates_per_batch=2, learning_rate=0.03)

@@ -9,7 +9,7 @@ import pytest
 from nlrl_jax.backends import kv_generation
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.lm import unrolled
+from nlrl_jax.lm import acting
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Chat, Sampling
@@ -83,9 +83,9 @@ def test_growing_and_forking_chats_are_answered_as_without_a_cache(cached, expec
 
 
 def test_one_array_per_layer_answers_alike(cached, expected, monkeypatch):
-    monkeypatch.setattr(unrolled, "LARGE", 0)
+    monkeypatch.setattr(acting, "LARGE", 0)
     agree(episode(cached), expected)
-    assert cached._per_layer[0].unrolled
+    assert isinstance(cached._views["params"]["blocks"], tuple)
 
 
 @pytest.mark.parametrize("options", [pytest.param({"rows": 2}, marks=pytest.mark.slow), {"cache_mb": 0.06}])
@@ -138,8 +138,7 @@ def test_what_the_model_has_written_is_scored_without_reading_it_again(cached, p
     tokens = (*cached.tokenizer.encode("go on and turn"), 3)
     prompt = tuple(cached.tokenizer.encode(text))
     draw = kv_generation.Draw(GREEDY, np.zeros(CONFIG.vocab_size, bool), jax.random.key(0))
-    net = cached.model, cached.variables
-    network = kv_generation.Network(*net, cached.cache, net)
+    network = kv_generation.Network(cached.model, cached.variables, cached.cache, cached.variables)
     written = tuple(kv_generation.write(network, [prompt], [0], 1, draw)[0][0])
     pairs = [(prompt, written), (prompt, written[:4]), (prompt, (*written[:4], 7)), (prompt, tokens)]
     read = cached.cache.stats.read

@@ -1,5 +1,5 @@
-"""The update of an 8B model and its fine-tuning on long rows, compiled for eight H100s that are not here. Needs the
-extra `aot`."""
+"""The update of an 8B model and its fine-tuning on long rows, compiled for eight H100s that are not here, and decoding
+with a 3B model for one. Needs the extra `aot`."""
 
 import math
 import os
@@ -44,6 +44,34 @@ def tensor(tmp_path_factory):
 def long_rows(tmp_path_factory):
     options = ("--program=sft", "--train=params", "--model=llama3.1-8b", "--rows=8", f"--tokens={LONG + 1}")
     return compiled("1,8,1", tmp_path_factory, *options, "--param_dtype=bfloat16")
+
+
+@pytest.fixture(scope="module")
+def decoding(tmp_path_factory):
+    """Programs for one H100, by (weights that are read, layers): the update, and sampling from prompts alone."""
+
+    def program(weights, layers):
+        given = ("--program=sample", "--prompt=122") if weights == "merged" else ()
+        options = ("--model=qwen2.5-3b", f"--layers={layers}", f"--rollout_weights={weights}", *given)
+        return compiled("1,1,1", tmp_path_factory, *options)[1]
+
+    return {(weights, layers): program(weights, layers) for weights in ("auto", "merged") for layers in (2, 4)}
+
+
+def test_a_layer_launches_few_kernels_for_a_token(decoding):
+    """Once 62, when the adapter was cast and rows were filled up in every layer, and weights copied out of a stack."""
+
+    def started(weights, layers):
+        return sum(n for loops, n in decoding[weights, layers].launches().items() if loops.endswith(hlo.UNKNOWN))
+
+    each = {weights: (started(weights, 4) - started(weights, 2)) / 2 for weights in ("auto", "merged")}
+    assert 4 <= each["auto"] <= 32 and 4 <= each["merged"] <= 18
+
+
+def test_nothing_large_is_copied_for_a_token(decoding):
+    """Neither weights nor keys and values: together 7.4 GiB at 36 layers."""
+    for program in decoding.values():
+        assert not [row for row in program.copies() if hlo.UNKNOWN in row.loops]
 
 
 def per_token(program):

@@ -9,7 +9,7 @@ import pytest
 
 import envs
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import Completion, left_pad
+from nlrl_jax.lm.generate import Completion, generate, left_pad
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text import policy as policy_module
@@ -126,6 +126,31 @@ def test_act_reads_writes_and_parses(policy):
     for i in range(3):
         want = template.render({k: np.asarray(v[i]) for k, v in fields.items()})
         assert policy.prompt_text(turn.prompts[i], turn.prompt_lengths[i]) == want
+
+
+def test_rows_and_slots_that_fill_a_gpu_s_tiles_change_no_reply(policy, monkeypatch):
+    game = envs.make("frozen_lake", prompt="compact")
+    variables = {"params": init_params(MODEL, jax.random.key(0))}
+    fields = jax.vmap(game.fields)(text_games.reset(game, jax.random.key(0), 3))
+    shapes = []
+
+    def seen(model, variables, prompts, *args):
+        shapes.append(prompts.shape)
+        return generate(model, variables, prompts, *args)
+
+    def act(variables, fields):
+        key, active = jax.random.key(1), jnp.array([True, False, True])
+        return policy.act(variables, policy.prefix(variables), key, fields, active)
+
+    monkeypatch.setattr(policy_module, "generate", seen)
+    want = jax.jit(act)(variables, fields)
+    monkeypatch.setattr(policy_module, "platform_of", lambda mesh: "gpu")
+    found = jax.jit(lambda *args: act(*args))(variables, fields)
+    (_, S), (rows, slots) = shapes
+    assert rows == 8 and slots >= S and (slots + SAMPLING.max_tokens) % 8 == 0
+    np.testing.assert_array_equal(found.replies, want.replies)
+    np.testing.assert_allclose(found.log_probs, want.log_probs, atol=1e-5)
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, want)
 
 
 def test_ids_beyond_the_tokenizer_spell_nothing(policy, monkeypatch):

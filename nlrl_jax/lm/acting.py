@@ -1,0 +1,185 @@
+"""The weights that play: made once for a rollout, read for each of its tokens.
+
+    weights = acting(model, {"params": base, "lora": lora}, "merged")
+    text_games.play(policy, game, weights, ...)
+
+Decoding reads all weights for every token, so it pays to prepare them once. "shared" reads the arrays that also learn.
+"apart" makes a copy with one array per layer: from stacked weights XLA:GPU copies a layer before cuBLAS multiplies by
+it, for every token, and the same for keys and values. "merged" adds the adapter to that copy, which leaves fewer
+kernels to launch; in 16 bits, rounding the sum changes the policy slightly. What a CPU or TPU reads stays stacked, but
+for the `views` of a model that only plays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.lm import placement
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.sharding import memory_of, platform_of
+from nlrl_jax.lm.transformer import KeyValues, Transformer, param_specs
+
+LARGE = 4e6  # bytes of a layer from which `views` pays: a smaller one stays in the processor's cache
+WEIGHTS = ("auto", "shared", "apart", "merged")
+JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # products of one input
+
+
+def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
+    """What a rollout reads in place of `variables`: gathered, the adapter in `config.dtype`, and as `weights` says.
+
+    "auto" is "apart" on GPUs on which "fsdp" shards are gathered anyway, or that hold three times the weights.
+    """
+    config = model.config
+    alone = platform_of(model.mesh) not in ("cpu", "tpu") and (
+        weights in ("apart", "merged") or (weights == "auto" and _has_room(model, variables["params"]))
+    )
+    specs = param_specs(model)
+    if alone:
+        join = model.mesh is None or model.mesh.shape["tensor"] == 1  # else a device has its part of each kernel
+        variables = by_layer(config, variables, weights == "merged", join)
+        if "gate_up" in variables["params"]["blocks"][0]:
+            specs = {name: {**tree, "blocks": _joined(tree["blocks"], _first)} for name, tree in specs.items()}
+    elif weights == "merged" and "lora" in variables:
+        merge = lambda one: _merged(config, *one)
+        blocks = jax.lax.map(merge, (variables["params"]["blocks"], variables["lora"]["blocks"]))
+        variables = {"params": {**variables["params"], "blocks": blocks}}
+    if "lora" in variables:
+        variables = {**variables, "lora": in_dtype(config, variables["lora"])}
+    return placement.gathered(model, variables, specs)
+
+
+def in_dtype(config: ModelConfig, lora: Any) -> Any:
+    """An adapter in the type that the model computes in."""
+    return jax.tree.map(lambda x: x.astype(config.dtype), lora)
+
+
+def by_layer(config: ModelConfig, variables: Any, merge: bool, join: bool = False) -> Any:
+    """Variables whose blocks are a tuple with one entry per layer, the adapter ready to use (`Linear`) or merged.
+
+    Args:
+      join: make one kernel of query, key and value, and one of gate and up.
+    """
+    params, lora = variables["params"], variables.get("lora")
+    blocks, adapters = _layers(config, params["blocks"]), ()
+    if lora is not None:
+        adapters = _layers(config, lora["blocks"])
+        names = {key.key for path, _ in jax.tree_util.tree_leaves_with_path(adapters[0]) for key in path}
+        join = join and names.issuperset(part for parts in JOINED.values() for part in parts)
+    if merge and adapters:
+        merged = []
+        for pair in zip(blocks, adapters):
+            if merged:  # one after another: a product is as large as its kernel
+                pair = jax.lax.optimization_barrier((pair, merged[-1]))[0]
+            merged.append(_merged(config, *pair))
+        blocks, adapters = merged, ()
+    scale = config.lora.alpha / config.lora.rank
+    ready = lambda path, x: (x * scale if path[-1].key == "b" else x).astype(config.dtype)
+    adapters = [jax.tree_util.tree_map_with_path(ready, adapter) for adapter in adapters]
+    if join:
+        blocks, adapters = ([_joined(one, _side_by_side) for one in layers] for layers in (blocks, adapters))
+    found = {"params": {**params, "blocks": tuple(blocks)}}
+    return {**found, "lora": {**lora, "blocks": tuple(adapters)}} if adapters else found
+
+
+def views(model: Transformer, variables: Any) -> Any:
+    """What decodes on a CPU outside of a program that also learns: blocks by layer if they are large, without a copy.
+
+    From stacked weights XLA:CPU copies a layer, too, before it multiplies by it. The arrays share the stacked ones'
+    memory, as far as these are aligned to 64 bytes.
+
+    Args:
+      variables: {"params": ...} or {"params": ..., "lora": ...}, as arrays (not traced).
+    """
+    leaves, structure = jax.tree.flatten(variables["params"]["blocks"])
+    size = sum(leaf.nbytes for leaf in leaves) / model.config.num_layers
+    on_cpu = isinstance(leaves[0], jax.Array) and next(iter(leaves[0].devices())).platform == "cpu"
+    if model.mesh is not None or size < LARGE or not on_cpu:
+        return variables
+    arrays = [(np.asarray(leaf), leaf.sharding if leaf.committed else None) for leaf in leaves]
+    layer = lambda i: structure.unflatten([jax.device_put(x[i], where, may_alias=True) for x, where in arrays])
+    blocks = tuple(layer(i) for i in range(model.config.num_layers))
+    if "lora" in variables:  # its copy is small
+        adapter = by_layer(model.config, {"params": {"blocks": {}}, "lora": variables["lora"]}, False)["lora"]
+        variables = {**variables, "lora": adapter}
+    return {**variables, "params": {**variables["params"], "blocks": blocks}}
+
+
+def _joined(block: Any, together: Callable[[list[Any]], Any]) -> Any:
+    """A layer's tree in which products of one input are one; `together` makes one module's tree of several."""
+    if not isinstance(block, dict):
+        return block
+    for name, parts in JOINED.items():
+        if all(part in block for part in parts):
+            rest = {key: tree for key, tree in block.items() if key not in parts}
+            block = {**rest, name: together([block[part] for part in parts])}
+    return {key: tree if key in JOINED else _joined(tree, together) for key, tree in block.items()}
+
+
+def _first(parts: list[Any]) -> Any:
+    return parts[0]
+
+
+def _side_by_side(parts: list[Any]) -> Any:
+    join = lambda name: jax.scipy.linalg.block_diag if name == "b" else lambda *x: jnp.concatenate(x, axis=-1)
+    return {name: join(name)(*(part[name] for part in parts)) for name in parts[0]}
+
+
+def _layers(config: ModelConfig, blocks: Any) -> tuple[Any, ...]:
+    layer = lambda i: jax.tree.map(lambda x: x[i], blocks)
+    return tuple(layer(i) for i in range(config.num_layers))
+
+
+def merged_kernel(config: ModelConfig, kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """kernel + alpha / rank * a @ b, summed in float32 and returned in kernel's dtype.
+
+    Args:
+      kernel: [..., in, out].
+      a: [..., in, rank].
+      b: [..., rank, out].
+    """
+    update = jnp.matmul(a, b, preferred_element_type=jnp.float32) * (config.lora.alpha / config.lora.rank)
+    return (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
+
+
+def _merged(config: ModelConfig, block: Any, adapter: Any) -> Any:
+    """A layer with its adapter in its kernels."""
+    if "a" in adapter:
+        return {**block, "kernel": merged_kernel(config, block["kernel"], adapter["a"], adapter["b"])}
+    return {name: _merged(config, part, adapter[name]) if name in adapter else part for name, part in block.items()}
+
+
+def _has_room(model: Transformer, params: Any) -> bool:
+    parts = 1 if model.mesh is None else model.mesh.shape["tensor"]
+    if model.mesh is not None and model.mesh.shape["fsdp"] > 1:
+        return True
+    memory = memory_of(model.mesh)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)) / parts
+    return memory is not None and 3 * size <= memory
+
+
+def own_slots(variables: Any, kv: KeyValues, rows: int) -> KeyValues:
+    """Keys and values [layers, R or more, W, K, D] for a loop that decodes R `rows`: by layer if the blocks are."""
+    if not isinstance(variables["params"]["blocks"], tuple):
+        return kv
+    return KeyValues(*(tuple(t[i : i + 1, :rows] for i in range(t.shape[0])) for t in kv))
+
+
+def own_prefix(variables: Any, prefix: KeyValues | None) -> KeyValues | None:
+    """A shared prefix for a loop that decodes: by layer if the blocks are."""
+    if prefix is None or not isinstance(variables["params"]["blocks"], tuple):
+        return prefix
+    return KeyValues(*(tuple(t[i] for i in range(t.shape[0])) for t in prefix))
+
+
+def joined_slots(kv: KeyValues, after: KeyValues) -> KeyValues:
+    """`kv` with what `own_slots` gave the loop as it is after it."""
+    if not isinstance(after.k, tuple):
+        return after
+    for i, layer in enumerate(zip(*after)):
+        kv = KeyValues(*(t.at[i : i + 1, : new.shape[1]].set(new) for t, new in zip(kv, layer)))
+    return kv
