@@ -136,11 +136,8 @@ def loss_and_grad(
     prefix, pull_back = jax.vjp(prefix_of, lora)
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
     shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    nothing = (
-        nothing[0],
-        (jax.tree.map(jnp.zeros_like, masters), nothing[1][1]),
-    )  # the sum of the adapter's in float32
+    found, (_, of_prefix) = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    nothing = found, (jax.tree.map(jnp.zeros_like, masters), of_prefix)  # the adapter's are summed in float32
 
     def accumulate(total, row):
         add = lambda total: jax.tree.map(jnp.add, total, grad(lora, prefix, row))
@@ -148,7 +145,7 @@ def loss_and_grad(
 
     ((value, metrics), (grads, prefix_grads)), _ = jax.lax.scan(accumulate, nothing, rows)
     if prefix is not None:
-        grads = jax.tree.map(jnp.add, grads, pull_back(prefix_grads)[0])  # float32 again
+        grads = jax.tree.map(jnp.add, grads, pull_back(prefix_grads)[0])
     return value, metrics, grads
 
 
