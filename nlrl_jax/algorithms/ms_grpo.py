@@ -77,8 +77,8 @@ class MSGRPOConfig:
     )
     micro_batch: int = option(
         0,
-        "replies at their longest that are differentiated at a time (less memory, same result); 0: a 16th of them (8 at "
-        "least), on a mesh with fsdp all, and fewer if a GPU's memory would not do",
+        "replies at their longest that are differentiated at a time (less memory, same result); 0: a 16th of them (at "
+        "least 8), on a mesh with fsdp all, and fewer if a GPU's memory would not do",
         least=0,
     )
     remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")

@@ -55,7 +55,7 @@ class Device:
         return learning.micro_batch
 
 
-@pytest.mark.parametrize("memory, size", [(100, 40), (91, 40), (90.5, 38), (53, 21), (52.9, 20), (13, 1), (12, 1)])
+@pytest.mark.parametrize("memory, size", [(100, 40), (91, 40), (90.5, 39), (53, 21), (52.9, 20), (13, 1), (12, 1)])
 def test_the_largest_micro_batch_that_fits(monkeypatch, memory, size):
     """Of 640 replies a 16th is wanted; what is found fits, and is at least three quarters of the largest that does."""
     device = Device(monkeypatch, memory)
