@@ -34,6 +34,7 @@ from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole, whole_rows
 from nlrl_jax.run import alarms, app, loop, players, processes, results
+from nlrl_jax.run.dry_run import fitted
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import Episodes, Picture, changes, model_name, write_report
@@ -156,7 +157,9 @@ class Agents:
     ):
         self.config, self.games, self.seeds = config, games, seeds
         self.game, _, self.policy, params = build(config)
-        update = make_update(self.policy, self.game, config.learning)
+        learning, line = fitted(self.policy, self.game, config.learning, len(seeds or [0]) if vectorize else 1)
+        print(line + "\n" * bool(line), end="")
+        update = make_update(self.policy, self.game, learning)
         fresh = lambda seed: jax.random.fold_in(jax.random.key(seed), 0)
         init = lambda seed: init_state(self.policy.model, params, config.learning, fresh(seed))
         mesh = seed_mesh(len(seeds)) if apart else None

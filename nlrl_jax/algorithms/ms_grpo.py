@@ -75,7 +75,12 @@ class MSGRPOConfig:
     credit: str = option(
         "episode", "episode (the paper's) or turn: return-to-go, compared with the group's", choices=("episode", "turn")
     )
-    micro_batch: int = option(0, "replies differentiated at a time (less memory, same result); 0: all", least=0)
+    micro_batch: int = option(
+        0,
+        "replies at their longest that are differentiated at a time (less memory, same result); 0: a 16th of them (at "
+        "least 8), on a mesh with fsdp all, and fewer if a GPU's memory would not do",
+        least=0,
+    )
     remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
     rollout_weights: str = option(
         "auto",

@@ -1,12 +1,13 @@
 """The gradient of a token-level policy loss over replies, in micro-batches, through a shared prefix.
 
-Three things happen here that change memory and time but not the result:
+Four things happen here that change memory and time but not the result:
 - the static prefix of the prompts is computed once; the gradient with respect to its keys and values
   is summed over the micro-batches and pulled back through it once, which is the exact gradient;
-- replies are taken `size` at a time, those that count first, and micro-batches of others are skipped;
+- prompts with their replies are packed into rows (`lm.packing`), so little is computed for padding;
+- rows are taken a few at a time, and micro-batches of empty rows are skipped;
 - the reference model is the same weights with the adapter left out.
 
-Letters: T turns, J episodes, S prompt bucket, K reply tokens, N micro-batches of M replies.
+Letters: T turns, J episodes, S prompt bucket, N micro-batches of M rows, each of L tokens with at most K of replies.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from nlrl_jax.lm import packing
+from nlrl_jax.lm.acting import in_dtype
 from nlrl_jax.lm.generate import compute_prefix
-from nlrl_jax.lm.score import score
+from nlrl_jax.lm.packing import Rows
 from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.rollouts.text_games import Turns
@@ -30,14 +33,14 @@ Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
 class Replies(NamedTuple):
-    """Micro-batches of replies to learn from, leading axes [N, M].
+    """Micro-batches of packed replies to learn from, leading axes [N, M].
 
-    prompts [N, M, S] left-padded, prompt_lengths [N, M], replies [N, M, K], weights [N, M, K] (0 where a
-    token does not count), advantages [N, M]; old_log_probs [N, M, K], or None: those of this step.
+    rows: prompts and replies as the model reads them.
+    replies: int32 [N, M, K], the tokens of replies. weights: float32 [N, M, K], 0 where a token does not count;
+    advantages: [N, M, K], those of each token's reply; old_log_probs [N, M, K], or None: those of this step.
     """
 
-    prompts: jax.Array
-    prompt_lengths: jax.Array
+    rows: Rows
     replies: jax.Array
     weights: jax.Array
     advantages: jax.Array
@@ -47,10 +50,12 @@ class Replies(NamedTuple):
 def micro_batches(
     turns: Turns, advantages: jax.Array, size: int, mesh: Mesh | None = None, reference: bool = True
 ) -> Replies:
-    """Lays the turns of J episodes [T, J, ...] out as micro-batches of `size` replies (0: all in one).
+    """Lays the turns of J episodes [T, J, ...] out as micro-batches of the tokens of `size` replies at their longest.
 
     Args:
-      mesh: the size is rounded up to a multiple of the devices that share a batch.
+      size: 0 takes a 16th of the replies, but 8 at least; on a mesh with "fsdp" all, as each micro-batch gathers the
+        weights again.
+      mesh: a micro-batch has equally many rows on all devices that share them.
       advantages: [J], A_j, which every reply of an episode gets; or [T, J], of each reply.
       reference: replies whose advantage is 0 count too, as a KL penalty moves them. Without one they have no gradient
         and are left out: in groups of equal returns nothing is computed.
@@ -62,27 +67,38 @@ def micro_batches(
     weights = jnp.swapaxes(episode_token_weights(jnp.swapaxes(mask, 0, 1)), 0, 1)
     advantages = jnp.broadcast_to(advantages, (T, J))
     counts = turns.active if reference else turns.active & (advantages != 0)
-    weights = jnp.where(counts[..., None], weights, 0.0)
-    rows = Replies(turn.prompts, turn.prompt_lengths, turn.replies, weights, advantages)
 
-    counted_first = jnp.argsort(~counts.reshape(-1), stable=True)
-    size = whole_rows(min(size or T * J, T * J), mesh)
-    num = -(-T * J // size)
+    size = rows_at_a_time(T * J, size, mesh)
+    fold = 1 if size < 2 * whole_rows(1, mesh) else 2  # two replies at their longest in a row leave less of it empty
+    each = whole_rows(-(-size // fold), mesh)
+    num = -(-T * J // (fold * each))
+    flat = lambda x: x.reshape(T * J, *x.shape[2:])
+    lengths = jnp.where(flat(counts), flat(turn.reply_lengths), 0)
+    place = packing.plan(flat(turn.prompt_lengths), lengths, turn.prompts.shape[-1], K, num * each, fold)
+    rows = packing.rows(place, flat(turn.prompts), flat(turn.replies))
+    of_tokens = lambda x: place.of_replies(jnp.broadcast_to(flat(x), (T * J, K)))
+    found = Replies(rows, of_tokens(turn.replies), of_tokens(weights), of_tokens(advantages[..., None]))
+    return jax.tree.map(lambda x: x.reshape(num, each, *x.shape[1:]), found)
 
-    def lay_out(x):
-        x = x.reshape(T * J, *x.shape[2:])[counted_first]
-        x = jnp.pad(x, ((0, num * size - T * J),) + ((0, 0),) * (x.ndim - 1))
-        return x.reshape(num, size, *x.shape[1:])
 
-    rows = jax.tree.map(lay_out, rows)
-    # Padding rows and turns that were not played have no prompt token to predict from; they weigh nothing.
-    return rows._replace(prompt_lengths=jnp.maximum(rows.prompt_lengths, 1))
+def rows_at_a_time(replies: int, size: int, mesh: Mesh | None) -> int:
+    """How many of so many replies are differentiated at a time; `size` as for `micro_batches`."""
+    if not size:
+        gathers = mesh is not None and mesh.shape["fsdp"] > 1
+        size = replies if gathers else max(8, -(-replies // 16))
+    return whole_rows(min(size, replies), mesh)
 
 
 def log_probs_of(policy: LanguageAgentPolicy, variables: Any, rows: Replies) -> jax.Array:
     """Log-probabilities of the replies under `variables`, [N, M, K], one micro-batch at a time."""
     prefix = policy.prefix(variables)
-    return jax.lax.map(lambda row: _score(policy, policy.model, variables, prefix, row), rows)
+
+    def of(batch):
+        score = lambda batch: _score(policy, policy.model, variables, prefix, batch)
+        nothing = lambda batch: jnp.zeros_like(batch.weights)
+        return jax.lax.cond(jnp.any(batch.weights > 0), score, nothing, batch)
+
+    return jax.lax.map(of, rows)
 
 
 def loss_and_grad(
@@ -103,6 +119,7 @@ def loss_and_grad(
       remat: recompute blocks in the backward pass.
     """
     model = policy.model.clone(remat=remat)
+    masters, lora = lora, in_dtype(model.config, lora)  # once, not in every layer and micro-batch
     base = {"params": params}  # the adapter switched off is the reference
     ref_prefix = policy.prefix(base) if reference else None
 
@@ -113,12 +130,14 @@ def loss_and_grad(
         new = _score(policy, model, {**base, "lora": lora}, prefix, row)
         old = jax.lax.stop_gradient(new) if row.old_log_probs is None else row.old_log_probs
         ref = _score(policy, model, base, ref_prefix, row) if reference else new
-        return loss(new, old, ref, row.advantages, row.weights)
+        each = lambda x: x.reshape(-1, 1)  # a token at a time: a row holds tokens of several replies
+        return loss(*map(each, (new, old, ref)), row.advantages.reshape(-1), each(row.weights))
 
     prefix, pull_back = jax.vjp(prefix_of, lora)
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
     shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
-    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    found, (_, of_prefix) = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    nothing = found, (jax.tree.map(jnp.zeros_like, masters), of_prefix)  # the adapter's are summed in float32
 
     def accumulate(total, row):
         add = lambda total: jax.tree.map(jnp.add, total, grad(lora, prefix, row))
@@ -130,7 +149,7 @@ def loss_and_grad(
     return value, metrics, grads
 
 
-def _score(policy, model, variables, prefix, row):
+def _score(policy, model, variables, prefix, batch):
     # The distribution that tokens are sampled from, before any top-k or top-p cut.
     temperature = policy.sampling.temperature or 1.0
-    return score(model, variables, row.prompts, row.prompt_lengths, row.replies, prefix, temperature)
+    return packing.score(model, variables, batch.rows, batch.replies, prefix, temperature)

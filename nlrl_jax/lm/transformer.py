@@ -104,12 +104,15 @@ class RMSNorm(nn.Module):
         return y.astype(x.dtype) * scale.astype(x.dtype)
 
 
-def apart(x: jax.Array, copies: int, cache: Cache | None, mesh: Mesh | None) -> tuple[jax.Array, ...]:
+def apart(
+    x: jax.Array, copies: int, cache: Cache | None, mesh: Mesh | None, alone: bool = False
+) -> tuple[jax.Array, ...]:
     """`x` [B, L, H] so many times, for products that XLA is not to join where it decodes on an accelerator.
 
-    It would write their weights side by side first, for every token: half of what decoding reads of Qwen2.5-3B.
+    It would write their weights side by side first, for every token: half of what decoding reads of Qwen2.5-3B. Those
+    of layers that are `alone` are not written for a prompt either.
     """
-    if cache is None or x.shape[1] > 1 or platform_of(mesh) == "cpu":
+    if platform_of(mesh) == "cpu" or not (alone or (cache is not None and x.shape[1] == 1)):
         return (x,) * copies
     found = [x]
     for _ in range(copies):  # copies from one barrier would be taken for one
@@ -131,7 +134,7 @@ class Attention(nn.Module):
         """
         c = self.config
         B, L, _ = x.shape
-        for_k, for_v, *again = apart(x, 5, cache, self.mesh)
+        for_k, for_v, *again = apart(x, 5, cache, self.mesh, self.alone)
         again = again if self.alone else (None,) * 3
         of_q, of_k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         if self.get_variable("params", "qkv") is not None:  # joined by `lm.acting`
@@ -159,7 +162,7 @@ class Attention(nn.Module):
         else:
             out = attention.attend(q, k, v, mask, prefix)
         out = out.reshape(B, L, c.num_heads * c.head_dim)
-        again = apart(out, 1, cache, self.mesh)[0] if self.alone else None
+        again = apart(out, 1, cache, self.mesh, self.alone)[0] if self.alone else None
         return Linear(c, c.hidden_size, ("heads", "embed"), name="o")(out, again), new, cache
 
 
@@ -183,7 +186,7 @@ class Block(nn.Module):
         )
         x = x + out
         h = RMSNorm(c, name="mlp_norm")(x)
-        for_up, *again = apart(h, 3, cache, self.mesh)
+        for_up, *again = apart(h, 3, cache, self.mesh, self.alone)
         again = again if self.alone else (None,) * 2
         if self.get_variable("params", "gate_up") is not None:
             both = Linear(c, 2 * c.intermediate_size, ("embed", "mlp"), name="gate_up")(h, again[0])
@@ -192,7 +195,7 @@ class Block(nn.Module):
             gate = Linear(c, c.intermediate_size, ("embed", "mlp"), name="gate")(h, again[0])
             up = Linear(c, c.intermediate_size, ("embed", "mlp"), name="up")(for_up, again[1])
         h = constrain(jax.nn.silu(gate) * up, self.mesh, ("batch", "length", "mlp"))
-        last = apart(h, 1, cache, self.mesh)[0] if self.alone else None
+        last = apart(h, 1, cache, self.mesh, self.alone)[0] if self.alone else None
         x = x + Linear(c, c.hidden_size, ("mlp", "embed"), name="down")(h, last)
         return (x, cache), (kv if self.collect else None)
 

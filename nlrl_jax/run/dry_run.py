@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, layout, make_update
+from nlrl_jax.algorithms.policy_gradient import rows_at_a_time
 from nlrl_jax.backends.scripted import CHARACTERS
+from nlrl_jax.lm.sharding import memory_of
 from nlrl_jax.lm.transformer import init_params
 from nlrl_jax.run import targets
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -43,6 +45,41 @@ def compile_update(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfi
         state, keys = stacked.replace(params=state.params), keys.update(shape=(seeds, *keys.shape))
         update = over_seeds(update, vectorize=True)
     return targets.compiled(jax.jit(update, donate_argnums=0).lower(state, keys), policy.model.mesh)
+
+
+def fitted(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfig, seeds: int = 1) -> tuple[MSGRPOConfig, str]:
+    """`learning` with the micro-batch that 0 stands for, smaller where its update would not fit into the devices'
+    memory, and a line that says so; as it was, and "", if it names a size or nobody knows the memory (a CPU).
+
+    Raises:
+      ValueError: one reply at a time does not fit.
+    """
+    mesh = policy.model.mesh
+    memory = memory_of(mesh)
+    if learning.micro_batch or memory is None:
+        return learning, ""
+    episodes = learning.group_sample if learning.sampling_temperature else learning.group_size
+    replies, least = learning.num_groups * episodes * learning.max_turns, rows_at_a_time(1, 1, mesh)
+
+    def needs(size: int) -> int:
+        return bytes_of(compile_update(policy, game, dataclasses.replace(learning, micro_batch=size), seeds))["all"]
+
+    size = rows_at_a_time(replies, 0, mesh)
+    found = needs(size)
+    if found > memory:
+        fewest = needs(least)
+        if fewest > memory:
+            raise ValueError(
+                f"an update needs {fewest / GIB:.1f} GiB per device with --micro_batch {least}, and there are "
+                f"{memory / GIB:.1f}; use --remat, a smaller group_size, or --mesh with more devices"
+            )
+        share = (memory - fewest) / (found - fewest)  # memory grows evenly with the size, but for what XLA rounds
+        while found > memory:
+            size, found = max(least, int((least + share * (size - least)) / least) * least), fewest
+            if size > least:
+                found, share = needs(size), 0.75
+    line = f"micro_batch 0: {size} replies at a time, {found / GIB:.1f} of {memory / GIB:.1f} GiB per device"
+    return dataclasses.replace(learning, micro_batch=size), line
 
 
 def placed(shapes: Any, where: Any) -> Any:

@@ -14,9 +14,11 @@ from nlrl_jax.algorithms import ms_grpo
 from nlrl_jax.algorithms.ms_grpo import TrainState, init_state, make_update, optimizer
 from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.lm import sharding, transformer
+from nlrl_jax.lm.score import score
 from nlrl_jax.lm.transformer import init_lora, init_params
 from nlrl_jax.returns import aaw_sample, group_advantage
 from nlrl_jax.rollouts import text_games
+from nlrl_jax.text.policy import Turn
 from tests.algorithms.ms_grpo_by_hand import (
     CONFIG,
     FOLLOWS,
@@ -194,7 +196,7 @@ def test_update_equals_the_paper_s_formulas(updated, episodes, plain):
 def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chosen, plain, micro_batch, remat):
     def run(lora):
         rows = micro_batches(*chosen, micro_batch)
-        assert rows.replies.shape[:2] == {0: (1, 16), 1: (16, 1), 3: (6, 3)}[micro_batch]
+        assert rows.replies.shape[:2] == {0: (2, 4), 1: (16, 1), 3: (4, 2)}[micro_batch]
         return loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, reference=True, remat=remat)
 
     loss, metrics, grads = jit(run)(state.lora)
@@ -207,17 +209,76 @@ def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chose
 def test_micro_batches_keep_every_counted_reply_and_weigh_it_as_equation_1(chosen):
     turns, advantages = chosen
     rows = jax.device_get(micro_batches(turns, advantages, 3))
-    active = np.asarray(turns.active)
-    counted = rows.weights.reshape(-1, rows.weights.shape[-1])
-    assert (counted.sum(1) > 0).sum() == active.sum()
-    assert (counted.sum(1) > 0)[: active.sum()].all()  # those that were written come first
-    np.testing.assert_allclose(counted.sum(), 1, rtol=1e-6)
-    got = sorted((tuple(r), float(a)) for r, a, w in zip(
-        rows.replies.reshape(-1, rows.replies.shape[-1]), rows.advantages.reshape(-1), counted) if w.any())  # fmt: skip
-    want = sorted(
-        (tuple(np.asarray(turns.turn.replies[t, j]).tolist()), float(advantages[j])) for t, j in np.argwhere(active)
-    )
-    assert got == want
+    active, lengths = np.asarray(turns.active), np.asarray(turns.turn.reply_lengths)
+    counted = rows.weights > 0
+    assert counted.sum() == lengths[active].sum()
+    used = counted.any(-1).reshape(-1)
+    assert used.sum() < active.sum() and used[: used.sum()].all()  # packed, and those that were written come first
+    np.testing.assert_allclose(rows.weights.sum(), 1, rtol=1e-6)
+    of_episode = (lengths * active).sum(0)
+    got, want = [], []
+    for n, m, k in np.argwhere(counted):
+        at = rows.rows.predicted_at[n, m, k]
+        segment = rows.rows.segments[n, m]
+        context = rows.rows.tokens[n, m][: at + 1][segment[: at + 1] == segment[at]]
+        token = int(rows.replies[n, m, k]), float(rows.advantages[n, m, k]), round(float(rows.weights[n, m, k]), 6)
+        assert rows.rows.positions[n, m, at] == len(context) - 1
+        got.append((*context.tolist(), *token))
+    for t, j in np.argwhere(active):
+        turn = jax.tree.map(lambda x: np.asarray(x[t, j]), turns.turn)  # noqa: B023
+        prompt = turn.prompts[len(turn.prompts) - turn.prompt_lengths :].tolist()
+        weight = round(float(np.float32(1) / np.float32(of_episode[j] * len(advantages))), 6)
+        for k in range(turn.reply_lengths):
+            token = int(turn.replies[k]), float(advantages[j]), weight
+            want.append((*prompt, *turn.replies[:k].tolist(), *token))
+    assert sorted(got) == sorted(want)
+
+
+def test_packed_replies_have_the_loss_and_gradient_of_padded_ones(policy, state, chosen):
+    """One reply a row, each padded to the longest: the same to 1e-6."""
+    turns, advantages = chosen
+    flat = lambda x: x.reshape(-1, *x.shape[2:])
+    turn = jax.tree.map(flat, turns.turn)
+    mask = (jnp.arange(turn.replies.shape[1]) < turn.reply_lengths[:, None]) & flat(turns.active)[:, None]
+    weights = losses.episode_token_weights(mask.reshape(*turns.active.shape, -1).swapaxes(0, 1)).swapaxes(0, 1)
+    lengths = jnp.maximum(turn.prompt_lengths, 1)
+
+    def padded(lora):
+        def scored(variables):
+            prefix, temperature = policy.prefix(variables), policy.sampling.temperature
+            return score(policy.model, variables, turn.prompts, lengths, turn.replies, prefix, temperature)
+
+        new, ref = scored({"params": state.params, "lora": lora}), scored({"params": state.params})
+        each = jnp.tile(advantages, len(turns.active))
+        return OBJECTIVE(new, jax.lax.stop_gradient(new), ref, each, flat(weights))[0]
+
+    def packed(lora):
+        rows = micro_batches(turns, advantages, 4)
+        return loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, reference=True, remat=False)
+
+    want, want_grads = jit(jax.value_and_grad(padded))(state.lora)
+    loss, _, grads = jit(packed)(state.lora)
+    np.testing.assert_allclose(loss, want, rtol=0, atol=1e-6)
+    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(want_grads))
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(want_grads)):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * max(1, largest))
+
+
+@pytest.mark.parametrize("prompts, replies, most", [((60, 122), (5, 200), 200), ((118, 122), (5, 200), 200)])
+def test_little_is_computed_for_padding(prompts, replies, most):
+    """Replies of 5 to 200 tokens: rows of the micro-batches that are not skipped hold at most 1.2 times the tokens."""
+    rng = np.random.default_rng(0)
+    lengths = lambda low, high: jnp.asarray(rng.integers(low, high + 1, (5, 25)), jnp.int32)
+    turn = Turn(
+        jnp.ones((5, 25, 122), jnp.int32), lengths(*prompts), jnp.ones((5, 25, most), jnp.int32), lengths(*replies),
+        jnp.zeros((5, 25, most)), jnp.ones((5, 25), bool), None,
+    )  # fmt: skip
+    turns = text_games.Turns({}, turn, *(jnp.zeros((5, 25)),) * 3, active=jnp.ones((5, 25), bool))
+    batches = jax.jit(micro_batches, static_argnums=2)(turns, jnp.ones(25), 0)
+    computed = np.asarray(batches.rows.segments)[(np.asarray(batches.weights) > 0).any((1, 2))]
+    real = int((turn.prompt_lengths + turn.reply_lengths - 1).sum())
+    assert (computed > 0).sum() == real and computed.size <= 1.2 * real
+    assert 125 * (122 + most - 1) > 1.4 * real
 
 
 def test_without_a_reference_replies_of_no_advantage_are_left_out_and_nothing_changes(policy, state, chosen):
@@ -232,8 +293,9 @@ def test_without_a_reference_replies_of_no_advantage_are_left_out_and_nothing_ch
     run = jax.jit(run, static_argnums=1)
     (every, want), (some, got) = run(state.lora, True), run(state.lora, False)
     computed = lambda rows: int(np.any(np.asarray(rows.weights) > 0, axis=(1, 2)).sum())
-    with_advantage = int((np.asarray(turns.active) & (np.asarray(advantages) != 0)).sum())
-    assert computed(some) == -(-with_advantage // 2) < computed(every)
+    counted = np.asarray(turns.active) & (np.asarray(advantages) != 0)
+    assert (np.asarray(some.weights) > 0).sum() == np.asarray(turns.turn.reply_lengths)[counted].sum()
+    assert computed(some) < computed(every)
     assert_close(got, want)
 
 

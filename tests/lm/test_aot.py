@@ -71,7 +71,7 @@ def test_a_layer_launches_few_kernels_for_a_token(decoding):
 def test_nothing_large_is_copied_for_a_token(decoding):
     """Neither weights nor keys and values: together 7.4 GiB at 36 layers."""
     for program in decoding.values():
-        assert not [row for row in program.copies() if hlo.UNKNOWN in row.loops]
+        assert not [row for row in program.copies(2**22) if hlo.UNKNOWN in row.loops]  # scores of a layer are 2**20
 
 
 def per_token(program):
