@@ -40,6 +40,7 @@ from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, mic
 from nlrl_jax.config import check, option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.acting import WEIGHTS, acting
+from nlrl_jax.lm.generate import row_use
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.returns import aaw_sample, group_advantage, returns_to_go
 from nlrl_jax.rollouts import text_games
@@ -230,6 +231,7 @@ def make_update(
         metrics = {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite, **collapse.measures(turns, returns)}
         if config.probe:
             metrics["state_dependence"] = collapse.state_dependence(policy, acts, turns, config.probe)
+        metrics["row_use"] = row_use(jnp.where(turns.active, turns.turn.reply_lengths, 0), policy.model.mesh)
         return new_state, {**metrics, **episode_metrics(episodes, returns)}
 
     return keep_finite(update)

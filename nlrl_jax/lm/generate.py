@@ -89,6 +89,12 @@ def row_steps(lengths: jax.Array, mesh: Mesh | None = None) -> jax.Array:
     return jnp.sum(steps * sizes, axis=-1)
 
 
+def row_use(lengths: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+    """Share of `row_steps` that wrote a token of a reply, float32 []; 1 without any step."""
+    computed = jnp.sum(row_steps(lengths, mesh))
+    return jnp.where(computed > 0, jnp.sum(jnp.maximum(lengths - 1, 0)) / jnp.maximum(computed, 1), 1.0)
+
+
 def generate(
     model: Transformer,
     variables: Any,

@@ -41,7 +41,10 @@ def prefix_length(prefix: KeyValues | None) -> int:
 
 
 class Cache(NamedTuple):
-    """Key/value slots of a batch, whose rows are the first ones here; `index` is where the next token is written."""
+    """Key/value slots of a batch; `index` is the slot where the next token is written.
+
+    It may have more rows than the tokens that it is given with: those use its first rows.
+    """
 
     kv: KeyValues
     index: jax.Array  # int32 []

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nlrl_jax.lm import generate as module
 from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.lm.generate import compute_prefix, generate, left_pad
+from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, row_sizes, row_steps, row_use
 from nlrl_jax.lm.sampling import sample_token
 from nlrl_jax.lm.score import score as score_
 from nlrl_jax.lm.transformer import Transformer, prefix_length
@@ -67,21 +68,25 @@ def greedy_by_full_forwards(variables, tokens, lengths, steps):
 
 
 class Counting:
-    """A model that counts its forward passes."""
+    """A model that counts its forward passes, and the rows of those that read prompts and of the others."""
 
     def __init__(self, model):
         self.model, self.config, self.mesh, self.passes = model, model.config, model.mesh, 0
 
-    def apply(self, *args, **kwargs):
+    def apply(self, variables, x, *args, **kwargs):
         if kwargs.get("method") == "unembed":
             jax.debug.callback(self._count)
-        return self.model.apply(*args, **kwargs)
+        elif x.shape[1] == 1:
+            jax.debug.callback(lambda: self.rows.append(x.shape[0]))
+        else:
+            jax.debug.callback(lambda: self.read.append(x.shape[0]))
+        return self.model.apply(variables, x, *args, **kwargs)
 
     def _count(self):
         self.passes += 1
 
     def __call__(self, *args):
-        self.passes = 0
+        self.passes, self.rows, self.read = 0, [], []
         out = jax.block_until_ready(jax.jit(functools.partial(generate, self), static_argnums=(4, 5))(*args))
         jax.effects_barrier()
         return out
@@ -142,6 +147,55 @@ def test_ends_at_any_eos_id_and_stops_when_every_row_has_ended(variables, prompt
     np.testing.assert_array_equal(out.tokens, np.where(kept, tokens, 0))
     np.testing.assert_allclose(out.log_probs, np.where(kept, log_probs, 0), atol=1e-6)
     assert counting.passes == lengths.max()  # prefill gives the first token, then one pass a token
+
+
+def test_finished_rows_leave_the_batch_and_equal_prompts_are_read_once(monkeypatch, variables, prompts):
+    """And neither changes what is said."""
+    several = jnp.arange(20) % B  # four distinct prompts
+    rows, lengths = left_pad(prompts, LENGTHS)[several], LENGTHS[several]
+    sampling, eos, active = Sampling(max_tokens=10, temperature=1.5), tuple(range(0, 40, 6)), jnp.arange(20) % 7 > 0
+    args = variables, rows, lengths, jax.random.key(1), sampling, eos, None, active
+    assert row_sizes(20) == (20, 12, 7, 4, 2)
+    counting = Counting(MODEL)
+    out = counting(*args)
+    needed = [int((out.lengths > n).sum()) for n in range(1, int(out.lengths.max()))]
+    want = [min(size for size in row_sizes(20) if size >= n) for n in needed]
+    assert sorted(counting.rows, reverse=True) == want and len(set(want)) == 5
+    assert counting.read == [3, 3]  # in blocks of three
+    assert row_steps(out.lengths) == sum(want)
+    assert row_use(out.lengths) == pytest.approx(sum(needed) / sum(want))
+    monkeypatch.setattr(module, "row_sizes", lambda batch, mesh: (batch,))
+    plain = Counting(MODEL)
+    whole = plain(*args)
+    assert plain.rows == [20] * len(needed) and plain.read == [20]
+    for name in ("tokens", "lengths", "ended"):
+        np.testing.assert_array_equal(getattr(out, name), getattr(whole, name))
+    np.testing.assert_allclose(out.log_probs, whole.log_probs, atol=1e-5)
+    assert len(np.unique(out.tokens, axis=0)) > 10
+
+
+def test_what_a_row_says_does_not_depend_on_the_others(variables, prompts):
+    """Nor on how many there are."""
+    sampling, padded = Sampling(max_tokens=10, temperature=1.5), left_pad(prompts, LENGTHS)
+    four = run(MODEL, variables, padded, LENGTHS, jax.random.key(6), sampling, (3,))
+    few = run(MODEL, variables, padded[:3].at[1].set(7), LENGTHS[:3], jax.random.key(6), sampling, (3,))
+    for name in ("tokens", "lengths", "ended"):
+        np.testing.assert_array_equal(getattr(few, name)[::2], getattr(four, name)[:3:2])
+
+
+def test_row_steps_by_hand():
+    """100 rows have the sizes 100, 64, 32 and 16."""
+    lengths = np.zeros((3, 100), int)
+    lengths[0, :70] = 2  # one step of 100
+    lengths[1, :64], lengths[1, 5], lengths[1, 6] = 3, 4, 4  # two steps of 64, one of 16
+    assert row_sizes(100) == (100, 64, 32, 16)
+    assert row_steps(jnp.asarray(lengths)).tolist() == [100, 144, 0]
+    assert row_use(jnp.asarray(lengths)) == pytest.approx((70 + 130) / 244)
+    assert row_use(jnp.ones((2, 5), int)) == 1
+
+
+def test_rows_that_devices_share_stay_where_they_are(mesh):
+    assert row_sizes(16, mesh) == (16,) and len(row_sizes(16)) > 1
 
 
 def test_inactive_rows_generate_nothing(variables, prompts, free):
@@ -232,6 +286,22 @@ def test_greedy_tokens_on_eight_devices_equal_one(mesh, variables, prompts, free
     assert len(params["embedding"].sharding.device_set) == 8
     np.testing.assert_array_equal(out.tokens, free.tokens)
     np.testing.assert_allclose(out.log_probs, free.log_probs, atol=1e-4)
+
+
+def test_rows_leave_the_batch_where_devices_share_the_heads(variables, prompts):
+    """Only the heads: the rows are on every device."""
+    mesh = sharding.make_mesh(1, 1, 2, jax.devices()[:2])
+    params = sharding.shard(variables["params"], transformer.param_specs(MODEL)["params"], mesh)
+    sampling, padded = Sampling(max_tokens=10, temperature=1.5), left_pad(prompts, LENGTHS)
+    args = padded, LENGTHS, jax.random.key(2), sampling, tuple(range(0, 40, 6))
+    assert row_sizes(B, mesh) == row_sizes(B) == (4, 2, 1)
+    out, one = run(MODEL.clone(mesh=mesh), {"params": params}, *args), run(MODEL, variables, *args)
+    assert (
+        len(params["blocks"]["attention"]["q"]["kernel"].sharding.device_set) == 2
+        and len(set(one.lengths.tolist())) > 1
+    )
+    assert len(set(one.lengths.tolist())) > 1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), out, one)
 
 
 def test_top_k_of_one_is_greedy():
