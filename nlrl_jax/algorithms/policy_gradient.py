@@ -11,22 +11,46 @@ Letters: T turns, J episodes, S prompt bucket, K reply tokens, N micro-batches o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.score import score
 from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.rollouts.text_games import Turns
 from nlrl_jax.text.policy import LanguageAgentPolicy
 
 # (log_probs, old_log_probs, ref_log_probs, advantages, weights) -> (loss, metrics), all sums over replies
 Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+class Policy(Protocol):
+    """A model with what its rows need to be scored; a frozen dataclass, such as `LanguageAgentPolicy`."""
+
+    model: Transformer
+
+    def prefix(self, variables: Any) -> KeyValues | None:
+        """Keys and values of what all rows begin with."""
+
+
+class Rows(Protocol):
+    """Micro-batches [N, M, ...] to learn from: a pytree with methods for one micro-batch, such as `Replies`.
+
+    weights [N, M, K]: 0 where a token does not count. old_log_probs [N, M, K], or None: those of this step.
+    """
+
+    weights: jax.Array
+    old_log_probs: jax.Array | None
+
+    def score(self, policy: Any, variables: Any, prefix: KeyValues | None) -> jax.Array: ...
+
+    def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any: ...
 
 
 class Replies(NamedTuple):
@@ -42,6 +66,16 @@ class Replies(NamedTuple):
     weights: jax.Array
     advantages: jax.Array
     old_log_probs: jax.Array | None = None
+
+    def score(self, policy: LanguageAgentPolicy, variables: Any, prefix: KeyValues | None) -> jax.Array:
+        """Log-probabilities of one micro-batch of replies, [M, K]."""
+        # The distribution that tokens are sampled from, before any top-k or top-p cut.
+        temperature = policy.sampling.temperature or 1.0
+        return score(policy.model, variables, self.prompts, self.prompt_lengths, self.replies, prefix, temperature)
+
+    def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any:
+        """The objective of one micro-batch, from the log-probabilities of its replies."""
+        return objective(new, old, reference, self.advantages, self.weights)
 
 
 def micro_batches(
@@ -79,43 +113,40 @@ def micro_batches(
     return rows._replace(prompt_lengths=jnp.maximum(rows.prompt_lengths, 1))
 
 
-def log_probs_of(policy: LanguageAgentPolicy, variables: Any, rows: Replies) -> jax.Array:
-    """Log-probabilities of the replies under `variables`, [N, M, K], one micro-batch at a time."""
+def log_probs_of(policy: Policy, variables: Any, rows: Rows) -> jax.Array:
+    """Log-probabilities of what is learned under `variables`, [N, M, K], one micro-batch at a time."""
     prefix = policy.prefix(variables)
-    return jax.lax.map(lambda row: _score(policy, policy.model, variables, prefix, row), rows)
+    return jax.lax.map(lambda row: row.score(policy, variables, prefix), rows)
 
 
 def loss_and_grad(
-    policy: LanguageAgentPolicy,
+    policy: Policy,
     loss: Loss,
     params: Any,
     lora: Any,
-    rows: Replies,
+    rows: Rows,
     reference: bool,
     remat: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-    """The summed loss over all replies, its metrics, and its gradient with respect to the adapter.
+    """The summed loss over all rows, its metrics, and its gradient with respect to the adapter.
 
     Args:
       loss: see `Loss`.
       params: frozen base weights. lora: the adapter.
-      reference: also score the replies without the adapter (else the reference is theta itself).
+      reference: also score the rows without the adapter (else the reference is theta itself).
       remat: recompute blocks in the backward pass.
     """
-    model = policy.model.clone(remat=remat)
     base = {"params": params}  # the adapter switched off is the reference
     ref_prefix = policy.prefix(base) if reference else None
-
-    def prefix_of(lora):
-        return compute_prefix(model, {**base, "lora": lora}, policy.template.prefix)
+    policy = dataclasses.replace(policy, model=policy.model.clone(remat=remat))
 
     def micro_loss(lora, prefix, row):
-        new = _score(policy, model, {**base, "lora": lora}, prefix, row)
+        new = row.score(policy, {**base, "lora": lora}, prefix)
         old = jax.lax.stop_gradient(new) if row.old_log_probs is None else row.old_log_probs
-        ref = _score(policy, model, base, ref_prefix, row) if reference else new
-        return loss(new, old, ref, row.advantages, row.weights)
+        ref = row.score(policy, base, ref_prefix) if reference else new
+        return row.loss(loss, new, old, ref)
 
-    prefix, pull_back = jax.vjp(prefix_of, lora)
+    prefix, pull_back = jax.vjp(lambda lora: policy.prefix({**base, "lora": lora}), lora)
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
     shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -128,9 +159,3 @@ def loss_and_grad(
     if prefix is not None:
         grads = jax.tree.map(jnp.add, grads, pull_back(prefix_grads)[0])
     return value, metrics, grads
-
-
-def _score(policy, model, variables, prefix, row):
-    # The distribution that tokens are sampled from, before any top-k or top-p cut.
-    temperature = policy.sampling.temperature or 1.0
-    return score(model, variables, row.prompts, row.prompt_lengths, row.replies, prefix, temperature)
