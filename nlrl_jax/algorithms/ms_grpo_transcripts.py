@@ -15,6 +15,7 @@ Weights, clipping, KL, AAW sampling and options are those of `ms_grpo`. What dif
   takes a step;
 - an episode that the game broke off counts neither as a sample nor in its group's mean; G' may so be smaller;
 - `micro_batch` counts rows; 0 differentiates an eighth of them at a time;
+- at temperature 1 the metric `sampler_gap` is the mean |log p| by which the update's pass differs from the sampler's;
 - with `beta` 0, a batch without a single advantage changes nothing, the optimizer's moments included.
 
 `credit="state"` is GiGPO (Feng et al. 2025, arXiv:2505.10978), with the group's episodes tau_i and steps t:
@@ -86,7 +87,7 @@ class Rows(NamedTuple):
 
     tokens, positions, segments: int32 [N, M, L]; segments: which transcript of its row a token belongs to, from 1.
     at: int32 [N, M, K], places of the learned tokens. weights, advantages, sampled: float32 [N, M, K]; weights are 0
-    where there is none, sampled are the log-probabilities (temperature 1) that the tokens were drawn with.
+    where there is none, sampled are the log-probabilities that the tokens were drawn with, or None.
     """
 
     tokens: jax.Array
@@ -95,7 +96,7 @@ class Rows(NamedTuple):
     at: jax.Array
     weights: jax.Array
     advantages: jax.Array
-    sampled: jax.Array
+    sampled: jax.Array | None
     old_log_probs: jax.Array | None = None
 
     def score(self, policy: Reader, variables: Any, prefix: KeyValues | None) -> jax.Array:
@@ -109,7 +110,10 @@ class Rows(NamedTuple):
         """The objective of one micro-batch, in which each token has the advantage of its own turn."""
         column = lambda x: x.reshape(-1, 1)
         columns = column(new), column(old), column(reference)
-        return objective(*columns, self.advantages.reshape(-1), column(self.weights))
+        value, metrics = objective(*columns, self.advantages.reshape(-1), column(self.weights))
+        if self.sampled is not None:
+            metrics["sampler_gap"] = jnp.sum(self.weights * jnp.abs(new - self.sampled))
+        return value, metrics
 
 
 class Lesson(NamedTuple):
@@ -168,6 +172,8 @@ def teach(
     if not transcripts:
         return Lesson(None, measured)
     rows = pack(transcripts, room - len(reader.begin), len(reader.begin), config.micro_batch, reader.model.mesh)
+    if reader.temperature != 1:  # they are known at temperature 1 only
+        rows = rows._replace(sampled=None)
     measured["row_tokens"] = sum(len(one.tokens) for one in transcripts)
     measured["rows_filled"] = measured["row_tokens"] / rows.tokens.size
     return Lesson(rows, measured)
@@ -286,7 +292,7 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
             out.at[own] = start + np.array(one.at)
             out.weights[own], out.advantages[own], out.sampled[own] = one.weights, one.advantages, one.log_probs
             start, k = start + len(one.tokens), k + len(one.at)
-    return Rows(*(x.reshape(num, size, -1) for x in out[:7]))
+    return jax.tree.map(lambda x: x.reshape(num, size, -1), out)
 
 
 def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray) -> dict[str, float]:
@@ -305,7 +311,7 @@ def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray) -> 
         "reply_tokens": len(log_probs) / len(turns),
         "cut_replies": np.mean([not written.ended for written in replies]),
         "turns": len(turns) / len(episodes),
-        "steps": len(turns) / len(episodes),
+        "steps": sum(not turn.invalid for turn in turns) / len(episodes),
         "uninformative_groups": np.mean(returns.max(axis=1) == returns.min(axis=1)),
         "surprisal": -np.mean(log_probs),
         "distinct_replies": len({written.tokens for written in replies}) / len(replies),
