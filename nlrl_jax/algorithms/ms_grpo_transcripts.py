@@ -156,7 +156,7 @@ def teach(
     rewards = [[composite_rewards(one.turns, config) for one in group] for group in groups]
     returns = np.array([[own.sum() for own in group] for group in rewards], np.float32)
     whole = np.array([[not one.episode.error for one in group] for group in groups])
-    measured = episode_metrics(groups, returns)
+    measured = episode_metrics(groups, returns, whole)
     chosen, advantages = jax.device_get(choose(key, jnp.asarray(returns), config, jnp.asarray(whole)))
     learned = [[group[i] for i in places] for group, places in zip(groups, chosen, strict=True)]
     rewards = [[group[i] for i in places] for group, places in zip(rewards, chosen, strict=True)]
@@ -295,9 +295,14 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
     return jax.tree.map(lambda x: x.reshape(num, size, -1), out)
 
 
-def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray) -> dict[str, float]:
+def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray, whole: np.ndarray) -> dict[str, float]:
     """Means over the iteration's episodes, or over the turns played, named as in `ms_grpo.episode_metrics` and
-    `collapse.measures`; "broke_off": episodes that the game broke off."""
+    `collapse.measures`; "broke_off": episodes that the game broke off.
+
+    Args:
+      returns: [n, G]. whole: bool [n, G], False for those that broke off.
+    """
+    spreads = [np.ptp(own[here]) if here.any() else 0.0 for own, here in zip(returns, whole, strict=True)]
     episodes = [one.episode for group in groups for one in group]
     turns = [turn for group in groups for one in group for turn in one.turns]
     replies = [reply.written for turn in turns for reply in turn.replies]
@@ -312,9 +317,9 @@ def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray) -> 
         "cut_replies": np.mean([not written.ended for written in replies]),
         "turns": len(turns) / len(episodes),
         "steps": sum(not turn.invalid for turn in turns) / len(episodes),
-        "uninformative_groups": np.mean(returns.max(axis=1) == returns.min(axis=1)),
+        "uninformative_groups": np.mean(np.equal(spreads, 0)),
         "surprisal": -np.mean(log_probs),
         "distinct_replies": len({written.tokens for written in replies}) / len(replies),
         "return_spread": returns.std(axis=1).mean(),
-        "broke_off": np.mean([bool(one.error) for one in episodes]),
+        "broke_off": np.mean(~whole),
     }
