@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from nlrl_jax.algorithms import ms_grpo_transcripts
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import directory, results
@@ -117,10 +118,12 @@ def test_an_episode_that_breaks_off_costs_that_episode(whole, folder, lines, tmp
     assert row["broke_off"] == 1 / 8 and np.isfinite(row["loss"])
 
 
-def test_equal_returns_change_nothing_and_are_said(whole, folder, lines, tmp_path, capsys):
+def test_equal_returns_change_nothing_and_are_said(whole, folder, lines, tmp_path, capsys, monkeypatch):
     lines.equal.append(True)
-    train(folder, tmp_path / "run", "--beta=0", "--max_tokens=1")  # every line is cut, so penalties are equal too
-    assert all(row["uninformative_groups"] == 1 and row["grad_norm"] == 0 for row in read_rows(tmp_path / "run"))
+    monkeypatch.setattr(ms_grpo_transcripts, "PENALTY", 0.0)
+    train(folder, tmp_path / "run", "--beta=0", "--invalid_action_reward=0")
+    rows = read_rows(tmp_path / "run")
+    assert [(row["uninformative_groups"], row["grad_norm"]) for row in rows] == [(1, 0)] * 4
     said = capsys.readouterr()
     assert (said.out + said.err).count("in all groups of the last 3 iterations") == 1
     _, lora = peft.load(tmp_path / "run" / "adapter", CONFIG)
