@@ -5,6 +5,7 @@ r"""Trains a language agent policy on a text game by MS-GRPO.
     python -m launch.train_ms_grpo --model ~/models/Qwen2.5-3B-Instruct --game snake --dtype bfloat16 --micro_batch 5 \
         --remat --run_dir runs/qwen
     python -m launch.train_ms_grpo --game my_module:text_game --run_dir runs/mine
+    python -m launch.train_ms_grpo --preset babyai --run_dir runs/babyai      # transcripts; so alfworld, webshop, crafter
     python -m launch.train_ms_grpo --run_dir runs/demo --resume
 
 Defaults are the paper's hyperparameters, `--updates_per_batch` and `--invalid_action_reward` among them; `--top_p` is
@@ -115,6 +116,11 @@ PRESETS = {
     "laptop": {
         "iterations": 20, "group_size": 8, "group_sample": 4, "max_turns": 3, "max_tokens": 80,
         "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
+    },
+    "babyai": {
+        "game": "babyai", "model": "nano_babyai", "iterations": 60, "group_size": 8, "group_sample": 8, "num_groups": 6,
+        "sampling_temperature": 0.0, "temperature": 1.0, "top_k": 0, "max_tokens": 8, "max_turns": 20, "beta": 0.0,
+        "learning_rate": 5e-4, "eval_episodes": 120, "eval_turns": 30, "eval_every": 20, "checkpoint_every": 5,
     },
     "evening": {
         "prompt": "compact", "iterations": 50, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
