@@ -78,8 +78,8 @@ def _trained_player(run_dir: pathlib.Path) -> Player:
     loaded, lora, step, run = load_trained(run_dir)
     if run.get("context") == "transcript":
         raise ValueError(
-            f"{run_dir} was trained in transcripts, which run_lac plays: nlrl-jax export --run_dir {run_dir} --out MODEL, "
-            f"then run_lac --game {run['game']} --model MODEL --methods {'cot' if run['think'] else 'react'}"
+            f"{run_dir} was trained in transcripts, which run_lac plays: nlrl-jax export --run_dir {run_dir} --out "
+            f"MODEL, then nlrl-jax run_lac --game {run['game']} --model MODEL --methods {'cot' if run['think'] else 'react'}"
         )
     prompt = prompt_for(run["model"], run["prompt"])
     evaluated = {"all": "all"}.get(run.get("maps", ""), "held_out")  # as the run itself evaluates

@@ -5,13 +5,16 @@ r"""Trains a language agent policy on a text game by MS-GRPO.
     python -m launch.train_ms_grpo --model ~/models/Qwen2.5-3B-Instruct --game snake --dtype bfloat16 --micro_batch 5 \
         --remat --run_dir runs/qwen
     python -m launch.train_ms_grpo --game my_module:text_game --run_dir runs/mine
-    python -m launch.train_ms_grpo --preset babyai --run_dir runs/babyai      # transcripts; so alfworld, webshop, crafter
+    python -m launch.train_ms_grpo --preset babyai --run_dir runs/babyai
     python -m launch.train_ms_grpo --run_dir runs/demo --resume
 
 Defaults are the paper's hyperparameters, `--updates_per_batch` and `--invalid_action_reward` among them; `--top_p` is
 an addition, and the paper leaves `--kl_estimator` open. `--revision` names a branch, tag or commit of a Hub id. A run
 writes metrics.jsonl, TensorBoard events, checkpoints, results.json, learning_curve.png, report.html and a PEFT adapter
 to its folder; a killed run continues with --resume.
+
+BabyAI, ALFWorld, WebShop, Crafter and your own host games are played in transcripts, which grow with the episode: each
+reply is one line with one action (`--context`; nlrl_jax/algorithms/ms_grpo_transcripts.py).
 
 Departure from the paper: FrozenLake trains on seven eighths of the maps and is evaluated on the others, which the model
 has never seen; `--maps all` draws both from all maps, as the paper does.
