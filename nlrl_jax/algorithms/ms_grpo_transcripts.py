@@ -237,12 +237,11 @@ def transcripts_of(
 
     Args:
       advantages: of each turn. weight: of each token.
-      begin: what every prompt begins with; the transcripts hold what follows.
+      begin: what every prompt begins with (`Played.begins`); the transcripts hold what follows.
     """
     found: list[Transcript] = []
     for turn, advantage in zip(turns, advantages, strict=False):
         for prompt, written in turn.replies:
-            assert prompt[: len(begin)] == begin and len(prompt) > len(begin), "a prompt begins otherwise"
             prompt = prompt[len(begin) :]
             last = found[-1].tokens if found else None
             if last and list(prompt[: len(last)]) == last:

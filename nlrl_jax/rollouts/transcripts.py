@@ -69,6 +69,11 @@ class Played(NamedTuple):
     episode: host_games.Episode
     turns: tuple[Turn, ...]
 
+    def begins(self, tokens: tuple[int, ...]) -> bool:
+        """Whether all its prompts begin with these tokens and go on."""
+        prompts = [reply.prompt for turn in self.turns for reply in turn.replies]
+        return all(one[: len(tokens)] == tokens and len(one) > len(tokens) for one in prompts)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Player:
@@ -134,9 +139,15 @@ class Player:
                 )
             dropped += DROP
 
+    def beginning(self) -> tuple[int, ...]:
+        """The tokens that prompts of all tasks begin with: instructions and examples."""
+        one, other = (self.head(History(goal, "")) for goal in ("a", "Z"))
+        same = next(i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+        return one[: max(same - 2, 0)]  # a goal may join the tokens right before it
+
     def line(self, written: Written) -> str:
         """The first line of what was written, without blanks around it."""
-        return (self._text(written).splitlines() or [""])[0].strip()
+        return self._text(written).partition("\n")[0].strip()
 
     def after(self, written: Written, text: str) -> tuple[int, ...]:
         """What a transcript continues with: the line that was written, its newline, and a text."""

@@ -170,3 +170,14 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, cache_mb):
     fresh = dataclasses.replace(who, model=dataclasses.replace(model))  # with an empty cache
     again = play(fresh, GAME, [("", 0)] * 3, 5)
     assert [turn.replies for one in again for turn in one.turns] == [t.replies for one in played for t in one.turns]
+
+
+def test_what_all_prompts_begin_with_is_the_instructions_and_examples():
+    example = History("7", "you are at 0", (Step("Up", "you are at 1"),))
+    dialogue = Dialogue.of("Get to the number.", "", examples=(example,))
+    who = Player(Scripted([" Up\n"] * 5), dialogue, Sampling(20), 1000)
+    (one,) = play(who, GAME, [("", 0)], 0)
+    shared = who.beginning()
+    assert text_of(shared).startswith("<|im_start|>user\nGet to the number.") and "An example:" in text_of(shared)
+    assert one.begins(shared) and one.begins(()) and not one.begins((*shared[:-1], -1))
+    assert not one.begins(one.turns[0].replies[0].prompt)  # something must follow

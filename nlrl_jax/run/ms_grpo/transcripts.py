@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
-from nlrl_jax.algorithms.ms_grpo import TrainState, init_state
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -23,6 +24,8 @@ from nlrl_jax.run.lac.tasks import Task, kinds_of, tasks_of
 from nlrl_jax.run.lac.threads import rows_at_once
 from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame
+
+_SHARED = 64  # tokens that all prompts begin with, from which on they are read once and not in each row
 
 
 class Tasks(NamedTuple):
@@ -83,10 +86,10 @@ class TranscriptTraining(Training):
         prompts = dataclasses.replace(config.prompts, prompt=config.prompt)
         self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, config.think)
         self.check_room()
-        self.reader = transcripts.Reader(network, config.sampling.temperature)
+        begin = self.player({}, greedy=False).beginning()  # read once for all rows, where that pays
+        self.reader = transcripts.Reader(network, config.sampling.temperature, begin if len(begin) >= _SHARED else ())
         key = jax.random.fold_in(jax.random.key(config.seed), 0)
         self.state = init_state(network, loaded.params, learning, key)
-        self._step = jax.jit(transcripts.make_update(self.reader, learning), donate_argnums=0)
         self.shows = "success"
 
     def check_room(self) -> None:
@@ -116,11 +119,14 @@ class TranscriptTraining(Training):
         player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
         played = self.play(player, [task for task in tasks for _ in range(G)], learning.max_turns, seed)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
-        lesson = transcripts.teach(groups, learning, key_sample, self.reader, self.room)
+        reader = self.reader
+        if not all(one.begins(reader.begin) for one in played):
+            reader = dataclasses.replace(reader, begin=())
+        lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
             still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm"), 0.0)
             return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}
-        state, metrics = self._step(state, lesson.rows)
+        state, metrics = _step(reader, learning)(state, lesson.rows)
         return state, {**metrics, **lesson.metrics}
 
     def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
@@ -129,6 +135,11 @@ class TranscriptTraining(Training):
         played = self.play(player, self.tasks.held_out, self.config.eval_turns, 0)
         text = [as_record(one, self.game, self.writer.tokenizer) for one in played[:shown]]
         return summarize(played, self.config.learning.invalid_action_reward), text
+
+
+@functools.lru_cache(2)
+def _step(reader: transcripts.Reader, config: MSGRPOConfig):
+    return jax.jit(transcripts.make_update(reader, config), donate_argnums=0)
 
 
 def dialogue_for(game: HostGame, prompts: PromptConfig, model: str, tokenizer: Tokenizer, think: bool):
