@@ -76,6 +76,12 @@ def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
 def _trained_player(run_dir: pathlib.Path) -> Player:
     options = flags.FLAGS
     loaded, lora, step, run = load_trained(run_dir)
+    if run.get("context") == "transcript":
+        method = "cot" if run["think"] else "react"
+        raise ValueError(
+            f"{run_dir} was trained in transcripts, which run_lac plays: nlrl-jax export --run_dir {run_dir} --out "
+            f"MODEL, then nlrl-jax run_lac --game {run['game']} --model MODEL --methods {method}"
+        )
     prompt = prompt_for(run["model"], run["prompt"])
     evaluated = {"all": "all"}.get(run.get("maps", ""), "held_out")  # as the run itself evaluates
     game, maps = _game(options.game or run["game"], prompt, options.maps or evaluated)

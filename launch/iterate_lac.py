@@ -3,8 +3,6 @@
     python -m launch.iterate_lac --run_dir runs/loop                    # three rounds of 120 tasks
     python -m launch.iterate_lac --teacher lac_no_critic --lesson chosen --run_dir runs/own
     python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson chosen --keep successes --run_dir runs/won
-    python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson advantage --tasks 2 --repeats 8 --rounds 22 \\
-        --epochs 1 --batch_size 384 --eval_every 11 --run_dir runs/group                # MS-GRPO's gradient
     python -m launch.iterate_lac --run_dir runs/loop --resume
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
@@ -69,7 +67,6 @@ class IterateConfig:
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     rounds: int = option(3, "rounds of play and fine-tuning", least=1, most=1000)
     tasks: int = option(20, "fresh tasks of each mission in a round", least=1)
-    repeats: int = option(1, "episodes of each fresh task", least=1)
     teacher: str = option(
         "lac", "who plays the fresh tasks: LAC or a variant; lac_no_critic is the prior alone", choices=TEACHERS
     )
@@ -111,11 +108,6 @@ class IterateConfig:
             raise ValueError(
                 f"{self.rounds} rounds and a last one of {self.tasks} tasks are {(self.rounds + 1) * self.tasks} of "
                 f"each mission; a seed has {SEEDS_PER_RUN - _HELD_OUT} for them. Lower --rounds or --tasks"
-            )
-        if self.lessons.lesson == "advantage" and (self.repeats < 2 or self.lessons.keep != "all"):
-            raise ValueError(
-                f"--lesson advantage compares episodes of one task, but --repeats is {self.repeats} and --keep "
-                f"{self.lessons.keep}; give --repeats 8, say, and --keep all"
             )
 
 
@@ -185,7 +177,7 @@ class Loop:
         config, prior = self.config, self.prior(k)
         model = prior if config.adapter == "all" or k == 0 else lac_iteration.prior_apart(prior, self.base)
         first = config.seed * SEEDS_PER_RUN + held_out_of(config, self.game) + k * config.tasks
-        fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds for _ in range(config.repeats)]
+        fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds]
         held_out = tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
         done = {
             report.TEACHER: self.play(

@@ -5,12 +5,16 @@ r"""Trains a language agent policy on a text game by MS-GRPO.
     python -m launch.train_ms_grpo --model ~/models/Qwen2.5-3B-Instruct --game snake --dtype bfloat16 --micro_batch 5 \
         --remat --run_dir runs/qwen
     python -m launch.train_ms_grpo --game my_module:text_game --run_dir runs/mine
+    python -m launch.train_ms_grpo --preset babyai --run_dir runs/babyai
     python -m launch.train_ms_grpo --run_dir runs/demo --resume
 
 Defaults are the paper's hyperparameters, `--updates_per_batch` and `--invalid_action_reward` among them; `--top_p` is
 an addition, and the paper leaves `--kl_estimator` open. `--revision` names a branch, tag or commit of a Hub id. A run
 writes metrics.jsonl, TensorBoard events, checkpoints, results.json, learning_curve.png, report.html and a PEFT adapter
 to its folder; a killed run continues with --resume.
+
+BabyAI, ALFWorld, WebShop, Crafter and your own host games are played in transcripts, which grow with the episode: each
+reply is one line with one action (`--context`; nlrl_jax/algorithms/ms_grpo_transcripts.py).
 
 Departure from the paper: FrozenLake trains on seven eighths of the maps and is evaluated on the others, which the model
 has never seen; `--maps all` draws both from all maps, as the paper does.
@@ -21,38 +25,48 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 import envs
+from envs import own
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
-from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
+from nlrl_jax.config import DTYPES, check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.lm.sharding import whole, whole_rows
-from nlrl_jax.run import alarms, app, loop, players, processes, results
+from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.run import app, players, results
 from nlrl_jax.run.dry_run import fitted
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.plots import learning_curve
-from nlrl_jax.run.report import Episodes, Picture, changes, model_name, write_report
+from nlrl_jax.run.lac.prompts import PromptConfig
+from nlrl_jax.run.ms_grpo.training import SCRIPT, Training
+from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import Sampling, TextGame
+from nlrl_jax.types import HostGame, Sampling, TextGame
 from nlrl_jax.updates import keep_finite, over_seeds, seed_mesh, spread, stack
-from nlrl_jax.weights import peft
 
-SCRIPT = "train_ms_grpo"
-SHOWN = 6  # episodes in the report
+# Options for games in transcripts alone.
+IN_TRANSCRIPTS = ("missions", "think", "examples", "history", "data", "cache_mb")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Everything that determines what a run computes."""
 
-    game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game")
+    game: str = option(
+        "frozen_lake",
+        f"{', '.join(dict.fromkeys(envs.GAMES + envs.HOST_GAMES))}, or your own as my_module:text_game or host_game",
+    )
+    context: str = option(
+        "auto",
+        "what the model reads before it acts: the current state, or the transcript of the episode so far; auto: the "
+        f"transcript in {', '.join(envs.TOLD)} and your own host_game, else the state",
+        choices=("auto", "state", "transcript"),
+    )
     maps: str = option(
         "", "FrozenLake's maps: all (the paper's), held_out, or train, evaluated on held_out; empty: train",
         choices=("", "all", "train", "held_out"),
@@ -61,6 +75,11 @@ class TrainConfig:
     revision: str = option("", "branch, tag or commit of a Hub id")
     templates: TemplateOptions = part(TemplateOptions())
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
+    missions: str = option("", "transcripts: kinds of tasks, separated by commas; empty: all")
+    think: bool = option(False, "transcripts: the model writes a line of thought before each action")
+    prompts: PromptConfig = part(PromptConfig(), without=("prompt", "context_tokens"))
+    data: str = option("", "alfworld, webshop: a local download of the original's games; empty: generated ones")
+    cache_mb: float = option(1000.0, "transcripts: key/value cache, MB; 0: none", least=0)
     iterations: int = option(700, "iterations of Algorithm 1", least=1)
     learning: MSGRPOConfig = part(MSGRPOConfig(), without=("std_ddof", "max_grad_norm"))
     sampling: Sampling = part(Sampling(max_tokens=200, temperature=1.5, top_k=3))
@@ -102,6 +121,11 @@ PRESETS = {
         "iterations": 20, "group_size": 8, "group_sample": 4, "max_turns": 3, "max_tokens": 80,
         "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
     },
+    "babyai": {
+        "game": "babyai", "model": "nano_babyai", "iterations": 60, "group_size": 8, "group_sample": 8, "num_groups": 6,
+        "sampling_temperature": 0.0, "temperature": 1.0, "top_k": 0, "max_tokens": 8, "max_turns": 20, "beta": 0.0,
+        "learning_rate": 5e-4, "eval_episodes": 120, "eval_turns": 30, "eval_every": 20, "checkpoint_every": 5,
+    },
     "evening": {
         "prompt": "compact", "iterations": 50, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
         "sampling_temperature": 1.0, "temperature": 1.0, "top_k": 0, "max_tokens": 14, "beta": 0.0,
@@ -127,6 +151,17 @@ def games_of(config: TrainConfig) -> tuple[TextGame, TextGame]:
     return learned, evaluated
 
 
+def context_for(game: str, context: str) -> str:
+    """The context of a game by its name, where it is "auto"."""
+    if context != "auto" or ":" not in game:
+        return {"auto": "transcript" if game in envs.TOLD else "state"}.get(context, context)
+    try:
+        found = own.load(game, HostGame, TextGame, without=("prompt", "max_steps"), prompt="paper", max_steps=0)
+    except ValueError:  # `envs.make` says why
+        return "state"
+    return "transcript" if isinstance(found, HostGame) else "state"
+
+
 def build(config: TrainConfig) -> tuple[TextGame, TextGame, LanguageAgentPolicy, Any]:
     """Game, evaluation game, policy and base weights of a config. Bad settings raise ValueError here."""
     mesh = players.parse_mesh(config.mesh)
@@ -137,7 +172,7 @@ def build(config: TrainConfig) -> tuple[TextGame, TextGame, LanguageAgentPolicy,
     return game, evaluated, policy, loaded.params
 
 
-class Agents:
+class Agents(Training):
     """The agent of a config, or the agents of several seeds as one stack, and the games that they are evaluated on.
 
     Args:
@@ -157,6 +192,8 @@ class Agents:
     ):
         self.config, self.games, self.seeds = config, games, seeds
         self.game, _, self.policy, params = build(config)
+        self.shows = f"eval/{config.game}" if seeds else "success" if self.game.success else "env_return"
+        self.network, self.mesh, self.legend = self.policy.model.config, self.policy.model.mesh, self.game.legend
         learning, line = fitted(self.policy, self.game, config.learning, len(seeds or [0]) if vectorize else 1)
         print(line + "\n" * bool(line), end="")
         update = make_update(self.policy, self.game, learning)
@@ -199,6 +236,10 @@ class Agents:
             return found[name], text
         return {game: summary["env_reward"] for game, summary in found.items()}, text
 
+    def untrained(self) -> dict[str, Any]:
+        """See `Training.untrained`."""
+        return self._here(super().untrained())
+
     def evaluate(self, state: Any) -> dict[str, Any]:
         """{metric: number}, or of a stack {game: environment rewards [seeds]}."""
         if self.seeds is None:
@@ -206,91 +247,35 @@ class Agents:
         found = [self.judge(self.variables(state, n), 0)[0] for n in range(len(self.seeds))]
         return {name: np.array([one[name] for one in found]) for name in self.games}
 
-    def start(self, run_dir: pathlib.Path, resume: bool, shown: int) -> dict[str, Any]:
-        """The untrained model's evaluation, in results.json's form: played once, and read when a run is resumed.
 
-        Args:
-          shown: episodes of the config's own game that are kept as text.
-        """
-        if not (resume and (run_dir / results.RESULTS).exists()):
-            print("compiling the evaluation and playing before training ...", flush=True)
-            before, text = self.judge(self._here({"params": self.state.params}), shown)
-            seeds, texts = 1 if self.seeds is None else self.seeds, {"before": text}
-            results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=seeds, transcripts=texts)
-        start = results.read(run_dir)
-        print("before training: " + ", ".join(f"{name} {x:.3g}" for name, x in start["before"].items()), flush=True)
-        return start
-
-    def train(self, run_dir: pathlib.Path, resume: bool, finish: Callable[[Any], None] | None = None) -> Any:
-        """Trains in a folder, from its last checkpoint with `resume`. Returns the last state; see `loop.train`."""
-        config = self.config
-
-        def evaluate(done: int, state: Any) -> dict[str, Any]:
-            last = self.seeds is not None and done == config.iterations
-            due = last or (config.eval_every and done % config.eval_every == 0)
-            return {f"eval/{name}": value for name, value in self.evaluate(state).items()} if due else {}
-
-        state = loop.restore(run_dir, self.state) if resume else self.state
-        shows = f"eval/{config.game}" if self.seeds else "success" if self.game.success else "env_return"
-        columns, seed = ("return", shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
-        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume)
-        return loop.train(run_dir, self.update, state, plan, evaluate, finish)
+def check_options(config: TrainConfig) -> None:
+    """Refuses options on the command line that do nothing beside the others. ValueError: names the first."""
+    if not config.learning.beta:
+        leave_out("with --beta 0", "kl_estimator")
+    if not config.learning.sampling_temperature:
+        leave_out("with --sampling_temperature 0, which learns from all episodes", "group_sample")
+    if config.learning.credit != "state":
+        leave_out("without --credit state", "step_discount", "step_weight")
+    if config.context == "state":
+        leave_out("with --context state, where each prompt shows one state", *IN_TRANSCRIPTS)
+    else:
+        leave_out("with --context transcript, where a turn is one step (--max_turns)", "max_steps")
+        leave_out("with --context transcript", "probe")
 
 
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
-    if not config.learning.beta:
-        leave_out("with --beta 0", "kl_estimator")
-    if not config.learning.sampling_temperature:
-        leave_out("with --sampling_temperature 0, which learns from all episodes", "group_sample")
-    agents = Agents(config, {config.game: games_of(config)[1]}, 2**31 - 1)
+    config = dataclasses.replace(config, context=context_for(config.game, config.context))
+    check_options(config)
+    if config.context == "transcript":
+        training = TranscriptTraining(config, envs.make_host(config.game, data=config.data))
+    else:
+        training = Agents(config, {config.game: games_of(config)[1]}, 2**31 - 1)
     size = config.learning.micro_batch
-    if size != (rows := whole_rows(size, agents.policy.model.mesh)):
+    if size != (rows := whole_rows(size, training.mesh)):
         print(f"micro_batch {size} becomes {rows}: equally many replies on each of the devices that share a batch")
-    run_dir, resume = COMMAND.open(config)
-    start = agents.start(run_dir, resume, SHOWN)
-
-    def finish(state: Any) -> None:
-        after, text = agents.judge(agents.variables(state), SHOWN)
-        before, lora, episodes = start["before"], whole(state.lora), {**start["transcripts"], "after": text}
-        results.write(run_dir, script=SCRIPT, before=before, after=after, transcripts=episodes)
-        if processes.first():
-            done = dataclasses.replace(config, iterations=int(state.iteration))
-            peft.save(run_dir / "adapter", agents.policy.model.config, lora, base_model=config.model)
-            write_page(run_dir, done, agents.game.legend, before, after, episodes)
-
-    agents.train(run_dir, resume, finish)
-
-
-def write_page(run_dir: pathlib.Path, config: TrainConfig, legend: str, before, after, episodes) -> None:
-    """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
-    name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
-    model = model_name(config.model)
-    headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
-    curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
-    start = {f"eval/{metric}": value for metric, value in before.items()}
-    curves += ["kl"] * (config.learning.beta > 0)
-    curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
-    health = learning_curve([run_dir], alarms.MEASURES, run_dir / "replies.png")
-    warnings = alarms.warnings(run_dir)
-    report = write_report(
-        run_dir,
-        title=f"MS-GRPO: {model} on {config.game}",
-        question=f"Does {model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
-        config=flat(config),
-        blocks=[
-            changes(before, after),
-            *(f"Warning: {sentence}" for sentence in warnings),
-            Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
-            Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
-            Episodes(episodes["before"], episodes["after"]),
-        ],
-        headline=headline,
-        legend=legend,
-    )
-    print("".join(f"warning: {sentence}\n" for sentence in warnings), end="")
-    print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}\n{headline}")
+    training.run(*COMMAND.open(config))
 
 
 def train_agents(

@@ -44,9 +44,31 @@ def group_advantage(returns: jax.Array, ddof: int = 0, mask: jax.Array | None = 
     return jnp.where(informative, centred / jnp.sqrt(jnp.where(informative, variance, 1.0)), 0.0)
 
 
-def returns_to_go(rewards: jax.Array) -> jax.Array:
-    """Sum of the rewards from each turn on: float [T, B] -> float [T, B]. ValueError: an array of another rank."""
+def anchored_advantage(returns: jax.Array, anchors: jax.Array, ddof: int = 0) -> jax.Array:
+    """The advantage of each step over those that were taken in the same state (GiGPO, step-level groups).
+
+    Args:
+      returns: float [..., S], the return from each of S steps on, those of all episodes of one task.
+      anchors: int [..., S], which state a step was taken in; negative: none, and the advantage is 0.
+      ddof: see `group_advantage`.
+
+    Returns: float32 [..., S]; 0 where no other step was taken in the same state. Memory grows with S^2.
+
+    Raises:
+      ValueError: arrays of other shapes, or a single step.
+    """
+    expect("... S", returns=returns, anchors=anchors)
+    same = (anchors[..., :, None] == anchors[..., None, :]) & (anchors >= 0)[..., None]
+    found = group_advantage(jnp.broadcast_to(returns[..., None, :], same.shape), ddof, same)
+    return jnp.diagonal(found, axis1=-2, axis2=-1)
+
+
+def returns_to_go(rewards: jax.Array, discount: float = 1.0) -> jax.Array:
+    """Discounted sum of the rewards from each turn on: float [T, B] -> float [T, B]. ValueError: another rank."""
     expect("T B", rewards=rewards)
+    if discount != 1.0:
+        add = lambda later, reward: (reward + discount * later,) * 2
+        return jax.lax.scan(add, jnp.zeros_like(floating(rewards)[0]), floating(rewards), reverse=True)[1]
     return jnp.flip(jnp.cumsum(jnp.flip(floating(rewards), axis=0), axis=0), axis=0)
 
 

@@ -261,6 +261,18 @@ class Reply(NamedTuple):
     log_probs: tuple[float, ...] = ()
 
 
+class Written(NamedTuple):
+    """The tokens that a model wrote after a prompt, as they were sampled.
+
+    tokens: with the one that ended them. log_probs: of each, at temperature 1, before any top-k or top-p cut.
+    ended: False where they were cut at `max_tokens`.
+    """
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    ended: bool
+
+
 class Score(NamedTuple):
     """log p(continuation | chat): the sum over its tokens, and their number.
 

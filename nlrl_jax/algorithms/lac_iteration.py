@@ -9,8 +9,6 @@ The episodes are those of LAC itself, which takes the best of pi*; h is what sto
 
     improved        W = pi*_k(a | g, h) for each candidate: the least KL(pi*_k || pi_theta)
     chosen          W = 1 for the action taken
-    advantage       W = A / T for each of the T actions taken, A = (R - mean R) / std R over the episodes of one task:
-                    the gradient of MS-GRPO's first step on a batch, without its KL penalty. No critic teaches here
 
 `keep` leaves out what an episode should not teach: those that failed, as in rejection sampling. `drawn` plays a draw
 from pi* (or from the prior, which is pi* without a critic) in place of the best.
@@ -23,7 +21,6 @@ Imagined actions are the prior's, so Q_k is that of pi_k.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +34,7 @@ from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.roles.lines import ACTION, Line, lines_of, pairs
 from nlrl_jax.types import LanguageModel, Pairs
 
-LESSONS = ("improved", "chosen", "advantage")
+LESSONS = ("improved", "chosen")
 Episode = Mapping[str, Any]  # as `run.lac.episodes.as_json` writes it
 
 
@@ -47,8 +44,7 @@ class LessonConfig:
 
     lesson: str = option(
         "improved",
-        "weights of actions: improved (pi* of each candidate), chosen (1 for the action taken), advantage (the "
-        "episode's return against others of its task, as in MS-GRPO)",
+        "weights of actions: improved (pi* of each candidate), chosen (1 for the action taken)",
         choices=LESSONS,
     )
     keep: str = option("all", "episodes that teach: all, or those that succeeded", choices=("all", "successes"))
@@ -77,18 +73,16 @@ def teach(dialogue: Dialogue, episodes: Sequence[Episode], config: LessonConfig,
     own. A prompt is the decision's, without the oldest steps where the `teacher`, who played, left them out.
 
     Raises:
-      ValueError: "improved" of episodes that have no record of candidates; "advantage" where no task has two episodes.
+      ValueError: "improved" of episodes that have no record of candidates.
     """
     kept = [one for one in episodes if one["success"] or config.keep == "all"]
-    advantages = _advantages(kept) if config.lesson == "advantage" else [1.0] * len(kept)
     examples = []
-    for one, advantage in zip(kept, advantages, strict=True):
+    for one in kept:
         taken, others = [], []
         actions = [_asked(dialogue, line, teacher) for line in lines_of(history_of(one)) if line.kind == ACTION]
         for line, record in zip(actions, one["thinking"], strict=True):
-            if config.lesson != "improved":
-                weight = 1.0 if config.lesson == "chosen" else advantage / len(actions)
-                taken.append(line._replace(weight=weight))
+            if config.lesson == "chosen":
+                taken.append(line)
                 continue
             for weighted in _improved(line, record, config.least):
                 (taken if weighted.text == line.text else others).append(weighted)
@@ -115,23 +109,6 @@ def _improved(line: Line, record: Mapping[str, Any], least: float) -> list[Line]
         raise ValueError("these episodes have no improved policy: play with LAC or its variants, or learn `chosen`")
     weights = zip(record["candidates"], _normal(record["improved"]), strict=True)
     return [line._replace(text=action, weight=float(weight)) for action, weight in weights if weight >= least]
-
-
-def _advantages(episodes: Sequence[Episode]) -> list[float]:
-    """(R - mean R) / std R over the episodes of one task; 0 where all are equal."""
-    returns = defaultdict(list)
-    for one in episodes:
-        returns[tuple(one["task"])].append(one["reward"])
-    if episodes and max(map(len, returns.values())) < 2:
-        raise ValueError(
-            f"advantage compares episodes of one task, but each of {len(episodes)} is the only one of its task"
-        )
-    spread = {task: (np.mean(values), np.std(values)) for task, values in returns.items()}
-    found = []
-    for one in episodes:
-        mean, std = spread[tuple(one["task"])]
-        found.append(float((one["reward"] - mean) / std) if std > 1e-6 else 0.0)
-    return found
 
 
 def _normal(weights: Sequence[float]) -> np.ndarray:

@@ -36,7 +36,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nlrl_jax import losses
 from nlrl_jax.algorithms import collapse
-from nlrl_jax.algorithms.policy_gradient import log_probs_of, loss_and_grad, micro_batches
+from nlrl_jax.algorithms.policy_gradient import Policy, Rows, log_probs_of, loss_and_grad, micro_batches
 from nlrl_jax.config import check, option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.acting import WEIGHTS, acting
@@ -74,8 +74,13 @@ class MSGRPOConfig:
     updates_per_batch: int = option(1, "gradient steps on the same episodes", least=1)
     max_grad_norm: float = option(1.0, "clip gradients to this norm", above=0)
     credit: str = option(
-        "episode", "episode (the paper's) or turn: return-to-go, compared with the group's", choices=("episode", "turn")
+        "episode",
+        "episode (the paper's), turn (return-to-go, compared with the group's), or, in transcripts, state (GiGPO: and "
+        "compared with those from the same observation on)",
+        choices=("episode", "turn", "state"),
     )
+    step_discount: float = option(0.95, "credit state: discount of the return from a step on", least=0, most=1)
+    step_weight: float = option(1.0, "credit state: weight of a step's advantage beside its episode's", least=0)
     micro_batch: int = option(
         0,
         "replies at their longest that are differentiated at a time (less memory, same result); 0: a 16th of them (at "
@@ -166,16 +171,12 @@ def make_update(
     A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
 
     Raises:
-      ValueError: from the update, an adapter below float32 (see `updates.masters`).
+      ValueError: credit "state", which needs transcripts (`ms_grpo_transcripts`); from the update, an adapter below
+        float32 (see `updates.masters`).
     """
     n, G = config.num_groups, config.group_size
-    objective = functools.partial(  # equations 1-3
-        losses.ms_grpo,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        beta=config.beta,
-        kl_estimator=config.kl_estimator,
-    )
+    if config.credit == "state":
+        raise ValueError("credit is 'state', which only episodes in transcripts have; choose episode or turn")
 
     def update(state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         key_reset, key_play, key_sample = jax.random.split(key, 3)
@@ -195,15 +196,8 @@ def make_update(
         rewards = composite_rewards(turns, config)
         returns = jnp.sum(rewards, axis=0).reshape(n, G)
 
-        # Line 19, equation 4.
-        advantages = group_advantage(returns, config.std_ddof)
-
-        if config.sampling_temperature > 0:
-            # Lines 20-23, equation 5: G' episodes of each group, advantages recomputed on them.
-            chosen = aaw_sample(key_sample, advantages, config.group_sample, config.sampling_temperature)
-            advantages = group_advantage(jnp.take_along_axis(returns, chosen, axis=-1), config.std_ddof)
-        else:
-            chosen = jnp.broadcast_to(jnp.arange(G), (n, G))
+        # Lines 19-23: advantages, and the episodes that are learned from.
+        chosen, advantages = choose(key_sample, returns, config)
         chosen = (chosen + G * jnp.arange(n)[:, None]).reshape(-1)
         learned = jax.tree.map(lambda x: x[:, chosen], turns)
         advantages = advantages.reshape(-1)
@@ -219,22 +213,58 @@ def make_update(
             rows = rows._replace(old_log_probs=log_probs_of(policy, acts, rows))
         elif config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
             rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows))
-        finite = jnp.array(True)
-        lora, opt_state = state.lora, state.opt_state
-        for _ in range(config.updates_per_batch):
-            loss, aux, grads = loss_and_grad(policy, objective, state.params, lora, rows, config.beta > 0, config.remat)
-            grad_norm = optax.global_norm(grads)
-            finite &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-            updates, opt_state = optimizer(config).update(grads, opt_state, lora)
-            lora = optax.apply_updates(lora, updates)
-        new_state = state.replace(lora=lora, opt_state=opt_state, iteration=state.iteration + 1)
-        metrics = {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite, **collapse.measures(turns, returns)}
+        new_state, metrics = ascend(policy, state, rows, config)
+        metrics |= collapse.measures(turns, returns)
         if config.probe:
             metrics["state_dependence"] = collapse.state_dependence(policy, acts, turns, config.probe)
         metrics["row_use"] = row_use(jnp.where(turns.active, turns.turn.reply_lengths, 0), policy.model.mesh)
         return new_state, {**metrics, **episode_metrics(episodes, returns)}
 
     return keep_finite(update)
+
+
+def choose(
+    key: jax.Array, returns: jax.Array, config: MSGRPOConfig, mask: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Lines 19-23: the episodes of each group that are learned from, and their advantages.
+
+    Args:
+      returns: [n, G].
+      mask: bool [n, G], which episodes count; the others have no advantage. All, if None.
+
+    Returns: int [n, G'], places in a group; float32 [n, G'].
+    """
+    # Line 19, equation 4.
+    advantages = group_advantage(returns, config.std_ddof, mask)
+    if config.sampling_temperature == 0:
+        return jnp.broadcast_to(jnp.arange(returns.shape[1]), returns.shape), advantages
+    # Lines 20-23, equation 5: G' episodes of each group, advantages recomputed on them.
+    chosen = aaw_sample(key, advantages, config.group_sample, config.sampling_temperature)
+    of_chosen = lambda x: jnp.take_along_axis(x, chosen, axis=-1)
+    return chosen, group_advantage(of_chosen(returns), config.std_ddof, None if mask is None else of_chosen(mask))
+
+
+def ascend(
+    policy: Policy, state: TrainState, rows: Rows, config: MSGRPOConfig
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Line 24, theta <- theta + eta * grad J (equations 1-3), `updates_per_batch` times on the same rows."""
+    objective = functools.partial(
+        losses.ms_grpo,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        beta=config.beta,
+        kl_estimator=config.kl_estimator,
+    )
+    finite = jnp.array(True)
+    lora, opt_state = state.lora, state.opt_state
+    for _ in range(config.updates_per_batch):
+        loss, aux, grads = loss_and_grad(policy, objective, state.params, lora, rows, config.beta > 0, config.remat)
+        grad_norm = optax.global_norm(grads)
+        finite &= jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        updates, opt_state = optimizer(config).update(grads, opt_state, lora)
+        lora = optax.apply_updates(lora, updates)
+    new_state = state.replace(lora=lora, opt_state=opt_state, iteration=state.iteration + 1)
+    return new_state, {"loss": loss, **aux, "grad_norm": grad_norm, "finite": finite}
 
 
 def composite_rewards(turns: text_games.Turns, config: MSGRPOConfig) -> jax.Array:

@@ -12,8 +12,9 @@ Letters: T turns, J episodes, S prompt bucket, N micro-batches of M rows, each o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +22,37 @@ from jax.sharding import Mesh
 
 from nlrl_jax.lm import packing
 from nlrl_jax.lm.acting import in_dtype
-from nlrl_jax.lm.generate import compute_prefix
-from nlrl_jax.lm.packing import Rows
 from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.rollouts.text_games import Turns
 from nlrl_jax.text.policy import LanguageAgentPolicy
 
 # (log_probs, old_log_probs, ref_log_probs, advantages, weights) -> (loss, metrics), all sums over replies
 Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+class Policy(Protocol):
+    """A model with what its rows need to be scored; a frozen dataclass, such as `LanguageAgentPolicy`."""
+
+    model: Transformer
+
+    def prefix(self, variables: Any) -> KeyValues | None:
+        """Keys and values of what all rows begin with."""
+
+
+class Rows(Protocol):
+    """Micro-batches [N, M, ...] to learn from: a pytree with methods for one micro-batch, such as `Replies`.
+
+    weights [N, M, K]: 0 where a token does not count. old_log_probs [N, M, K], or None: those of this step.
+    """
+
+    weights: jax.Array
+    old_log_probs: jax.Array | None
+
+    def score(self, policy: Any, variables: Any, prefix: KeyValues | None) -> jax.Array: ...
+
+    def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any: ...
 
 
 class Replies(NamedTuple):
@@ -40,11 +63,22 @@ class Replies(NamedTuple):
     advantages: [N, M, K], those of each token's reply; old_log_probs [N, M, K], or None: those of this step.
     """
 
-    rows: Rows
+    rows: packing.Rows
     replies: jax.Array
     weights: jax.Array
     advantages: jax.Array
     old_log_probs: jax.Array | None = None
+
+    def score(self, policy: LanguageAgentPolicy, variables: Any, prefix: KeyValues | None) -> jax.Array:
+        """Log-probabilities of one micro-batch of replies, [M, K]."""
+        # The distribution that tokens are sampled from, before any top-k or top-p cut.
+        temperature = policy.sampling.temperature or 1.0
+        return packing.score(policy.model, variables, self.rows, self.replies, prefix, temperature)
+
+    def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any:
+        """The objective of one micro-batch, a token at a time, as a row holds tokens of several replies."""
+        each = lambda x: x.reshape(-1, 1)
+        return objective(*map(each, (new, old, reference)), self.advantages.reshape(-1), each(self.weights))
 
 
 def micro_batches(
@@ -89,12 +123,12 @@ def rows_at_a_time(replies: int, size: int, mesh: Mesh | None) -> int:
     return whole_rows(min(size, replies), mesh)
 
 
-def log_probs_of(policy: LanguageAgentPolicy, variables: Any, rows: Replies) -> jax.Array:
-    """Log-probabilities of the replies under `variables`, [N, M, K], one micro-batch at a time."""
+def log_probs_of(policy: Policy, variables: Any, rows: Rows) -> jax.Array:
+    """Log-probabilities of what is learned under `variables`, [N, M, K], one micro-batch at a time."""
     prefix = policy.prefix(variables)
 
     def of(batch):
-        score = lambda batch: _score(policy, policy.model, variables, prefix, batch)
+        score = lambda batch: batch.score(policy, variables, prefix)
         nothing = lambda batch: jnp.zeros_like(batch.weights)
         return jax.lax.cond(jnp.any(batch.weights > 0), score, nothing, batch)
 
@@ -102,38 +136,34 @@ def log_probs_of(policy: LanguageAgentPolicy, variables: Any, rows: Replies) -> 
 
 
 def loss_and_grad(
-    policy: LanguageAgentPolicy,
+    policy: Policy,
     loss: Loss,
     params: Any,
     lora: Any,
-    rows: Replies,
+    rows: Rows,
     reference: bool,
     remat: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-    """The summed loss over all replies, its metrics, and its gradient with respect to the adapter.
+    """The summed loss over all rows, its metrics, and its gradient with respect to the adapter.
 
     Args:
       loss: see `Loss`.
       params: frozen base weights. lora: the adapter.
-      reference: also score the replies without the adapter (else the reference is theta itself).
+      reference: also score the rows without the adapter (else the reference is theta itself).
       remat: recompute blocks in the backward pass.
     """
-    model = policy.model.clone(remat=remat)
-    masters, lora = lora, in_dtype(model.config, lora)  # once, not in every layer and micro-batch
+    masters, lora = lora, in_dtype(policy.model.config, lora)  # once, not in every layer and micro-batch
     base = {"params": params}  # the adapter switched off is the reference
     ref_prefix = policy.prefix(base) if reference else None
-
-    def prefix_of(lora):
-        return compute_prefix(model, {**base, "lora": lora}, policy.template.prefix)
+    policy = dataclasses.replace(policy, model=policy.model.clone(remat=remat))
 
     def micro_loss(lora, prefix, row):
-        new = _score(policy, model, {**base, "lora": lora}, prefix, row)
+        new = row.score(policy, {**base, "lora": lora}, prefix)
         old = jax.lax.stop_gradient(new) if row.old_log_probs is None else row.old_log_probs
-        ref = _score(policy, model, base, ref_prefix, row) if reference else new
-        each = lambda x: x.reshape(-1, 1)  # a token at a time: a row holds tokens of several replies
-        return loss(*map(each, (new, old, ref)), row.advantages.reshape(-1), each(row.weights))
+        ref = row.score(policy, base, ref_prefix) if reference else new
+        return row.loss(loss, new, old, ref)
 
-    prefix, pull_back = jax.vjp(prefix_of, lora)
+    prefix, pull_back = jax.vjp(lambda lora: policy.prefix({**base, "lora": lora}), lora)
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
     shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
     found, (_, of_prefix) = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -147,9 +177,3 @@ def loss_and_grad(
     if prefix is not None:
         grads = jax.tree.map(jnp.add, grads, pull_back(prefix_grads)[0])
     return value, metrics, grads
-
-
-def _score(policy, model, variables, prefix, batch):
-    # The distribution that tokens are sampled from, before any top-k or top-p cut.
-    temperature = policy.sampling.temperature or 1.0
-    return packing.score(model, variables, batch.rows, batch.replies, prefix, temperature)

@@ -23,7 +23,7 @@ from nlrl_jax.lm import kv_pool
 from nlrl_jax.lm.attention import Context
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.types import Sampling
+from nlrl_jax.types import Sampling, Written
 
 MOST = 512  # tokens of a read
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `token_tree.levels` is tried with each; the cheapest is taken
@@ -67,8 +67,8 @@ class Draw(NamedTuple):
 
 def write(
     net: Network, prompts: Sequence[tuple[int, ...]], queue: Sequence[int], rows: int, draw: Draw
-) -> dict[int, tuple[list[int], bool]]:
-    """Replies to prompts[queue[i]] by i, as many as the cache has room for: (tokens, whether an end token is last)."""
+) -> dict[int, Written]:
+    """Replies to prompts[queue[i]] by i, as many as the cache has room for."""
     order = sorted(range(len(queue)), key=lambda i: prompts[queue[i]])
     written = {}
     with net.cache.lock:
@@ -237,7 +237,8 @@ def _write_chunk(net: Network, texts, which, numbers, draw: Draw):
     replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]
     prompts = [(texts[i], woods.paths[i]) for i in which]
     _keep_replies(net, state.kv, prompts, [reply[: int(steps_done)] for reply in replies], probs)
-    return list(zip(replies, ended[:n].tolist(), strict=True))
+    rows = zip(replies, probs, ended[:n].tolist(), strict=False)
+    return [Written(tuple(reply), tuple(row[: len(reply)].tolist()), end) for reply, row, end in rows]
 
 
 def _keep_replies(net: Network, kv, prompts, replies, log_probs: np.ndarray) -> None:

@@ -26,7 +26,7 @@ from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
-from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
+from nlrl_jax.types import Chat, Reply, Sampling, Score, Written, check_stop, cut
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
 _prefix = jax.jit(compute_prefix, static_argnums=0)
@@ -96,13 +96,38 @@ class LocalModel:
             chat or writes nothing; a stop string is empty.
         """
         ends = self._ends(stop)
-        if not chats:
-            return []
         prompts, which = self._prompts(chats, [sampling.max_tokens] * len(chats))
+        replies = []
+        for prompt, written in zip(which, self._replies(prompts, which, sampling, ends, f"{seed}/{role}"), strict=True):
+            text = self.tokenizer.decode([token for token in written.tokens if token not in self.tokenizer.eos_ids])
+            replies.append(cut(Reply(text, len(prompts[prompt]), len(written.tokens), written.ended), stop))
+        return replies
+
+    def write(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: Sampling,
+        role: str,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> list[Written]:
+        """As `complete`, from tokens to tokens: neither a prompt nor what is written after it passes through text.
+
+        Raises:
+          ValueError: see `complete`; a prompt without tokens.
+        """
+        ends = self._ends(stop)
+        self._check_room(prompts, [sampling.max_tokens] * len(prompts))
+        return self._replies(*batching.distinct(prompts), sampling, ends, f"{seed}/{role}")
+
+    def _replies(self, prompts, which, sampling: Sampling, ends: np.ndarray, draws: str) -> list[Written]:
+        """What is written after prompts[which[i]]; `draws` names the randomness."""
+        if not which:
+            return []
         # Greedy replies to one prompt are equal, so a prompt is one row; else each chat is a row with its own draws.
         greedy = sampling.temperature == 0
         rows = list(range(len(prompts))) if greedy else which
-        key = jax.random.key(zlib.crc32(f"{seed}/{role}".encode()))  # `key` itself would drop all but 32 bits
+        key = jax.random.key(zlib.crc32(draws.encode()))  # `key` itself would drop all but 32 bits
         draw = Draw(sampling, ends, key)
         written, net = {}, self._net()
         if self.cache is not None:
@@ -112,12 +137,7 @@ class LocalModel:
         if left:
             written |= self._write(net, prompts, {i: rows[i] for i in left}, draw)
         malloc.trim()
-        replies = []
-        for i, prompt in enumerate(which):
-            tokens, ended = written[prompt if greedy else i]
-            text = self.tokenizer.decode([token for token in tokens if token not in self.tokenizer.eos_ids])
-            replies.append(cut(Reply(text, len(prompts[prompt]), len(tokens), ended), stop))
-        return replies
+        return [written[prompt if greedy else i] for i, prompt in enumerate(which)]
 
     def score(self, chats: Sequence[Chat], continuations: Sequence[Sequence[str]], role: str) -> list[list[Score]]:
         """The log-probability, at temperature 1 and without an end token, of each continuation after its chat.
@@ -173,6 +193,10 @@ class LocalModel:
         """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
         encode = _Memo(self.tokenizer.encode)
         prompts = [encode(self.tokenizer.render_chat(chat.messages)) for chat in chats]
+        self._check_room(prompts, room)
+        return batching.distinct(prompts)
+
+    def _check_room(self, prompts, room) -> None:
         most = self.model.config.max_positions
         for i, (prompt, new) in enumerate(zip(prompts, room, strict=True)):
             if not prompt:
@@ -182,7 +206,6 @@ class LocalModel:
                     f"chat {i}: {len(prompt)} prompt tokens and {new} new ones take {len(prompt) + new} positions; the "
                     f"model has {most}. Shorten the prompt or lower max_tokens"
                 )
-        return batching.distinct(prompts)
 
     def _ends(self, stop: Sequence[str]) -> np.ndarray:
         """bool [V]: the end tokens and those that contain a stop string. (One that spans tokens ends no row.)"""
@@ -219,8 +242,8 @@ class LocalModel:
             tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
         return _prefill(*net, tokens, lengths, prefix)
 
-    def _write(self, net, prompts, rows: dict[int, int], draw: Draw) -> dict[int, tuple[list[int], bool]]:
-        """Replies to prompts[rows[i]] by i: (tokens with the end token, whether there is one)."""
+    def _write(self, net, prompts, rows: dict[int, int], draw: Draw) -> dict[int, Written]:
+        """Replies to prompts[rows[i]] by i."""
         prefix, prompts = self._split(net, prompts)
         rows_of = [[] for _ in prompts]
         for i, prompt in rows.items():
@@ -275,10 +298,12 @@ class LocalModel:
                 steps.running(state),
                 state.index - state.start,
                 state.index,
+                state.log_probs,
             )
-            tokens, lengths, ended, runs, used, index = jax.device_get(whole(small))
+            tokens, lengths, ended, runs, used, index, probs = jax.device_get(whole(small))
             for row in np.flatnonzero((occupant >= 0) & ~runs):
-                written[int(occupant[row])] = (tokens[row, : lengths[row]].tolist(), bool(ended[row]))
+                own = (tuple(x[row, : lengths[row]].tolist()) for x in (tokens, probs))
+                written[int(occupant[row])] = Written(*own, bool(ended[row]))
                 occupant[row] = -1
         return written
 

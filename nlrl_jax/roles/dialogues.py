@@ -46,7 +46,7 @@ NOTES = {
 }
 THINK, THINK_REPLY = "think:", "OK"
 THINKING = f'An action may also be a thought: "{THINK} ..." changes nothing, and the next observation is {THINK_REPLY}.'
-_DROP = 2  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
+DROP = 2  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
 
 
 class Step(NamedTuple):
@@ -167,7 +167,7 @@ class Dialogue:
         """
         more = len(history.steps) - self.last
         if self.last and more > 0:
-            history = _without(history, -(-more // _DROP) * _DROP)
+            history = _without(history, -(-more // DROP) * DROP)
         found = self._cut(history, "", reserve)
         if self.room and not found.history.steps and (size := self._size(found.history, "")) + reserve > self.room:
             lower = "--line_tokens or --examples" if self.examples else "--line_tokens"
@@ -186,8 +186,8 @@ class Dialogue:
     def _cut(self, history: History, line: str, reserve: int) -> Trimmed:
         dropped = 0
         while self.room and history.steps and self._size(history, line) + reserve > self.room:
-            dropped += len(history.steps[:_DROP])
-            history = _without(history, _DROP)
+            dropped += len(history.steps[:DROP])
+            history = _without(history, DROP)
         return Trimmed(history, dropped)
 
     def _size(self, history: History, line: str) -> int:

@@ -53,6 +53,7 @@ class Episode:
       optimal: minimum number of steps, -1 where the game does not say.
       thinking: a record for each step. boards: before each step, and the last one; empty without pictures.
       error: why the game broke off; empty where it did not.
+      rewards, valid: of each step, its reward and whether its action could be carried out.
     """
 
     task: tuple[str, int]
@@ -65,6 +66,8 @@ class Episode:
     boards: tuple[str, ...]
     invalid: int = 0
     error: str = ""
+    rewards: tuple[float, ...] = ()
+    valid: tuple[bool, ...] = ()
 
 
 def play(
@@ -91,9 +94,10 @@ def play(
     optimal = [game.optimal(state) if game.optimal else -1 for state in states]
     boards = [[game.board(state)] if game.board else [] for state in states]
     thinking: list[list[dict[str, Any]]] = [[] for _ in range(B)]
+    rewards: list[list[float]] = [[] for _ in range(B)]
+    valid: list[list[bool]] = [[] for _ in range(B)]
     errors = [""] * B
-    reward, success, running = np.zeros(B), np.zeros(B, bool), np.ones(B, bool)
-    invalid = np.zeros(B, int)
+    success, running = np.zeros(B, bool), np.ones(B, bool)
     for t in range(game.max_steps):
         live = np.flatnonzero(running)
         if not len(live):
@@ -115,15 +119,15 @@ def play(
             histories[i] = history.then(Step(move.actions[k], outcome.observation))
             thinking[i].append(move.thinking[k])
             boards[i] += [game.board(outcome.state)] if game.board else []
-            reward[i] += outcome.reward
-            invalid[i] += not outcome.valid
+            rewards[i].append(float(outcome.reward))
+            valid[i].append(outcome.valid)
             success[i], running[i], errors[i] = outcome.success, not outcome.done, outcome.error
         if not repeated:
             report(t, move, int(running.sum()))
     return [
         Episode(
-            tuple(tasks[i]), histories[i], bool(success[i]), float(reward[i]), len(thinking[i]), int(optimal[i]),
-            tuple(thinking[i]), tuple(boards[i]), int(invalid[i]), errors[i],
+            tuple(tasks[i]), histories[i], bool(success[i]), float(sum(rewards[i])), len(thinking[i]), int(optimal[i]),
+            tuple(thinking[i]), tuple(boards[i]), valid[i].count(False), errors[i], tuple(rewards[i]), tuple(valid[i]),
         )
         for i in range(B)
     ]  # fmt: skip

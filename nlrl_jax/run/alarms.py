@@ -14,6 +14,7 @@ from nlrl_jax.run.metrics import read_metrics
 
 MEASURES = ("surprisal", "distinct_replies", "state_dependence", "return_spread")
 _ENOUGH = 20  # iterations: fewer have no ends to compare
+_IN_VAIN = 3  # iterations without anything to learn from, after which that is said
 _IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
 
 
@@ -61,15 +62,21 @@ class Watch:
     def __call__(self, metrics: Mapping[str, float]) -> list[str]:
         self._rows.append(metrics)
         mean = lambda name: float(np.mean([row.get(name, np.nan) for row in self._rows]))
-        if len(self._rows) < _ENOUGH or mean("success") > 0.9:
+        if mean("success") > 0.9:
             return []
-        found, lately = {}, f"of the last {_ENOUGH} iterations"
-        if (equal := mean("uninformative_groups")) > 0.5:
+        found, lately, last = {}, f"of the last {_ENOUGH} iterations", list(self._rows)[-_IN_VAIN:]
+        enough = len(self._rows) == _ENOUGH
+        if len(last) == _IN_VAIN and all(row.get("uninformative_groups") == 1 for row in last):
+            found["equal"] = (
+                f"in all groups of the last {_IN_VAIN} iterations all episodes had the same return: there was nothing "
+                f"to learn from. {_advice(mean('steps'), mean('turns'))}"
+            )
+        elif enough and (equal := mean("uninformative_groups")) > 0.5:
             found["equal"] = (
                 f"in {equal:.0%} of the groups {lately} all episodes had the same return: there is hardly anything to "
                 f"learn from. {_advice(mean('steps'), mean('turns'))}"
             )
-        if abs(depends := mean("state_dependence")) < _IGNORED:
+        if enough and abs(depends := mean("state_dependence")) < _IGNORED:
             found["blind"] = (
                 f"replies {lately} hardly depended on the state (state_dependence {depends:.2g} nats per reply), as if "
                 "the model did not read the game. Try --prompt compact, a warm start with walkers that see (warm_start "

@@ -109,4 +109,9 @@ def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
     assert "hardly depended on the state (state_dependence 0.002 nats per reply)" in blind and "--num_groups" in blind
     assert len(told(60, **dull, state_dependence=0.0)) == 2
     assert told(60, **dull | {"success": 0.95}) == told(60, uninformative_groups=0.4, state_dependence=3.0) == []
+    (none,) = told(60, **dull | {"uninformative_groups": 1.0})
+    assert (
+        none.startswith("in all groups of the last 3 iterations")
+        and told(2, **dull | {"uninformative_groups": 1.0}) == []
+    )
     assert told(60, loss=1.0) == []  # other trainers

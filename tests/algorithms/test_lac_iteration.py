@@ -3,7 +3,6 @@
 import math
 from collections import Counter, defaultdict
 
-import numpy as np
 import pytest
 
 from nlrl_jax.algorithms import lac, lac_iteration
@@ -116,23 +115,6 @@ def test_failures_are_left_out_if_asked():
     lessons = lambda given, *config: list(each(teach(given, LessonConfig("chosen", *config))))
     assert lessons([failed, won], "successes") == lessons([won]) != lessons([failed, won])
     assert teach([failed], LessonConfig("chosen", "successes")) == []
-
-
-def test_advantages_are_those_of_a_task():
-    failed, won = played(Corridor(), "lac_no_critic")[0], played(Corridor())[0]
-    other = {**won, "task": ["", 9]}
-    examples = teach([failed, won, won, other], LessonConfig("advantage"))
-    assert len(examples) == 3  # alone in its task, an episode teaches nothing
-    (bad,), good = {round(w, 6) for _, w in each(examples[:1])}, [w for _, w in each(examples[1:])]
-    mean, std = np.mean([0, 1, 1]), np.std([0, 1, 1])
-    assert bad == pytest.approx((0 - mean) / std / len(failed["steps"]), abs=1e-6)
-    np.testing.assert_allclose(good, (1 - mean) / std / len(won["steps"]))
-
-
-def test_episodes_that_are_alone_in_their_tasks_have_no_advantages():
-    won = played(Corridor())[0]
-    with pytest.raises(ValueError, match="compares episodes of one task, but each of 2 is the only one"):
-        teach([won, {**won, "task": ["", 9]}], LessonConfig("advantage"))
 
 
 def test_draws_follow_the_improved_policy():

@@ -87,8 +87,6 @@ def test_a_resumed_run_goes_on_and_repeats_nothing(here, capsys):
 
 def test_bad_input(tmp_path):
     wrong = lambda *args: refusal(SCRIPT, f"--run_dir={tmp_path / 'no'}", *args)
-    assert "--lesson advantage compares episodes of one task, but --repeats is 1" in wrong("--lesson=advantage")
-    assert "--keep successes; give" in wrong("--lesson=advantage", "--repeats=2", "--keep=successes")
     assert "methods is 'magic'" in wrong("--evaluate=magic")
     assert "are 6000 of each mission; a seed has 5000" in wrong("--tasks=1500")
     assert "teacher is 'react'" in wrong("--teacher=react")

@@ -144,7 +144,7 @@ def own(here, monkeypatch):
         ("train_ms_grpo --run_dir=file", "cannot be written: it is a file"),
         # games
         ("train_ms_grpo --game=pong", "game 'pong' is played by reproduce_ultra"),
-        ("train_ms_grpo --game=webshop", "game 'webshop' is played by run_lac"),
+        ("evaluate --game=webshop", "game 'webshop' is played by train_ms_grpo, run_lac"),
         ("run_lac --game=hopper", "game 'hopper' is played by reproduce_ultra"),
         ("reproduce_ultra --game=snake", "game 'snake' is played by train_ms_grpo"),
         ("train_ms_grpo --game=Snake", "did you mean snake?"),

@@ -1,0 +1,225 @@
+"""Episodes of a language model that acts in growing transcripts: the tokens that it reads and writes, as they are.
+
+    played = play(Player(model, dialogue, sampling), game, tasks, seed=0)
+
+A transcript is what `roles.dialogues` shows, but it grows by tokens: after a prompt come the tokens that the model has
+written, then those of the next observation, tokenised by themselves. What the model wrote is never tokenised again, so
+the tokens to learn are those that were sampled, after exactly the tokens that were read.
+
+    Observation: You see a wall 2 steps right
+    Action: turn left                                 one reply, one line
+    Observation: ...
+
+With a dialogue whose label is "Thought", a line of thought, a reply of its own, comes before each action.
+
+Two things are not part of the next prompt: an end token (a row to learn from begins anew after it), and the oldest
+steps where the context is full; these leave as in `Dialogue.trim`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from nlrl_jax.roles.dialogues import DROP, Dialogue, History, read_action
+from nlrl_jax.rollouts import host_games
+from nlrl_jax.types import HostGame, Sampling, Written
+
+THOUGHT = "Thought"  # the label of dialogues in which a thought comes before each action
+
+
+class Writer(Protocol):
+    """A local model that continues tokens, `backends.local.LocalModel`."""
+
+    tokenizer: Any
+
+    def write(
+        self, prompts: Sequence[tuple[int, ...]], sampling: Sampling, role: str, seed: int, stop: Sequence[str]
+    ) -> list[Written]: ...
+
+
+class Reply(NamedTuple):
+    """A line that the model wrote: prompt, the tokens that it read, all of them; written, what it wrote after them."""
+
+    prompt: tuple[int, ...]
+    written: Written
+
+
+class Turn(NamedTuple):
+    """One step of an episode.
+
+    observation: what the model acted on. replies: a thought, if there is one, and the action. action: as the game got
+    it. reward: the game's. invalid: the game could not carry the action out, or there is none in the reply.
+    """
+
+    observation: str
+    replies: tuple[Reply, ...]
+    action: str
+    reward: float
+    invalid: bool
+
+
+class Played(NamedTuple):
+    """An episode: as `host_games.play` returns it, and its turns with their tokens."""
+
+    episode: host_games.Episode
+    turns: tuple[Turn, ...]
+
+    def begins(self, tokens: tuple[int, ...]) -> bool:
+        """Whether all its prompts begin with these tokens and go on."""
+        prompts = [reply.prompt for turn in self.turns for reply in turn.replies]
+        return all(one[: len(tokens)] == tokens and len(one) > len(tokens) for one in prompts)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Player:
+    """A language model with all that turns its text into actions.
+
+    Attributes:
+      dialogue: its instructions and examples; with the label `THOUGHT` the model thinks before it acts.
+      sampling: of each line; temperature 0 is greedy.
+      room: tokens of the model's context.
+    """
+
+    model: Writer
+    dialogue: Dialogue
+    sampling: Sampling
+    room: int
+
+    def __post_init__(self):
+        if self.dialogue.label not in ("", THOUGHT):
+            raise ValueError(f"the dialogue's label is {self.dialogue.label!r}; a player's is {THOUGHT!r} or empty")
+
+    @property
+    def reserve(self) -> int:
+        """Tokens that a turn adds to its prompt."""
+        lines = 2 if self.dialogue.label else 1
+        return lines * self.sampling.max_tokens + (len(self.encode("\nAction:")) if self.dialogue.label else 0)
+
+    @functools.cached_property
+    def encode(self) -> Callable[[str], tuple[int, ...]]:
+        """Text -> its tokens; each text is tokenised once."""
+        return functools.lru_cache(1 << 14)(lambda text: tuple(self.model.tokenizer.encode(text)))
+
+    @property
+    def _begin(self) -> str:
+        """What stands before the first line of a turn."""
+        return f"{self.dialogue.label or 'Action'}:"
+
+    def head(self, history: History, dropped: int = 0) -> tuple[int, ...]:
+        """The prompt of a history without its steps: instructions, goal, one observation and a line's beginning."""
+        chat = self.dialogue.chat(History(history.goal, _observation(history, dropped)), self._begin)
+        return self.encode(self.model.tokenizer.render_chat(chat.messages))
+
+    def prompt(self, history: History, steps: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The tokens of a transcript, without its oldest steps where they do not fit.
+
+        Args:
+          steps: the tokens of each step of the history, from what the model wrote to the next line's beginning.
+
+        Raises:
+          ValueError: even the last observation does not fit.
+        """
+        n, last = len(steps), self.dialogue.last
+        dropped = -(-(n - last) // DROP) * DROP if 0 < last < n else 0
+        while True:
+            dropped = min(dropped, n)
+            head, kept = self.head(history, dropped), steps[dropped:]
+            size = len(head) + sum(map(len, kept))
+            if size + self.reserve <= self.room:
+                return head + tuple(token for step in kept for token in step)
+            if dropped == n:
+                raise ValueError(
+                    f"instructions, goal and one observation take {size} tokens, and a turn up to {self.reserve} more; "
+                    f"the model's context holds {self.room}. Lower max_tokens or give a model with a longer context"
+                )
+            dropped += DROP
+
+    def beginning(self) -> tuple[int, ...]:
+        """The tokens that prompts of all tasks begin with: instructions and examples."""
+        one, other = (self.head(History(goal, "")) for goal in ("a", "Z"))
+        same = next(i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+        return one[: max(same - 2, 0)]  # a goal may join the tokens right before it
+
+    def line(self, written: Written) -> str:
+        """The first line of what was written, without blanks around it."""
+        return self._text(written).partition("\n")[0].strip()
+
+    def after(self, written: Written, text: str) -> tuple[int, ...]:
+        """What a transcript continues with: the line that was written, its newline, and a text."""
+        ends = self.model.tokenizer.eos_ids
+        own = written.tokens[:-1] if written.tokens and written.tokens[-1] in ends else written.tokens
+        return own + self.encode(text if "\n" in self._text(written) else f"\n{text}")
+
+    def _text(self, written: Written) -> str:
+        ends = self.model.tokenizer.eos_ids
+        return self.model.tokenizer.decode([token for token in written.tokens if token not in ends])
+
+
+def play(player: Player, game: HostGame, tasks: Sequence[tuple[str, int]], seed: int) -> list[Played]:
+    """One episode per task, in lockstep: each turn is one call of the model for all episodes that still run.
+
+    Args:
+      game: with as many `max_steps` as an episode is to have.
+      tasks: several episodes of one task are listed as often.
+      seed: of all that is drawn. The same arguments give the same tokens.
+    """
+    steps: list[list[tuple[int, ...]]] = [[] for _ in tasks]
+    replies: list[list[tuple[Reply, ...]]] = [[] for _ in tasks]
+    seeds = np.random.default_rng(seed)
+
+    def write(prompts: list[tuple[int, ...]], role: str) -> list[Reply]:
+        written = player.model.write(prompts, player.sampling, role, int(seeds.integers(2**32)), ("\n",))
+        return [Reply(*pair) for pair in zip(prompts, written, strict=True)]
+
+    def decide(histories: Sequence[History], t: int) -> host_games.Move:
+        numbers = [history.task[2] for history in histories]
+        for i, history in zip(numbers, histories, strict=True):
+            if t:
+                text = f"Observation: {_observation(history, t)}\n{player._begin}"
+                steps[i].append(_thought(player, replies[i][-1]) + player.after(replies[i][-1][-1].written, text))
+        prompts = [player.prompt(history, steps[i]) for i, history in zip(numbers, histories, strict=True)]
+        said = [()] * len(prompts)
+        if player.dialogue.label:
+            said = [(reply,) for reply in write(prompts, "thought")]
+            prompts = [reply.prompt + player.after(reply.written, "Action:") for (reply,) in said]
+        said = [(*before, reply) for before, reply in zip(said, write(prompts, "action"), strict=True)]
+        for i, own in zip(numbers, said, strict=True):
+            replies[i].append(own)
+        lines = [player.line(own[-1].written) for own in said]
+        read = [read_action(line, game.actions) for line in lines]
+        actions = [action or line or "nothing" for (action, _), line in zip(read, lines, strict=True)]
+        notes = [player.line(own[0].written) if len(own) > 1 else "" for own in said]
+        return host_games.Move(actions, notes, [[]] * len(said), [{"problem": problem} for _, problem in read])
+
+    numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
+    episodes = host_games.play(numbered, decide, [(*task, i) for i, task in enumerate(tasks)])
+    return [_played(episode, own) for episode, own in zip(episodes, replies, strict=True)]
+
+
+def _thought(player: Player, said: tuple[Reply, ...]) -> tuple[int, ...]:
+    """The tokens of a turn before its action: a thought and the beginning of the next line."""
+    return player.after(said[0].written, "Action:") if len(said) > 1 else ()
+
+
+def _observation(history: History, number: int) -> str:
+    """The observation after so many steps."""
+    return history.steps[number - 1].observation if number else history.observation
+
+
+def _played(episode: host_games.Episode, replies: Sequence[tuple[Reply, ...]]) -> Played:
+    turns = tuple(
+        Turn(
+            _observation(episode.history, t),
+            own,
+            episode.history.steps[t].action,
+            episode.rewards[t],
+            bool(episode.thinking[t]["problem"]) or not episode.valid[t],
+        )
+        for t, own in enumerate(replies)
+    )
+    return Played(dataclasses.replace(episode, task=episode.task[:2]), turns)

@@ -1,0 +1,1 @@
+"""Runs of MS-GRPO: what training on the device and training in transcripts share, and the latter."""

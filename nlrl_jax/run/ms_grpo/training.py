@@ -1,0 +1,125 @@
+"""A run of MS-GRPO from its folder to its page, whoever plays the episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nlrl_jax.config import flat
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.sharding import whole
+from nlrl_jax.run import alarms, loop, processes, results
+from nlrl_jax.run.plots import learning_curve
+from nlrl_jax.run.report import Episodes, Picture, changes, model_name, write_report
+from nlrl_jax.weights import peft
+
+SCRIPT = "train_ms_grpo"
+SHOWN = 6  # episodes in the report
+
+
+class Training:
+    """An agent, or the agents of several seeds as one stack, how it learns and how it is judged.
+
+    Attributes:
+      config: the script's. seeds: of a stack; None is the config's seed alone.
+      state: before training. update: (state, key) -> (state, metrics).
+      shows: the metric of progress that says how well it plays. legend: of the boards on the page.
+      network: the model's config, for the adapter's files. mesh: where it lies.
+    """
+
+    config: Any
+    seeds: Sequence[int] | None = None
+    state: Any
+    update: Callable[[Any, Any], tuple[Any, dict[str, Any]]]
+    shows: str
+    legend: Mapping[str, str]
+    network: ModelConfig
+    mesh: Any
+
+    def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Greedy play: (metrics, so many episodes as text)."""
+        raise NotImplementedError
+
+    def untrained(self) -> dict[str, Any]:
+        """What the untrained model plays with."""
+        return {"params": self.state.params}
+
+    def evaluate(self, state: Any) -> dict[str, Any]:
+        """{metric: number}."""
+        return self.judge({"params": state.params, "lora": state.lora}, 0)[0]
+
+    def start(self, run_dir: pathlib.Path, resume: bool, shown: int) -> dict[str, Any]:
+        """The untrained model's evaluation, in results.json's form: played once, and read when a run is resumed.
+
+        Args:
+          shown: episodes of the config's own game that are kept as text.
+        """
+        if not (resume and (run_dir / results.RESULTS).exists()):
+            print("compiling the evaluation and playing before training ...", flush=True)
+            before, text = self.judge(self.untrained(), shown)
+            seeds, texts = 1 if self.seeds is None else self.seeds, {"before": text}
+            results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=seeds, transcripts=texts)
+        start = results.read(run_dir)
+        print("before training: " + ", ".join(f"{name} {x:.3g}" for name, x in start["before"].items()), flush=True)
+        return start
+
+    def train(self, run_dir: pathlib.Path, resume: bool, finish: Callable[[Any], None] | None = None) -> Any:
+        """Trains in a folder, from its last checkpoint with `resume`. Returns the last state; see `loop.train`."""
+        config = self.config
+
+        def evaluate(done: int, state: Any) -> dict[str, Any]:
+            last = self.seeds is not None and done == config.iterations
+            due = last or (config.eval_every and done % config.eval_every == 0)
+            return {f"eval/{name}": value for name, value in self.evaluate(state).items()} if due else {}
+
+        state = loop.restore(run_dir, self.state) if resume else self.state
+        columns, seed = ("return", self.shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
+        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume)
+        return loop.train(run_dir, self.update, state, plan, evaluate, finish)
+
+    def run(self, run_dir: pathlib.Path, resume: bool) -> None:
+        """One agent: trains it, and leaves its results, its adapter and its page."""
+        start = self.start(run_dir, resume, SHOWN)
+
+        def finish(state: Any) -> None:
+            after, text = self.judge({"params": state.params, "lora": state.lora}, SHOWN)
+            before, lora, episodes = start["before"], whole(state.lora), {**start["transcripts"], "after": text}
+            results.write(run_dir, script=SCRIPT, before=before, after=after, transcripts=episodes)
+            if processes.first():
+                done = dataclasses.replace(self.config, iterations=int(state.iteration))
+                peft.save(run_dir / "adapter", self.network, lora, base_model=done.model)
+                write_page(run_dir, done, self.legend, before, after, episodes)
+
+        self.train(run_dir, resume, finish)
+
+
+def write_page(run_dir: pathlib.Path, config: Any, legend: str, before, after, episodes) -> None:
+    """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
+    name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
+    model = model_name(config.model)
+    headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
+    curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
+    start = {f"eval/{metric}": value for metric, value in before.items()}
+    curves += ["kl"] * (config.learning.beta > 0)
+    curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
+    health = learning_curve([run_dir], alarms.MEASURES, run_dir / "replies.png")
+    warnings = alarms.warnings(run_dir)
+    report = write_report(
+        run_dir,
+        title=f"MS-GRPO: {model} on {config.game}",
+        question=f"Does {model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
+        config=flat(config),
+        blocks=[
+            changes(before, after),
+            *(f"Warning: {sentence}" for sentence in warnings),
+            Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
+            Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
+            Episodes(episodes["before"], episodes["after"]),
+        ],
+        headline=headline,
+        legend=legend,
+    )
+    print("".join(f"warning: {sentence}\n" for sentence in warnings), end="")
+    print(f"report: {report}\ncurve:  {curve}\nadapter (PEFT): {run_dir / 'adapter'}\n{headline}")

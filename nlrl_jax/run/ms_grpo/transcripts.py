@@ -1,0 +1,190 @@
+"""MS-GRPO on games that the host plays, in growing transcripts: the tasks, the players and the update of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
+from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
+from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.roles.dialogues import History
+from nlrl_jax.rollouts.transcripts import Played, Player, play
+from nlrl_jax.run import players
+from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.lac.tasks import Task, kinds_of, tasks_of
+from nlrl_jax.run.lac.threads import rows_at_once
+from nlrl_jax.run.ms_grpo.training import Training
+from nlrl_jax.types import SEEDS_PER_RUN, HostGame
+
+_SHARED = 64  # tokens that all prompts begin with, from which on they are read once and not in each row
+
+
+class Tasks(NamedTuple):
+    """The tasks of a run.
+
+    Attributes:
+      held_out: those that are evaluated on, the ones that `run_lac` plays with the same --seed.
+      fresh: kind -> the seeds to train on.
+    """
+
+    held_out: list[Task]
+    fresh: dict[str, range]
+
+    @classmethod
+    def of(cls, game: HostGame, missions: str, number: int, seed: int) -> Tasks:
+        """The first `number` tasks of a seed, kinds in turn, are held out, and the others trained on.
+
+        Raises:
+          ValueError: a kind that the game does not have; one that has no task to train on.
+        """
+        kinds = kinds_of(game, missions)
+        each, first = -(-number // len(kinds)), seed * SEEDS_PER_RUN
+        held_out = tasks_of(game, kinds, each, seed)[:number]
+        fresh = {kind: range(first + each, first + game.limits.get(kind, SEEDS_PER_RUN)) for kind in kinds}
+        for kind, seeds in fresh.items():
+            if not seeds:
+                named = f" of {kind!r}" if kind else ""
+                raise ValueError(
+                    f"{game.name} has {game.limits.get(kind, SEEDS_PER_RUN)} tasks{named}, and {each} of them are held "
+                    "out, which leaves none to train on; lower --eval_episodes"
+                )
+        return cls(held_out, fresh)
+
+    def draw(self, number: int, rng: np.random.Generator) -> list[Task]:
+        """Tasks to train on: kinds in turn, from a random one on, a random seed of each."""
+        kinds = list(self.fresh)
+        at = int(rng.integers(len(kinds)))
+        turn = (kinds[(at + i) % len(kinds)] for i in range(number))
+        return [(kind, int(rng.choice(self.fresh[kind]))) for kind in turn]
+
+
+class TranscriptTraining(Training):
+    """The agent of a config that plays a game of the host, one transcript an episode.
+
+    Args:
+      config: of `launch.train_ms_grpo`.
+    """
+
+    def __init__(self, config: Any, game: HostGame):
+        learning = config.learning
+        self.config, self.game, self.legend = config, game, game.legend
+        self.tasks = Tasks.of(game, config.missions, config.eval_episodes, config.seed)
+        self.mesh = mesh = players.parse_mesh(config.mesh)
+        loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
+        self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
+        self.room = self.network.max_positions
+        self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), cache_mb=config.cache_mb)
+        prompts = dataclasses.replace(config.prompts, prompt=config.prompt)
+        self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, config.think)
+        self.check_room()
+        begin = self.player({}, greedy=False).beginning()  # read once for all rows, where that pays
+        self.reader = transcripts.Reader(network, config.sampling.temperature, begin if len(begin) >= _SHARED else ())
+        key = jax.random.fold_in(jax.random.key(config.seed), 0)
+        self.state = init_state(network, loaded.params, learning, key)
+        self.shows = "success"
+
+    def check_room(self) -> None:
+        """Refuses a context that cannot hold one turn. ValueError: says what takes how many tokens."""
+        player = self.player({}, greedy=False)
+        firsts = [next(task for task in self.tasks.held_out if task[0] == kind) for kind in self.tasks.fresh]
+        for task, start in zip(firsts, self.game.reset(firsts), strict=True):
+            player.prompt(History.begin(start, task), ())
+
+    def player(self, variables: Any, greedy: bool) -> Player:
+        """Who acts with these variables."""
+        sampling = self.config.sampling
+        sampling = type(sampling)(sampling.max_tokens, temperature=0.0) if greedy else sampling
+        return Player(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
+
+    def play(self, player: Player, tasks: Sequence[Task], steps: int, seed: int) -> list[Played]:
+        """Episodes of at most so many steps."""
+        game = dataclasses.replace(self.game, max_steps=min(steps, self.game.max_steps))
+        return play(player, game, tasks, seed)
+
+    def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
+        """One iteration of Algorithm 1. The same state and key give the same bits."""
+        learning, G = self.config.learning, self.config.learning.group_size
+        key_play, key_sample = jax.random.split(key)
+        seed = int(jax.random.bits(key_play))
+        tasks = self.tasks.draw(learning.num_groups, np.random.default_rng(seed))
+        player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
+        played = self.play(player, [task for task in tasks for _ in range(G)], learning.max_turns, seed)
+        groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
+        reader = self.reader
+        if not all(one.begins(reader.begin) for one in played):
+            reader = dataclasses.replace(reader, begin=())
+        lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
+        if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
+            still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm"), 0.0)
+            return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}
+        state, metrics = _step(reader, learning)(state, lesson.rows)
+        return state, {**metrics, **lesson.metrics}
+
+    def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """See `Training.judge`; on the held-out tasks."""
+        player = self.player(variables, greedy=True)
+        played = self.play(player, self.tasks.held_out, self.config.eval_turns, 0)
+        text = [as_record(one, self.game, self.writer.tokenizer) for one in played[:shown]]
+        return summarize(played, self.config.learning.invalid_action_reward), text
+
+
+@functools.lru_cache(2)
+def _step(reader: transcripts.Reader, config: MSGRPOConfig):
+    return jax.jit(transcripts.make_update(reader, config), donate_argnums=0)
+
+
+def dialogue_for(game: HostGame, prompts: PromptConfig, model: str, tokenizer: Tokenizer, think: bool):
+    """The prompts of an agent that acts, or thinks and acts, in an episode's transcript."""
+    return dialogue_of(METHODS["cot" if think else "react"], game, prompts, model, tokenizer, 0)
+
+
+def summarize(played: Sequence[Played], invalid_action_reward: float) -> dict[str, float]:
+    """Means over episodes, named as in `players.summarize`."""
+    episodes, turns = [one.episode for one in played], [turn for one in played for turn in one.turns]
+    returns = np.array([one.reward for one in episodes])
+    penalties = np.array([sum(turn.invalid for turn in one.turns) for one in played]) * invalid_action_reward
+    return {
+        "episodes": len(played),
+        "env_return": float(returns.mean()),
+        "env_return_std": float(returns.std()),
+        "env_reward": float((returns + penalties).mean()),
+        "turns": len(turns) / len(played),
+        "invalid_actions": float(np.mean([turn.invalid for turn in turns])),
+        "format_penalty": float(np.mean([transcripts.format_penalty(turn) for turn in turns])),
+        "success": float(np.mean([one.success for one in episodes])),
+    }
+
+
+def as_record(played: Played, game: HostGame, tokenizer: Tokenizer) -> dict[str, Any]:
+    """An episode in the form of `transcript.transcripts`. The first prompt is whole, the others what is new in them."""
+    episode = played.episode
+    boards = list(episode.boards) or [turn.observation for turn in played.turns]
+    final = episode.boards[-1] if episode.boards else episode.history.steps[-1].observation
+    turns = []
+    for t, turn in enumerate(played.turns):
+        prompt = tokenizer.decode(list(turn.replies[0].prompt), skip_special_tokens=False)
+        written = [reply.written for reply in turn.replies]
+        turns.append(
+            {
+                "board": boards[t],
+                "prompt": f"Observation: {turn.observation}" if t else prompt,
+                "reply": "\n".join(tokenizer.decode(list(one.tokens)).strip("\n") for one in written),
+                "actions": [] if turn.invalid else [turn.action],
+                "steps": int(not turn.invalid),
+                "invalid": int(turn.invalid),
+                "format_penalty": transcripts.format_penalty(turn),
+                "reward": turn.reward,
+                "cut": not all(one.ended for one in written),
+            }
+        )
+    ended = {"success": episode.success, "terminated": not episode.error and len(turns) < game.max_steps}
+    return {**ended, "env_return": episode.reward, "final_board": final, "turns": turns}

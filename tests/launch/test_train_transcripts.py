@@ -1,0 +1,152 @@
+"""MS-GRPO on a game of our own that the host plays, through the script, with a tiny random model."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from nlrl_jax.algorithms import ms_grpo_transcripts
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.transformer import Transformer, init_params
+from nlrl_jax.run import directory, results
+from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.weights import huggingface, peft
+from nlrl_jax.weights.load import load_tokenizer
+from tests.launch.scripts import refusal, run
+
+SCRIPT = "train_ms_grpo"
+CONFIG = ModelConfig(640, 16, 24, 1, 2, 1, 8, 128)
+SMALL = (
+    "--game=lines:host_game", "--iterations=4", "--group_size=4", "--group_sample=2", "--num_groups=2",
+    "--sampling_temperature=1", "--temperature=1", "--top_k=0", "--max_tokens=6", "--max_turns=3", "--eval_turns=2",
+    "--eval_episodes=3", "--learning_rate=0.02", "--lora_rank=2", "--checkpoint_every=1", "--cache_mb=10",
+    "--credit=state",
+)  # fmt: skip
+GAME = '''
+"""Any text is an action; each step is worth the number of letters e in it."""
+from nlrl_jax.types import HostGame, Outcome, Start
+calls, die_at, equal = [], [], []
+def reset(tasks):
+    return [Start(0, "letters", f"task {seed % 5}") for _, seed in tasks]
+def step(states, actions):
+    calls.append(len(actions))
+    if len(calls) in die_at:
+        raise KeyboardInterrupt
+    lost = lambda i: "lost" if len(calls) == 2 and i == 1 else ""
+    return [Outcome(t + 1, f"seen {t}", 0.0 if equal else float(text.count("e")), bool(lost(i)), "a" in text,
+                    error=lost(i)) for i, (t, text) in enumerate(zip(states, actions))]
+host_game = HostGame("lines", "Write.", (), 6, ("",), reset, step, limits={"": 20})
+few = HostGame("few", "Write.", (), 6, ("",), reset, step, limits={"": 3})
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model that has the tokenizer of the built-in one, and a module with the game."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "lines.py").write_text(GAME)
+    tokenizer = load_tokenizer("nano_babyai")
+    network = Transformer(CONFIG)
+    huggingface.save(folder / "tiny", network.config, init_params(network, jax.random.key(0)), tokenizer)
+    return folder
+
+
+@pytest.fixture
+def lines(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    import lines
+
+    for memory in (lines.calls, lines.die_at, lines.equal):
+        memory.clear()
+    yield lines
+    lines.equal.clear(), lines.die_at.clear()
+
+
+def train(folder, run_dir, *args):
+    try:
+        run(SCRIPT, f"--run_dir={run_dir}", f"--model={folder / 'tiny'}", "--prompt=compact", *SMALL, *args)
+    finally:
+        directory.close_run(run_dir)
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        train(folder, folder / "whole")
+    return folder / "whole"
+
+
+def adapter(run_dir):
+    return (run_dir / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def test_leaves_everything(whole, folder):
+    rows = read_rows(whole)
+    assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
+    wanted = {"loss", "kl", "return", "success", "grad_norm", "surprisal", "sampler_gap", "row_tokens", "broke_off"}
+    assert wanted <= set(rows[0]) and all(np.isfinite(list(row.values())).all() for row in rows)
+    assert rows[0]["sampler_gap"] < 1e-4 and rows[0]["kl"] == 0 < rows[3]["kl"] and rows[0]["grad_norm"] > 0
+    stored = results.read(whole)
+    assert set(stored["before"]) == set(stored["after"]) >= {"success", "env_return", "format_penalty"}
+    (first, *_), after = stored["transcripts"]["before"], stored["transcripts"]["after"]
+    assert len(after) == 3 and first["turns"][0]["prompt"].endswith("Action:") and len(first["turns"]) == 2
+    assert first["turns"][1]["prompt"] == "Observation: seen 0"
+    assert "MS-GRPO: tiny on lines:host_game" in (whole / "report.html").read_text()
+    assert json.loads((whole / "config.json").read_text())["context"] == "transcript"
+    _, lora = peft.load(whole / "adapter", CONFIG)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(lora))
+
+
+def test_killed_in_an_episode_and_resumed_is_the_same_run_bit_for_bit(whole, folder, lines, tmp_path):
+    lines.die_at.append(2 + 3 + 3 + 2)  # evaluation, two iterations, and a step of the third
+    with pytest.raises(SystemExit):
+        train(folder, tmp_path / "run")
+    assert len(read_rows(tmp_path / "run")) == 2
+    lines.calls.clear(), lines.die_at.clear()
+    lines.calls += [1] * 8  # the world, too, is where it was
+    train(folder, tmp_path / "run", "--resume")
+    assert adapter(tmp_path / "run") == adapter(whole)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert results.read(tmp_path / "run") == results.read(whole)
+
+
+def test_an_episode_that_breaks_off_costs_that_episode(whole, folder, lines, tmp_path):
+    train(folder, tmp_path / "run", "--iterations=1", "--eval_turns=1")  # so the second call is the first iteration's
+    (row,) = read_rows(tmp_path / "run")
+    assert row["broke_off"] == 1 / 8 and np.isfinite(row["loss"])
+
+
+def test_equal_returns_change_nothing_and_are_said(whole, folder, lines, tmp_path, capsys, monkeypatch):
+    lines.equal.append(True)
+    monkeypatch.setattr(ms_grpo_transcripts, "PENALTY", 0.0)
+    train(folder, tmp_path / "run", "--beta=0", "--invalid_action_reward=0")
+    rows = read_rows(tmp_path / "run")
+    assert [(row["uninformative_groups"], row["grad_norm"]) for row in rows] == [(1, 0)] * 4
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("in all groups of the last 3 iterations") == 1
+    _, lora = peft.load(tmp_path / "run" / "adapter", CONFIG)
+    leaves = jax.tree_util.tree_leaves_with_path(lora)
+    assert not any(np.any(leaf) for path, leaf in leaves if path[-1].key == "b")
+
+
+def test_bad_input(folder, lines, tmp_path):
+    def wrong(*args):
+        line = refusal(SCRIPT, f"--run_dir={tmp_path / 'no'}", f"--model={folder / 'tiny'}", "--prompt=compact", *args)
+        assert not (tmp_path / "no").exists()
+        return line
+
+    long = wrong(*SMALL, "--max_tokens=120")
+    assert "and a turn up to 120 more; the model's context holds 128" in long
+    assert "few has 3 tasks, and 3 of them are held out, which leaves none to train on" in wrong(
+        *SMALL, "--game=lines:few"
+    )
+    assert "--probe does nothing with --context transcript" in wrong(*SMALL, "--probe=4")
+    assert "--max_steps does nothing with --context transcript" in wrong(*SMALL, "--max_steps=4")
+    assert "--think does nothing with --context state" in wrong("--game=frozen_lake", "--think")
+    assert "--step_weight does nothing without --credit state" in wrong("--game=frozen_lake", "--step_weight=2")
+    assert "has no tasks 'fly'" in wrong(*SMALL, "--missions=fly")
+    assert "credit is 'state', which only episodes in transcripts have" in wrong(
+        "--game=frozen_lake", "--credit=state", "--max_tokens=8"
+    )
