@@ -98,7 +98,7 @@ def test_no_weights_are_written_side_by_side_for_a_token(fsdp, tensor):
 
 def test_memory(fsdp, tensor):
     assert fsdp[0] < GATHERED + 5.6
-    assert tensor[0] < GATHERED / 8 + 2
+    assert tensor[0] < 2 * GATHERED / 8 + 2  # rollouts read a copy with an array per layer
 
 
 def test_the_partitioner_gives_up_nowhere(fsdp, tensor):
