@@ -35,6 +35,7 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.backends import malloc
 from nlrl_jax.config import make
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.generate import row_use
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run.dry_run import matmul_rate
@@ -45,9 +46,9 @@ from nlrl_jax.weights.load import load_tokenizer
 class Work(NamedTuple):
     """Of the episodes of one iteration.
 
-    read, written: tokens of prompts (the shared prefix once) and of replies.
+    read, written: tokens of prompts (the shared prefix once, a turn's equal prompts once) and of replies.
     learned: tokens that the update reads, prompts (with a prefix for each program that reads it) and replies.
-    steps: passes of the decoding loop over all turns.
+    steps: passes of the decoding loops over all turns.
     bytes: read in these passes, weights and cache.
     """
 
@@ -74,7 +75,8 @@ def work_of(turns: text_games.Turns, prefix: int, config: ModelConfig, learning:
     cached = token * (passes * prefix + float((more * prompts + more * (more + 1) / 2).sum()))
     share = learning.group_sample / learning.group_size if learning.sampling_temperature else 1.0
     learned = share * float((prompts + replies).sum()) * learning.updates_per_batch + prefix
-    read = prefix + int(prompts.sum())
+    new = [np.unique(rows[on], axis=0, return_index=True)[1] for rows, on in zip(said.prompts, active)]
+    read = prefix + sum(int(lengths[on][first].sum()) for lengths, on, first in zip(prompts, active, new))
     weights = config.num_params * jnp.dtype(config.param_dtype).itemsize
     return Work(read, int(replies.sum()), learned, passes, passes * weights + cached)
 
@@ -124,9 +126,8 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     )
     middle = sorted(range(repeats), key=lambda n: seconds["whole"][n])[repeats // 2]
     generation, whole = (seconds[name][middle] for name in programs)
-    work = work_of(
-        jax.device_get(play(state, keys[middle])), len(policy.template.prefix), policy.model.config, learning
-    )
+    turns = jax.device_get(play(state, keys[middle]))
+    work = work_of(turns, len(policy.template.prefix), policy.model.config, learning)
 
     N, peak, bandwidth = policy.model.config.num_params, matmul_rate(), memory_rate()
     learning_passes = 2 + (learning.beta > 0)
@@ -134,10 +135,11 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
         "generation": (generation, work.written, 2 * N * (work.read + work.written), work.bytes),
         "update": (whole - generation, work.learned, 2 * N * learning_passes * work.learned, None),
     }
+    use = row_use(np.where(turns.active, turns.turn.reply_lengths, 0), policy.model.mesh)
     print(
         f"{learning.num_groups * G} episodes of up to {T} turns: {work.read:,} tokens read, {work.written:,} written "
-        f"in {work.steps:,} passes, {work.learned:,.0f} learned from; an iteration takes {whole:.3f} s (fastest "
-        f"{min(seconds['whole']):.3f}, slowest {max(seconds['whole']):.3f})\n"
+        f"in {work.steps:,} passes ({use:.0%} of their rows were needed), {work.learned:,.0f} learned from; "
+        f"an iteration takes {whole:.3f} s (fastest {min(seconds['whole']):.3f}, slowest {max(seconds['whole']):.3f})\n"
         f"limits here: {peak / 1e12:.3g} TFLOP/s in a matrix product, {bandwidth / 1e9:.3g} GB/s reading memory"
     )
     rows = []

@@ -120,7 +120,7 @@ def generate(
     B, S = prompts.shape
     N, sizes = sampling.max_tokens, row_sizes(B, model.mesh)
     active = jnp.ones((B,), bool) if active is None else active
-    ends = jnp.zeros((model.config.vocab_size,), bool).at[jnp.asarray(eos_ids)].set(True)
+    ends = jnp.isin(jnp.arange(model.config.vocab_size), jnp.asarray(eos_ids))
     if len(sizes) == 1:
         order = jnp.arange(B)
         kv, hidden = _read_all(model, variables, prompts, lengths, N, prefix)

@@ -30,7 +30,7 @@ CONFIG = MSGRPOConfig(
     group_size=6, group_sample=4, num_groups=2, sampling_temperature=1.0, max_turns=2, max_steps=4,
     learning_rate=1e-2, max_grad_norm=1e9, micro_batch=5,
 )  # fmt: skip
-KEY = jax.random.key(7)
+KEY = jax.random.key(13)
 # Programs run once here: half the time to compile them is worth more than their speed.
 jit = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

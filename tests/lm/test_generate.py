@@ -21,7 +21,7 @@ from tests.lm.noise import noisy_params
 CONFIG = ModelConfig(40, 16, 24, 2, 4, 2, 8, 64, qk_norm=True)
 MODEL = Transformer(CONFIG)
 GREEDY = Sampling(max_tokens=10, temperature=0.0)
-NO_EOS = (99,)  # outside the vocabulary: replies run on
+NO_EOS = (99, -1)  # outside the vocabulary: replies run on
 B, S = 4, 7
 LENGTHS = jnp.array([7, 1, 4, 3])
 
