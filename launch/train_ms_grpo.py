@@ -124,7 +124,8 @@ PRESETS = {
     "babyai": {
         "game": "babyai", "model": "nano_babyai", "iterations": 60, "group_size": 8, "group_sample": 8, "num_groups": 6,
         "sampling_temperature": 0.0, "temperature": 1.0, "top_k": 0, "max_tokens": 8, "max_turns": 20, "beta": 0.0,
-        "learning_rate": 5e-4, "eval_episodes": 120, "eval_turns": 30, "eval_every": 20, "checkpoint_every": 5,
+        "learning_rate": 1e-3, "cache_mb": 0.0, "eval_episodes": 120, "eval_turns": 30, "eval_every": 20,
+        "checkpoint_every": 5,
     },
     "evening": {
         "prompt": "compact", "iterations": 50, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
