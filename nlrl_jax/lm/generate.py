@@ -65,8 +65,7 @@ def compute_prefix(model: Transformer, variables: Any, tokens: jax.Array) -> Key
 def row_sizes(batch: int, mesh: Mesh | None = None) -> tuple[int, ...]:
     """The numbers of rows that decoding goes through, from `batch` down.
 
-    Only `batch` on several devices: where they share the rows, bringing rows together would move keys and values between
-    devices.
+    Only `batch` on several devices: if they share the rows, bringing these together would move keys and values.
     """
     if mesh is not None and mesh.size > 1:
         return (batch,)
