@@ -17,7 +17,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from nlrl_jax.lm.decode import Rows, decode, prefill, running, write
-from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer, empty_cache, prefix_length
 from nlrl_jax.types import Sampling
 
@@ -66,9 +65,9 @@ def compute_prefix(model: Transformer, variables: Any, tokens: jax.Array) -> Key
 def row_sizes(batch: int, mesh: Mesh | None = None) -> tuple[int, ...]:
     """The numbers of rows that decoding goes through, from `batch` down.
 
-    Only `batch` where devices share the rows: bringing rows together would move their keys and values between devices.
+    Only `batch` on several devices: if they share the rows, bringing these together would move keys and values.
     """
-    if whole_rows(1, mesh) > 1:
+    if mesh is not None and mesh.size > 1:
         return (batch,)
     sizes = [batch]
     while sizes[-1] > max(1, batch // SMALLEST):
