@@ -124,7 +124,7 @@ class TranscriptTraining(Training):
             reader = dataclasses.replace(reader, begin=())
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
-            still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm"), 0.0)
+            still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm", "row_tokens", "rows_filled"), 0.0)
             return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}
         state, metrics = _step(reader, learning)(state, lesson.rows)
         return state, {**metrics, **lesson.metrics}
