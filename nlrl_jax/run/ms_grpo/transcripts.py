@@ -23,7 +23,7 @@ from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.tasks import Task, kinds_of, tasks_of
 from nlrl_jax.run.lac.threads import rows_at_once
 from nlrl_jax.run.ms_grpo.training import Training
-from nlrl_jax.types import SEEDS_PER_RUN, HostGame
+from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling
 
 _SHARED = 64  # tokens that all prompts begin with, from which on they are read once and not in each row
 
@@ -102,7 +102,7 @@ class TranscriptTraining(Training):
     def player(self, variables: Any, greedy: bool) -> Player:
         """Who acts with these variables."""
         sampling = self.config.sampling
-        sampling = type(sampling)(sampling.max_tokens, temperature=0.0) if greedy else sampling
+        sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
         return Player(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
 
     def play(self, player: Player, tasks: Sequence[Task], steps: int, seed: int) -> list[Played]:
@@ -124,7 +124,7 @@ class TranscriptTraining(Training):
             reader = dataclasses.replace(reader, begin=())
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
-            still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm"), 0.0)
+            still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm", "row_tokens", "rows_filled"), 0.0)
             return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}
         state, metrics = _step(reader, learning)(state, lesson.rows)
         return state, {**metrics, **lesson.metrics}
