@@ -10,6 +10,7 @@ import pytest
 
 from nlrl_jax.run import directory, results
 from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.run.reports.comparison import labels
 from nlrl_jax.weights.checkpoint import Checkpoints
 from tests.launch.scripts import refusal, run
 
@@ -95,7 +96,7 @@ def test_another_configuration_is_not_resumed(whole):
 @pytest.mark.slow
 def test_evaluates_a_run_from_its_checkpoint(whole, capsys):
     """The checkpoint that `evaluate` plays is the adapter of the run."""
-    args = ("--episodes=4", "--max_turns=2", "--json", "--seed=5")
+    args = ("--episodes=4", "--max_turns=2", "--json", "--seed=5", "--maps=held_out")
     run("evaluate", f"--run_dir={whole}", *args)
     trained = json.loads(capsys.readouterr().out)
     run("evaluate", f"--adapter={whole / 'adapter'}", "--max_tokens=8", *args)
@@ -119,7 +120,14 @@ def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
     train(other, "--iterations=2", "--beta=0.3")
     run("compare", whole, other, f"--out={tmp_path / 'page.html'}")
     page = (tmp_path / "page.html").read_text()
-    words = " compared</h1>", "beta", "0.3", "success (before → after)", str(other), "data:image/png;base64,"
+    words = (
+        " compared</h1>",
+        "beta",
+        "0.3",
+        "success (before → after)",
+        labels([str(whole), str(other)])[1],
+        "data:image/png;base64,",
+    )
     for text in (*words, "&lt;action&gt;"):
         assert text in page, text
     assert "<action>" not in page and "group_size</th>" not in page  # equal settings are no column
