@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from benchmarks import hlo
+from nlrl_jax.lm.generate import row_sizes
 from nlrl_jax.run import targets
 
 pytestmark = pytest.mark.aot
@@ -64,14 +65,17 @@ def test_a_layer_launches_few_kernels_for_a_token(decoding):
     def started(weights, layers):
         return sum(n for loops, n in decoding[weights, layers].launches().items() if loops.endswith(hlo.UNKNOWN))
 
-    each = {weights: (started(weights, 4) - started(weights, 2)) / 2 for weights in ("auto", "merged")}
+    loops = len(row_sizes(104)) + 1  # decoding with each number of rows, and reading prompts
+    each = {weights: (started(weights, 4) - started(weights, 2)) / 2 / loops for weights in ("auto", "merged")}
     assert 4 <= each["auto"] <= 32 and 4 <= each["merged"] <= 18
 
 
 def test_nothing_large_is_copied_for_a_token(decoding):
     """Neither weights nor keys and values: together 7.4 GiB at 36 layers."""
     for program in decoding.values():
-        assert not [row for row in program.copies(2**22) if hlo.UNKNOWN in row.loops]  # scores of a layer are 2**20
+        # `lm/attention.py` is where scores are copied: of a block of prompts, once for all of its tokens.
+        copies = [row for row in program.copies(2**22) if hlo.UNKNOWN in row.loops]
+        assert not [row for row in copies if not row.line.startswith("lm/attention.py")]
 
 
 def per_token(program):
