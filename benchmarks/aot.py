@@ -128,8 +128,8 @@ def show(program: hlo.Program, unknown: int) -> None:
             print(f"  {row.kind} x{row.number} {row.bytes / 2**20:,.2f} MiB  {row.loops}  {row.type[:60]}  {row.line}")
     for (loops, kind), n in moved.most_common():
         print(f"exchanged, {loops or 'outside loops'}: {kind} {n / 2**20:,.1f} MiB (loops of unknown length once)")
-    for loops, n in program.launches().items():
-        if hlo.UNKNOWN in loops:
+    for loops, n in program.launches():
+        if loops.endswith(hlo.UNKNOWN) and n:
             print(f"launches, {loops}: {n}")
     for row in program.copies()[:12]:
         print(f"copied, {row.loops or 'outside loops'}: {row.kind} {row.bytes / 2**20:,.1f} MiB  {row.line}")

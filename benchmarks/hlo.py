@@ -64,10 +64,12 @@ class Collective(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Arrays written only to change their layout. kind: the fusion's name without its number. bytes: in all runs."""
+    """Arrays written only to change their layout. kind: the fusion's name without its number. type: of the result.
+    bytes: in all runs."""
 
     kind: str
     loops: str
+    type: str
     line: str
     runs: float
     bytes: float
@@ -101,12 +103,11 @@ class Program:
             for op in self.computations[name]:
                 yield self._loops[name], times, op
 
-    def launches(self) -> dict[str, int]:
-        """Kernels, library calls and copies that one pass of each loop starts itself, by loops."""
-        found: dict[str, int] = collections.Counter()
-        for loops, _, op in self.ops():
-            found[loops] += op.code not in _FREE and not op.code.endswith("-done")
-        return dict(found)
+    def launches(self) -> list[tuple[str, int]]:
+        """Kernels, library calls and copies that one pass of each computation starts itself, with the loops around it;
+        the body of a loop is one."""
+        counts = lambda op: op.code not in _FREE and not op.code.endswith("-done")
+        return [(self._loops[name], sum(map(counts, self.computations[name]))) for name in self._times]
 
     def flop(self, unknown: float = 1.0) -> dict[str, float]:
         """Floating-point operations of matrix products by loops, in all runs."""
@@ -138,7 +139,7 @@ class Program:
         for loops, runs, op in self.ops():
             bytes_ = sum(op.sizes())
             if _COPY.match(op.name) and bytes_ >= least:
-                row = rows.setdefault((re.sub(r"[\d.]+$", "", op.name), loops, self.line(op)), [0.0, 0.0])
+                row = rows.setdefault((re.sub(r"[\d.]+$", "", op.name), loops, op.type, self.line(op)), [0.0, 0.0])
                 row[0] += runs
                 row[1] += runs * bytes_
         return sorted((Copy(*key, *row) for key, row in rows.items()), key=lambda row: -row.bytes)

@@ -42,7 +42,7 @@ _HOST = {name: (f"envs.{name}.host", {}) for name in ("babyai", "crafter", "alfw
 _FUNCTIONS = {TextGame: "text_game", BoardGame: "board_game", ControlGame: "control_game", HostGame: "host_game"}
 
 GAMES, BOARD_GAMES, CONTROL_GAMES = tuple(_TEXT), tuple(_BOARD), tuple(_CONTROL)
-TOLD = tuple(_HOST)  # games that are made to be played in transcripts
+IN_TRANSCRIPTS = tuple(_HOST)  # games that are made to be played in transcripts
 HOST_GAMES = (*_HOST, *(name for name in GAMES if name not in _HOST))
 WITH_MAPS = ("frozen_lake", "frozen_lake_slippery")  # take `maps`: all, train or held_out
 READ_BY = {"babyai": "nano_babyai"}  # built-in models that have learned its transcripts

@@ -64,7 +64,7 @@ class TrainConfig:
     context: str = option(
         "auto",
         "what the model reads before it acts: the current state, or the transcript of the episode so far; auto: the "
-        f"transcript in {', '.join(envs.TOLD)} and your own host_game, else the state",
+        f"transcript in {', '.join(envs.IN_TRANSCRIPTS)} and your own host_game, else the state",
         choices=("auto", "state", "transcript"),
     )
     maps: str = option(
@@ -155,7 +155,7 @@ def games_of(config: TrainConfig) -> tuple[TextGame, TextGame]:
 def context_for(game: str, context: str) -> str:
     """The context of a game by its name, where it is "auto"."""
     if context != "auto" or ":" not in game:
-        return {"auto": "transcript" if game in envs.TOLD else "state"}.get(context, context)
+        return {"auto": "transcript" if game in envs.IN_TRANSCRIPTS else "state"}.get(context, context)
     try:
         found = own.load(game, HostGame, TextGame, without=("prompt", "max_steps"), prompt="paper", max_steps=0)
     except ValueError:  # `envs.make` says why
@@ -196,7 +196,8 @@ class Agents(Training):
         self.shows = f"eval/{config.game}" if seeds else "success" if self.game.success else "env_return"
         self.network, self.mesh, self.legend = self.policy.model.config, self.policy.model.mesh, self.game.legend
         learning, line = fitted(self.policy, self.game, config.learning, len(seeds or [0]) if vectorize else 1)
-        print(line + "\n" * bool(line), end="")
+        if line:
+            print(line)
         update = make_update(self.policy, self.game, learning)
         fresh = lambda seed: jax.random.fold_in(jax.random.key(seed), 0)
         init = lambda seed: init_state(self.policy.model, params, config.learning, fresh(seed))

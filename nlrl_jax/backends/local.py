@@ -131,7 +131,7 @@ class LocalModel:
         draw = Draw(sampling, ends, key)
         written, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache, self._decoder(net)[1])
+            network = Network(*net, self.cache, self._acting(net[1]))
             written = kv_generation.write(network, prompts, rows, self.rows, draw)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
@@ -162,7 +162,7 @@ class LocalModel:
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
         known, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache, self._decoder(net)[1])
+            network = Network(*net, self.cache, self._acting(net[1]))
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
             known = kv_generation.log_probs(network, texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
@@ -185,9 +185,9 @@ class LocalModel:
     def _views(self) -> Any:
         return acting.views(self.model, self.variables)
 
-    def _decoder(self, net: tuple[Transformer, Any]) -> tuple[Transformer, Any]:
-        """`net` as it decodes."""
-        return net if self.model.mesh is not None else (self.model, self._views)
+    def _acting(self, variables: Any) -> Any:
+        """The variables of `_net` as they write replies."""
+        return variables if self.model.mesh is not None else self._views
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
@@ -289,7 +289,7 @@ class LocalModel:
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
             options = (static, draw.ends, prefix, temperature)
-            state = _decode(*self._decoder(net), state, draw.key, stop_at, *options)
+            state = _decode(self.model, self._acting(net[1]), state, draw.key, stop_at, *options)
             # One transfer: everything the host decides on.
             small = (
                 state.tokens,

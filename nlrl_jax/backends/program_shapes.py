@@ -14,7 +14,7 @@ from nlrl_jax.lm.config import ModelConfig
 
 Shape = tuple[int, ...]
 COMPILING = 30e9  # multiplications in the time that it takes for a small model: about a second of one core
-LARGE = {"read": 3, "reply": 8}  # times as long where layers lie apart or are large, tracing included
+SLOWER = {"read": 3, "reply": 8}  # times as long for a large model, whose layers are compiled one by one for replies
 # How much more a new program may cost than what is needed, if it can then do an older one's work too: a factor, but no
 # more than a call may waste (of a large model a third is many compilations), and in any case a little.
 FACTOR, WASTE, MORE = 1.3, 1 / 4, 1 / 100  # the last two: shares of a compilation
@@ -36,7 +36,7 @@ class Shapes:
         self.weights = {"read": blocks, "reply": blocks + table}
         self.large = 4 * blocks / config.num_layers >= acting.LARGE
         self.room = WASTE if self.large else MORE
-        self.compiling = {program: COMPILING * (LARGE[program] if self.large else 1) for program in STEPS}
+        self.compiling = {program: COMPILING * (SLOWER[program] if self.large else 1) for program in STEPS}
         self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
 
     def cost(self, program: str, shape: Shape) -> float:

@@ -63,19 +63,21 @@ def test_a_layer_launches_few_kernels_for_a_token(decoding):
     """Once 62, when the adapter was cast and rows were filled up in every layer, and weights copied out of a stack."""
 
     def started(weights, layers):
-        return sum(n for loops, n in decoding[weights, layers].launches().items() if loops.endswith(hlo.UNKNOWN))
+        """By each loop of unknown length: decoding with each number of rows, and reading prompts."""
+        found = sorted(n for loops, n in decoding[weights, layers].launches() if loops.endswith(hlo.UNKNOWN))
+        return found[-len(row_sizes(104)) - 1 :]
 
-    loops = len(row_sizes(104)) + 1  # decoding with each number of rows, and reading prompts
-    each = {weights: (started(weights, 4) - started(weights, 2)) / 2 / loops for weights in ("auto", "merged")}
-    assert 4 <= each["auto"] <= 32 and 4 <= each["merged"] <= 18
+    for weights, most in (("auto", 32), ("merged", 18)):
+        each = [(four - two) / 2 for four, two in zip(started(weights, 4), started(weights, 2), strict=True)]
+        assert all(4 <= n <= most for n in each), (weights, each)
 
 
 def test_nothing_large_is_copied_for_a_token(decoding):
     """Neither weights nor keys and values: together 7.4 GiB at 36 layers."""
     for program in decoding.values():
-        # `lm/attention.py` is where scores are copied: of a block of prompts, once for all of its tokens.
         copies = [row for row in program.copies(2**22) if hlo.UNKNOWN in row.loops]
-        assert not [row for row in copies if not row.line.startswith("lm/attention.py")]
+        # But for the scores of a block of prompts, once for all of its tokens: 8 heads x 128 tokens to a row.
+        assert not [row for row in copies if "[2,13,1024," not in row.type]
 
 
 def per_token(program):

@@ -95,7 +95,7 @@ class Training:
         self.train(run_dir, resume, finish)
 
 
-def write_page(run_dir: pathlib.Path, config: Any, legend: str, before, after, episodes) -> None:
+def write_page(run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], before, after, episodes) -> None:
     """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
     model = model_name(config.model)
