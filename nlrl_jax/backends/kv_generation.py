@@ -26,6 +26,7 @@ from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling, Written
 
 MOST = 512  # tokens of a read
+SPLIT = 16  # rows that run from which on a large model's replies are split: half of them go on without the others
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `token_tree.levels` is tried with each; the cheapest is taken
 
 _empty = jax.jit(kv_pool.empty_pool, static_argnums=(0, 1))
@@ -33,7 +34,7 @@ _load = jax.jit(kv_pool.load)
 _store = jax.jit(kv_pool.store, donate_argnums=0)
 _read = jax.jit(kv_pool.read, static_argnums=0)
 _keep = jax.jit(kv_pool.keep)
-_reply = jax.jit(steps.reply, static_argnums=(0, 6, 8))
+_reply = jax.jit(steps.reply, static_argnums=(0, 7))
 _log_probs = jax.jit(kv_pool.next_log_probs, static_argnums=0)
 _compiled: set[Any] = set()
 _compiling = threading.Lock()
@@ -74,11 +75,29 @@ def write(
     with net.cache.lock:
         for chunk in _chunks(net.cache, [prompts[queue[i]] for i in order], rows, draw.sampling.max_tokens):
             numbers = [order[i] for i in chunk]
-            texts, which = batching.distinct([prompts[queue[i]] for i in numbers])
-            with _whole(net.cache):
-                found = _write_chunk(net, texts, which, numbers, draw)
-            written.update(zip(numbers, found, strict=True) if found else ())
+            written.update(_write_chunk(net, {i: prompts[queue[i]] for i in numbers}, draw))
     return written
+
+
+def _write_chunk(net: Network, prompts: dict[int, tuple[int, ...]], draw: Draw) -> dict[int, Written]:
+    """Replies by number; none if the cache has no room.
+
+    Rows that have ended cost as much as those that run, so a large model's replies are written in rounds: when half of
+    the rows have ended, the others go on in a program of fewer rows.
+    """
+    replies, running = {i: Written((), (), False) for i in prompts}, list(prompts)
+    while running:
+        texts = {i: prompts[i] + replies[i].tokens for i in running}
+        running.sort(key=texts.get)
+        until = len(running) // 2 if net.cache.shapes.large and len(running) >= SPLIT else 0
+        with _whole(net.cache):
+            found = _write_round(net, [texts[i] for i in running], [(i, replies[i]) for i in running], until, draw)
+        if found is None:
+            return {}
+        replies.update(zip(running, found, strict=True))
+        most = draw.sampling.max_tokens
+        running = [i for i in running if not replies[i].ended and len(replies[i].tokens) < most]
+    return replies
 
 
 def log_probs(net: Network, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], rows: int) -> dict[int, float]:
@@ -207,50 +226,73 @@ def _read_all(net: Network, woods: token_tree.Forest) -> Iterator[tuple[int, int
         yield start, stop, hidden
 
 
-def _write_chunk(net: Network, texts, which, numbers, draw: Draw):
-    """Replies to texts[which[i]], drawn as number numbers[i]; None if the cache has no room."""
-    sampling = draw.sampling
+def _write_round(net: Network, texts, begun: list[tuple[int, Written]], until: int, draw: Draw):
+    """Goes on with replies until at most `until` of them run; None if the cache has no room.
+
+    Args:
+      texts: prompts with what has been written, in lexical order; begun: the number and the reply of each.
+    """
+    sampling, n = draw.sampling, len(texts)
+    texts, which = batching.distinct(texts)
     woods = token_tree.grow(net.cache, texts, [len(text) - 1 for text in texts])
     if woods is None:
         return None
-    which, n = np.array(which), len(which)
+    which = np.array(which)
     last = np.array([woods.at[i][-1] for i in which])
     pieces = list(_read_all(net, woods))
     lengths = np.array([len(text) for text in texts])[which]
-    R = net.cache.shapes.queries("reply", n)
+    R, N = net.cache.shapes.queries("reply", n), -(-sampling.max_tokens // 8) * 8
     R, contexts = _contexts(net, "reply", R, woods.paths, woods.shared, which, lengths)
     hidden = jnp.zeros((R, net.model.config.hidden_size), pieces[0][2].dtype)
     for start, stop, states in pieces:
         where = np.full(R, -1, np.int32)
         where[:n] = np.where((start <= last) & (last < stop), last - start, -1)
         hidden = _keep(hidden, states, where)
-    read, number, limit = (np.zeros(R, np.int32) for _ in range(3))
-    read[:n], number[:n], limit[:n] = lengths, numbers, sampling.max_tokens
+    read = np.zeros(R, np.int32)
+    read[:n] = lengths
+    rows = _begun_rows(begun, R, N, sampling.max_tokens)
     static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
     temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
-    N = -(-sampling.max_tokens // 8) * 8
     with _compiled_once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
-        inputs = (net.model, net.acting, hidden, read, number, limit)
-        state = _reply(*inputs, N, draw.key, static, draw.ends, contexts, temperature)
+        inputs = (net.model, net.acting, hidden, read, rows, draw.key)
+        state = _reply(*inputs, np.int32(R - until), static, draw.ends, contexts, temperature)
     results = state.tokens, state.lengths, state.ended, state.index, state.log_probs
     tokens, sizes, ended, steps_done, probs = jax.device_get(whole(results))
-    replies = [tokens[i, : sizes[i]].tolist() for i in range(n)]
-    prompts = [(texts[i], woods.paths[i]) for i in which]
-    _keep_replies(net, state.kv, prompts, [reply[: int(steps_done)] for reply in replies], probs)
-    rows = zip(replies, probs, ended[:n].tolist(), strict=False)
-    return [Written(tuple(reply), tuple(row[: len(reply)].tolist()), end) for reply, row, end in rows]
+    replies = [Written(*(tuple(x[i, : sizes[i]].tolist()) for x in (tokens, probs)), bool(ended[i])) for i in range(n)]
+    _keep_replies(net, state.kv, woods.paths, texts, which, begun, replies, int(steps_done))
+    return replies
 
 
-def _keep_replies(net: Network, kv, prompts, replies, log_probs: np.ndarray) -> None:
-    """Stores the tokens of replies that were put through the network, and the log-probabilities [R, N] of all that have
-    a slot; each prompt is (text, slots of its tokens)."""
-    source, slots, N = [], [], log_probs.shape[1]
-    for row, ((text, path), reply) in enumerate(zip(prompts, replies, strict=True)):
-        if not net.cache.room(len(reply)):
+def _begun_rows(begun: list[tuple[int, Written]], R: int, N: int, most: int) -> steps.Rows:
+    """`Rows` without keys and values; the rows after the last reply stay empty."""
+    n, no = len(begun), np.zeros(R, bool)
+    draw, zeros, lengths, limit = (np.zeros(R, np.int32) for _ in range(4))
+    tokens, log_probs = np.zeros((R, N), np.int32), np.zeros((R, N), np.float32)
+    draw[:n], limit[:n] = [number for number, _ in begun], most
+    for row, (_, reply) in enumerate(begun):
+        lengths[row] = size = len(reply.tokens)
+        tokens[row, :size], log_probs[row, :size] = reply.tokens, reply.log_probs
+    return steps.Rows(None, None, zeros, draw, zeros, tokens, lengths, log_probs, limit, no)
+
+
+def _keep_replies(net: Network, kv, paths, texts, which, begun, replies: list[Written], steps_done: int) -> None:
+    """Stores the new tokens of replies that were put through the network, with their log-probabilities.
+
+    Args:
+      kv: [layers, R, N, K, D], by row from its first new token on.
+      paths: slots of each text's tokens; `which` is each reply's.
+    """
+    source, slots, N = [], [], kv.k.shape[2]
+    for row, (text, (_, old), reply) in enumerate(zip(which, begun, replies, strict=True)):
+        had, path = len(old.tokens), paths[text]
+        if had:  # this one was read as the text's last
+            net.cache.log_prob[path[-1]] = old.log_probs[-1]
+        new = reply.tokens[had : had + steps_done]
+        if not net.cache.room(len(new)):
             break
-        source.append(row * N + np.arange(len(reply)))
-        slots.append(net.cache.add(text + tuple(reply), path, len(text)))
-        net.cache.log_prob[slots[-1]] = log_probs[row, : len(reply)]
+        source.append(row * N + np.arange(len(new)))
+        slots.append(net.cache.add(texts[text] + new, path, len(path)))
+        net.cache.log_prob[slots[-1]] = reply.log_probs[had : had + len(new)]
     source, slots = (np.concatenate(x) if x else token_tree.NOTHING for x in (source, slots))
     slots, first = np.unique(slots, return_index=True)  # equal replies to one prompt are kept once
     if len(slots):

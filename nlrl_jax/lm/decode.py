@@ -207,28 +207,28 @@ def reply(
     variables: Any,
     hidden: jax.Array,
     read: jax.Array,
-    draw: jax.Array,
-    limit: jax.Array,
-    max_tokens: int,
+    rows: Rows,
     key: jax.Array,
+    stop_at: jax.Array,
     sampling: Sampling,
     ends: jax.Array,
     contexts: tuple[Context, ...] = (),
     temperature: jax.Array | None = None,
 ) -> Rows:
-    """Replies to prompts that are wholly in `contexts`; slot i of a row holds token i of its reply if i < `index`.
+    """Goes on with replies whose prompts, and what has been written of them, are wholly in `contexts`.
 
     Args:
-      hidden: [R, H], the final hidden state of each prompt's last token.
-      read: int32 [R], tokens of each prompt.
-      draw, limit: int32 [R], see `Rows`; a row with limit 0 stays empty.
-      max_tokens: N.
+      hidden: [R, H], the final hidden state of each text's last token.
+      read: int32 [R], tokens of each text.
+      rows: replies as far as they go; kv and index are not read. A row with limit 0 stays empty.
       the others: see `decode`.
+
+    Returns:
+      Slot i of a row holds the i-th new token of its reply if i < `index`.
     """
-    R = hidden.shape[0]
-    rows = empty_rows(model, R, max_tokens, max_tokens)._replace(draw=draw, limit=limit)
+    kv, index = empty_cache(model.config, *rows.tokens.shape)
+    rows = _placed(rows._replace(kv=kv, index=index), model.mesh)
     rows = write(model, variables, rows, hidden, key, sampling, ends, temperature)
-    stop_at = jnp.int32(R)
     return decode(model, variables, rows, key, stop_at, sampling, ends, None, temperature, contexts, read)
 
 

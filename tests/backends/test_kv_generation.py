@@ -82,10 +82,17 @@ def test_growing_and_forking_chats_are_answered_as_without_a_cache(cached, expec
     agree(episode(cached, sampling=GREEDY), episode(dataclasses.replace(cached, cache_mb=0), sampling=GREEDY))
 
 
-def test_one_array_per_layer_answers_alike(cached, expected, monkeypatch):
+def test_a_large_model_answers_alike(plain, expected, monkeypatch):
+    """One array per layer, and rounds without the rows that have ended."""
+    rounds, write_round = [], kv_generation._write_round
+    keep = lambda net, texts, *others: rounds.append(len(texts)) or write_round(net, texts, *others)
     monkeypatch.setattr(acting, "LARGE", 0)
-    agree(episode(cached), expected)
-    assert isinstance(cached._views["params"]["blocks"], tuple)
+    monkeypatch.setattr(kv_generation, "SPLIT", 2)
+    monkeypatch.setattr(kv_generation, "_write_round", keep)
+    model = dataclasses.replace(plain, cache_mb=1.0)  # made after the change
+    agree(episode(model), expected)
+    assert isinstance(model._views["params"]["blocks"], tuple)
+    assert rounds[0] == 6 > min(rounds)
 
 
 @pytest.mark.parametrize("options", [pytest.param({"rows": 2}, marks=pytest.mark.slow), {"cache_mb": 0.06}])
