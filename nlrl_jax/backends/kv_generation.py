@@ -26,8 +26,9 @@ from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling, Written
 
 MOST = 512  # tokens of a read
-SPLIT = 16  # rows that run from which on a large model's replies are split: half of them go on without the others
+SPLIT = 32  # rows that run from which on a large model's replies are split: half of them go on without the others
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `token_tree.levels` is tried with each; the cheapest is taken
+OPTIONS = 3  # sizes of groups that are considered in each level
 
 _empty = jax.jit(kv_pool.empty_pool, static_argnums=(0, 1))
 _load = jax.jit(kv_pool.load)
@@ -152,12 +153,15 @@ def _contexts(net, program: str, queries: int, paths, shared, path, sees) -> tup
     """
     cache = net.cache
     cuts = [token_tree.levels(paths, shared, share) for share in SHARES]
-    wanted = [(queries, *(n for level in levels for n in _size(cache, program, level, path))) for levels in cuts]
-    which, (total, *sizes) = cache.shapes.choose(program, wanted)
+    sizes = [zip(*(_sizes(cache, program, level, path) for level in levels)) for levels in cuts]
+    wanted = [
+        (i, (queries, *(n for size in option for n in size))) for i, options in enumerate(sizes) for option in options
+    ]
+    which, (total, *sizes) = cache.shapes.choose(program, [shape for _, shape in wanted])
     pad = total - len(path)
     path, sees = np.pad(path, (0, pad), constant_values=-1), np.pad(sees, (0, pad))
     out = []
-    for level, (G, C, N) in zip(cuts[which], zip(*[iter(sizes)] * 3)):
+    for level, (G, C, N) in zip(cuts[wanted[which][0]], zip(*[iter(sizes)] * 3)):
         if G:
             pool = cache.pool if cache.pool is not None else _empty(net.model, cache.device_slots)
             rows = token_tree.rows_of(level.counts(path), N)
@@ -166,14 +170,15 @@ def _contexts(net, program: str, queries: int, paths, shared, path, sees) -> tup
     return total, tuple(out)
 
 
-def _size(cache: KVCache, program: str, level: token_tree.Level, path: np.ndarray) -> tuple[int, int, int]:
-    """The cheapest G, C, N of a level, rounded up; 0 where it is empty."""
+def _sizes(cache: KVCache, program: str, level: token_tree.Level, path: np.ndarray) -> list[tuple[int, int, int]]:
+    """G, C, N of a level, rounded up, the cheapest first: groups of other numbers of queries suit other programs.
+    Zeros where it is empty."""
     if not level.parts:
-        return 0, 0, 0
-    counts, length = level.counts(path), -(-max(map(len, level.parts)) // 64) * 64
-    powers = [1 << i for i in range(int(counts.max(initial=1)).bit_length() + 1)]
+        return [(0, 0, 0)] * OPTIONS
+    counts, length = level.counts(path), cache.shapes.keys(max(map(len, level.parts)))
+    powers = [1 << i for i in range(max(OPTIONS, int(counts.max(initial=1)).bit_length() + 1))]
     sizes = [(batching.bucket(int(token_tree.rows_of(counts, N).sum()), 1), length, N) for N in powers]
-    return min(sizes, key=lambda size: cache.shapes.cost(program, (0, *size)))
+    return sorted(sizes, key=lambda size: cache.shapes.cost(program, (0, *size)))[:OPTIONS]
 
 
 def _put(net: Network, kv: KeyValues, source: np.ndarray, slots: np.ndarray, Q: int) -> None:

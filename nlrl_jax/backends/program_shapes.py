@@ -52,6 +52,12 @@ class Shapes:
         few, exact = batching.bucket(n, grain), -(-n // grain) * grain
         return few if (few - exact) * self.weights[program] * STEPS[program] <= WASTE * COMPILING else exact
 
+    def keys(self, n: int) -> int:
+        """The padded number of n keys: of a large model few numbers, as reading keys is a small part of its work."""
+        exact, power = -(-n // 64) * 64, batching.bucket(n, 64)
+        few = power * 3 // 4 if exact <= power * 3 // 4 else power
+        return few if self.large and power > 128 else exact
+
     def choose(self, program: str, wanted: Sequence[Shape]) -> tuple[int, Shape]:
         """Which of the alternatives `wanted` to take, and the shape of the program for it."""
         wasted, compiling = self.wasted[program], self.compiling[program]

@@ -27,6 +27,8 @@ from nlrl_jax.lm.sharding import shardings, spec
 from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache, prefix_length
 from nlrl_jax.types import Sampling
 
+WAIT = 16  # tokens that `reply` writes at least while a row runs: bringing fewer rows together has its price
+
 
 class Prefilled(NamedTuple):
     """Prompts that have been read.
@@ -167,6 +169,7 @@ def decode(
     temperature: jax.Array | None = None,
     contexts: tuple[Context, ...] = (),
     read: jax.Array | None = None,
+    wait: int = 0,
 ) -> Rows:
     """Writes tokens until `stop_at` of the R rows do not run, or all W slots are used.
 
@@ -180,12 +183,14 @@ def decode(
       temperature: float [], in place of `sampling.temperature`, unless that is greedy.
       contexts: what the rows' slots come after, in place of a prefix; then
       read: int32 [R], its tokens for each row.
+      wait: slots that are used before it stops while any row runs.
     """
     W = rows.kv.k.shape[2]
     slots, before = jnp.arange(W), prefix_length(prefix) if read is None else read
 
     def more(rows):
-        return (jnp.sum(~running(rows)) < stop_at) & (rows.index < W)
+        enough = jnp.where(rows.index < wait, len(rows.limit), stop_at) if wait else stop_at
+        return (jnp.sum(~running(rows)) < enough) & (rows.index < W)
 
     def step(rows):
         positions = (before + rows.index - rows.start)[:, None]
@@ -229,7 +234,7 @@ def reply(
     kv, index = empty_cache(model.config, *rows.tokens.shape)
     rows = _placed(rows._replace(kv=kv, index=index), model.mesh)
     rows = write(model, variables, rows, hidden, key, sampling, ends, temperature)
-    return decode(model, variables, rows, key, stop_at, sampling, ends, None, temperature, contexts, read)
+    return decode(model, variables, rows, key, stop_at, sampling, ends, None, temperature, contexts, read, WAIT)
 
 
 def write(

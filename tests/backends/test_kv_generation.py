@@ -9,7 +9,7 @@ import pytest
 from nlrl_jax.backends import kv_generation
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.lm import acting
+from nlrl_jax.lm import acting, decode
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Chat, Sampling
@@ -88,6 +88,7 @@ def test_a_large_model_answers_alike(plain, expected, monkeypatch):
     keep = lambda net, texts, *others: rounds.append(len(texts)) or write_round(net, texts, *others)
     monkeypatch.setattr(acting, "LARGE", 0)
     monkeypatch.setattr(kv_generation, "SPLIT", 2)
+    monkeypatch.setattr(decode, "WAIT", 0)
     monkeypatch.setattr(kv_generation, "_write_round", keep)
     model = dataclasses.replace(plain, cache_mb=1.0)  # made after the change
     agree(episode(model), expected)

@@ -59,6 +59,8 @@ def test_a_large_model_pads_little_and_a_small_one_to_few_numbers():
     assert [Shapes(CONFIG).queries("reply", n) for n in numbers] == [4, 16, 32, 64]
     assert [large.queries("reply", n) for n in numbers] == [4, 16, 20, 36]
     assert [large.queries("read", n) for n in (31, 305)] == [32, 320]
+    assert [large.keys(n) for n in (1, 65, 192, 193, 257, 600)] == [64, 128, 192, 256, 384, 768]
+    assert Shapes(CONFIG).keys(257) == 320
 
 
 def test_compiling_a_large_model_takes_longer():
