@@ -3,6 +3,7 @@
     python -m launch.ablate --study aaw,credit --run_dir runs/figure_3                        # MS-GRPO, its Figure 3
     python -m launch.ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
     python -m launch.ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
+    python -m launch.ablate --study td --states 12000 --test_states 1000 --iterations 1 --seeds 3 --run_dir runs/td
     python -m launch.ablate --study words,correct --seeds 3 --run_dir runs/words              # actor-critic
     python -m launch.ablate --study ppo --seeds 3 --run_dir runs/ppo                          # LLM-PPO, its baseline
     python -m launch.ablate --study alpha,learning_rate --bases 3 --run_dir runs/sweeps       # ULTRA
@@ -14,10 +15,10 @@ than the built-in ones: paper), nano scale, or scale quick. For NLRL, `--resume 
 
 `aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control: as many
 episodes, drawn without regard to their advantage. `credit` compares the return of the episode with the return-to-go of
-each turn, as the paper's discussion proposes. `words` changes what the rules of the actor-critic write
-(`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs, the threats that its rules read off
-the board, and 13 times the iterations (30 of the 65 take as long as the actor-critic). `alpha` and `learning_rate`
-(ULTRA's section 4.1) refine the same base agents by PPO and by ULTRA-RA.
+each turn, as the paper's discussion proposes. `td` and `actor_critic` vary nothing but the seed. `words` changes what
+the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs,
+the threats that its rules read off the board, and 13 times the iterations (30 of the 65 take as long as the
+actor-critic). `alpha` and `learning_rate` (ULTRA's section 4.1) refine the same base agents by PPO and by ULTRA-RA.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B; the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -62,11 +63,13 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "credit": {"MS-GRPO": {}, "return-to-go": {"credit": "turn"}},
     },
     "language_td": {
+        "td": {"language TD": {}},
         "look_ahead": {f"{n} steps": {"look_ahead": n} for n in (1, 2, 4, 8)},
         "variations": {f"{n} variations": {"variations": n} for n in (1, 2, 4, 8)},
         "states": {f"{n} states": {"states": n} for n in (400, 1000, 2500, 6000)},
     },
     "actor_critic": {
+        "actor_critic": {"actor-critic": {}},
         "epochs": {f"{n} epochs": {"epochs": n} for n in (1, 2, 4)},
         "k": {f"K_MC = {n}": {"k": n} for n in (1, 2, 5)},
         "buffer": {f"K_buffer = {n}": {"buffer": n} for n in (1, 2, 3)},

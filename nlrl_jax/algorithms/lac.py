@@ -116,8 +116,8 @@ class Decisions(NamedTuple):
     """An action for each of B games.
 
     actions: B texts. notes: B reflections on the last step, "" where there is none. thoughts: B lists.
-    thinking: B JSON-able records with "candidates", "log_prior", "q", "improved" (probabilities) and "futures"
-      ([candidate][leaf] -> steps as lists).
+    thinking: B JSON-able records with "candidates", "log_prior", "q", "improved" (probabilities), "futures"
+      ([candidate][leaf] -> steps as lists) and, where the critic reads them, "log_good" and "log_bad".
     problems, calls: see `imagine.Caller`.
     """
 
@@ -160,24 +160,25 @@ def decide(
     # a^1 .. a^n ~ pi(. | g, h_t, c_t)
     candidates = propose(caller, reflected, actions)
     if config.rule == "prior":
-        q = [np.zeros(len(one.actions)) for one in candidates]
+        judged = [np.zeros((len(one.actions), 1)) for one in candidates]
         futures: list[list[list[Future]]] = [[] for _ in candidates]
     else:
         # Q(a^i) after an imagined rollout u^i
-        q, futures = evaluate(caller, reflected, candidates, actions, config)
+        judged, futures = evaluate(caller, reflected, candidates, actions, config)
         for _ in range(config.resample):
-            bad = [i for i, values in enumerate(q) if values.max() <= 0 and 0 < len(actions) > len(values)]
+            bad = [i for i, rows in enumerate(judged) if rows[:, 0].max() <= 0 and 0 < len(actions) > len(rows)]
             if not bad:
                 break
             without = [candidates[i].actions for i in bad]
             more = propose(caller, [reflected[i] for i in bad], actions, without)
-            more_q, more_futures = evaluate(caller, [reflected[i] for i in bad], more, actions, config)
+            more_judged, more_futures = evaluate(caller, [reflected[i] for i in bad], more, actions, config)
             for k, i in enumerate(bad):
                 new = more[k]
                 candidates[i] = Candidates(candidates[i].actions + new.actions, candidates[i].log_prior + new.log_prior)
-                q[i] = np.concatenate([q[i], more_q[k]])
+                judged[i] = np.concatenate([judged[i], more_judged[k]])
                 futures[i] = futures[i] + more_futures[k]
     # a_t = argmax pi(a^i) exp(Q(a^i) / alpha)
+    q = [rows[:, 0] for rows in judged]
     improved = _improve(candidates, q, config)
     chosen = [int(np.argmax(q[i] if config.rule == "critic" else improved[i])) for i in range(len(q))]
     thinking = [
@@ -187,6 +188,7 @@ def decide(
             "q": q[i].tolist() if config.rule != "prior" else [],
             "improved": improved[i].tolist(),
             "futures": [[[list(step) for step in leaf.imagined] for leaf in leaves] for leaves in futures[i]],
+            **dict(zip(("log_good", "log_bad"), judged[i].T[1:].tolist())),
         }
         for i in range(len(q))
     ]
@@ -211,7 +213,8 @@ def evaluate(
     actions: Sequence[str],
     config: LACConfig,
 ) -> tuple[list[np.ndarray], list[list[list[Future]]]]:
-    """Q of every candidate (equation 3): float64 [n] for each game, and the futures [n][leaves] it was read from."""
+    """The rows of `critic` for every candidate (equation 3), of its best leaf: float64 [n, columns] for each game, and
+    the futures [n][leaves] that they were read from."""
     dialogue = caller.dialogue
     pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
     words = [word.upper() for word in config.pair()]
@@ -225,8 +228,8 @@ def evaluate(
         chats = [[_judged(dialogue, histories[i], f"Action: {action}\n", config)] for i, action in pairs]
     values = iter(critic(caller, [chat for row in chats for chat in row], config))
     best, leaves = iter([max(next(values) for _ in row) for row in chats]), iter(rollouts)
-    q = [np.array([next(best) for _ in one.actions]) for one in candidates]
-    return q, [[next(leaves) for _ in one.actions] for one in candidates]
+    judged = [np.array([next(best) for _ in one.actions]) for one in candidates]
+    return judged, [[next(leaves) for _ in one.actions] for one in candidates]
 
 
 def _judged(dialogue: Dialogue, history: History, pending: str, config: LACConfig):
@@ -239,23 +242,23 @@ def _judged(dialogue: Dialogue, history: History, pending: str, config: LACConfi
     return dialogue.chat(history, f"{pending}Critic: {line}")
 
 
-def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[float]:
-    """Q from chats that are open where the judgement stands: equation 2, or its alternatives in A.2 and A.3."""
+def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[tuple[float, ...]]:
+    """(Q, log P(GOOD), log P(BAD)) of chats that are open where the judgement stands: equation 2, or its alternatives,
+    A.2 and A.3, of which the last has Q alone. A `floor` is in Q, not in the other two."""
     if config.critic == "direct":
         values = []
         for text in caller.lines(CRITIC, chats):
             p = dialogues.read_number(text)
             caller.count(CRITIC, "" if p is not None else "no number")
             p = 0.5 if p is None else min(max(p, _FLOOR), 1 - _FLOOR)
-            values.append(math.log(p / (1 - p)))
+            values.append((math.log(p / (1 - p)),))
         return values
     good, bad = config.pair()
-    rows = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
+    rows = read = caller.log_probs(CRITIC, chats, [(f" {good}", f" {bad}")] * len(chats))
     if config.floor:
         rows = np.logaddexp(np.reshape(rows, (-1, 2)), math.log(config.floor)).tolist()
-    if config.critic == "positive":
-        return [log_good for log_good, _ in rows]
-    return [0.0 if log_good == log_bad else log_good - log_bad for log_good, log_bad in rows]
+    value = lambda good, bad: good if config.critic == "positive" else 0.0 if good == bad else good - bad
+    return [(value(*row), *words) for row, words in zip(rows, read, strict=True)]
 
 
 def _improve(candidates: Sequence[Candidates], q: Sequence[np.ndarray], config: LACConfig) -> list[np.ndarray]:

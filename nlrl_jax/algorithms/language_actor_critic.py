@@ -1,6 +1,7 @@
 """The natural-language actor-critic: algorithm 3 of "Natural Language Reinforcement Learning".
 
 Departures from the paper:
+- the first iteration plays and proposes at random, as in the authors' code, where Algorithm 3 uses the policy;
 - candidates, values and the improvement of a position are computed once however often it was visited (the paper asks
   again each time); every visit still counts as an example for the policy;
 - by default the lines for a (state, action) pair are those that the iteration's own games contain, in chunks of K, the

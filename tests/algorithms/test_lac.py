@@ -52,7 +52,9 @@ def test_q_is_the_log_odds_after_the_imagined_rollout():
 def test_a_floor_bounds_q_by_hand():
     sigmoid = lambda x: 1 / (1 + math.exp(-x))
     exact = decide("lac", Corridor()).thinking[0]["q"]
-    floored = decide("lac", Corridor(), floor=0.25).thinking[0]["q"]
+    record = decide("lac", Corridor(), floor=0.25).thinking[0]
+    floored, words = record["q"], [record["log_good"], record["log_bad"]]
+    np.testing.assert_allclose(np.subtract(*words), exact, rtol=1e-6)  # the floor is in Q alone
     expected = [math.log((sigmoid(q) + 0.25) / (sigmoid(-q) + 0.25)) for q in exact]
     np.testing.assert_allclose(floored, expected, atol=1e-6)
 

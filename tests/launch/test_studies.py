@@ -108,6 +108,9 @@ def test_the_settings_of_the_studies():
     base, runs = runs_of(study="learning_rate", game="pong", iterations=7)
     assert [run.learning_rate for run in runs.values()] == [1e-3, 1e-4, 1e-5] and base.guidance.floor == 3.0
     assert base.iterations == 7 and base.game == "pong"
+    script = ablate.train_language_actor_critic  # a study that repeats its run
+    usual = make(script.RunConfig, **script.PRESETS["nano"] | {"opponent": "random"})
+    assert runs_of(study="actor_critic", games=320) == (usual, {"actor-critic": usual})
     with pytest.raises(ValueError, match="--study is 'aaw,epochs'; choose one or more of one algorithm"):
         ablate.AblationConfig(study="aaw,epochs")
 

@@ -130,7 +130,12 @@ def test_q_with_time():
     np.testing.assert_allclose(curves["failed"], [[3, 1.5, 0]])
     assert q_values.q_curves(method([]))["failed"].shape == (0, 11)
     rows = q_values.correlation_table({"lac": method(episodes), "react": method([episode(True)], "react")})
-    assert [row["correlation of Q with time"] for row in rows] == ["LAC"]
+    assert [row["correlation with time"] for row in rows] == ["LAC: Q"]
+    made = episode(True, q=(0, 1, 2))
+    for record, p in zip(made["thinking"], (0.3, 0.2, 0.1)):
+        record["log_good"] = [0.0, math.log(p)]
+    good = q_values.correlation_table({"lac": method([made])})[1]
+    assert good["correlation with time"] == "LAC: P(GOOD)" and good["successful episodes"] == "-1.00"
 
 
 def test_infinite_q_values_are_left_out():

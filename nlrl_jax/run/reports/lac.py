@@ -121,8 +121,8 @@ def tables(results: Results) -> list[Table]:
         Table(
             "Q along time",
             lac_q.correlation_table(results),
-            "Pearson correlation of the Q of the action taken with the number of the move, within each episode of at "
-            "least three moves: mean, interval and standard deviation over tasks.",
+            "Pearson correlation of the Q of the action taken, and of P(GOOD) and P(BAD), with the number of the move, "
+            "within each episode of at least three moves: mean, interval and standard deviation over tasks.",
         ),
         Table(
             "Does the improved policy follow prior or critic?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from nlrl_jax.roles.dialogues import THINK, THINK_REPLY
 from nlrl_jax.run.reports.lac_tables import Result, Results, Rows, title
 from nlrl_jax.statistics import Estimate, by_unit, deviation, estimate
 
+MEASURES = {"q": "Q", "log_good": "P(GOOD)", "log_bad": "P(BAD)"}  # names in a record; of Table 1
 SHORTEST = 3  # moves of the shortest trajectory that has a correlation
 CASES = {
     (True, True): "prior and Q prefer the action taken",
@@ -64,18 +66,18 @@ def turns(episode: Mapping[str, Any]) -> list[Turn]:
     return made
 
 
-def q_along(episode: Mapping[str, Any]) -> np.ndarray:
-    """Q of the actions taken, float64 [moves with a finite Q]."""
-    moves = [turn for turn in turns(episode) if turn.record.get("q") and turn.taken is not None]
-    q = np.array([turn.row("q")[turn.taken] for turn in moves])
-    return q[np.isfinite(q)]
+def q_along(episode: Mapping[str, Any], measure: str = "q") -> np.ndarray:
+    """Q of the actions taken, or P(GOOD) or P(BAD), float64 [moves where it is finite]."""
+    moves = [turn for turn in turns(episode) if turn.record.get(measure) and turn.taken is not None]
+    q = np.array([turn.row(measure)[turn.taken] for turn in moves])
+    return (q if measure == "q" else np.exp(q))[np.isfinite(q)]
 
 
-def _curves(result: Result) -> dict[str, list[tuple[tuple, np.ndarray]]]:
+def _curves(result: Result, measure: str = "q") -> dict[str, list[tuple[tuple, np.ndarray]]]:
     """{"successful": [(task, Q of the actions taken)], "failed": ...}, of episodes of at least three moves."""
     found: dict[str, list[tuple[tuple, np.ndarray]]] = {"successful": [], "failed": []}
     for episode in result["episodes"]:
-        if len(q := q_along(episode)) >= SHORTEST:
+        if len(q := q_along(episode, measure)) >= SHORTEST:
             found["successful" if episode["success"] else "failed"].append((tuple(episode["task"]), q))
     return found
 
@@ -96,13 +98,13 @@ class Correlation(NamedTuple):
         return self.mean.text("+.2f") + f", deviation {self.std:.2f}" * (self.mean.units > 1)
 
 
-def q_with_time(result: Result) -> dict[str, Correlation]:
-    """Table 1: {"successful": ..., "failed": ...}.
+def q_with_time(result: Result, measure: str = "q") -> dict[str, Correlation]:
+    """Table 1: {"successful": ..., "failed": ...} of one of `MEASURES`.
 
-    Over trajectories of at least three moves in which Q changes: elsewhere there is no correlation.
+    Over trajectories of at least three moves in which it changes: elsewhere there is no correlation.
     """
     found = {}
-    for name, curves in _curves(result).items():
+    for name, curves in _curves(result, measure).items():
         curves = [(task, q) for task, q in curves if np.ptp(q) > 1e-9]
         values = [float(np.corrcoef(np.arange(len(q)), q)[0, 1]) for _, q in curves]
         tasks = [task for task, _ in curves]
@@ -112,12 +114,12 @@ def q_with_time(result: Result) -> dict[str, Correlation]:
 
 
 def correlation_table(results: Results) -> Rows:
-    """Table 1, a row per method that has Q-values."""
+    """Table 1, a row per method and measure that it has."""
     rows: Rows = []
-    for name, result in results.items():
-        found = q_with_time(result)
+    for (name, result), measure in itertools.product(results.items(), MEASURES):
+        found = q_with_time(result, measure)
         if any(one.n for one in found.values()):
-            row: dict[str, Any] = {"correlation of Q with time": title(name)}
+            row: dict[str, Any] = {"correlation with time": f"{title(name)}: {MEASURES[measure]}"}
             for kind, one in found.items():
                 row |= {f"{kind} episodes": str(one), f"{kind}: episodes, moves": f"{one.n}, {one.moves}"}
             rows.append(row)
