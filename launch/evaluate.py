@@ -5,7 +5,8 @@
     python -m launch.evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
 
 With --run_dir, the model, prompt form, maps and latest checkpoint are the run's; otherwise give --model and, if
-there is one, --adapter. The same --seed always gives the same initial states.
+there is one, --adapter. The same --seed always gives the same initial states. A run that was trained in transcripts
+plays its held-out tasks, with its own seed and --eval_turns, unless these options say otherwise.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ import jax
 from absl import flags
 
 import envs
-from nlrl_jax.config import MOST_SEED
+from launch.train_ms_grpo import TrainConfig
+from nlrl_jax.config import MOST_SEED, replace
+from nlrl_jax.config import options as option_list
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app
 from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.directory import read_run
+from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
 from nlrl_jax.run.transcript import print_transcript, transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import peft
+from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN
 
 
@@ -76,12 +82,6 @@ def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
 def _trained_player(run_dir: pathlib.Path) -> Player:
     options = flags.FLAGS
     loaded, lora, step, run = load_trained(run_dir)
-    if run.get("context") == "transcript":
-        method = "cot" if run["think"] else "react"
-        raise ValueError(
-            f"{run_dir} was trained in transcripts, which run_lac plays: nlrl-jax export --run_dir {run_dir} --out "
-            f"MODEL, then nlrl-jax run_lac --game {run['game']} --model MODEL --methods {method}"
-        )
     prompt = prompt_for(run["model"], run["prompt"])
     evaluated = {"all": "all"}.get(run.get("maps", ""), "held_out")  # as the run itself evaluates
     game, maps = _game(options.game or run["game"], prompt, options.maps or evaluated)
@@ -90,25 +90,65 @@ def _trained_player(run_dir: pathlib.Path) -> Player:
     return Player(f"{run_dir} at iteration {step}", maps, game, policy, {"params": loaded.params, "lora": lora})
 
 
+def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, float], list[dict[str, Any]]]:
+    """(who played what, metrics, an episode to watch) of a run that was trained in transcripts.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no checkpoint; the run was trained on tasks that are asked for.
+    """
+    options = flags.FLAGS
+    why = "for a run that was trained in transcripts, which plays its own game"
+    config_flags.leave_out(why, "model", "revision", "adapter", "prompt", "template", "date", "game", "maps")
+    known = {one.name for one in option_list(TrainConfig)}
+    own = replace(TrainConfig(), **{name: value for name, value in run.items() if name in known and name != "mesh"})
+    given = lambda name, default: options[name].value if options[name].present else default
+    number = 1 if options.watch else given("episodes", own.eval_episodes)
+    config = replace(
+        own, eval_episodes=number, eval_turns=given("max_turns", own.eval_turns), seed=given("seed", own.seed),
+        max_tokens=options.max_tokens or own.sampling.max_tokens,
+    )  # fmt: skip
+    game = envs.make_host(own.game, data=own.data)
+    if config.seed == own.seed and number > own.eval_episodes:
+        raise ValueError(
+            f"--episodes is {number}, but the run has held out {own.eval_episodes} tasks and trained on the others; "
+            "give another --seed"
+        )
+    if config.seed != own.seed and game.limits:
+        raise ValueError(
+            f"--seed is {config.seed}, but {game.name} has so few tasks that the run, of seed {own.seed}, "
+            "may have trained on any but those that it has held out; leave --seed out"
+        )
+    training = TranscriptTraining(config, game)
+    step, lora = Checkpoints(pathlib.Path(run_dir).expanduser().absolute() / "checkpoints").restore_part(
+        "lora", training.state.lora
+    )
+    summary, text = training.judge({"params": training.state.params, "lora": lora}, int(options.watch))
+    return f"{run_dir} at iteration {step} on {own.game} (held-out tasks), greedy, seed {config.seed}", summary, text
+
+
 def main(argv: list[str]) -> None:
     del argv
     options = flags.FLAGS
     if options.watch:
         config_flags.leave_out("with --watch, which shows one episode", "episodes", "json")
-    who = player()
-    num = 1 if options.watch else options.episodes
-    evaluate = evaluator(who.policy, who.game, num, options.max_turns, options.max_turns, options.seed)
-    episodes = jax.device_get(evaluate(who.variables))
+    run = read_run(options.run_dir) if options.run_dir else {}
+    if run.get("context") == "transcript":
+        title, summary, text = in_transcripts(options.run_dir, run)
+        game = run["game"]
+    else:
+        who = player()
+        num = 1 if options.watch else options.episodes
+        evaluate = evaluator(who.policy, who.game, num, options.max_turns, options.max_turns, options.seed)
+        episodes = jax.device_get(evaluate(who.variables))
+        text = transcripts(who.policy, who.game, episodes, [0]) if options.watch else []
+        summary, game = summarize(episodes, who.game), who.game.name
+        title = f"{who.name} on {game}{who.maps}, greedy, seed {options.seed}"
     if options.watch:
-        print_transcript(transcripts(who.policy, who.game, episodes, [0])[0])
-        return
-    summary = summarize(episodes, who.game)
-    if options.json:
-        print(json.dumps({"game": who.game.name, **summary}))
-        return
-    print(f"{who.name} on {who.game.name}{who.maps}, greedy, seed {options.seed}:")
-    for name, value in summary.items():
-        print(f"  {name:16} {value:.4g}")
+        print_transcript(text[0])
+    elif options.json:
+        print(json.dumps({"game": game, **summary}))
+    else:
+        print(f"{title}:", *(f"  {name:16} {value:.4g}" for name, value in summary.items()), sep="\n")
 
 
 def define_flags() -> None:

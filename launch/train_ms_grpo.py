@@ -50,7 +50,7 @@ from nlrl_jax.types import HostGame, Sampling, TextGame
 from nlrl_jax.updates import keep_finite, over_seeds, seed_mesh, spread, stack
 
 # Options for games in transcripts alone.
-IN_TRANSCRIPTS = ("missions", "think", "examples", "history", "data", "cache_mb")
+IN_TRANSCRIPTS = ("missions", "think", "give_up", "examples", "history", "data", "cache_mb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,15 @@ class TrainConfig:
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
     missions: str = option("", "transcripts: kinds of tasks, separated by commas; empty: all")
     think: bool = option(False, "transcripts: the model writes a line of thought before each action")
+    give_up: int = option(
+        0,
+        "transcripts: an episode in training ends after so many invalid actions in a row, and is fined for the turns "
+        "that were left, too; 0: never",
+        least=0,
+    )
     prompts: PromptConfig = part(PromptConfig(), without=("prompt", "context_tokens"))
     data: str = option("", "alfworld, webshop: a local download of the original's games; empty: generated ones")
-    cache_mb: float = option(1000.0, "transcripts: key/value cache, MB; 0: none", least=0)
+    cache_mb: float = option(1000.0, "transcripts: memory for keys and values of what was read, MB; 0: none", least=0)
     iterations: int = option(700, "iterations of Algorithm 1", least=1)
     learning: MSGRPOConfig = part(MSGRPOConfig(), without=("std_ddof", "max_grad_norm"))
     sampling: Sampling = part(Sampling(max_tokens=200, temperature=1.5, top_k=3))
@@ -124,8 +130,7 @@ PRESETS = {
     "babyai": {
         "game": "babyai", "model": "nano_babyai", "iterations": 60, "group_size": 8, "group_sample": 8, "num_groups": 6,
         "sampling_temperature": 0.0, "temperature": 1.0, "top_k": 0, "max_tokens": 8, "max_turns": 20, "beta": 0.0,
-        "learning_rate": 1e-3, "cache_mb": 0.0, "eval_episodes": 120, "eval_turns": 30, "eval_every": 20,
-        "checkpoint_every": 5,
+        "learning_rate": 1e-3, "eval_episodes": 120, "eval_turns": 30, "eval_every": 20, "checkpoint_every": 5,
     },
     "evening": {
         "prompt": "compact", "iterations": 50, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,

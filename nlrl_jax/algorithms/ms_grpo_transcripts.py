@@ -13,7 +13,9 @@ Weights, clipping, KL, AAW sampling and options are those of `ms_grpo`. What dif
 - a turn is one line with one action; the format penalty is -0.5 for each line that was cut at `max_tokens` and for an
   empty thought, since a line has no tags to check; an action that cannot be read goes to the game as it is, where it
   takes a step;
-- an episode that the game broke off counts neither as a sample nor in its group's mean; G' may so be smaller;
+- an episode that breaks off (an engine is lost, or an observation does not fit the context) counts neither as a sample
+  nor in its group's mean; G' may so be smaller;
+- an episode that is given up after so many invalid actions (`--give_up`) is fined for the turns that were left, too;
 - `micro_batch` counts rows; 0 differentiates an eighth of them at a time;
 - at temperature 1 the metric `sampler_gap` is the mean |log p| by which the update's pass differs from the sampler's;
 - with `beta` 0, a batch without a single advantage changes nothing, the optimizer's moments included.
@@ -153,7 +155,7 @@ def teach(
       key: of the AAW sampling.
       room: tokens of the model's context.
     """
-    rewards = [[composite_rewards(one.turns, config) for one in group] for group in groups]
+    rewards = [[composite_rewards(one, config) for one in group] for group in groups]
     returns = np.array([[own.sum() for own in group] for group in rewards], np.float32)
     whole = np.array([[not one.episode.error for one in group] for group in groups])
     measured = episode_metrics(groups, returns, whole)
@@ -179,11 +181,14 @@ def teach(
     return Lesson(rows, measured)
 
 
-def composite_rewards(turns: Sequence[Turn], config: MSGRPOConfig) -> np.ndarray:
-    """r + Phi of each turn: the game's reward, an invalid action's, and the format penalty. float32 [turns]."""
-    return np.array(
-        [turn.reward + config.invalid_action_reward * turn.invalid + format_penalty(turn) for turn in turns], np.float32
-    )
+def composite_rewards(played: Played, config: MSGRPOConfig) -> np.ndarray:
+    """r + Phi of each turn: the game's reward, an invalid action's, and the format penalty. float32 [turns].
+
+    The last turn of an episode that was given up also has the rewards of the invalid actions that were left.
+    """
+    fines = [turn.invalid for turn in played.turns[:-1]] + [played.turns[-1].invalid + played.forfeit]
+    rewards = [turn.reward + format_penalty(turn) for turn in played.turns]
+    return np.array(rewards, np.float32) + config.invalid_action_reward * np.array(fines, np.float32)
 
 
 def format_penalty(turn: Turn) -> float:

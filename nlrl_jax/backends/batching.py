@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 T = TypeVar("T", bound=Hashable)
+
+
+@dataclasses.dataclass
+class RowSteps:
+    """Steps of decoding, one for each row of a program: computed, and those of them that wrote a token."""
+
+    computed: int = 0
+    written: int = 0
+
+    @property
+    def use(self) -> float:
+        """The share that wrote; 1 without any."""
+        return self.written / self.computed if self.computed else 1.0
 
 
 class Batch(NamedTuple):
@@ -24,9 +40,19 @@ def bucket(n: int, smallest: int = 16) -> int:
     return smallest << max(0, -(-n // smallest) - 1).bit_length()
 
 
-def power_of_two(n: int, most: int) -> int:
-    """The smallest power of two that is at least n, limited to `most`."""
-    return min(most, 1 << max(0, n - 1).bit_length())
+def rows_for(n: int, most: int | None = None) -> int:
+    """Rows of a program for n: 1, 2, 3, 4, 6, 8, 12, ... (powers of two and what is halfway), at most `most`."""
+    power = 1 << max(0, n - 1).bit_length()
+    size = power * 3 // 4 if power > 2 and n <= power * 3 // 4 else power
+    return size if most is None else min(most, size)
+
+
+def left_padded(prompts: Sequence[Sequence[int]], rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens int32 [rows, length] of prompts, each at its row's end, and their lengths; rows without one have 1."""
+    tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
+    for i, prompt in enumerate(prompts):
+        tokens[i, length - len(prompt) :], lengths[i] = prompt, len(prompt)
+    return tokens, lengths
 
 
 def distinct(items: Sequence[T]) -> tuple[list[T], list[int]]:

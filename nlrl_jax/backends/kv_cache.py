@@ -31,6 +31,12 @@ class KVCacheStats:
     evicted: int = 0
 
 
+def token_bytes(config: ModelConfig) -> int:
+    """Bytes of a token's keys and values."""
+    itemsize = 2 if config.dtype in ("bfloat16", "float16") else 4
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
 class KVCache:
     """The index of the pool, and the pool itself; mutable, and not safe without `lock`.
 
@@ -42,9 +48,7 @@ class KVCache:
     """
 
     def __init__(self, config: ModelConfig, megabytes: float):
-        itemsize = 2 if config.dtype in ("bfloat16", "float16") else 4
-        per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
-        self.capacity = int(megabytes * 1e6 / per_token)
+        self.capacity = int(megabytes * 1e6 / token_bytes(config))
         self.vocab_size = config.vocab_size
         self.stats = KVCacheStats()
         self.shapes = Shapes(config)

@@ -51,12 +51,13 @@ def _compiled_once(*program):
 
 class Network(NamedTuple):
     """A model, its variables and the key/value cache that belongs to them; `acting`: the variables as replies are
-    written with them (`lm.acting.views`)."""
+    written with them (`lm.acting.views`); `row_steps`: counts them."""
 
     model: Transformer
     variables: Any
     cache: KVCache
     acting: Any
+    row_steps: batching.RowSteps
 
 
 class Draw(NamedTuple):
@@ -65,6 +66,12 @@ class Draw(NamedTuple):
     sampling: Sampling
     ends: np.ndarray
     key: jax.Array
+
+    def how(self, prefix: KeyValues | None) -> tuple[Sampling, np.ndarray, KeyValues | None, np.ndarray | None]:
+        """The last arguments of `decode`, those that are compiled in without what may change from call to call."""
+        own = self.sampling
+        static = Sampling(1, float(own.temperature > 0), own.top_k, own.top_p)
+        return static, self.ends, prefix, None if own.temperature == 0 else np.float32(own.temperature)
 
 
 def write(
@@ -256,13 +263,15 @@ def _write_round(net: Network, texts, begun: list[tuple[int, Written]], until: i
     read = np.zeros(R, np.int32)
     read[:n] = lengths
     rows = _begun_rows(begun, R, N, sampling.max_tokens)
-    static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
-    temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
+    static, *_, temperature = draw.how(None)
     with _compiled_once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
         inputs = (net.model, net.acting, hidden, read, rows, draw.key)
         state = _reply(*inputs, np.int32(R - until), static, draw.ends, contexts, temperature)
     results = state.tokens, state.lengths, state.ended, state.index, state.log_probs
     tokens, sizes, ended, steps_done, probs = jax.device_get(whole(results))
+    new = sizes[:n] - [len(reply.tokens) for _, reply in begun]
+    net.row_steps.computed += R * int(steps_done)
+    net.row_steps.written += int(np.maximum(new - 1, 0).sum())  # reading gives the first token
     replies = [Written(*(tuple(x[i, : sizes[i]].tolist()) for x in (tokens, probs)), bool(ended[i])) for i in range(n)]
     _keep_replies(net, state.kv, woods.paths, texts, which, begun, replies, int(steps_done))
     return replies

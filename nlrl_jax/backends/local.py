@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching, kv_generation, malloc
+from nlrl_jax.backends import batching, kept_rows, kv_generation, malloc
+from nlrl_jax.backends.kept_rows import KeptRows
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.kv_generation import Draw, Network
 from nlrl_jax.lm import acting
@@ -56,6 +57,9 @@ class LocalModel:
       cache_mb: memory for the keys and values of texts that later calls may go on with, 10^6 bytes; 0 keeps none. It
         pays where texts grow (a tenth to a third of the time: benchmarks/local_backend.py --lac); for short prompts
         that are answered once, refilled rows are up to three times as fast (the same with --cache_mb 300).
+      keep_mb: memory for the rows of a call, 10^6 bytes, for a next call whose prompts go on with their texts
+        (`kept_rows`): for episodes in lockstep, in place of `cache_mb`. Few programs are compiled for it.
+      row_steps: what decoding has computed since the model was made.
       cache: `kv_cache.KVCache`, or None. It grows and forgets from call to call, and yet the model is a value:
         what it holds follows from the weights and the texts alone, so it decides how long a call takes and not what it
         returns. It belongs to these weights: a model made by `with_variables` or `dataclasses.replace` has its own.
@@ -68,7 +72,10 @@ class LocalModel:
     refill: float = 0.25
     share_prefix: bool = True
     cache_mb: float = 0.0
+    keep_mb: float = 0.0
     cache: KVCache | None = dataclasses.field(default=None, init=False, repr=False)
+    kept: KeptRows | None = dataclasses.field(default=None, init=False, repr=False)
+    row_steps: batching.RowSteps = dataclasses.field(default_factory=batching.RowSteps, init=False, repr=False)
     can_score: bool = dataclasses.field(default=True, init=False)
 
     def __post_init__(self):
@@ -77,8 +84,13 @@ class LocalModel:
         if not 0 < self.refill <= 1:
             raise ValueError(f"refill is {self.refill}; it must be above 0 and at most 1 (no refill)")
         self.tokenizer.check_fits(self.model.config.vocab_size)
-        if not self.cache_mb >= 0:
-            raise ValueError(f"cache_mb is {self.cache_mb}; it must be at least 0 (no cache)")
+        for name, size in (("cache_mb", self.cache_mb), ("keep_mb", self.keep_mb)):
+            if not size >= 0:
+                raise ValueError(f"{name} is {size}; it must be at least 0 (no cache)")
+        if self.keep_mb and (self.cache_mb or self.model.mesh is not None):
+            raise ValueError("keep_mb is for models without cache_mb, on one device")
+        if self.keep_mb:
+            object.__setattr__(self, "kept", KeptRows(self.model.config, self.keep_mb))
         if self.cache_mb:
             object.__setattr__(self, "cache", KVCache(self.model.config, self.cache_mb))
 
@@ -131,8 +143,10 @@ class LocalModel:
         draw = Draw(sampling, ends, key)
         written, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache, self._acting(net[1]))
-            written = kv_generation.write(network, prompts, rows, self.rows, draw)
+            written = kv_generation.write(self._network(net), prompts, rows, self.rows, draw)
+        elif self.kept is not None:
+            network = kept_rows.Network(*net, self.kept, self._acting(net[1]), self.row_steps)
+            written = kept_rows.write(network, prompts, dict(enumerate(rows)), self.rows, draw)
         left = [i for i in range(len(rows)) if i not in written]
         if left:
             written |= self._write(net, prompts, {i: rows[i] for i in left}, draw)
@@ -149,7 +163,7 @@ class LocalModel:
         """
         if len(chats) != len(continuations):
             raise ValueError(f"{len(chats)} chats but {len(continuations)} lists of continuations; give one per chat")
-        encode = _Memo(self.tokenizer.encode)
+        encode = functools.cache(lambda text: tuple(self.tokenizer.encode(text)))
         tokens = [[encode(text) for text in texts] for texts in continuations]
         for i, (texts, ids) in enumerate(zip(continuations, tokens, strict=True)):
             if not all(ids):
@@ -162,9 +176,8 @@ class LocalModel:
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
         known, net = {}, self._net()
         if self.cache is not None:
-            network = Network(*net, self.cache, self._acting(net[1]))
             texts = [(prompts[prompt], ids) for prompt, ids in pairs]
-            known = kv_generation.log_probs(network, texts, self.rows)
+            known = kv_generation.log_probs(self._network(net), texts, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
         log_probs = known | dict(zip(left, self._log_probs(net, prompts, [pairs[n] for n in left]))) if left else known
         malloc.trim()
@@ -181,6 +194,9 @@ class LocalModel:
         gather = mesh is not None and mesh.shape["fsdp"] > 1
         return self.model, _gathered(self.model, self.variables) if gather else self.variables
 
+    def _network(self, net: tuple[Transformer, Any]) -> Network:
+        return Network(*net, self.cache, self._acting(net[1]), self.row_steps)
+
     @functools.cached_property
     def _views(self) -> Any:
         return acting.views(self.model, self.variables)
@@ -191,7 +207,7 @@ class LocalModel:
 
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
-        encode = _Memo(self.tokenizer.encode)
+        encode = functools.cache(lambda text: tuple(self.tokenizer.encode(text)))
         prompts = [encode(self.tokenizer.render_chat(chat.messages)) for chat in chats]
         self._check_room(prompts, room)
         return batching.distinct(prompts)
@@ -237,10 +253,7 @@ class LocalModel:
         self, net: tuple[Transformer, Any], prompts: list[tuple[int, ...]], size: int, S: int, prefix: KeyValues | None
     ) -> steps.Prefilled:
         """Prefills prompts as a block of `size`, padded to S tokens."""
-        tokens, lengths = np.zeros((size, S), np.int32), np.ones(size, np.int32)
-        for i, prompt in enumerate(prompts):
-            tokens[i, S - len(prompt) :], lengths[i] = prompt, len(prompt)
-        return _prefill(*net, tokens, lengths, prefix)
+        return _prefill(*net, *batching.left_padded(prompts, size, S), prefix)
 
     def _write(self, net, prompts, rows: dict[int, int], draw: Draw) -> dict[int, Written]:
         """Replies to prompts[rows[i]] by i."""
@@ -257,11 +270,8 @@ class LocalModel:
     def _write_batch(self, net, prompts, S, queue, prefix, draw: Draw) -> dict:
         """The replies of a batch by draw number; `queue` holds (prompt, draw number)."""
         sampling, written = draw.sampling, {}
-        R, M = batching.power_of_two(len(queue), self.rows), batching.power_of_two(len(prompts), self.rows)
-        N = batching.bucket(sampling.max_tokens)
-        static = Sampling(1, float(sampling.temperature > 0), sampling.top_k, sampling.top_p)
-        temperature = None if sampling.temperature == 0 else np.float32(sampling.temperature)
-        limit = np.int32(sampling.max_tokens)
+        R, M = batching.rows_for(len(queue), self.rows), batching.rows_for(len(prompts), self.rows)
+        N, limit = batching.bucket(sampling.max_tokens), np.int32(sampling.max_tokens)
         state, index = None, 0
         occupant = np.full(R, -1)  # draw number of the chat in each row
         used = np.zeros(R, np.int32)  # cache slots in use by each row
@@ -288,22 +298,17 @@ class LocalModel:
                 if not (queue and free):
                     break
             stop_at = np.int32(max(1, round(self.refill * R)) if queue else R)
-            options = (static, draw.ends, prefix, temperature)
-            state = _decode(self.model, self._acting(net[1]), state, draw.key, stop_at, *options)
+            state = _decode(self.model, self._acting(net[1]), state, draw.key, stop_at, *draw.how(prefix))
+            begun = int(index)
             # One transfer: everything the host decides on.
-            small = (
-                state.tokens,
-                state.lengths,
-                state.ended,
-                steps.running(state),
-                state.index - state.start,
-                state.index,
-                state.log_probs,
-            )
+            used, runs = state.index - state.start, steps.running(state)
+            small = state.tokens, state.lengths, state.ended, runs, used, state.index, state.log_probs
             tokens, lengths, ended, runs, used, index, probs = jax.device_get(whole(small))
+            self.row_steps.computed += R * (int(index) - begun)
             for row in np.flatnonzero((occupant >= 0) & ~runs):
                 own = (tuple(x[row, : lengths[row]].tolist()) for x in (tokens, probs))
                 written[int(occupant[row])] = Written(*own, bool(ended[row]))
+                self.row_steps.written += int(lengths[row])
                 occupant[row] = -1
         return written
 
@@ -315,7 +320,7 @@ class LocalModel:
             pairs_of[prompt].append(n)
         out = [0.0] * len(pairs)
         for batch in batching.plan([len(p) for p in prompts], [len(n) for n in pairs_of], self.rows):
-            M = batching.power_of_two(len(batch.prompts), self.rows)
+            M = batching.rows_for(len(batch.prompts), self.rows)
             for first in range(0, len(batch.prompts), M):
                 chosen = batch.prompts[first : first + M]
                 block = self._read(net, [prompts[p] for p in chosen], M, batch.bucket, prefix)
@@ -326,7 +331,7 @@ class LocalModel:
         return out
 
     def _score_chunk(self, net, chunk, block, continuations, prefix, out) -> None:
-        R = batching.power_of_two(len(chunk), self.rows)
+        R = batching.rows_for(len(chunk), self.rows)
         C = batching.bucket(max(map(len, continuations)), 1)
         source, tokens = np.zeros(R, np.int32), np.zeros((R, C), np.int32)
         for row, ((prompt, _), ids) in enumerate(zip(chunk, continuations, strict=True)):
@@ -335,18 +340,3 @@ class LocalModel:
         log_probs = np.asarray(log_probs, np.float64)
         for row, ((_, n), ids) in enumerate(zip(chunk, continuations, strict=True)):
             out[n] = float(log_probs[row, : len(ids)].sum())
-
-
-class _Memo(dict):
-    """Token ids of a text, computed once per text."""
-
-    def __init__(self, encode):
-        super().__init__()
-        self.encode = encode
-
-    def __missing__(self, text: str) -> tuple[int, ...]:
-        self[text] = ids = tuple(self.encode(text))
-        return ids
-
-    def __call__(self, text: str) -> tuple[int, ...]:
-        return self[text]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from nlrl_jax.lm import acting
@@ -157,6 +158,49 @@ def admit(
     return _placed(after, mesh)
 
 
+def go_on(
+    model: Transformer,
+    variables: Any,
+    rows: Rows,
+    source: jax.Array,
+    begin: jax.Array,
+    kept: jax.Array,
+    tokens: jax.Array,
+    new: jax.Array,
+    last: jax.Array,
+    draw: jax.Array,
+    limit: jax.Array,
+    slots: int,
+    max_tokens: int,
+    prefix: KeyValues | None = None,
+) -> Rows:
+    """R rows, fresh ones, with the texts of some of `rows` and what comes after them.
+
+    Args:
+      source: int32 [R], the row that each takes its text from: `kept` [R] tokens, from slot `begin` [R] on.
+      tokens: int32 [R, C], right-padded: what each reads after them, `new` [R] of them.
+      last: int32 [R], the token after those, which the first step reads. draw, limit: int32 [R], see `Rows`.
+      slots: what a text's end is moved to, at least `kept + new`; `max_tokens` more are free.
+      prefix: what all of them come after.
+    """
+    (R, C), W = tokens.shape, rows.kv.k.shape[2]
+    kv = KeyValues(*(jnp.pad(t[:, source], ((0, 0), (0, 0), (0, C), (0, 0), (0, 0))) for t in rows.kv))
+    at, column = jnp.arange(W + C), lambda x: x[:, None]
+    valid = (at >= column(begin)) & (at < column(begin + kept)) | (at >= W) & (at < W + column(new))
+    positions = prefix_length(prefix) + column(kept) + jnp.arange(C)
+    cache = Cache(kv, np.int32(W))
+    _, cache = model.apply(variables, tokens, positions, valid=valid, cache=cache, prefix=prefix)
+    place = jnp.arange(slots) - column(slots - kept - new)  # in the text
+    where = jnp.clip(jnp.where(place < column(kept), column(begin) + place, W + place - column(kept)), 0, W + C - 1)
+    moved = lambda t: jnp.pad(
+        jax.vmap(lambda row, w: row[:, w], (1, 0), 1)(t, where), ((0, 0), (0, 0), (0, max_tokens), (0, 0), (0, 0))
+    )
+    fresh = empty_rows(model, R, 1, max_tokens)._replace(
+        kv=KeyValues(*map(moved, cache.kv)), index=jnp.int32(slots), start=slots - kept - new, draw=draw, last=last
+    )
+    return _placed(fresh._replace(limit=limit), model.mesh)
+
+
 def decode(
     model: Transformer,
     variables: Any,
@@ -205,6 +249,32 @@ def decode(
     kv, prefix = rows.kv, acting.own_prefix(variables, prefix)
     rows = jax.lax.while_loop(more, step, rows._replace(kv=acting.own_slots(variables, kv, rows.tokens.shape[0])))
     return _placed(rows._replace(kv=acting.joined_slots(kv, rows.kv)), model.mesh)
+
+
+def finish(
+    model: Transformer,
+    variables: Any,
+    rows: Rows,
+    which: jax.Array,
+    key: jax.Array,
+    sampling: Sampling,
+    ends: jax.Array,
+    prefix: KeyValues | None = None,
+    temperature: jax.Array | None = None,
+) -> Rows:
+    """`decode` to the end for the few rows that still run, without the others.
+
+    Args:
+      which: int32 [r], their numbers; R, the number of all, is none.
+    """
+    few = jax.tree.map(lambda x: x.at[which].get(mode="clip"), rows._replace(kv=None, index=None))
+    few = few._replace(limit=jnp.where(which < len(rows.limit), few.limit, 0), index=rows.index)
+    few = few._replace(kv=KeyValues(*(t.at[:, which].get(mode="clip") for t in rows.kv)))
+    few = decode(model, variables, few, key, jnp.int32(len(which)), sampling, ends, prefix, temperature)
+    put = lambda old, new: old.at[which].set(new, mode="drop")
+    kv = KeyValues(*(old.at[:, which].set(new, mode="drop") for old, new in zip(rows.kv, few.kv)))
+    back = jax.tree.map(put, rows._replace(kv=None, index=None), few._replace(kv=None, index=None))
+    return back._replace(kv=kv, index=few.index)
 
 
 def reply(

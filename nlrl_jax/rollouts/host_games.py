@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nlrl_jax.roles.dialogues import THINK_REPLY, History, Step
-from nlrl_jax.types import HostGame
+from nlrl_jax.types import HostGame, Outcome
 
 
 class Decisions(Protocol):
@@ -76,6 +76,7 @@ def play(
     tasks: Sequence[tuple[str, int]],
     done_before: Sequence[Move] = (),
     report: Callable[[int, Move, int], None] = lambda step, move, running: None,
+    rule: Callable[[History, Outcome], Outcome] = lambda history, outcome: outcome,
 ) -> list[Episode]:
     """One episode per task, in lockstep.
 
@@ -83,6 +84,7 @@ def play(
       decide: (histories of the episodes that still run, number of the step from 0) -> decisions.
       done_before: moves of an earlier, interrupted call with the same arguments; they are repeated.
       report: called after each new step with its number, the move and how many episodes still run.
+      rule: (history before the step, the game's outcome) -> the outcome that counts, e.g. one that ends the episode.
 
     Raises:
       ValueError: `done_before` belongs to other tasks.
@@ -111,7 +113,7 @@ def play(
             )
         outcomes = game.step([states[i] for i in live], move.actions)
         for k, i in enumerate(live):
-            outcome, history = outcomes[k], histories[i]
+            outcome, history = rule(histories[i], outcomes[k]), histories[i]
             history = history.noted(move.notes[k]) if move.notes[k] else history
             for thought in move.thoughts[k]:
                 history = history.then(Step(thought, THINK_REPLY))

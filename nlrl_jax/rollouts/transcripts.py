@@ -27,7 +27,7 @@ import numpy as np
 
 from nlrl_jax.roles.dialogues import DROP, Dialogue, History, read_action
 from nlrl_jax.rollouts import host_games
-from nlrl_jax.types import HostGame, Sampling, Written
+from nlrl_jax.types import HostGame, Outcome, Sampling, Written
 
 THOUGHT = "Thought"  # the label of dialogues in which a thought comes before each action
 
@@ -64,10 +64,14 @@ class Turn(NamedTuple):
 
 
 class Played(NamedTuple):
-    """An episode: as `host_games.play` returns it, and its turns with their tokens."""
+    """An episode: as `host_games.play` returns it, and its turns with their tokens.
+
+    forfeit: the turns that were left when it was given up as lost, else 0.
+    """
 
     episode: host_games.Episode
     turns: tuple[Turn, ...]
+    forfeit: int = 0
 
     def begins(self, tokens: tuple[int, ...]) -> bool:
         """Whether all its prompts begin with these tokens and go on."""
@@ -160,16 +164,24 @@ class Player:
         return self.model.tokenizer.decode([token for token in written.tokens if token not in ends])
 
 
-def play(player: Player, game: HostGame, tasks: Sequence[tuple[str, int]], seed: int) -> list[Played]:
+def play(player: Player, game: HostGame, tasks: Sequence[tuple[str, int]], seed: int, give_up: int = 0) -> list[Played]:
     """One episode per task, in lockstep: each turn is one call of the model for all episodes that still run.
+
+    An episode breaks off where the model's context cannot hold the next observation.
 
     Args:
       game: with as many `max_steps` as an episode is to have.
       tasks: several episodes of one task are listed as often.
       seed: of all that is drawn. The same arguments give the same tokens.
+      give_up: an episode ends after so many invalid actions in a row; 0: never.
+
+    Raises:
+      ValueError: the context cannot hold a first observation.
     """
     steps: list[list[tuple[int, ...]]] = [[] for _ in tasks]
     replies: list[list[tuple[Reply, ...]]] = [[] for _ in tasks]
+    in_vain, forfeits = [0] * len(tasks), [0] * len(tasks)  # invalid actions in a row; turns left when given up
+    unread = [False] * len(tasks)  # whether there is no action in the last reply
     seeds = np.random.default_rng(seed)
 
     def write(prompts: list[tuple[int, ...]], role: str) -> list[Reply]:
@@ -192,13 +204,29 @@ def play(player: Player, game: HostGame, tasks: Sequence[tuple[str, int]], seed:
             replies[i].append(own)
         lines = [player.line(own[-1].written) for own in said]
         read = [read_action(line, game.actions) for line in lines]
+        for i, (_, problem) in zip(numbers, read, strict=True):
+            unread[i] = bool(problem)
         actions = [action or line or "nothing" for (action, _), line in zip(read, lines, strict=True)]
         notes = [player.line(own[0].written) if len(own) > 1 else "" for own in said]
         return host_games.Move(actions, notes, [[]] * len(said), [{"problem": problem} for _, problem in read])
 
+    def rule(history: History, outcome: Outcome) -> Outcome:
+        i, t = history.task[2], len(history.steps) + 1
+        in_vain[i] = in_vain[i] + 1 if unread[i] or not outcome.valid else 0
+        if outcome.done or t == game.max_steps:
+            return outcome
+        if give_up and in_vain[i] >= give_up:
+            forfeits[i] = game.max_steps - t
+            return outcome._replace(done=True)
+        try:
+            player.prompt(History(history.goal, outcome.observation), ())
+        except ValueError as error:
+            return outcome._replace(done=True, error=str(error))
+        return outcome
+
     numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
-    episodes = host_games.play(numbered, decide, [(*task, i) for i, task in enumerate(tasks)])
-    return [_played(episode, own) for episode, own in zip(episodes, replies, strict=True)]
+    episodes = host_games.play(numbered, decide, [(*task, i) for i, task in enumerate(tasks)], rule=rule)
+    return [_played(*one) for one in zip(episodes, replies, forfeits, strict=True)]
 
 
 def _thought(player: Player, said: tuple[Reply, ...]) -> tuple[int, ...]:
@@ -211,7 +239,7 @@ def _observation(history: History, number: int) -> str:
     return history.steps[number - 1].observation if number else history.observation
 
 
-def _played(episode: host_games.Episode, replies: Sequence[tuple[Reply, ...]]) -> Played:
+def _played(episode: host_games.Episode, replies: Sequence[tuple[Reply, ...]], forfeit: int) -> Played:
     turns = tuple(
         Turn(
             _observation(episode.history, t),
@@ -222,4 +250,4 @@ def _played(episode: host_games.Episode, replies: Sequence[tuple[Reply, ...]]) -
         )
         for t, own in enumerate(replies)
     )
-    return Played(dataclasses.replace(episode, task=episode.task[:2]), turns)
+    return Played(dataclasses.replace(episode, task=episode.task[:2]), turns, forfeit)

@@ -76,6 +76,11 @@ class Watch:
                 f"in {equal:.0%} of the groups {lately} all episodes had the same return: there is hardly anything to "
                 f"learn from. {_advice(mean('steps'), mean('turns'))}"
             )
+        if enough and (broke := mean("broke_off")) > 0.1:
+            found["broken"] = (
+                f"{broke:.0%} of the episodes {lately} broke off: an engine was lost, or an observation did not fit "
+                "the model's context. They teach nothing"
+            )
         if enough and abs(depends := mean("state_dependence")) < _IGNORED:
             found["blind"] = (
                 f"replies {lately} hardly depended on the state (state_dependence {depends:.2g} nats per reply), as if "

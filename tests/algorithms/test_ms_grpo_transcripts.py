@@ -152,7 +152,7 @@ def credited(kind, **changes):
         episode(turn("a", (1,), (2,)), turn("b", (1, 2, 3), (4,), 1.0)),
         episode(turn("a", (1,), (5,)), turn("a", (1, 5, 3), (6,)), turn("c", (1, 5, 3, 6, 3), (7,))),
     ]
-    rewards = [[transcripts.composite_rewards(one.turns, config) for one in group]]
+    rewards = [[transcripts.composite_rewards(one, config) for one in group]]
     return transcripts.credit([group], rewards, np.array([[1.0, -1.0]]), np.ones((1, 2), bool), config)[0]
 
 
@@ -171,9 +171,11 @@ def test_credit():
 
 def test_penalties():
     bad = turn("a", (1,), (2,), 1.0, invalid=True, ended=False)
-    assert transcripts.composite_rewards([bad], CONFIG).tolist() == [1.0 - 0.5 - 0.5]
+    assert transcripts.composite_rewards(episode(bad), CONFIG).tolist() == [1.0 - 0.5 - 0.5]
+    given_up = episode(turn("a", (1,), (2,)), bad)._replace(forfeit=3)
+    assert transcripts.composite_rewards(given_up, CONFIG).tolist() == [0.0, 0.0 - 0.5 * 3]
     empty = bad._replace(replies=(Reply((1,), written(9)), Reply((1, 9), written(2))), invalid=False)
-    assert transcripts.composite_rewards([empty], CONFIG).tolist() == [0.5]
+    assert transcripts.composite_rewards(episode(empty), CONFIG).tolist() == [0.5]
 
 
 # --- What teaches nothing, and what must not -------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import hypothesis
 import hypothesis.strategies as st
-import pytest
 
 from nlrl_jax.backends import batching
 
@@ -13,9 +12,10 @@ def test_buckets_are_few_and_hold_what_they_must():
     assert [batching.bucket(n, 4) for n in (1, 4, 5, 8, 9)] == [4, 4, 8, 8, 16]
 
 
-@pytest.mark.parametrize("n, most, want", [(1, 64, 1), (2, 64, 2), (3, 64, 4), (33, 64, 64), (900, 64, 64), (7, 5, 5)])
-def test_rows_are_padded_to_a_power_of_two_at_most_the_program_s(n, most, want):
-    assert batching.power_of_two(n, most) == want
+def test_rows_are_padded_by_less_than_half_and_at_most_to_the_program_s():
+    assert sorted({batching.rows_for(n) for n in range(65)}) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    assert [batching.rows_for(n) for n in (0, 1, 3, 5, 6, 7, 33, 48, 49)] == [1, 1, 3, 6, 6, 8, 48, 48, 64]
+    assert batching.rows_for(900, 64) == 64 and batching.rows_for(7, 5) == 5
 
 
 def test_distinct_items_keep_their_order():

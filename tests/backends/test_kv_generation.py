@@ -146,7 +146,7 @@ def test_what_the_model_has_written_is_scored_without_reading_it_again(cached, p
     tokens = (*cached.tokenizer.encode("go on and turn"), 3)
     prompt = tuple(cached.tokenizer.encode(text))
     draw = kv_generation.Draw(GREEDY, np.zeros(CONFIG.vocab_size, bool), jax.random.key(0))
-    network = kv_generation.Network(cached.model, cached.variables, cached.cache, cached.variables)
+    network = kv_generation.Network(cached.model, cached.variables, cached.cache, cached.variables, cached.row_steps)
     written = tuple(kv_generation.write(network, [prompt], [0], 1, draw)[0][0])
     pairs = [(prompt, written), (prompt, written[:4]), (prompt, (*written[:4], 7)), (prompt, tokens)]
     read = cached.cache.stats.read

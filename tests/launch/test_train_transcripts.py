@@ -25,6 +25,7 @@ SMALL = (
 )  # fmt: skip
 GAME = '''
 """Any text is an action; each step is worth the number of letters e in it."""
+from nlrl_jax.roles.dialogues import History, Step
 from nlrl_jax.types import HostGame, Outcome, Start
 calls, die_at, equal = [], [], []
 def reset(tasks):
@@ -36,8 +37,11 @@ def step(states, actions):
     lost = lambda i: "lost" if len(calls) == 2 and i == 1 else ""
     return [Outcome(t + 1, f"seen {t}", 0.0 if equal else float(text.count("e")), bool(lost(i)), "a" in text,
                     error=lost(i)) for i, (t, text) in enumerate(zip(states, actions))]
+read = History("letters", "short", (Step("a", "word " * 100),))
 host_game = HostGame("lines", "Write.", (), 6, ("",), reset, step, limits={"": 20})
 few = HostGame("few", "Write.", (), 6, ("",), reset, step, limits={"": 3})
+kinds = HostGame("kinds", "Write.", (), 6, ("x", "y"), reset, step)
+wordy = HostGame("wordy", "Write.", (), 6, ("",), reset, step, examples=lambda label, number: [read])
 '''
 
 
@@ -85,9 +89,12 @@ def adapter(run_dir):
 def test_leaves_everything(whole, folder):
     rows = read_rows(whole)
     assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
-    wanted = {"loss", "kl", "return", "success", "grad_norm", "surprisal", "sampler_gap", "row_tokens", "broke_off"}
+    wanted = {"loss", "kl", "return", "success", "grad_norm", "surprisal", "sampler_gap", "row_tokens", "broke_off"} | {
+        "row_use"
+    }
     assert wanted <= set(rows[0]) and all(np.isfinite(list(row.values())).all() for row in rows)
     assert rows[0]["sampler_gap"] < 1e-4 and rows[0]["kl"] == 0 < rows[3]["kl"] and rows[0]["grad_norm"] > 0
+    assert all(0.5 < row["row_use"] <= 1 for row in rows)
     stored = results.read(whole)
     assert set(stored["before"]) == set(stored["after"]) >= {"success", "env_return", "format_penalty"}
     (first, *_), after = stored["transcripts"]["before"], stored["transcripts"]["after"]
@@ -131,14 +138,26 @@ def test_equal_returns_change_nothing_and_are_said(whole, folder, lines, tmp_pat
     assert not any(np.any(leaf) for path, leaf in leaves if path[-1].key == "b")
 
 
+def test_evaluate_plays_the_held_out_tasks(whole, lines, capsys):
+    run("evaluate", f"--run_dir={whole}", "--json")
+    assert json.loads(capsys.readouterr().out) == {"game": "lines:host_game", **results.read(whole)["after"]}
+    run("evaluate", f"--run_dir={whole}", "--watch", "--max_turns=1")
+    assert "task 0" in capsys.readouterr().out
+    wrong = lambda *args: refusal("evaluate", f"--run_dir={whole}", *args)
+    assert "--episodes is 4, but the run has held out 3 tasks and trained on the others" in wrong("--episodes=4")
+    assert "--seed is 1, but lines has so few tasks that the run, of seed 0" in wrong("--seed=1")
+    assert "--game does nothing for a run that was trained in transcripts" in wrong("--game=webshop")
+
+
 def test_bad_input(folder, lines, tmp_path):
     def wrong(*args):
         line = refusal(SCRIPT, f"--run_dir={tmp_path / 'no'}", f"--model={folder / 'tiny'}", "--prompt=compact", *args)
         assert not (tmp_path / "no").exists()
         return line
 
-    long = wrong(*SMALL, "--max_tokens=120")
+    long = wrong(*SMALL, "--game=lines:kinds", "--eval_episodes=1", "--max_tokens=120")  # fewer than there are kinds
     assert "and a turn up to 120 more; the model's context holds 128" in long
+    assert "and a turn up to 6 more; the model's context holds 128" in wrong(*SMALL, "--game=lines:wordy")
     assert "few has 3 tasks, and 3 of them are held out, which leaves none to train on" in wrong(
         *SMALL, "--game=lines:few"
     )

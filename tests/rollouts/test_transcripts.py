@@ -1,11 +1,14 @@
 """Transcripts by tokens: what is read, what was sampled, and what leaves a full context."""
 
 import dataclasses
+import importlib.util
 
 import jax
 import numpy as np
 import pytest
 
+import envs
+from nlrl_jax.backends import kept_rows
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -32,6 +35,9 @@ GAME = HostGame(
     "line", "Get to 3.", ("Up", "Down"), 5, ("",), lambda tasks: [Start(seed % 2, "3", f"you are at {seed % 2}") for
     _, seed in tasks], step,
 )  # fmt: skip
+
+
+TWO = [("", 1), ("", 0)]
 
 
 class Scripted:
@@ -143,6 +149,41 @@ def test_a_context_that_is_too_short_for_one_turn_is_refused():
         player([], label="Critic")
 
 
+def test_an_observation_that_the_context_cannot_hold_breaks_its_episode_off():
+    def far(states, actions):
+        outcomes = step(states, actions)
+        return [one._replace(observation="far " * 200) if one.state == 2 else one for one in outcomes]
+
+    short, other = play(player([" Up\n"] * 2 + [" Down\n"] * 4, room=300), dataclasses.replace(GAME, step=far), TWO, 0)
+    assert len(short.turns) == 1 and "the model's context holds 300" in short.episode.error and not short.forfeit
+    assert len(other.turns) == 5 and not other.episode.error
+
+
+def test_a_lost_episode_is_given_up():
+    lines = [" jump\n", " Up\n", " Up\n", " \n", " jump\n", " jump\n", " Up\n"]
+    one, other = play(player(lines), GAME, TWO, 0, give_up=2)
+    assert [turn.invalid for turn in one.turns] == [True, False, True, False]
+    assert one.episode.success and not one.forfeit
+    assert [turn.invalid for turn in other.turns] == [False, True, True] and other.forfeit == 2
+    assert not other.episode.error and not other.episode.success
+
+
+@pytest.mark.parametrize("name", ["webshop", "alfworld"])
+def test_games_of_any_text(name):
+    """The expert's commands, as a model would write them, win in a transcript."""
+    if name == "alfworld" and importlib.util.find_spec("fast_downward") is None:
+        pytest.skip("ALFWorld's engine is not installed (make alfworld)")
+    game = envs.make_host(name)
+    game = game.simulator or game
+    now, lines = game.reset([(game.kinds[0], 5)])[0], []
+    while not lines or not now.done:
+        lines.append(game.expert(now.state))
+        (now,) = game.step([now.state], lines[-1:])
+    (one,) = play(player([f" {line}\n" for line in lines], room=5000), game, [(game.kinds[0], 5)], 0)
+    assert [turn.action for turn in one.turns] == lines and one.episode.success
+    assert not any(turn.invalid for turn in one.turns)
+
+
 @pytest.fixture(scope="module")
 def model():
     """A small random model, its logits peaked."""
@@ -152,11 +193,19 @@ def model():
     return LocalModel(network, {"params": params}, TOKENIZER, rows=4)
 
 
-@pytest.mark.parametrize("cache_mb", [0.0, 10.0])
-def test_a_local_model_keeps_the_tokens_that_it_sampled(model, cache_mb):
-    model = dataclasses.replace(model, cache_mb=cache_mb)
+@pytest.fixture(scope="module")
+def reference(model):
+    """What it writes in nine episodes without any memory."""
+    return play(Player(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256), GAME, [("", 0)] * 9, 5)
+
+
+@pytest.mark.parametrize("memory", [{}, {"cache_mb": 10.0}, {"keep_mb": 10.0}], ids=["none", "cache", "rows"])
+def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, memory, monkeypatch):
+    model, reads = dataclasses.replace(model, **memory), []
+    prefill = kept_rows._prefill
+    monkeypatch.setattr(kept_rows, "_prefill", lambda *args: reads.append(args) or prefill(*args))
     who = Player(model, Dialogue.of("", "", compact=True), Sampling(6, 1.0), 256)
-    played = play(who, GAME, [("", 0)] * 3, 5)
+    played = play(who, GAME, [("", 0)] * 9, 5)
     replies = [turn.replies[0] for one in played for turn in one.turns]
     assert all(len(written.tokens) == len(written.log_probs) for _, written in replies)
     retokenised = [tuple(TOKENIZER.encode(text_of(written.tokens))) == written.tokens for _, written in replies]
@@ -168,8 +217,12 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, cache_mb):
     at = np.arange(len(prompt), tokens.shape[1])
     np.testing.assert_allclose(written.log_probs, table[at - 1, tokens[0, at]], atol=2e-4)
     fresh = dataclasses.replace(who, model=dataclasses.replace(model))  # with an empty cache
-    again = play(fresh, GAME, [("", 0)] * 3, 5)
+    again = play(fresh, GAME, [("", 0)] * 9, 5)
     assert [turn.replies for one in again for turn in one.turns] == [t.replies for one in played for t in one.turns]
+    ids = lambda episodes: [turn.replies[0].written.tokens for one in episodes for turn in one.turns]
+    assert ids(played) == ids(reference)
+    assert len(reads) == 2 * ("keep_mb" in memory)  # the one first prompt, in each of the two plays
+    assert 0.5 < model.row_steps.use <= 1
 
 
 def test_what_all_prompts_begin_with_is_the_instructions_and_examples():

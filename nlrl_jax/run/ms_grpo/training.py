@@ -7,10 +7,13 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from nlrl_jax.config import flat
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.run import alarms, loop, processes, results
+from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.run.report import Episodes, Picture, changes, model_name, write_report
 from nlrl_jax.weights import peft
@@ -105,7 +108,7 @@ def write_page(run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], be
     curves += ["kl"] * (config.learning.beta > 0)
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)
     health = learning_curve([run_dir], alarms.MEASURES, run_dir / "replies.png")
-    warnings = alarms.warnings(run_dir)
+    warnings, used = alarms.warnings(run_dir), read_metrics(run_dir).get("row_use", ())
     report = write_report(
         run_dir,
         title=f"MS-GRPO: {model} on {config.game}",
@@ -115,6 +118,7 @@ def write_page(run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], be
             changes(before, after),
             *(f"Warning: {sentence}" for sentence in warnings),
             Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
+            *([f"Of the row steps that decoding computed, {np.mean(used):.0%} wrote a token."] if len(used) else []),
             Picture(health, "How the replies change: a measure that falls towards 0 is a warning."),
             Episodes(episodes["before"], episodes["after"]),
         ],

@@ -14,6 +14,7 @@ from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History
@@ -82,7 +83,9 @@ class TranscriptTraining(Training):
         loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
         self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
         self.room = self.network.max_positions
-        self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), cache_mb=config.cache_mb)
+        # A large model's episodes share keys and values; a small one's keep theirs, in programs that compile quickly.
+        memory = {"cache_mb" if mesh is not None or Shapes(network.config).large else "keep_mb": config.cache_mb}
+        self.writer = LocalModel(network, {}, loaded.tokenizer, rows_at_once(config.model), **memory)
         prompts = dataclasses.replace(config.prompts, prompt=config.prompt)
         self.dialogue = dialogue_for(game, prompts, config.model, loaded.tokenizer, config.think)
         self.check_room()
@@ -93,11 +96,18 @@ class TranscriptTraining(Training):
         self.shows = "success"
 
     def check_room(self) -> None:
-        """Refuses a context that cannot hold one turn. ValueError: says what takes how many tokens."""
+        """Refuses a context that cannot hold one turn, the first or one like those of the game's own example.
+
+        Raises:
+          ValueError: says what takes how many tokens.
+        """
         player = self.player({}, greedy=False)
-        firsts = [next(task for task in self.tasks.held_out if task[0] == kind) for kind in self.tasks.fresh]
-        for task, start in zip(firsts, self.game.reset(firsts), strict=True):
-            player.prompt(History.begin(start, task), ())
+        firsts = [(kind, seeds[0]) for kind, seeds in self.tasks.fresh.items()]
+        seen = [(start.goal, start.observation) for start in self.game.reset(firsts)]
+        examples = self.game.examples("", 1) if self.game.examples else ()
+        seen += [(example.goal, step.observation) for example in examples for step in example.steps]
+        for goal, observation in seen:
+            player.prompt(History(goal, observation), ())
 
     def player(self, variables: Any, greedy: bool) -> Player:
         """Who acts with these variables."""
@@ -105,10 +115,10 @@ class TranscriptTraining(Training):
         sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
         return Player(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
 
-    def play(self, player: Player, tasks: Sequence[Task], steps: int, seed: int) -> list[Played]:
+    def play(self, player: Player, tasks: Sequence[Task], steps: int, seed: int, give_up: int = 0) -> list[Played]:
         """Episodes of at most so many steps."""
         game = dataclasses.replace(self.game, max_steps=min(steps, self.game.max_steps))
-        return play(player, game, tasks, seed)
+        return play(player, game, tasks, seed, give_up)
 
     def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
         """One iteration of Algorithm 1. The same state and key give the same bits."""
@@ -117,12 +127,14 @@ class TranscriptTraining(Training):
         seed = int(jax.random.bits(key_play))
         tasks = self.tasks.draw(learning.num_groups, np.random.default_rng(seed))
         player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
-        played = self.play(player, [task for task in tasks for _ in range(G)], learning.max_turns, seed)
+        repeated = [task for task in tasks for _ in range(G)]
+        played = self.play(player, repeated, learning.max_turns, seed, self.config.give_up)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
         reader = self.reader
         if not all(one.begins(reader.begin) for one in played):
             reader = dataclasses.replace(reader, begin=())
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
+        lesson.metrics["row_use"] = player.model.row_steps.use
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
             still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm", "row_tokens", "rows_filled"), 0.0)
             return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}
