@@ -40,9 +40,9 @@ low_rank.defvjp(_low_rank_fwd, _low_rank_bwd)
 def logits(hidden: jax.Array, table: jax.Array, ready: jax.Array) -> jax.Array:
     """hidden [..., H] @ table [H, V], summed in float32.
 
-    What is multiplied is `ready`, the table in hidden's type; the gradient is the table's and in its type. So a loop over
-    chunks of rows makes (and a mesh gathers) `ready` once, and adds up in float32 what the chunks give a float32 table.
-    The gradient's products are of hidden's type: JAX's own would copy the table to float32 for each.
+    What is multiplied is `ready`, the table in hidden's type; the gradient is the table's and in its type. So a loop
+    over chunks of rows makes (and a mesh gathers) `ready` once, and adds up in float32 what the chunks give a float32
+    table. The gradient's products are of hidden's type: JAX's own would copy the table to float32 for each.
     """
     return jnp.matmul(hidden, ready, preferred_element_type=jnp.float32)
 

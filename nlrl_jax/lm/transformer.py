@@ -320,12 +320,18 @@ class Transformer(nn.Module):
         Args:
           head: from `head`, made once for many calls.
         """
-        return products.logits(hidden, *(head or self.head(hidden.dtype)))
+        return products.logits(hidden, *(head or self.head(hidden.dtype, gathered=True)))
 
-    def head(self, dtype: Any) -> tuple[jax.Array, jax.Array]:
-        """The head [H, V] as it is stored, and as a constant in `dtype`, its "fsdp" shards gathered."""
+    def head(self, dtype: Any, gathered: bool = False) -> tuple[jax.Array, jax.Array]:
+        """The head [H, V] as it is stored, and as a constant in `dtype` with its "fsdp" shards in one piece.
+
+        Args:
+          gathered: they may be so already, as in a rollout. Else they are cast first, and then exchanged.
+        """
         table = self.embedding.T if self.config.tie_embeddings else self.lm_head
-        ready = constrain(table.astype(dtype), self.mesh, ("embed", "vocab"))  # cast before it is gathered
+        ready = table.astype(dtype)
+        if not gathered:
+            ready = constrain(ready, self.mesh, ("embed", "vocab"))
         return table, jax.lax.stop_gradient(constrain(ready, self.mesh, (None, "vocab")))
 
 
