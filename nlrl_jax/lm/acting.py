@@ -5,9 +5,9 @@
 
 Decoding reads all weights for every token, so it pays to prepare them once. "shared" reads the arrays that also learn.
 "apart" makes a copy with one array per layer: from stacked weights XLA:GPU copies a layer before cuBLAS multiplies by
-it, for every token, and the same for keys and values. "merged" adds the adapter to that copy, which leaves fewer
-kernels to launch; in 16 bits, rounding the sum changes the policy slightly. What a CPU or TPU reads stays stacked, but
-for the `views` of a model that only plays.
+it, for every token, and the same for keys and values; XLA:CPU too. "merged" adds the adapter to that copy, which leaves
+fewer kernels to launch; in 16 bits, rounding the sum changes the policy slightly. What a TPU reads stays stacked, and
+on a CPU small layers (`LARGE`); `views` are for a model that only plays there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # products of one 
 def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
     """What a rollout reads in place of `variables`: gathered, the adapter in `config.dtype`, and as `weights` says.
 
-    "auto" is "apart" on GPUs on which "fsdp" shards are gathered anyway, or that hold three times the weights.
+    "auto" is "apart" on GPUs on which "fsdp" shards are gathered anyway, or that hold three times the weights. "apart"
+    means something on GPUs, and on a CPU, without a mesh, for layers from `LARGE` bytes on.
     """
     config = model.config
     alone = _alone(model, variables["params"], weights)
@@ -154,8 +155,8 @@ def _alone(model: Transformer, params: Any, weights: str) -> bool:
     platform = platform_of(model.mesh)
     if weights == "shared" or platform == "tpu":
         return False
-    if platform == "cpu":
-        return model.mesh is None and _of_a_layer(model, params) >= LARGE
+    if platform == "cpu":  # "auto" stays stacked: all loops over layers unrolled take four times as long to compile
+        return weights != "auto" and model.mesh is None and _of_a_layer(model, params) >= LARGE
     return weights != "auto" or _has_room(model, params)
 
 
