@@ -79,12 +79,14 @@ def updated(update, state):
 
 def played_by(policy, state, key=KEY, config=CONFIG):
     """The episodes of `update(state, key)`, all of them."""
-    key_reset, key_play, _ = jax.random.split(key, 3)
-    states = text_games.reset(GAME, key_reset, config.num_groups)
-    states = jax.tree.map(lambda x: jnp.repeat(x, config.group_size, axis=0), states)
-    variables = {"params": state.params, "lora": state.lora}
-    play = lambda v: text_games.play(policy, GAME, v, key_play, states, config.max_turns, config.max_steps)
-    return jit(play)(variables)
+
+    def play(variables, key):
+        key_reset, key_play, _ = jax.random.split(key, 3)
+        states = text_games.reset(GAME, key_reset, config.num_groups)
+        states = jax.tree.map(lambda x: jnp.repeat(x, config.group_size, axis=0), states)
+        return text_games.play(policy, GAME, variables, key_play, states, config.max_turns, config.max_steps)
+
+    return jit(play)({"params": state.params, "lora": state.lora}, key)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +222,7 @@ def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chose
 
 def test_micro_batches_keep_every_counted_reply_and_weigh_it_as_equation_1(chosen):
     turns, advantages = chosen
-    rows = jax.device_get(micro_batches(turns, advantages, 3))
+    rows = jax.device_get(jax.jit(micro_batches, static_argnums=2)(turns, advantages, 3))
     active, lengths = np.asarray(turns.active), np.asarray(turns.turn.reply_lengths)
     counted = rows.weights > 0
     assert counted.sum() == lengths[active].sum()
