@@ -4,6 +4,8 @@
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset laptop
     python -m benchmarks.ms_grpo_iteration --model smollm2 --preset paper --dtype bfloat16 --micro_batch 25   # a GPU
     python -m benchmarks.ms_grpo_iteration --model qwen2.5-3b --preset paper --micro_batch 5 --remat          # a GPU
+    python -m benchmarks.ms_grpo_iteration --model FILE.gguf --preset laptop --repeats 1 --rollout_weights apart \\
+        --options maps=all max_tokens=120 num_groups=2 max_turns=2 top_k=0 temperature=1.0 sampling_temperature=1.0
 
 A name of `benchmarks/models.py` stands for a model's shape with random weights, whose replies rarely end: the most work
 that an iteration can be.
@@ -15,13 +17,15 @@ Work is what has to be done for these episodes, padding left out: two operations
 update reads the learned tokens with the model and with the reference, and goes back once (the weights are frozen; what
 `--remat` computes again does not count). Generation also has to read, once for every token that the longest reply of a
 turn needs, all weights and the keys and values of the tokens so far. The limits are measured here: a plain matrix
-product, and the sum of a large array.
+product, and the sum of a large array. Seconds of all cores are given too: they say more where other work runs beside.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from typing import NamedTuple
+import time
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +38,7 @@ from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.backends import malloc
 from nlrl_jax.config import make
+from nlrl_jax.lm.acting import WEIGHTS
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import row_use
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -89,6 +94,13 @@ def memory_rate(size: int = 2**27) -> float:
     return 4 * size / min(timed(total, x)[0] for _ in range(5))
 
 
+def both_clocks(run: Any, *args: Any) -> tuple[float, float]:
+    """Seconds of a call, and of this process on all cores meanwhile."""
+    before = time.process_time()
+    seconds, _ = timed(run, *args)
+    return seconds, time.process_time() - before
+
+
 def random_model(config: TrainConfig):
     """What `build` returns, for a shape with random weights, in its own type or `config.dtype`."""
     shape = dataclasses.replace(MODELS[config.model], lora=config.lora)
@@ -121,9 +133,10 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     keys = [jax.random.key(n) for n in range(repeats)]
     jax.block_until_ready((play(state, keys[0]), update(state, keys[0])))
     programs = {"generation": play, "whole": update}
-    seconds = in_turns(
-        {name: lambda n, run=run: timed(run, state, keys[n])[0] for name, run in programs.items()}, repeats
+    took = in_turns(
+        {name: lambda n, run=run: both_clocks(run, state, keys[n]) for name, run in programs.items()}, repeats
     )
+    seconds, of_cores = ({name: [pair[i] for pair in pairs] for name, pairs in took.items()} for i in (0, 1))
     middle = sorted(range(repeats), key=lambda n: seconds["whole"][n])[repeats // 2]
     generation, whole = (seconds[name][middle] for name in programs)
     turns = jax.device_get(play(state, keys[middle]))
@@ -139,16 +152,25 @@ def measure(config: TrainConfig, repeats: int) -> list[list[str]]:
     print(
         f"{learning.num_groups * G} episodes of up to {T} turns: {work.read:,} tokens read, {work.written:,} written "
         f"in {work.steps:,} passes ({use:.0%} of their rows were needed), {work.learned:,.0f} learned from; "
-        f"an iteration takes {whole:.3f} s (fastest {min(seconds['whole']):.3f}, slowest {max(seconds['whole']):.3f})\n"
+        f"an iteration takes {whole:.3f} s (fastest {min(seconds['whole']):.3f}, slowest {max(seconds['whole']):.3f}); "
+        f"seconds of all cores: {of_cores['whole'][middle]:.1f}, generation {of_cores['generation'][middle]:.1f}\n"
         f"limits here: {peak / 1e12:.3g} TFLOP/s in a matrix product, {bandwidth / 1e9:.3g} GB/s reading memory"
     )
     rows = []
-    for name, (took, tokens, flop, read) in phases.items():
-        memory = "" if read is None else f"{read / took / bandwidth:.1%}"
+    for name, (span, tokens, flop, read) in phases.items():
+        memory = "" if read is None else f"{read / span / bandwidth:.1%}"
         rows.append(
-            [name, f"{took:.3f}", f"{took / whole:.0%}", f"{tokens / took:,.0f}", f"{flop / took / peak:.1%}", memory]
+            [name, f"{span:.3f}", f"{span / whole:.0%}", f"{tokens / span:,.0f}", f"{flop / span / peak:.1%}", memory]
         )
     return rows
+
+
+def value(text: str) -> Any:
+    """A number or True where the text is one, else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def main() -> None:
@@ -157,11 +179,14 @@ def main() -> None:
     parser.add_argument("--micro_batch", type=int, help="the preset's, if not given")
     parser.add_argument("--max_tokens", type=int, help="the preset's, if not given")
     parser.add_argument("--remat", action="store_true")
+    parser.add_argument("--rollout_weights", default="auto", choices=WEIGHTS, help="what rollouts read")
+    parser.add_argument("--options", nargs="*", default=[], help="others of train_ms_grpo, as NAME=VALUE")
     args = parser.parse_args()
     malloc.keep()  # as every script does
     given = {name: getattr(args, name) for name in ("micro_batch", "max_tokens") if getattr(args, name) is not None}
-    own = {"model": args.model, "game": args.game, "dtype": args.dtype, "remat": args.remat}
-    config = make(TrainConfig, **{**PRESETS[args.preset], **given, **own})
+    own = {name: getattr(args, name) for name in ("model", "game", "dtype", "remat", "rollout_weights")}
+    others = dict(option.split("=", 1) for option in args.options)
+    config = make(TrainConfig, **{**PRESETS[args.preset], **given, **own, **{k: value(v) for k, v in others.items()}})
     print(f"{machine()}; {args.model} on {args.game}, preset {args.preset}, median of {args.repeats}")
     rows = measure(config, args.repeats)
     print_head("phase", "s", "share", "tokens/s", "of the compute limit", "of the memory limit")

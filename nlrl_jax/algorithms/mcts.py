@@ -136,7 +136,6 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
       ValueError: the players do not move by turns; no policy or no game.
     """
     _at_least(1, policies=len(policies), games_per_pair=games_per_pair)
-    steps = [jax.jit(functools.partial(_move, game, policy)) for policy in policies]
     shape = (len(policies), len(policies), games_per_pair)
     mover, over = (jax.jit(jax.vmap(jax.vmap(jax.vmap(rule)))) for rule in (game.current_player, game.is_terminal))
     positions = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *jnp.shape(x))).copy(), game.init())
@@ -149,10 +148,10 @@ def state_dataset(game: BoardGame, policies: Sequence[Policy], key: jax.Array, g
         movers = np.unique(np.asarray(mover(positions))[going])
         if len(movers) > 1:
             raise ValueError(f"after {turn} moves it is either player's turn in {game.name}; players must take turns")
-        for i, step in enumerate(steps):
+        for i, policy in enumerate(policies):
             games = np.s_[i, :] if movers[0] == 0 else np.s_[:, i]
             now = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _take(positions, games))
-            after, _ = step(jax.random.fold_in(jax.random.fold_in(key, turn), i), now)
+            after, _ = _move(game, policy, jax.random.fold_in(jax.random.fold_in(key, turn), i), now)
             for x, y in zip(jax.tree.leaves(positions), jax.tree.leaves(after)):
                 x[games] = np.asarray(y).reshape(shape[1:] + y.shape[1:])
     every = jax.tree.map(lambda *x: np.concatenate(x), *met)
@@ -188,6 +187,7 @@ def _outcomes(game: BoardGame, advance: Callable[[jax.Array, Any], Any], key: ja
     return jax.vmap(game.returns)(jax.lax.while_loop(going, body, (key, positions))[1])
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _move(game: BoardGame, policy: Policy, key: jax.Array, positions: Any) -> tuple[Any, jax.Array]:
     """One move of B games: (positions, actions), -1 and as before where the game is over."""
     action = policy(key, positions)[0]

@@ -90,8 +90,9 @@ class MSGRPOConfig:
     remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
     rollout_weights: str = option(
         "auto",
-        "what rollouts read: shared with the update; apart, on GPUs a copy with an array per layer (more memory, fewer "
-        "copies and kernels per token); merged, the same with the adapter in it; auto: apart where there is room",
+        "what rollouts read: shared with the update; apart, a copy with an array per layer (more memory, fewer copies "
+        "and kernels per token, longer to compile; on GPUs and, for large models, on a CPU); merged, the same with the "
+        "adapter in it; auto: apart on GPUs with room for it",
         choices=WEIGHTS,
     )
     probe: int = option(

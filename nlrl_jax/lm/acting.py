@@ -5,9 +5,9 @@
 
 Decoding reads all weights for every token, so it pays to prepare them once. "shared" reads the arrays that also learn.
 "apart" makes a copy with one array per layer: from stacked weights XLA:GPU copies a layer before cuBLAS multiplies by
-it, for every token, and the same for keys and values. "merged" adds the adapter to that copy, which leaves fewer
-kernels to launch; in 16 bits, rounding the sum changes the policy slightly. What a CPU or TPU reads stays stacked, but
-for the `views` of a model that only plays.
+it, for every token, and the same for keys and values; XLA:CPU too. "merged" adds the adapter to that copy, which leaves
+fewer kernels to launch; in 16 bits, rounding the sum changes the policy slightly. What a TPU reads stays stacked, and
+on a CPU small layers (`LARGE`); `views` are for a model that only plays there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # products of one 
 def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
     """What a rollout reads in place of `variables`: gathered, the adapter in `config.dtype`, and as `weights` says.
 
-    "auto" is "apart" on GPUs on which "fsdp" shards are gathered anyway, or that hold three times the weights.
+    "auto" is "apart" on GPUs on which "fsdp" shards are gathered anyway, or that hold three times the weights. "apart"
+    means something on GPUs, and on a CPU, without a mesh, for layers from `LARGE` bytes on.
     """
     config = model.config
-    alone = platform_of(model.mesh) not in ("cpu", "tpu") and (
-        weights in ("apart", "merged") or (weights == "auto" and _has_room(model, variables["params"]))
-    )
+    alone = _alone(model, variables["params"], weights)
     specs = param_specs(model)
     if alone:
         join = model.mesh is None or model.mesh.shape["tensor"] == 1  # else a device has its part of each kernel
@@ -96,9 +95,8 @@ def views(model: Transformer, variables: Any) -> Any:
       variables: {"params": ...} or {"params": ..., "lora": ...}, as arrays (not traced).
     """
     leaves, structure = jax.tree.flatten(variables["params"]["blocks"])
-    size = sum(leaf.nbytes for leaf in leaves) / model.config.num_layers
     on_cpu = isinstance(leaves[0], jax.Array) and next(iter(leaves[0].devices())).platform == "cpu"
-    if model.mesh is not None or size < LARGE or not on_cpu:
+    if model.mesh is not None or _of_a_layer(model, variables["params"]) < LARGE or not on_cpu:
         return variables
     arrays = [(np.asarray(leaf), leaf.sharding if leaf.committed else None) for leaf in leaves]
     layer = lambda i: structure.unflatten([jax.device_put(x[i], where, may_alias=True) for x, where in arrays])
@@ -151,6 +149,21 @@ def _merged(config: ModelConfig, block: Any, adapter: Any) -> Any:
     if "a" in adapter:
         return {**block, "kernel": merged_kernel(config, block["kernel"], adapter["a"], adapter["b"])}
     return {name: _merged(config, part, adapter[name]) if name in adapter else part for name, part in block.items()}
+
+
+def _alone(model: Transformer, params: Any, weights: str) -> bool:
+    platform = platform_of(model.mesh)
+    if weights == "shared" or platform == "tpu":
+        return False
+    if platform == "cpu":  # "auto" stays stacked: all loops over layers unrolled take four times as long to compile
+        return weights != "auto" and model.mesh is None and _of_a_layer(model, params) >= LARGE
+    return weights != "auto" or _has_room(model, params)
+
+
+def _of_a_layer(model: Transformer, params: Any) -> float:
+    """Bytes of a layer's weights."""
+    leaves = jax.tree.leaves(params["blocks"])
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / model.config.num_layers
 
 
 def _has_room(model: Transformer, params: Any) -> bool:

@@ -37,18 +37,20 @@ low_rank.defvjp(_low_rank_fwd, _low_rank_bwd)
 
 
 @jax.custom_vjp
-def logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
+def logits(hidden: jax.Array, table: jax.Array, ready: jax.Array) -> jax.Array:
     """hidden [..., H] @ table [H, V], summed in float32.
 
-    The gradient's products are of the inputs' type: JAX's own would copy the table to float32 for each.
+    What is multiplied is `ready`, the table in hidden's type; the gradient is the table's and in its type. So a loop
+    over chunks of rows makes (and a mesh gathers) `ready` once, and adds up in float32 what the chunks give a float32
+    table. The gradient's products are of hidden's type: JAX's own would copy the table to float32 for each.
     """
-    return jnp.matmul(hidden, table, preferred_element_type=jnp.float32)
+    return jnp.matmul(hidden, ready, preferred_element_type=jnp.float32)
 
 
 def _logits_bwd(residuals, g):
-    hidden, table = residuals
+    hidden, table, ready = residuals
     g = g.astype(hidden.dtype)
-    return g @ table.T, _transposed(hidden, g)
+    return g @ ready.T, _transposed(hidden, g).astype(table.dtype), jnp.zeros_like(ready)
 
 
-logits.defvjp(lambda hidden, table: (logits(hidden, table), (hidden, table)), _logits_bwd)
+logits.defvjp(lambda *args: (logits(*args), args), _logits_bwd)

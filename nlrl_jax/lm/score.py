@@ -63,8 +63,10 @@ def token_log_probs(
       chunk: tokens at a time, a multiple of B; by default as many as keep C * V on a device below `CHUNK_ELEMENTS`.
     """
 
+    head = model.apply(variables, hidden.dtype, method="head")  # once for all chunks and both passes
+
     def of_chunk(hidden_c, targets_c):
-        logits = model.apply(variables, hidden_c, method="unembed") / temperature
+        logits = model.apply(variables, hidden_c, head, method="unembed") / temperature
         picked = jnp.take_along_axis(logits, targets_c[..., None], axis=-1)[..., 0]
         return picked - jax.nn.logsumexp(logits, axis=-1)
 

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 AXES = ("data", "fsdp", "tensor")
 RULES = {
     "batch": ("data", "fsdp"),
+    "group": "data",  # the rows of all devices that share the weights
     "length": None,
     "layers": None,
     "vocab": "tensor",

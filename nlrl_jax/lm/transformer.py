@@ -257,7 +257,7 @@ class Transformer(nn.Module):
         if blocks is None:
             mask = jnp.broadcast_to(mask.mask(0, L, 0, slots), (B, L, slots))
         cos, sin = attention.rotary_tables(c, positions)
-        x = jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens, axis=0).astype(c.dtype)
+        x = self._embed(tokens, cache is None)
 
         block = Block
         if self.remat:
@@ -284,6 +284,16 @@ class Transformer(nn.Module):
             cache = cache._replace(index=cache.index + L)
         return hidden, cache
 
+    def _embed(self, tokens: jax.Array, slices: bool) -> jax.Array:
+        """[B, L, H]. With `slices` each "fsdp" device looks all tokens up in its own part of H, and parts of tokens are
+        exchanged: the table is not gathered, and its gradient is added up where it lies."""
+        if not slices:  # one token a row, from weights that were gathered for many
+            return jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens, axis=0).astype(
+                self.config.dtype
+            )
+        x = jnp.take(self.embedding, constrain(tokens, self.mesh, ("group", None)), axis=0).astype(self.config.dtype)
+        return constrain(constrain(x, self.mesh, ("group", "length", "embed")), self.mesh, ("batch", "length", None))
+
     def _one_by_one(self, block: Block, carry: Any, prefix: Any, shared: Any, rest: tuple) -> tuple[Any, Any]:
         """What the `scan` over stacked blocks computes, for blocks that are a tuple."""
         (x, cache), kvs = carry, []
@@ -304,10 +314,25 @@ class Transformer(nn.Module):
             cache = cache._replace(kv=KeyValues(*zip(*kept)))
         return (x, cache), jax.tree.map(lambda *t: jnp.stack(t), *kvs)
 
-    def unembed(self, hidden: jax.Array) -> jax.Array:
-        """Logits, float32 [..., V], of hidden states [..., H]. Call it on the positions that count only."""
+    def unembed(self, hidden: jax.Array, head: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
+        """Logits, float32 [..., V], of hidden states [..., H]. Call it on the positions that count only.
+
+        Args:
+          head: from `head`, made once for many calls.
+        """
+        return products.logits(hidden, *(head or self.head(hidden.dtype, gathered=True)))
+
+    def head(self, dtype: Any, gathered: bool = False) -> tuple[jax.Array, jax.Array]:
+        """The head [H, V] as it is stored, and as a constant in `dtype` with its "fsdp" shards in one piece.
+
+        Args:
+          gathered: they may be so already, as in a rollout. Else they are cast first, and then exchanged.
+        """
         table = self.embedding.T if self.config.tie_embeddings else self.lm_head
-        return products.logits(hidden, constrain(table.astype(hidden.dtype), self.mesh, (None, "vocab")))
+        ready = table.astype(dtype)
+        if not gathered:
+            ready = constrain(ready, self.mesh, ("embed", "vocab"))
+        return table, jax.lax.stop_gradient(constrain(ready, self.mesh, (None, "vocab")))
 
 
 def init_params(model: Transformer, key: jax.Array) -> Any:

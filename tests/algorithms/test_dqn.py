@@ -22,6 +22,9 @@ CONFIG = DQNConfig(
 )  # fmt: skip
 
 
+start = jax.jit(lambda key: init_state(GAME.env, GAME.params, CONFIG, key))
+
+
 @pytest.fixture(scope="module")
 def train():
     return jax.jit(make_train(GAME.env, GAME.params, CONFIG), static_argnums=1)
@@ -29,7 +32,7 @@ def train():
 
 @pytest.fixture(scope="module")
 def state():
-    return init_state(GAME.env, GAME.params, CONFIG, jax.random.key(0))
+    return start(jax.random.key(0))
 
 
 def test_convolution_equals_flax():
@@ -66,7 +69,7 @@ def test_the_buffer_holds_what_was_played(train, state):
 def test_a_gradient_step_by_hand(state):
     """One update from a known buffer: r + gamma max Q_target, nothing after the end, Huber, Adam."""
     config = dataclasses.replace(CONFIG, learning_starts=10, target_every=1000)
-    target = init_state(GAME.env, GAME.params, CONFIG, jax.random.key(9)).params
+    target = start(jax.random.key(9)).params
     state = state.replace(target=target)
     step = jax.jit(make_train(GAME.env, GAME.params, config), static_argnums=1)
     after, metrics = step(state, 1)
@@ -81,10 +84,13 @@ def test_a_gradient_step_by_hand(state):
         error = Q(params, batch.obs)[jnp.arange(32), batch.action] - goal
         return jnp.mean(jnp.where(jnp.abs(error) <= 1, 0.5 * error**2, jnp.abs(error) - 0.5))
 
-    value, grads = jax.value_and_grad(loss)(state.params)
+    def by_hand(params):
+        value, grads = jax.value_and_grad(loss)(params)
+        optimizer = optax.adam(3e-3)
+        return value, optax.apply_updates(params, optimizer.update(grads, optimizer.init(params))[0])
+
+    value, expected = jax.jit(by_hand)(state.params)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
-    optimizer = optax.adam(3e-3)
-    expected = optax.apply_updates(state.params, optimizer.update(grads, optimizer.init(state.params))[0])
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), after.params, expected)
 
 

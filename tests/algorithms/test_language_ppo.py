@@ -193,8 +193,13 @@ def test_every_move_is_learned_from_once(played):
 
 
 @pytest.fixture(scope="module")
-def updated(policy, state):
-    return jit(make_update(policy, GAME, CONFIG))(state, KEY)
+def update(policy):
+    return jit(make_update(policy, GAME, CONFIG))
+
+
+@pytest.fixture(scope="module")
+def updated(update, state):
+    return update(state, KEY)
 
 
 def test_the_first_step_has_ratio_one(updated, played):
@@ -292,9 +297,9 @@ def test_a_game_that_is_cut_bootstraps_from_its_last_position(params):
     np.testing.assert_allclose(rows.target[2], moves.reward[2] + 0.99 * cut_value, rtol=1e-5)
 
 
-def test_a_non_finite_step_changes_nothing(policy, state):
+def test_a_non_finite_step_changes_nothing(update, state):
     broken = state.replace(critic=jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), state.critic))
-    after, metrics = jit(make_update(policy, GAME, CONFIG))(broken, KEY)
+    after, metrics = update(broken, KEY)
     assert not metrics["finite"]
     jax.tree.map(np.testing.assert_array_equal, after, broken)
 

@@ -79,12 +79,14 @@ def updated(update, state):
 
 def played_by(policy, state, key=KEY, config=CONFIG):
     """The episodes of `update(state, key)`, all of them."""
-    key_reset, key_play, _ = jax.random.split(key, 3)
-    states = text_games.reset(GAME, key_reset, config.num_groups)
-    states = jax.tree.map(lambda x: jnp.repeat(x, config.group_size, axis=0), states)
-    variables = {"params": state.params, "lora": state.lora}
-    play = lambda v: text_games.play(policy, GAME, v, key_play, states, config.max_turns, config.max_steps)
-    return jit(play)(variables)
+
+    def play(variables, key):
+        key_reset, key_play, _ = jax.random.split(key, 3)
+        states = text_games.reset(GAME, key_reset, config.num_groups)
+        states = jax.tree.map(lambda x: jnp.repeat(x, config.group_size, axis=0), states)
+        return text_games.play(policy, GAME, variables, key_play, states, config.max_turns, config.max_steps)
+
+    return jit(play)({"params": state.params, "lora": state.lora}, key)
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +194,16 @@ def test_update_equals_the_paper_s_formulas(updated, episodes, plain):
     np.testing.assert_allclose(metrics["steps"], episodes.turns.steps.sum() / 12, rtol=1e-6)
 
 
-@pytest.mark.parametrize("micro_batch, remat", [(0, False), (1, False), (3, True)])
-def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chosen, plain, micro_batch, remat):
+@pytest.mark.parametrize("micro_batch, rows", [(0, (2, 4)), (1, (16, 1)), (3, (4, 2))])
+def test_micro_batches_have_equally_many_rows(chosen, micro_batch, rows):
+    assert jax.eval_shape(lambda: micro_batches(*chosen, micro_batch)).replies.shape[:2] == rows
+
+
+def check_gradient(policy, state, chosen, plain, micro_batch, remat):
+    """The loss and gradient in micro-batches, which are the plain ones."""
+
     def run(lora):
         rows = micro_batches(*chosen, micro_batch)
-        assert rows.replies.shape[:2] == {0: (2, 4), 1: (16, 1), 3: (4, 2)}[micro_batch]
         return loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, reference=True, remat=remat)
 
     loss, metrics, grads = jit(run)(state.lora)
@@ -204,11 +211,18 @@ def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chose
     np.testing.assert_allclose(loss, want, atol=1e-5)
     np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-4)
     assert_close(grads, want_grads)
+    return loss, grads
+
+
+@pytest.mark.parametrize("micro_batch, remat", [pytest.param(1, False, marks=pytest.mark.slow), (3, True)])
+def test_micro_batches_and_remat_do_not_change_the_gradient(policy, state, chosen, plain, micro_batch, remat):
+    """5 in `update`, all replies at once in the next test."""
+    check_gradient(policy, state, chosen, plain, micro_batch, remat)
 
 
 def test_micro_batches_keep_every_counted_reply_and_weigh_it_as_equation_1(chosen):
     turns, advantages = chosen
-    rows = jax.device_get(micro_batches(turns, advantages, 3))
+    rows = jax.device_get(jax.jit(micro_batches, static_argnums=2)(turns, advantages, 3))
     active, lengths = np.asarray(turns.active), np.asarray(turns.turn.reply_lengths)
     counted = rows.weights > 0
     assert counted.sum() == lengths[active].sum()
@@ -234,7 +248,7 @@ def test_micro_batches_keep_every_counted_reply_and_weigh_it_as_equation_1(chose
     assert sorted(got) == sorted(want)
 
 
-def test_packed_replies_have_the_loss_and_gradient_of_padded_ones(policy, state, chosen):
+def test_packed_replies_have_the_loss_and_gradient_of_padded_ones(policy, state, chosen, plain):
     """One reply a row, each padded to the longest: the same to 1e-6."""
     turns, advantages = chosen
     flat = lambda x: x.reshape(-1, *x.shape[2:])
@@ -252,12 +266,8 @@ def test_packed_replies_have_the_loss_and_gradient_of_padded_ones(policy, state,
         each = jnp.tile(advantages, len(turns.active))
         return OBJECTIVE(new, jax.lax.stop_gradient(new), ref, each, flat(weights))[0]
 
-    def packed(lora):
-        rows = micro_batches(turns, advantages, 4)
-        return loss_and_grad(policy, OBJECTIVE, state.params, lora, rows, reference=True, remat=False)
-
     want, want_grads = jit(jax.value_and_grad(padded))(state.lora)
-    loss, _, grads = jit(packed)(state.lora)
+    loss, grads = check_gradient(policy, state, chosen, plain, 0, remat=False)
     np.testing.assert_allclose(loss, want, rtol=0, atol=1e-6)
     largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(want_grads))
     for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(want_grads)):

@@ -4,8 +4,6 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = f"import sys; sys.path.append({str(ROOT)!r}); from launch.__main__ import main; main()"
 
@@ -40,19 +38,39 @@ def test_a_package_that_shadows_ours_is_named(tmp_path):
     assert f"error: {tmp_path / 'envs' / '__init__.py'} hides nlrl_jax's own package" in refused.stderr
 
 
-@pytest.mark.parametrize("script", ["train_ms_grpo", "train_dqn", "warm_start", "finetune_lac", "generate"])
-def test_help_lists_the_scripts_own_options_and_ends_well(script):
-    done = subprocess.run(
-        [sys.executable, "-m", f"launch.{script}", "--help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0
-    assert "--seed" in done.stdout and f"python -m launch.{script}" in done.stdout
-    assert "--logtostderr" not in done.stdout and "orbax" not in done.stdout.replace("--helpfull", "")
+FORKED = """
+import os, runpy, sys
+import nlrl_jax.run.app, nlrl_jax.run.players  # once for all; a child of a fork is as after `python -m`
+for i, line in enumerate(sys.argv[2:]):
+    if not (child := os.fork()):
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{sys.argv[1]}/{i}.{name}", os.O_CREAT | os.O_WRONLY), stream)
+        sys.argv = line.split(" ")
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
 
 
-@pytest.mark.parametrize("flag", ["--episodes=-1", "--max_turns=0", "--no_such_flag=1", "--seed=x"])
-def test_a_flag_that_cannot_be_is_one_line(flag):
-    command = [sys.executable, "-m", "launch.evaluate", flag]
-    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert refused.stderr.startswith("error: ") and flag[2:].partition("=")[0] in refused.stderr
+def several(folder, *lines):
+    """(exit code, stdout, stderr) of `python -m LINE` for each line, in children of one process."""
+    command = [sys.executable, "-c", FORKED, str(folder), *lines]
+    codes = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert len(codes) == len(lines)
+    texts = [[(folder / f"{i}.{name}").read_text() for name in ("out", "err")] for i in range(len(lines))]
+    return [(int(code), *text) for code, text in zip(codes, texts)]
+
+
+def test_help_lists_the_scripts_own_options_and_ends_well(tmp_path):
+    scripts = [f"launch.{name}" for name in ("train_ms_grpo", "train_dqn", "warm_start", "finetune_lac", "generate")]
+    for script, (code, out, _) in zip(scripts, several(tmp_path, *(f"{script} --help" for script in scripts))):
+        assert code == 0, script
+        assert "--seed" in out and f"python -m {script}" in out
+        assert "--logtostderr" not in out and "orbax" not in out.replace("--helpfull", "")
+
+
+def test_a_flag_that_cannot_be_is_one_line(tmp_path):
+    options = ("--episodes=-1", "--max_turns=0", "--no_such_flag=1", "--seed=x")
+    for option, (code, _, err) in zip(options, several(tmp_path, *(f"launch.evaluate {option}" for option in options))):
+        assert code == 1 and err.count("\n") == 1, option
+        assert err.startswith("error: ") and option[2:].partition("=")[0] in err

@@ -17,7 +17,7 @@ from nlrl_jax.types import Chat, Piece
 from tests.launch.scripts import refusal, run
 
 ACTOR_CRITIC = [
-    "--opponent=first_move", "--games=4", "--format_examples=8", "--eval_games=4", "--max_tokens=8", "--epochs=1",
+    "--opponent=first_move", "--games=2", "--format_examples=4", "--eval_games=2", "--max_tokens=6", "--epochs=1",
     "--batch_size=4", "--large_max_tokens=8",
 ]  # fmt: skip
 TD = [

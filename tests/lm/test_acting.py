@@ -98,6 +98,13 @@ def test_on_a_cpu_weights_stay_stacked(variables, prompts, prefix, said, weights
     np.testing.assert_array_equal(found.tokens, said.tokens)
 
 
+@pytest.mark.parametrize("weights", prepared.WEIGHTS)
+def test_on_a_cpu_large_layers_are_taken_apart_where_that_is_asked_for(variables, monkeypatch, weights):
+    monkeypatch.setattr(prepared, "LARGE", 0)
+    ready = jax.eval_shape(lambda variables: acting(MODEL, variables, weights), variables)
+    assert isinstance(ready["params"]["blocks"], tuple) == (weights in ("apart", "merged"))
+
+
 def test_an_adapter_in_the_type_of_the_model_is_what_a_layer_would_make_of_it(variables, prompts):
     model = Transformer(dataclasses.replace(CONFIG, dtype="bfloat16"))
     ready = acting(model, variables)

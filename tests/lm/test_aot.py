@@ -48,6 +48,13 @@ def long_rows(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def tuning(tmp_path_factory):
+    """Fine-tuning of all weights of two layers, in eight chunks of logits."""
+    options = ("--program=sft", "--train=params", "--model=llama3.1-8b", "--layers=2")
+    return compiled("1,8,1", tmp_path_factory, *options)[1]
+
+
+@pytest.fixture(scope="module")
 def decoding(tmp_path_factory):
     """Programs for one H100, by (weights that are read, layers): the update, and sampling from prompts alone."""
 
@@ -134,3 +141,13 @@ def test_blocks_of_scores_stay_on_their_devices(long_rows):
     _, program, _ = long_rows
     assert any("loop[528]" in loops for loops in program.flop())
     assert not [row for row in program.collectives() if "loop[528]" in row.loops]
+
+
+def test_fine_tuning_gathers_the_head_once_and_the_embedding_never(tuning):
+    """Once 20 GiB in float32: the head for each chunk of logits, the embedding and its gradient whole."""
+    table = 128256 * 4096
+    large = [row for row in tuning.collectives() if row.bytes >= table and "loop[2]" not in row.loops]
+    (head,) = (row for row in large if row.kind == "all-gather")
+    assert (head.loops, head.runs, head.bytes) == ("", 1, 2 * table) and "f32" not in head.type
+    # The head's gradient, of each chunk; the embedding's is added up where it lies.
+    assert all(row.kind == "reduce-scatter" and "loop[8]" in row.loops for row in large if row is not head)

@@ -57,14 +57,14 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
         action = jnp.asarray(rng.integers(0, 4, N) if game == "discrete" else rng.normal(size=(N, 2)))
         moments = ppo.RunningMoments.of((D,))
         double = lambda tree: jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, tree)
-        params = double(agent.init(jax.random.key(0), obs))
+        params = double(jax.jit(agent.init)(jax.random.key(0), obs))
         params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), params)
         # An optimizer that has a past, and a policy that is no longer the one that played.
         opt_state = double(ppo.optimizer(config).init(params))
+        learn = jax.jit(lambda past, opt_state: ppo.optimizer(config).update(past, opt_state, params)[1])
         for _ in range(2):
-            past = jax.tree.map(lambda x: jnp.asarray(0.1 * rng.normal(size=x.shape)), params)
-            opt_state = ppo.optimizer(config).update(past, opt_state, params)[1]
-        log_probs = lir.networks.log_prob(*agent.policy(params, moments, obs), action)
+            opt_state = learn(jax.tree.map(lambda x: 0.1 * rng.normal(size=x.shape), params), opt_state)
+        log_probs = jax.jit(lambda: lir.networks.log_prob(*agent.policy(params, moments, obs), action))()
         batch = {
             "obs": obs,
             "action": action,
@@ -74,12 +74,10 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
         mix = jnp.asarray(rng.normal(size=(N, 3)))
         added = lambda eta: jnp.tanh(mix @ eta)
         eta, critic = jnp.asarray(rng.normal(size=3)), params["critic"]
-        meta = jax.jit(
-            lambda eta: lir.meta_loss(
-                agent, config, {"reward": eta, "critic": critic}, params, opt_state, moments, batch, added
-            )
+        meta = lambda eta: lir.meta_loss(
+            agent, config, {"reward": eta, "critic": critic}, params, opt_state, moments, batch, added
         )
-        (loss, ((after, _), _)), grad = jax.value_and_grad(meta, has_aux=True)(eta)
+        (loss, ((after, _), _)), grad = jax.jit(jax.value_and_grad(meta, has_aux=True))(eta)
 
         def gradient(eta):
             def loss(p):
@@ -91,28 +89,29 @@ def test_the_meta_gradient_equals_differences_through_one_adam_step(game):
                 return ppo.surrogate(agent, config, p, moments, mixed)[0]
 
             grads = jax.grad(loss)(params)
-            norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads)))
-            assert norm > 0.2  # so that the clipping is in the chain
-            return jax.tree.map(lambda g: g * 0.2 / norm, grads)
+            norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+            return jax.tree.map(lambda g: g * 0.2 / norm, grads), norm
 
-        mu, nu = opt_state[1][0].mu, opt_state[1][0].nu
-        nu = jax.tree.map(lambda v, g: (0.999 * v + 0.001 * g**2) / (1 - 0.999**3), nu, gradient(eta))
+        of_values = lambda: jnp.mean((agent.value(params, moments, obs) - batch["extrinsic_targets"]) ** 2)
+        (here, norm), value_loss = jax.jit(lambda eta: (gradient(eta), of_values()))(eta)
+        assert norm > 0.2  # so that the clipping is in the chain
+        mu, nu = jax.device_get((opt_state[1][0].mu, opt_state[1][0].nu))
+        nu = jax.tree.map(lambda v, g: (0.999 * v + 0.001 * g**2) / (1 - 0.999**3), nu, jax.device_get(here))
         rate = 0.03 * (1 - 2 / (10 * 2 * 2))  # the third of 40 steps
 
+        @jax.jit
         def stepped(eta):
-            first = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g) / (1 - 0.9**3), mu, gradient(eta))
-            return jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-5), params, first, nu)
+            first = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g) / (1 - 0.9**3), mu, gradient(eta)[0])
+            new = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-5), params, first, nu)
+            return new, lir.networks.log_prob(*agent.policy(new, moments, obs), action)
 
         def objective(eta):
-            new = stepped(eta)
-            out = agent.policy(new, moments, obs)
-            ratio = np.exp(lir.networks.log_prob(*out, action) - batch["old_log_probs"])
+            ratio = np.exp(np.asarray(stepped(eta)[1]) - np.asarray(batch["old_log_probs"]))
             A = np.asarray(batch["extrinsic"])
             A = (A - A.mean()) / A.std()
             return -np.minimum(ratio * A, np.clip(ratio, 0.8, 1.2) * A).mean()
 
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9), after, stepped(eta))
-        value_loss = jnp.mean((agent.value(params, moments, obs) - batch["extrinsic_targets"]) ** 2)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9), after, stepped(eta)[0])
         np.testing.assert_allclose(loss, objective(eta) + 0.5 * value_loss, rtol=1e-6)
         h = 1e-5
         differences = [(objective(eta + h * e) - objective(eta - h * e)) / (2 * h) for e in np.eye(3)]

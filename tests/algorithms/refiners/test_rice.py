@@ -17,6 +17,9 @@ from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, player
 RND = RNDConfig(num_minibatches=2, width=16, outputs=8)
 
 
+begin = jax.jit(ppo.init_state, static_argnums=(0, 2))
+
+
 def recorded(game, timestep, episodes=3):
     """The states at `timestep` of some episodes of a fresh agent."""
     env = GAMES[game]
@@ -53,8 +56,13 @@ def test_the_share_of_critical_starts_is_p(probability):
     aux = rice.init(jax.random.key(0), obs, env_state, RND)
     reset = rice.hooks(probability, RND).reset
     N, env = 4000, GAMES["continuous"]
-    fresh = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(jax.random.key(1), N), env.default_params)
-    start_obs, start = jax.vmap(reset, in_axes=(None, 0, 0, 0))(aux, jax.random.split(jax.random.key(2), N), *fresh)
+
+    @jax.jit
+    def both(key, other):
+        fresh = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(key, N), env.default_params)
+        return fresh, jax.vmap(reset, in_axes=(None, 0, 0, 0))(aux, jax.random.split(other, N), *fresh)
+
+    fresh, (start_obs, start) = both(jax.random.key(1), jax.random.key(2))
     which = (np.asarray(start_obs)[:, None] == np.asarray(obs)[None]).all(-1)  # [N, K]
     critical = which.any(1)
     assert abs(critical.mean() - probability) <= 4 * np.sqrt(probability * (1 - probability) / N)
@@ -68,7 +76,7 @@ def test_the_share_of_critical_starts_is_p(probability):
 def test_episodes_go_on_from_critical_states():
     _, (obs, env_state) = recorded("discrete", 3)
     env, config = GAMES["discrete"], dataclasses.replace(SMALL, num_steps=64)
-    state = ppo.init_state(env, env.default_params, config, jax.random.key(0))
+    state = begin(env, env.default_params, config, jax.random.key(0))
     state = state.replace(aux=rice.init(jax.random.key(1), obs, env_state, RND))
     collect = jax.jit(ppo.make_collect(env, env.default_params, config, rice.hooks(1.0, RND)))
     _, steps = collect(state, jax.random.key(2))
@@ -82,8 +90,9 @@ def test_episodes_go_on_from_critical_states():
 def test_pong_starts_from_a_stored_rally():
     game = pong.control_game()
     config = dataclasses.replace(SMALL, num_envs=2, num_steps=40, normalize_obs=False)
-    state = ppo.init_state(game.env, game.params, config, jax.random.key(0))
-    record = control.record(player(game.env, game.params, config, state), jax.random.key(1), 2, 10)
+    state = begin(game.env, game.params, config, jax.random.key(0))
+    play = lambda state: control.record(player(game.env, game.params, config, state), jax.random.key(1), 2, 10)
+    record = jax.jit(play)(state)
     obs, env_state = rice.starts_of(record, jnp.array([7, 8]))
     state = state.replace(aux=rice.init(jax.random.key(2), obs, env_state, RND))
     _, steps = jax.jit(ppo.make_collect(game.env, game.params, config, rice.hooks(1.0, RND)))(state, jax.random.key(3))
@@ -95,10 +104,10 @@ def test_the_bonus_is_that_of_random_network_distillation():
     _, (obs, env_state) = recorded("discrete", 3)
     aux = rice.init(jax.random.key(0), obs, env_state, RND)
     env = GAMES["discrete"]
-    state = ppo.init_state(env, env.default_params, SMALL, jax.random.key(0), aux)
-    _, steps = ppo.make_collect(env, env.default_params, SMALL)(state, jax.random.key(2))
-    bonus, after, _ = rice.hooks(0.5, RND).bonus(aux, steps, state.obs_moments)
-    expected, learned, _ = rnd.reward(aux.rnd, steps, RND)
+    state = begin(env, env.default_params, SMALL, jax.random.key(0), aux)
+    _, steps = jax.jit(ppo.make_collect(env, env.default_params, SMALL))(state, jax.random.key(2))
+    bonus, after, _ = jax.jit(rice.hooks(0.5, RND).bonus)(aux, steps, state.obs_moments)
+    expected, learned, _ = jax.jit(rnd.reward, static_argnums=2)(aux.rnd, steps, RND)
     np.testing.assert_array_equal(bonus, expected)
     jax.tree.map(np.testing.assert_array_equal, after.rnd, learned)
 

@@ -33,9 +33,13 @@ def base_agent(game, seed=0):
 
 def executed(masked, params, action):
     """What N steps from one state execute, read from where they lead."""
-    obs, state = masked.reset_env(jax.random.key(1), params)
-    step = jax.vmap(lambda key: masked.step_env(key, state, jnp.int32(action), params))
-    next_obs, *_ = jax.jit(step)(jax.random.split(jax.random.key(2), N))
+
+    @jax.jit
+    def step(action, keys):
+        obs, state = masked.reset_env(jax.random.key(1), params)
+        return obs, jax.vmap(lambda key: masked.step_env(key, state, action, params)[0])(keys)
+
+    obs, next_obs = step(jnp.int32(action), jax.random.split(jax.random.key(2), N))
     return (np.asarray(next_obs) - np.asarray(obs)) / 0.3
 
 
