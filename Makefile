@@ -43,7 +43,7 @@ demo: install  ## A language model of a million weights learns FrozenLake by MS-
 # Two processes: compilation is what tests spend their time on, and it takes one core. A file stays in one of them.
 TEST := $(RUN) -m pytest -n 2 --dist loadfile
 
-test: install alfworld  ## About 11 minutes on 2 quiet cores, 20 of CPU time.
+test: install alfworld  ## 13 to 20 minutes on 2 cores, 25 to 36 of CPU time, with nothing compiled before.
 	$(TEST)
 
 test-all: install alfworld  ## Also the slow tests, and those that need PyTorch where it is installed.

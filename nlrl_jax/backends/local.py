@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -163,7 +163,7 @@ class LocalModel:
         """
         if len(chats) != len(continuations):
             raise ValueError(f"{len(chats)} chats but {len(continuations)} lists of continuations; give one per chat")
-        encode = functools.cache(lambda text: tuple(self.tokenizer.encode(text)))
+        encode = self._encoder()
         tokens = [[encode(text) for text in texts] for texts in continuations]
         for i, (texts, ids) in enumerate(zip(continuations, tokens, strict=True)):
             if not all(ids):
@@ -205,9 +205,13 @@ class LocalModel:
         """The variables of `_net` as they write replies."""
         return variables if self.model.mesh is not None else self._views
 
+    def _encoder(self) -> Callable[[str], tuple[int, ...]]:
+        """Token ids of a text, computed once per text of a call."""
+        return functools.cache(lambda text: tuple(self.tokenizer.encode(text)))
+
     def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
         """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
-        encode = functools.cache(lambda text: tuple(self.tokenizer.encode(text)))
+        encode = self._encoder()
         prompts = [encode(self.tokenizer.render_chat(chat.messages)) for chat in chats]
         self._check_room(prompts, room)
         return batching.distinct(prompts)
