@@ -69,16 +69,24 @@ def make_update(
 
 
 def batches(examples: Sequence[Example], size: int, seed: int) -> Callable[[int], Batch]:
-    """Step -> its batch of `size` rows: passes over all examples, each in a random order.
+    """Step -> its batch of `size` rows: passes over all examples, in random batches of similar lengths.
 
-    Rows have one of four lengths, so four programs are compiled at most.
+    Rows have one of eight lengths, so eight programs are compiled at most.
     """
-    multiple = -(-max(len(one.tokens) for one in examples) // 128) * 32
-    shape = SFTConfig(batch_size=size, max_length=4 * multiple)
+    lengths = np.array([len(one.tokens) for one in examples])
+    multiple = -(-max(lengths) // 256) * 32
+    shape = SFTConfig(batch_size=size, max_length=8 * multiple)
 
     @functools.lru_cache(maxsize=4)
     def order(epoch: int) -> np.ndarray:
-        return np.random.default_rng([seed, epoch]).permutation(len(examples))
+        rng = np.random.default_rng([seed, epoch])
+        first = -epoch * len(examples) % size  # these complete the batch in which the pass before ends
+        mixed = rng.permutation(len(examples))
+        begin, rest = mixed[:first], mixed[first:]
+        rest = rest[np.argsort(lengths[rest], kind="stable")]
+        rows = [rest[i : i + size] for i in range(0, len(rest), size)]
+        whole = [row for row in rows if len(row) == size]
+        return np.concatenate([begin, *(whole[i] for i in rng.permutation(len(whole))), *rows[len(whole) :]])
 
     def batch(step: int) -> Batch:
         places = (divmod(step * size + k, len(examples)) for k in range(size))
