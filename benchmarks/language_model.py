@@ -55,6 +55,7 @@ def ours(folder, job, batch, new_tokens):
     import optax
 
     from nlrl_jax.backends import malloc
+    from nlrl_jax.lm.acting import views
     from nlrl_jax.lm.config import LoraConfig
     from nlrl_jax.lm.generate import generate
     from nlrl_jax.lm.score import score
@@ -91,7 +92,8 @@ def ours(folder, job, batch, new_tokens):
     if job == "prefill":
         return lambda: float(jax.block_until_ready(prefill(variables, tokens))[0])
     if job == "decode":
-        return lambda: decode(variables, tokens).tolist()
+        weights = views(model, variables)  # as `LocalModel` does
+        return lambda: decode(weights, tokens).tolist()
     optimizer, lora = optax.adamw(RATE), init_lora(model, jax.random.key(0))
     learned = [lora, optimizer.init(lora)]
 

@@ -77,6 +77,7 @@ def play(
     done_before: Sequence[Move] = (),
     report: Callable[[int, Move, int], None] = lambda step, move, running: None,
     rule: Callable[[History, Outcome], Outcome] = lambda history, outcome: outcome,
+    pictured: int | None = None,
 ) -> list[Episode]:
     """One episode per task, in lockstep.
 
@@ -85,6 +86,7 @@ def play(
       done_before: moves of an earlier, interrupted call with the same arguments; they are repeated.
       report: called after each new step with its number, the move and how many episodes still run.
       rule: (history before the step, the game's outcome) -> the outcome that counts, e.g. one that ends the episode.
+      pictured: how many episodes, from the first on, keep boards, each of which the game draws by itself; None: all.
 
     Raises:
       ValueError: `done_before` belongs to other tasks.
@@ -94,7 +96,8 @@ def play(
     histories = [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
     B = len(starts)
     optimal = [game.optimal(state) if game.optimal else -1 for state in states]
-    boards = [[game.board(state)] if game.board else [] for state in states]
+    drawn = [game.board is not None and (pictured is None or i < pictured) for i in range(B)]
+    boards = [[game.board(state)] if draw else [] for state, draw in zip(states, drawn)]
     thinking: list[list[dict[str, Any]]] = [[] for _ in range(B)]
     rewards: list[list[float]] = [[] for _ in range(B)]
     valid: list[list[bool]] = [[] for _ in range(B)]
@@ -120,7 +123,7 @@ def play(
             states[i] = outcome.state
             histories[i] = history.then(Step(move.actions[k], outcome.observation))
             thinking[i].append(move.thinking[k])
-            boards[i] += [game.board(outcome.state)] if game.board else []
+            boards[i] += [game.board(outcome.state)] if drawn[i] else []
             rewards[i].append(float(outcome.reward))
             valid[i].append(outcome.valid)
             success[i], running[i], errors[i] = outcome.success, not outcome.done, outcome.error

@@ -116,8 +116,18 @@ class Player:
 
     def head(self, history: History, dropped: int = 0) -> tuple[int, ...]:
         """The prompt of a history without its steps: instructions, goal, one observation and a line's beginning."""
-        chat = self.dialogue.chat(History(history.goal, _observation(history, dropped)), self._begin)
-        return self.encode(self.model.tokenizer.render_chat(chat.messages))
+        return self._head(history.goal, _observation(history, dropped))
+
+    @functools.cached_property
+    def _head(self) -> Callable[[str, str], tuple[int, ...]]:
+        """(goal, observation) -> `head`; each is rendered once."""
+
+        @functools.lru_cache(1 << 12)
+        def head(goal: str, observation: str) -> tuple[int, ...]:
+            chat = self.dialogue.chat(History(goal, observation), self._begin)
+            return self.encode(self.model.tokenizer.render_chat(chat.messages))
+
+        return head
 
     def prompt(self, history: History, steps: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """The tokens of a transcript, without its oldest steps where they do not fit.
@@ -164,7 +174,14 @@ class Player:
         return self.model.tokenizer.decode([token for token in written.tokens if token not in ends])
 
 
-def play(player: Player, game: HostGame, tasks: Sequence[tuple[str, int]], seed: int, give_up: int = 0) -> list[Played]:
+def play(
+    player: Player,
+    game: HostGame,
+    tasks: Sequence[tuple[str, int]],
+    seed: int,
+    give_up: int = 0,
+    pictured: int | None = None,
+) -> list[Played]:
     """One episode per task, in lockstep: each turn is one call of the model for all episodes that still run.
 
     An episode breaks off where the model's context cannot hold the next observation.
@@ -174,6 +191,7 @@ def play(player: Player, game: HostGame, tasks: Sequence[tuple[str, int]], seed:
       tasks: several episodes of one task are listed as often.
       seed: of all that is drawn. The same arguments give the same tokens.
       give_up: an episode ends after so many invalid actions in a row; 0: never.
+      pictured: see `host_games.play`.
 
     Raises:
       ValueError: the context cannot hold a first observation.
@@ -225,7 +243,7 @@ def play(player: Player, game: HostGame, tasks: Sequence[tuple[str, int]], seed:
         return outcome
 
     numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
-    episodes = host_games.play(numbered, decide, [(*task, i) for i, task in enumerate(tasks)], rule=rule)
+    episodes = host_games.play(numbered, decide, [(*task, i) for i, task in enumerate(tasks)], rule=rule, pictured=pictured)
     return [_played(*one) for one in zip(episodes, replies, forfeits, strict=True)]
 
 

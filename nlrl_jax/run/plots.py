@@ -93,7 +93,8 @@ def _panel(axes, runs, name, color, smoothing) -> None:
         x, y = curves[0]
         if width > 1:
             axes.plot(x, y, color=color, linewidth=0.7, alpha=0.35)
-        axes.plot(x, running_mean(y, width), color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
+        marker = "o" if sparse or len(x) == 1 else None
+        axes.plot(x, running_mean(y, width), color=color, linewidth=2, marker=marker, markersize=4)
         return
     x = sorted(set().union(*(set(x.tolist()) for x, _ in curves)))
     table = np.full((len(curves), len(x)), np.nan)

@@ -101,7 +101,7 @@ class Training:
 def write_page(run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], before, after, episodes) -> None:
     """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
     name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
-    model = model_name(config.model)
+    model, plural = model_name(config.model), "s" * (config.iterations != 1)
     headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
     start = {f"eval/{metric}": value for metric, value in before.items()}
@@ -112,7 +112,7 @@ def write_page(run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], be
     report = write_report(
         run_dir,
         title=f"MS-GRPO: {model} on {config.game}",
-        question=f"Does {model} play {config.game} better after {config.iterations} iterations of MS-GRPO?",
+        question=f"Does {model} play {config.game} better after {config.iterations} iteration{plural} of MS-GRPO?",
         config=flat(config),
         blocks=[
             changes(before, after),

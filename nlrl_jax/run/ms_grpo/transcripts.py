@@ -115,10 +115,12 @@ class TranscriptTraining(Training):
         sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
         return Player(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
 
-    def play(self, player: Player, tasks: Sequence[Task], steps: int, seed: int, give_up: int = 0) -> list[Played]:
-        """Episodes of at most so many steps."""
+    def play(
+        self, player: Player, tasks: Sequence[Task], steps: int, seed: int, give_up: int = 0, pictured: int = 0
+    ) -> list[Played]:
+        """Episodes of at most so many steps, the first ones with boards."""
         game = dataclasses.replace(self.game, max_steps=min(steps, self.game.max_steps))
-        return play(player, game, tasks, seed, give_up)
+        return play(player, game, tasks, seed, give_up, pictured)
 
     def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
         """One iteration of Algorithm 1. The same state and key give the same bits."""
@@ -144,7 +146,7 @@ class TranscriptTraining(Training):
     def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """See `Training.judge`; on the held-out tasks."""
         player = self.player(variables, greedy=True)
-        played = self.play(player, self.tasks.held_out, self.config.eval_turns, 0)
+        played = self.play(player, self.tasks.held_out, self.config.eval_turns, 0, pictured=shown)
         text = [as_record(one, self.game, self.writer.tokenizer) for one in played[:shown]]
         return summarize(played, self.config.learning.invalid_action_reward), text
 
