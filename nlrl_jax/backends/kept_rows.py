@@ -49,14 +49,15 @@ class Kept(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Prompts that take rows over, each in a row of its own, R of them with padding.
+    """Prompts, each in a row of its own, R of them with padding: those that take a row over, then those read anew.
 
-    numbers: of the draws, by row. slots: before the next token is read. source, begin, kept, new: int32 [R], the row
-    that each takes over, its first slot, the tokens that it has, and those to read, in tokens: int32 [R, C].
-    last: int32 [R], each prompt's last token, which is not among them.
+    numbers: of the draws, by row. over: how many take a row over. slots: before the next token is read. source, begin,
+    kept, new: int32 [R], the row that each takes over, its first slot, the tokens that it has, and those to read, in
+    tokens: int32 [R, C]. last: int32 [R], each prompt's last token, which is not among them.
     """
 
     numbers: list[int]
+    over: int
     slots: int
     source: np.ndarray
     begin: np.ndarray
@@ -79,9 +80,9 @@ class KeptRows:
         return int(self.megabytes * 1e6 / (slots * token_bytes(self.config)) / 1.5)
 
     def take(self, prompts: Sequence[tuple[int, ...]], rows: Mapping[int, int], room: int) -> tuple[Kept, Taken] | None:
-        """The rows that prompts[rows[i]] take over, by draw i: as many as may be kept.
+        """The rows that prompts[rows[i]] take over, by draw i, and rows for the others: as many as may be kept.
 
-        None, and nothing is kept any more, if half of those find no row.
+        None, and nothing is kept any more, if it is less work to read all prompts anew.
 
         Args:
           room: tokens that a row is to have room for after its prompt.
@@ -94,24 +95,25 @@ class KeptRows:
         found = {}
         for prompt in set(rows.values()):
             text = prompts[prompt][P:]
-            if prompts[prompt][:P] == have.prefix:
+            if text and prompts[prompt][:P] == have.prefix:
                 fits = (text[:size] for size in sizes if size < len(text))
-                source = next((owner[begin] for begin in fits if begin in owner), None)
-                found |= {} if source is None else {prompt: source}
-        numbers = [i for i, prompt in rows.items() if prompt in found]
-        slots = batching.bucket(max(map(len, prompts)) - P - 1, GRAIN)
-        most = self.most(slots + room)
-        if not most or 2 * len(numbers) <= min(len(rows), most):
+                found[prompt] = next((owner[begin] for begin in fits if begin in owner), None)
+        over = [i for i, prompt in rows.items() if found.get(prompt) is not None]
+        slots = batching.bucket(max(map(len, prompts)) - P, GRAIN)
+        numbers = over + [i for i, prompt in rows.items() if prompt in found and found[prompt] is None]
+        numbers = numbers[: self.most(slots + room)]
+        over = over[: len(numbers)]
+        if not over:
             return None
-        numbers = numbers[:most]
-        R, ints = batching.rows_for(len(numbers)), lambda *shape: np.zeros(shape, np.int32)
-        texts = [prompts[rows[i]][P:] for i in numbers]
-        source = np.array([found[rows[i]] for i in numbers])
+        texts = [prompts[rows[i]][P:] for i in over]
+        source = np.array([found[rows[i]] for i in over])
         kept = np.array([len(have.texts[row]) for row in source])
         new = np.array([len(text) for text in texts]) - 1 - kept
-        fields = ints(R), ints(R), ints(R), ints(R), ints(R, batching.bucket(int(new.max()))), ints(R)
-        taken = Taken(numbers, slots, *fields)
-        n = len(numbers)
+        R, C, n = batching.rows_for(len(numbers)), batching.bucket(int(new.max())), len(over)
+        if R * C > n * max(map(len, texts)):
+            return None
+        ints = lambda *shape: np.zeros(shape, np.int32)
+        taken = Taken(numbers, n, slots, ints(R), ints(R), ints(R), ints(R), ints(R, C), ints(R))
         taken.source[:n], taken.begin[:n], taken.kept[:n], taken.new[:n] = source, have.begins[source], kept, new
         for row, text in enumerate(texts):
             taken.tokens[row, : new[row]], taken.last[row] = text[kept[row] : -1], text[-1]
@@ -134,7 +136,9 @@ def write(
 ) -> dict[int, Written]:
     """Replies to prompts[rows[i]] by i, as many as rows may be kept. `at_once`: prompts that are read together."""
     found = net.kept.take(prompts, rows, batching.bucket(draw.sampling.max_tokens))
-    return _begin(net, prompts, rows, at_once, draw) if found is None else _continue(net, prompts, rows, *found, draw)
+    if found is None:
+        return _begin(net, prompts, rows, at_once, draw)
+    return _continue(net, prompts, rows, *found, at_once, draw)
 
 
 def _begin(net: Network, prompts, rows: Mapping[int, int], at_once: int, draw: Draw) -> dict[int, Written]:
@@ -146,31 +150,47 @@ def _begin(net: Network, prompts, rows: Mapping[int, int], at_once: int, draw: D
     if not numbers:
         return {}
     prefix = _prefix(net.model, net.variables, np.array(shared, np.int32)) if P else None
-    R, M = batching.rows_for(len(numbers)), batching.rows_for(len(rest), at_once)
+    R = batching.rows_for(len(numbers))
     occupant, which = _padded(numbers, R, -1), _padded([rows[i] for i in numbers], R, -1)
-    state = None
+    state = _read(net, None, rest, which, occupant, (R, S, N, S - 1), at_once, draw, prefix)
+    texts = [rest[rows[i]] for i in numbers]
+    return _written(net, state, S - 1, occupant, texts, draw, shared, prefix)
+
+
+def _continue(net: Network, prompts, rows, have: Kept, taken: Taken, at_once: int, draw: Draw) -> dict[int, Written]:
+    """Replies in rows that take others over, and in rows beside them that begin with their prompts."""
+    R, N, P = len(taken.last), batching.bucket(draw.sampling.max_tokens), len(have.prefix)
+    occupant, limits = _padded(taken.numbers, R, -1), _padded([draw.sampling.max_tokens] * taken.over, R, 0)
+    new = taken.source, taken.begin, taken.kept, taken.tokens, taken.new, taken.last, np.maximum(occupant, 0), limits
+    state = _go_on(net.model, net.variables, have.rows, *new, taken.slots, N, have.prefix_kv)
+    anew, which = batching.distinct([rows[i] for i in taken.numbers[taken.over :]])
+    if anew:
+        rest = [prompts[prompt][P:] for prompt in anew]
+        which = _padded([-1] * taken.over + which, R, -1)
+        shape = R, batching.bucket(max(map(len, rest))), N, taken.slots
+        state = _read(net, state, rest, which, occupant, shape, at_once, draw, have.prefix_kv)
+    texts = [prompts[rows[i]][P:] for i in taken.numbers]
+    return _written(net, state, taken.slots, occupant, texts, draw, have.prefix, have.prefix_kv)
+
+
+def _read(net: Network, state, rest, which, occupant, shape, at_once: int, draw: Draw, prefix) -> steps.Rows:
+    """`state`, or free rows, with the prompts rest[which[row]] in those rows where `which` is not -1.
+
+    Args:
+      shape: rows, tokens to which prompts are padded, tokens of a reply, the slot that the next step writes.
+    """
+    R, S, N, index = shape
+    M = batching.rows_for(len(rest), at_once)
     for first in range(0, len(rest), M):
         source = np.where((which >= first) & (which < first + M), which - first, -1).astype(np.int32)
         if (source >= 0).any():
             block = batching.left_padded(rest[first : first + M], M, S)
             block = _prefill(net.model, net.variables, *block, prefix)
             if state is None:  # where the block is: else a program is compiled once more
-                state = jax.device_put(_empty(net.model, R, S + N, N), block.last.sharding)
-            more = np.int32(draw.sampling.max_tokens), np.int32(S - 1), None
+                state = jax.device_put(_empty(net.model, R, index + 1 + N, N), block.last.sharding)
+            more = np.int32(draw.sampling.max_tokens), np.int32(index), None
             state = _admit(state, block, source, np.maximum(occupant, 0), *more)
-    texts = [rest[rows[i]] for i in numbers]
-    return _written(net, state, S - 1, occupant, texts, draw, shared, prefix)
-
-
-def _continue(net: Network, prompts, rows, have: Kept, taken: Taken, draw: Draw) -> dict[int, Written]:
-    """Replies in rows that take others over."""
-    R, limit, N = len(taken.last), draw.sampling.max_tokens, batching.bucket(draw.sampling.max_tokens)
-    number, limits = _padded(taken.numbers, R, 0), _padded([limit] * len(taken.numbers), R, 0)
-    new = taken.source, taken.begin, taken.kept, taken.tokens, taken.new, taken.last, number, limits
-    state = _go_on(net.model, net.variables, have.rows, *new, taken.slots, N, have.prefix_kv)
-    texts = [prompts[rows[i]][len(have.prefix) :] for i in taken.numbers]
-    occupant = _padded(taken.numbers, R, -1)
-    return _written(net, state, taken.slots, occupant, texts, draw, have.prefix, have.prefix_kv)
+    return state
 
 
 def _written(net: Network, state, index: int, occupant, texts, draw: Draw, shared, prefix) -> dict[int, Written]:

@@ -225,6 +225,22 @@ def test_a_local_model_keeps_the_tokens_that_it_sampled(model, reference, memory
     assert 0.5 < model.row_steps.use <= 1
 
 
+def test_a_prompt_that_goes_on_with_no_row_joins_those_that_do(model, monkeypatch):
+    kept, reads, prefill = dataclasses.replace(model, keep_mb=10.0), [], kept_rows._prefill
+    monkeypatch.setattr(kept_rows, "_prefill", lambda *args: reads.append(args) or prefill(*args))
+    draw = np.random.default_rng(0)
+    some = lambda size: tuple(draw.integers(5, 300, size).tolist())
+    prompts = [some(size) for size in (40, 40, 36, 40, 30, 33)]
+    for turn, blocks in enumerate((2, 3, 3)):  # of at most four prompts: all six, the one that is new, none
+        ours, theirs = (one.write(prompts, Sampling(6, 1.0), "action", turn, ("\n",)) for one in (kept, model))
+        assert [written.tokens for written in ours] == [written.tokens for written in theirs]
+        for own, other in zip(ours, theirs):
+            np.testing.assert_allclose(own.log_probs, other.log_probs, atol=2e-4)
+        assert len(reads) == blocks
+        prompts = [prompt + written.tokens[:-1] + some(4) for prompt, written in zip(prompts, ours)]
+        prompts = [some(35), *prompts[1:]] if turn == 0 else prompts
+
+
 def test_what_all_prompts_begin_with_is_the_instructions_and_examples():
     example = History("7", "you are at 0", (Step("Up", "you are at 1"),))
     dialogue = Dialogue.of("Get to the number.", "", examples=(example,))
