@@ -243,7 +243,8 @@ def play(
         return outcome
 
     numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
-    episodes = host_games.play(numbered, decide, [(*task, i) for i, task in enumerate(tasks)], rule=rule, pictured=pictured)
+    named = [(*task, i) for i, task in enumerate(tasks)]
+    episodes = host_games.play(numbered, decide, named, rule=rule, pictured=pictured)
     return [_played(*one) for one in zip(episodes, replies, forfeits, strict=True)]
 
 
