@@ -180,7 +180,7 @@ def _read(net: Network, state, rest, which, occupant, shape, at_once: int, draw:
       shape: rows, tokens to which prompts are padded, tokens of a reply, the slot that the next step writes.
     """
     R, S, N, index = shape
-    M = batching.rows_for(len(rest), at_once)
+    M = min(batching.bucket(len(rest), 4), at_once)  # few shapes
     for first in range(0, len(rest), M):
         source = np.where((which >= first) & (which < first + M), which - first, -1).astype(np.int32)
         if (source >= 0).any():
