@@ -45,17 +45,20 @@ def of_text_game(
     def rows(states, n: int) -> list[Any]:
         return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(n)]
 
-    def render(template, states) -> list[str]:
-        values = jax.device_get(fields(states))
-        return [template.render(row) for row in rows(values, len(jax.tree.leaves(states)[0]))]
+    def render(template, states, n: int) -> list[str]:
+        return [template.render(row) for row in rows(jax.device_get(fields(states)), n)]
 
-    goal = game.rules.strip().partition("\n")[0]
-    texts = texts or (lambda states: [(goal, text) for text in render(game.observation, states)])
+    goal, most = game.rules.strip().partition("\n")[0], 1
+
+    def read(states, n: int) -> list[tuple[str, str]]:
+        """Goals and observations of the first n of these states."""
+        return texts(states)[:n] if texts else [(goal, text) for text in render(game.observation, states, n)]
 
     def padded(trees: Sequence[Any]):
-        """Stacked to a power of two rows, so that few programs are compiled."""
-        size = 1 << max(0, len(trees) - 1).bit_length()
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (size - len(trees)))
+        """Stacked to a power of two rows, and as many as there once were: a step may take half a minute to compile."""
+        nonlocal most
+        most = max(most, 1 << max(0, len(trees) - 1).bit_length())
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (most - len(trees)))
 
     def start(tasks: Sequence[tuple[str, int]]) -> list[Start]:
         for kind, _ in tasks:
@@ -63,7 +66,7 @@ def of_text_game(
                 raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
         seeds = [np.uint32(check_seed(seed)) for _, seed in tasks]
         states = jax.device_get(draw(padded(seeds), padded([np.int32(kinds.index(kind)) for kind, _ in tasks])))
-        pairs = zip(seeds, rows(states, len(seeds)), texts(states), strict=False)
+        pairs = zip(seeds, rows(states, len(seeds)), read(states, len(seeds)), strict=True)
         return [Start((seed, state), *text) for seed, state, text in pairs]
 
     def advance(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
@@ -73,7 +76,7 @@ def of_text_game(
         keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)
         after, reward, terminated = jax.device_get(step(keys, before, padded([np.int32(max(i, 0)) for i in ids])))
         success = jax.device_get(won(after)) if won else terminated & (reward > 0)
-        old, new, outcomes = texts(before) if min(ids) < 0 else [], texts(after), []
+        old, new, outcomes = read(before, len(ids)) if min(ids) < 0 else [], read(after, len(ids)), []
         for i, (action, state) in enumerate(zip(ids, rows(after, len(ids)))):
             if action < 0:
                 outcomes.append(Outcome(states[i], f"{NOTHING} {old[i][1]}", valid=False))
@@ -90,7 +93,7 @@ def of_text_game(
         kinds=tuple(kinds),
         reset=start,
         step=advance,
-        board=lambda state: render(game.board, jax.tree.map(lambda leaf: np.asarray(leaf)[None], state[1]))[0],
+        board=lambda state: render(game.board, jax.tree.map(lambda leaf: np.asarray(leaf)[None], state[1]), 1)[0],
         optimal=(lambda state: optimal(state[1])) if optimal else None,
         legend=game.legend,
         reversible=True,
