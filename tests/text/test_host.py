@@ -1,5 +1,7 @@
 """A text game on the host equals its environment."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -52,6 +54,14 @@ def test_slippery_ice_does_not_depend_on_the_other_episodes():
         (only,) = host.step([alone], [word])
         alone = only.state
         assert only.observation == outcomes[2].observation
+
+
+def test_a_step_compiles_once_also_when_few_episodes_go_on(game):
+    traced = []
+    host = of_text_game(dataclasses.replace(game, success=lambda state: traced.append(1) or game.success(state)))
+    states = [start.state for start in host.reset(TASKS)]
+    together, (alone,) = host.step(states, ["Right"] * 3), host.step(states[2:], ["Right"])
+    assert len(traced) == 1 and alone.observation == together[2].observation
 
 
 def test_words_that_are_no_action_change_nothing_and_say_so(game):
