@@ -23,6 +23,7 @@ from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Written
 
 GRAIN = 64  # tokens to which the length of rows is rounded up, or twice, four times, ... as many
+LEAST = 32  # tokens to which what is new in a row is padded at least: a program for each pair of sizes is too many
 FEW = 4  # a fourth of the rows goes on without the others, which have ended; of less than twice as many none
 
 _prefix = jax.jit(compute_prefix, static_argnums=0)
@@ -109,7 +110,7 @@ class KeptRows:
         source = np.array([found[rows[i]] for i in over])
         kept = np.array([len(have.texts[row]) for row in source])
         new = np.array([len(text) for text in texts]) - 1 - kept
-        R, C, n = batching.rows_for(len(numbers)), batching.bucket(int(new.max())), len(over)
+        R, C, n = _rows(len(numbers)), batching.bucket(int(new.max()), LEAST), len(over)
         if R * C > n * max(map(len, texts)):
             return None
         ints = lambda *shape: np.zeros(shape, np.int32)
@@ -150,7 +151,7 @@ def _begin(net: Network, prompts, rows: Mapping[int, int], at_once: int, draw: D
     if not numbers:
         return {}
     prefix = _prefix(net.model, net.variables, np.array(shared, np.int32)) if P else None
-    R = batching.rows_for(len(numbers))
+    R = _rows(len(numbers))
     occupant, which = _padded(numbers, R, -1), _padded([rows[i] for i in numbers], R, -1)
     state = _read(net, None, rest, which, occupant, (R, S, N, S - 1), at_once, draw, prefix)
     texts = [rest[rows[i]] for i in numbers]
@@ -218,6 +219,11 @@ def _written(net: Network, state, index: int, occupant, texts, draw: Draw, share
     held = [text + tuple(tokens[row, : lengths[row] - 1].tolist()) for row, text in enumerate(texts)]
     net.kept.last = Kept(state, shared, prefix, begins, held)
     return written
+
+
+def _rows(n: int) -> int:
+    """Rows of a program for n: 1, 2, 4, 8, 16, 24, 32, 48, ... (`batching.rows_for`, with fewer small sizes)."""
+    return batching.rows_for(n) if n > 16 else batching.bucket(n, 1)
 
 
 def _padded(numbers: Sequence[int], R: int, value: int) -> np.ndarray:

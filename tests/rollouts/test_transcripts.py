@@ -230,7 +230,7 @@ def test_a_prompt_that_goes_on_with_no_row_joins_those_that_do(model, monkeypatc
     monkeypatch.setattr(kept_rows, "_prefill", lambda *args: reads.append(args) or prefill(*args))
     draw = np.random.default_rng(0)
     some = lambda size: tuple(draw.integers(5, 300, size).tolist())
-    prompts = [some(size) for size in (40, 40, 36, 40, 30, 33)]
+    prompts = [some(size) for size in (60, 60, 56, 60, 50, 53)]
     for turn, blocks in enumerate((2, 3, 3)):  # of at most four prompts: all six, the one that is new, none
         ours, theirs = (one.write(prompts, Sampling(6, 1.0), "action", turn, ("\n",)) for one in (kept, model))
         assert [written.tokens for written in ours] == [written.tokens for written in theirs]
@@ -238,7 +238,7 @@ def test_a_prompt_that_goes_on_with_no_row_joins_those_that_do(model, monkeypatc
             np.testing.assert_allclose(own.log_probs, other.log_probs, atol=2e-4)
         assert len(reads) == blocks
         prompts = [prompt + written.tokens[:-1] + some(4) for prompt, written in zip(prompts, ours)]
-        prompts = [some(35), *prompts[1:]] if turn == 0 else prompts
+        prompts = [some(55), *prompts[1:]] if turn == 0 else prompts
 
 
 def test_what_all_prompts_begin_with_is_the_instructions_and_examples():
