@@ -25,6 +25,10 @@ TINY = (
 
 # Every other trainer, as small as it goes.
 OTHERS = {
+    "train_ms_grpo": (  # in transcripts
+        "--model=nano_babyai", "--preset=babyai", "--missions=go to", "--iterations=2", "--group_size=4",
+        "--num_groups=2", "--max_turns=4", "--eval_episodes=4", "--eval_turns=2", "--eval_every=0",
+    ),
     "warm_start": ("--model=nano", "--batch=8", "--micro_batch=4", "--iterations=3", "--lora_rank=4"),
     "finetune_lac": (
         "--model=nano_babyai", "--rows=episodes", "--iterations=3", "--successes=2", "--failures=1", "--batch=4",
