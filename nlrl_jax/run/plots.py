@@ -38,8 +38,8 @@ def learning_curve(
 ) -> pathlib.Path:
     """Draws metrics against the number of iterations done, one panel per metric.
 
-    One run: the raw curve thin, a running mean over it. Several runs: the mean over runs of their running means, and a
-    band of one standard deviation. Metrics that few iterations write (evaluations) are points.
+    One run: the raw curve thin, a running mean over it. Several runs: the mean over runs of their running means, and its
+    95 % interval as a band (Student's t). Metrics that few iterations write (evaluations) are points.
 
     Args:
       run_dirs: one run, or several of the same experiment under different seeds.
@@ -100,10 +100,10 @@ def _panel(axes, runs, name, color, smoothing) -> None:
     table = np.full((len(curves), len(x)), np.nan)
     for row, (at, y) in zip(table, curves, strict=True):
         row[np.searchsorted(x, at)] = running_mean(y, width)
-    mean, std = np.nanmean(table, axis=0), deviation(table)
-    axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
+    mean, half = np.nanmean(table, axis=0), half_widths(table)
+    axes.fill_between(x, mean - half, mean + half, color=color, alpha=0.18, linewidth=0)
     axes.plot(x, mean, color=color, linewidth=2, marker="o" if sparse else None, markersize=4)
-    note = f"mean and standard deviation of {len(curves)} runs"
+    note = f"mean of {len(curves)} runs and its 95 % interval"
     axes.annotate(note, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
 
 

@@ -56,6 +56,7 @@ def test_leaves_everything(whole):
     assert all(np.isfinite(list(row.values())).all() for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows[:2]) and any(row["grad_norm"] > 0 for row in rows[2:])
     assert "<action>" not in (whole / "report.html").read_text()  # what a model wrote is escaped
+    assert "Before this run, nano had learned from" in (whole / "report.html").read_text()
     assert "&lt;action&gt;" in (whole / "report.html").read_text()
 
 

@@ -20,6 +20,11 @@ from nlrl_jax.weights import peft
 
 SCRIPT = "train_ms_grpo"
 SHOWN = 6  # episodes in the report
+SEEN = {  # by the built-in models before
+    "nano": "episodes of FrozenLake and Snake, 40 % of them played with skill and the others by a habit, which hides the "
+    "skill from greedy play",
+    "nano_babyai": "24,000 transcripts of BabyAI-Text, by walkers that often err",
+}
 
 
 class Training:
@@ -116,6 +121,7 @@ def write_page(run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], be
         config=flat(config),
         blocks=[
             changes(before, after),
+            *([f"Before this run, {model} had learned from {SEEN[config.model]}."] if config.model in SEEN else ()),
             *(f"Warning: {sentence}" for sentence in warnings),
             Picture(curve, "Each metric by iteration: thin as measured, bold a running mean; points are evaluations."),
             *([f"Of the row steps that decoding computed, {np.mean(used):.0%} wrote a token."] if len(used) else []),
