@@ -38,8 +38,8 @@ def learning_curve(
 ) -> pathlib.Path:
     """Draws metrics against the number of iterations done, one panel per metric.
 
-    One run: the raw curve thin, a running mean over it. Several runs: the mean over runs of their running means, and its
-    95 % interval as a band (Student's t). Metrics that few iterations write (evaluations) are points.
+    One run: the raw curve thin, a running mean over it. Several runs: the mean over runs of their running means, and
+    its 95 % interval as a band (Student's t). Metrics that few iterations write (evaluations) are points.
 
     Args:
       run_dirs: one run, or several of the same experiment under different seeds.

@@ -21,8 +21,8 @@ from nlrl_jax.weights import peft
 SCRIPT = "train_ms_grpo"
 SHOWN = 6  # episodes in the report
 SEEN = {  # by the built-in models before
-    "nano": "episodes of FrozenLake and Snake, 40 % of them played with skill and the others by a habit, which hides the "
-    "skill from greedy play",
+    "nano": "episodes of FrozenLake and Snake, 40 % of them played with skill and the others by a habit, which hides "
+    "the skill from greedy play",
     "nano_babyai": "24,000 transcripts of BabyAI-Text, by walkers that often err",
 }
 
