@@ -1,4 +1,8 @@
-"""The choice of a token from logits. V vocabulary."""
+"""The choice of a token from logits. V vocabulary.
+
+From a large vocabulary a token is drawn by one random number: a V-th of what the Gumbel trick of
+`jax.random.categorical` needs, whose numbers take as long as the product with the head on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from nlrl_jax.types import Sampling
+
+LARGE = 8192  # words from which on one random number is drawn, not one for each
+_PARTS = 512  # at most, in which a large vocabulary is summed up
 
 
 def sample_token(
@@ -25,7 +32,32 @@ def sample_token(
         probs = jax.nn.softmax(logits, axis=-1)
         before = jnp.cumsum(probs, axis=-1) - probs
         logits = jnp.where(before < sampling.top_p, logits, -jnp.inf)
-    choice = jax.random.categorical(key, logits, axis=-1)
+    choice = (_draw if logits.shape[-1] >= LARGE else jax.random.categorical)(key, logits)
     if ids is not None:
         choice = jnp.take_along_axis(ids, choice[:, None], axis=-1)[:, 0]
     return choice.astype(jnp.int32)
+
+
+def _draw(key: jax.Array, logits: jax.Array) -> jax.Array:
+    """Draws from softmax(logits [B, V]) by the inverse of its cumulative sums: a part of the vocabulary, then a word.
+
+    The parts of a vocabulary that is a multiple of a power of two lie on one device each where devices share it.
+    """
+    B, V = logits.shape
+    K = min(V & -V, _PARTS)  # parts: the largest power of two that divides V
+    if K < 16:
+        K = 128
+        logits = jnp.pad(logits, ((0, 0), (0, -V % K)), constant_values=-jnp.inf)
+    p = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)).reshape(B, K, -1)
+    sums = jnp.sum(p, axis=-1)
+    part, rest = _place(sums, jax.random.uniform(key, (B, 1)) * jnp.sum(sums, axis=-1, keepdims=True))
+    chosen = jnp.sum(jnp.where(jnp.arange(K)[:, None] == part[..., None], p, 0), axis=1)  # its p [B, V / K]
+    return (part * p.shape[-1] + _place(chosen, rest)[0])[:, 0]
+
+
+def _place(p: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Where x [B, 1] lies in the cumulative sums of p [B, n] -> (place [B, 1], never where p is 0; x from there on)."""
+    upto = jnp.cumsum(p, axis=-1)
+    last = p.shape[-1] - 1 - jnp.argmax(jnp.flip(p, axis=-1) > 0, axis=-1, keepdims=True)  # for rounding
+    at = jnp.minimum(jnp.sum(upto <= x, axis=-1, keepdims=True), last)
+    return at, x - jnp.take_along_axis(upto - p, at, axis=-1)

@@ -12,7 +12,7 @@ from nlrl_jax.lm import generate as module
 from nlrl_jax.lm import sharding, transformer
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate, left_pad, row_sizes, row_steps, row_use
-from nlrl_jax.lm.sampling import sample_token
+from nlrl_jax.lm.sampling import LARGE, _draw, _place, sample_token
 from nlrl_jax.lm.score import score as score_
 from nlrl_jax.lm.transformer import Transformer, prefix_length
 from nlrl_jax.types import Sampling
@@ -261,6 +261,20 @@ def test_frequencies_are_those_of_softmax_and_nothing_else_is_drawn(temperature,
     want = expected(temperature, top_k, top_p)
     assert got[want == 0].sum() == 0
     np.testing.assert_allclose(got / got.sum(), want, atol=5 * np.sqrt(0.25 / got.sum()))
+
+
+@pytest.mark.parametrize("size", [48, 41])  # a multiple of 16, and an odd number
+def test_one_random_number_for_a_vocabulary_gives_these_frequencies_too(size):
+    places = np.array([0, 1, 7, 8, 20, 21, 39, size - 1])
+    logits = np.full(size, -np.inf, np.float32)
+    logits[places] = LOGITS / 2
+    got = np.bincount(jax.jit(_draw)(jax.random.key(0), jnp.tile(logits, (40_000, 1))), minlength=size)
+    assert got[places].sum() == 40_000
+    np.testing.assert_allclose(got[places] / 40_000, expected(2.0, 0, 1.0), atol=5 * np.sqrt(0.25 / 40_000))
+    at, rest = _place(jnp.array([[0.0, 0.5, 0.5, 0.0]]), jnp.array([[1.0]]))  # rounded up to the end
+    assert int(at[0, 0]) == 2 and float(rest[0, 0]) == 0.5
+    certain = jnp.full((1, LARGE), -jnp.inf).at[0, 8000].set(0.0)
+    assert sample_token(jax.random.key(0), certain, Sampling(1, 2.0)).tolist() == [8000]
 
 
 @pytest.mark.parametrize(
