@@ -1,7 +1,7 @@
 """The choice of a token from logits. V vocabulary.
 
 From a large vocabulary a token is drawn by one random number: a V-th of what the Gumbel trick of
-`jax.random.categorical` needs, whose numbers take as long as the product with the head on a CPU.
+`jax.random.categorical` needs, whose numbers take nearly as long as the product with the head on a CPU.
 """
 
 from __future__ import annotations

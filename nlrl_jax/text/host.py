@@ -54,27 +54,32 @@ def of_text_game(
         """Goals and observations of the first n of these states."""
         return texts(states)[:n] if texts else [(goal, text) for text in render(game.observation, states, n)]
 
-    def padded(trees: Sequence[Any]):
-        """Stacked to a power of two rows, and as many as there once were: a step may take half a minute to compile."""
+    def size_for(n: int) -> int:
+        """A power of two rows, and as many as there once were: a step may take half a minute to compile."""
         nonlocal most
-        most = max(most, 1 << max(0, len(trees) - 1).bit_length())
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (most - len(trees)))
+        most = max(most, 1 << max(0, n - 1).bit_length())
+        return most
+
+    def padded(trees: Sequence[Any], size: int):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (size - len(trees)))
 
     def start(tasks: Sequence[tuple[str, int]]) -> list[Start]:
         for kind, _ in tasks:
             if kind not in kinds:
                 raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
         seeds = [np.uint32(check_seed(seed)) for _, seed in tasks]
-        states = jax.device_get(draw(padded(seeds), padded([np.int32(kinds.index(kind)) for kind, _ in tasks])))
+        numbers, size = [np.int32(kinds.index(kind)) for kind, _ in tasks], size_for(len(tasks))
+        states = jax.device_get(draw(padded(seeds, size), padded(numbers, size)))
         pairs = zip(seeds, rows(states, len(seeds)), read(states, len(seeds)), strict=True)
         return [Start((seed, state), *text) for seed, state, text in pairs]
 
     def advance(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
         ids = [words.get(folded(action), -1) for action in actions]
-        before = padded([state for _, state in states])
-        seeds = padded([np.uint32(seed) for seed, _ in states])
+        size = size_for(len(ids))  # once: another thread may begin more episodes meanwhile
+        before = padded([state for _, state in states], size)
+        seeds = padded([np.uint32(seed) for seed, _ in states], size)
         keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)
-        after, reward, terminated = jax.device_get(step(keys, before, padded([np.int32(max(i, 0)) for i in ids])))
+        after, reward, terminated = jax.device_get(step(keys, before, padded([np.int32(max(i, 0)) for i in ids], size)))
         success = jax.device_get(won(after)) if won else terminated & (reward > 0)
         old, new, outcomes = read(before, len(ids)) if min(ids) < 0 else [], read(after, len(ids)), []
         for i, (action, state) in enumerate(zip(ids, rows(after, len(ids)))):

@@ -159,6 +159,12 @@ def test_an_observation_that_the_context_cannot_hold_breaks_its_episode_off():
     assert len(other.turns) == 5 and not other.episode.error
 
 
+def test_boards_are_drawn_for_the_first_episodes_only():
+    drawn = dataclasses.replace(GAME, board=str)
+    one, other = play(player([" Up\n"] * 12), drawn, TWO, 0, pictured=1)
+    assert len(one.episode.boards) == len(one.turns) + 1 and not other.episode.boards
+
+
 def test_a_lost_episode_is_given_up():
     lines = [" jump\n", " Up\n", " Up\n", " \n", " jump\n", " jump\n", " Up\n"]
     one, other = play(player(lines), GAME, TWO, 0, give_up=2)

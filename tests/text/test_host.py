@@ -64,6 +64,22 @@ def test_a_step_compiles_once_also_when_few_episodes_go_on(game):
     assert len(traced) == 1 and alone.observation == together[2].observation
 
 
+def test_a_batch_that_begins_meanwhile_changes_no_step(game):
+    host = of_text_game(game)
+    states = [start.state for start in host.reset(TASKS[:1])]
+
+    class Interrupted(list):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            host.reset(TASKS * self.times)  # as another thread may, with more episodes each time
+            return super().__iter__()
+
+    (calm,), (hurried,) = host.step(states, ["Right"]), host.step(Interrupted(states), ["Right"])
+    assert hurried.observation == calm.observation
+
+
 def test_words_that_are_no_action_change_nothing_and_say_so(game):
     host = of_text_game(game)
     (start,) = host.reset(TASKS[:1])
