@@ -12,6 +12,8 @@ on a CPU small layers (`LARGE`); `views` are for a model that only plays there.
 
 from __future__ import annotations
 
+import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -86,25 +88,53 @@ def by_layer(config: ModelConfig, variables: Any, merge: bool, join: bool = Fals
 
 
 def views(model: Transformer, variables: Any) -> Any:
-    """What decodes on a CPU outside of a program that also learns: blocks by layer if they are large, without a copy.
+    """What decodes on a CPU outside of a program that also learns: blocks by layer, if they are large.
 
-    From stacked weights XLA:CPU copies a layer, too, before it multiplies by it. The arrays share the stacked ones'
-    memory, as far as these are aligned to 64 bytes.
+    From stacked weights XLA:CPU copies a layer, too, before it multiplies by it. Where the machine's memory holds three
+    times the weights, the kernels are copies, turned round for `products.few_rows`; else all arrays share the stacked
+    ones' memory, as far as these are aligned to 64 bytes.
 
     Args:
       variables: {"params": ...} or {"params": ..., "lora": ...}, as arrays (not traced).
     """
-    leaves, structure = jax.tree.flatten(variables["params"]["blocks"])
+    leaves = jax.tree.leaves(variables["params"])
     on_cpu = isinstance(leaves[0], jax.Array) and next(iter(leaves[0].devices())).platform == "cpu"
     if model.mesh is not None or _of_a_layer(model, variables["params"]) < LARGE or not on_cpu:
         return variables
-    arrays = [(np.asarray(leaf), leaf.sharding if leaf.committed else None) for leaf in leaves]
-    layer = lambda i: structure.unflatten([jax.device_put(x[i], where, may_alias=True) for x, where in arrays])
-    blocks = tuple(layer(i) for i in range(model.config.num_layers))
+    turn = 3 * sum(leaf.nbytes for leaf in leaves) <= memory_of_host()
+    blocks = tuple(_view(variables["params"]["blocks"], i, turn) for i in range(model.config.num_layers))
     if "lora" in variables:  # its copy is small
         adapter = by_layer(model.config, {"params": {"blocks": {}}, "lora": variables["lora"]}, False)["lora"]
         variables = {**variables, "lora": adapter}
     return {**variables, "params": {**variables["params"], "blocks": blocks}}
+
+
+def _view(blocks: Any, layer: int, turn: bool) -> Any:
+    """A layer of stacked blocks, with `turn` its kernels [in, out] as "turned" [out, in]."""
+
+    def place(leaf: jax.Array, turn: bool) -> jax.Array:
+        one = np.asarray(leaf)[layer]
+        one = np.ascontiguousarray(one.T) if turn else one
+        return jax.device_put(one, leaf.sharding if leaf.committed else None, may_alias=True)
+
+    def of(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return place(tree, False)
+        found = {name: of(part) for name, part in tree.items() if not (turn and name == "kernel")}
+        return {**found, "turned": place(tree["kernel"], True)} if turn and "kernel" in tree else found
+
+    return of(blocks)
+
+
+def memory_of_host() -> int:
+    """Bytes of this machine's memory, or of those that its control group may take; 0 where nobody says."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit = pathlib.Path("/sys/fs/cgroup/memory.max")
+        most = limit.read_text().strip() if limit.is_file() else "max"
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return memory if most == "max" else min(memory, int(most))
 
 
 def _joined(block: Any, together: Callable[[list[Any]], Any]) -> Any:

@@ -73,8 +73,11 @@ class Linear(nn.Module):
         c, rank = self.config, self.config.lora.rank
         init = nn.initializers.normal(0.02)
         shape = (x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), shape, c.param_dtype)
-        y = x @ kernel.astype(c.dtype)
+        if (turned := self.get_variable("params", "turned")) is not None:  # by `lm.acting.views`
+            y = products.few_rows(x, turned.astype(c.dtype)).astype(c.dtype)
+        else:
+            kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), shape, c.param_dtype)
+            y = x @ kernel.astype(c.dtype)
         if self.use_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
             y = y + self.param("bias", zeros, shape[1:], c.param_dtype).astype(c.dtype)
@@ -320,6 +323,10 @@ class Transformer(nn.Module):
         Args:
           head: from `head`, made once for many calls.
         """
+        c, few = self.config, hidden.size <= products.FEW * hidden.shape[-1]
+        on_cpu = self.mesh is None and platform_of(None) == "cpu"
+        if head is None and on_cpu and few and c.tie_embeddings and self.embedding.size >= products.WIDE:
+            return products.few_rows(hidden, self.embedding.astype(hidden.dtype))
         return products.logits(hidden, *(head or self.head(hidden.dtype, gathered=True)))
 
     def head(self, dtype: Any, gathered: bool = False) -> tuple[jax.Array, jax.Array]:

@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.lm import acting
+from nlrl_jax.lm import acting, products
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.generate import compute_prefix, generate
+from nlrl_jax.lm.products import few_rows
 from nlrl_jax.lm.transformer import Transformer, init_lora
 from nlrl_jax.types import Sampling
 from tests.lm.noise import noisy_params
 
 CONFIG = ModelConfig(40, 16, 24, 3, 4, 2, 8, 64, qk_norm=True, lora=LoraConfig(rank=2))
 MODEL = Transformer(CONFIG)
+SIZE = sum(leaf.nbytes for leaf in jax.tree.leaves(noisy_params(CONFIG, 1.0)))
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +26,10 @@ def variables():
     return noisy_params(CONFIG, 1.0) | {"lora": jax.tree.map(noise, init_lora(MODEL, jax.random.key(1)))}
 
 
-@pytest.fixture
-def apart(variables, monkeypatch):
+@pytest.fixture(params=["turned", "shared"])
+def apart(request, variables, monkeypatch):
     monkeypatch.setattr(acting, "LARGE", 0)
+    monkeypatch.setattr(acting, "memory_of_host", lambda: 3 * SIZE if request.param == "turned" else 3 * SIZE - 1)
     return acting.views(MODEL, variables)
 
 
@@ -51,8 +54,19 @@ def test_the_same_replies_after_a_prefix(variables, apart):
     np.testing.assert_allclose(replies[0].log_probs, replies[1].log_probs, atol=2e-5)
 
 
-def test_weights_are_not_copied(monkeypatch):
+def test_what_the_layers_hold(variables, apart):
+    stacked, own = (v["params"]["blocks"] for v in (variables, apart))
+    for i, layer in enumerate(own):
+        for name in ("gate", "down"):
+            (form, kernel), *others = layer[name].items()
+            assert form in ("turned", "kernel") and not others
+            np.testing.assert_array_equal(kernel.T if form == "turned" else kernel, stacked[name]["kernel"][i])
+    assert ("turned" in own[0]["up"]) == (acting.memory_of_host() == 3 * SIZE)
+
+
+def test_without_room_weights_are_not_copied(monkeypatch):
     monkeypatch.setattr(acting, "LARGE", 0)
+    monkeypatch.setattr(acting, "memory_of_host", lambda: 0)
     model = Transformer(dataclasses.replace(CONFIG, hidden_size=64, intermediate_size=64))
     variables = noisy_params(model.config, 1.0)
     stacked = variables["params"]["blocks"]["up"]["kernel"]
@@ -60,6 +74,28 @@ def test_weights_are_not_copied(monkeypatch):
     start = stacked.unsafe_buffer_pointer()
     places = [layer.unsafe_buffer_pointer() - start for layer in own]
     assert places == [i * stacked.nbytes // 3 for i in range(3)]
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (3, 5, 40), (40,)])
+def test_a_product_of_few_rows(shape):
+    draw = lambda seed, shape: jax.random.normal(jax.random.key(seed), shape)
+    x, kernel = draw(0, shape), draw(1, (40, 33))
+    np.testing.assert_allclose(jax.jit(few_rows)(x, kernel.T), x @ kernel, atol=1e-5)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_the_head_of_few_rows(variables, monkeypatch, tie):
+    """However wide the vocabulary is, the same logits; turned round where the head is the embedding."""
+    model = Transformer(dataclasses.replace(CONFIG, tie_embeddings=tie))
+    own = noisy_params(model.config, 1.0)
+    logits = jax.jit(lambda hidden: model.apply(own, hidden, method="unembed"))
+    hidden = jax.random.normal(jax.random.key(0), (5, CONFIG.hidden_size))
+    want = logits(hidden)
+    monkeypatch.setattr(products, "WIDE", 0)
+    jax.clear_caches()
+    np.testing.assert_allclose(logits(hidden), want, atol=1e-5)
+    turned = "optimization_barrier" in str(jax.make_jaxpr(logits)(hidden))
+    assert turned == tie and "optimization_barrier" not in str(jax.make_jaxpr(logits)(jnp.tile(hidden, (13, 1))))
 
 
 def test_small_models_stay_as_they_are(variables):
