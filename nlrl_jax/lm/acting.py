@@ -91,39 +91,42 @@ def views(model: Transformer, variables: Any) -> Any:
     """What decodes on a CPU outside of a program that also learns: blocks by layer, if they are large.
 
     From stacked weights XLA:CPU copies a layer, too, before it multiplies by it. Where the machine's memory holds three
-    times the weights, the kernels are copies, turned round for `products.few_rows`; else all arrays share the stacked
-    ones' memory, as far as these are aligned to 64 bytes.
+    times the weights, the kernels and the head are copies, turned round for `products.few_rows`; else all arrays share
+    the stacked ones' memory, as far as these are aligned to 64 bytes.
 
     Args:
       variables: {"params": ...} or {"params": ..., "lora": ...}, as arrays (not traced).
     """
-    leaves = jax.tree.leaves(variables["params"])
+    params = variables["params"]
+    leaves = jax.tree.leaves(params)
     on_cpu = isinstance(leaves[0], jax.Array) and next(iter(leaves[0].devices())).platform == "cpu"
-    if model.mesh is not None or _of_a_layer(model, variables["params"]) < LARGE or not on_cpu:
+    if model.mesh is not None or _of_a_layer(model, params) < LARGE or not on_cpu:
         return variables
     turn = 3 * sum(leaf.nbytes for leaf in leaves) <= memory_of_host()
-    blocks = tuple(_view(variables["params"]["blocks"], i, turn) for i in range(model.config.num_layers))
+    blocks = tuple(_view(params["blocks"], i, turn) for i in range(model.config.num_layers))
+    head = {"turned": _place(params["lm_head"], turn)} if turn and "lm_head" in params else {}
     if "lora" in variables:  # its copy is small
         adapter = by_layer(model.config, {"params": {"blocks": {}}, "lora": variables["lora"]}, False)["lora"]
         variables = {**variables, "lora": adapter}
-    return {**variables, "params": {**variables["params"], "blocks": blocks}}
+    return {**variables, "params": {**params, **head, "blocks": blocks}}
 
 
 def _view(blocks: Any, layer: int, turn: bool) -> Any:
     """A layer of stacked blocks, with `turn` its kernels [in, out] as "turned" [out, in]."""
+    if not isinstance(blocks, dict):
+        return _place(blocks, False, layer)
+    names = {name: "turned" if turn and name == "kernel" else name for name in blocks}
+    return {
+        new: _place(blocks[name], True, layer) if new == "turned" else _view(blocks[name], layer, turn)
+        for name, new in names.items()
+    }
 
-    def place(leaf: jax.Array, turn: bool) -> jax.Array:
-        one = np.asarray(leaf)[layer]
-        one = np.ascontiguousarray(one.T) if turn else one
-        return jax.device_put(one, leaf.sharding if leaf.committed else None, may_alias=True)
 
-    def of(tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            return place(tree, False)
-        found = {name: of(part) for name, part in tree.items() if not (turn and name == "kernel")}
-        return {**found, "turned": place(tree["kernel"], True)} if turn and "kernel" in tree else found
-
-    return of(blocks)
+def _place(leaf: jax.Array, turn: bool, layer: int | None = None) -> jax.Array:
+    """An array, or a layer of it, in the memory where it lies, or turned round in memory of its own."""
+    one = np.asarray(leaf) if layer is None else np.asarray(leaf)[layer]
+    one = np.ascontiguousarray(one.T) if turn else one
+    return jax.device_put(one, leaf.sharding if leaf.committed else None, may_alias=True)
 
 
 def memory_of_host() -> int:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 FEW = 64  # rows
 WIDE = 1_000_000  # numbers of a matrix from which on `few_rows` pays
 
+
 def _transposed(left: jax.Array, right: jax.Array) -> jax.Array:
     """left.T @ right over all rows: [..., I], [..., O] -> [I, O]."""
     rows = tuple(range(left.ndim - 1))

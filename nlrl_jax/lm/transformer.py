@@ -323,11 +323,17 @@ class Transformer(nn.Module):
         Args:
           head: from `head`, made once for many calls.
         """
-        c, few = self.config, hidden.size <= products.FEW * hidden.shape[-1]
-        on_cpu = self.mesh is None and platform_of(None) == "cpu"
-        if head is None and on_cpu and few and c.tie_embeddings and self.embedding.size >= products.WIDE:
-            return products.few_rows(hidden, self.embedding.astype(hidden.dtype))
+        few = hidden.size <= products.FEW * hidden.shape[-1]
+        if head is None and few and (turned := self._turned_head()) is not None:
+            return products.few_rows(hidden, turned.astype(hidden.dtype))
         return products.logits(hidden, *(head or self.head(hidden.dtype, gathered=True)))
+
+    def _turned_head(self) -> jax.Array | None:
+        """The head [V, H] where `products.few_rows` pays and it is at hand: the embedding, or from `acting.views`."""
+        if not self.config.tie_embeddings:
+            return self.get_variable("params", "turned")
+        on_cpu = self.mesh is None and platform_of(None) == "cpu"
+        return self.embedding if on_cpu and self.embedding.size >= products.WIDE else None
 
     def head(self, dtype: Any, gathered: bool = False) -> tuple[jax.Array, jax.Array]:
         """The head [H, V] as it is stored, and as a constant in `dtype` with its "fsdp" shards in one piece.
