@@ -8,7 +8,8 @@ run in processes of their own. For each row of the table the two processes take 
 measurement each, after a warm-up that compiles; the table shows medians and [smallest, largest].
 
     prefill   8 prompts of 256 tokens into a fresh cache, logits of the last position only
-    decode    64-token prompts, greedy, a fixed number of new tokens, prefill included in the time
+    decode    greedy, a fixed number of new tokens after prompts of 64, which the time includes (--prompt_tokens 8 makes
+              them cheap)
     LoRA      one AdamW step of a rank-16 adapter on all seven linear layers, 8 x 256 tokens, no rematerialisation
 
 Peak memory is the process's largest resident set during that row, weights and interpreter included.
@@ -39,7 +40,7 @@ ROWS = {
     "decode, batch 32": ("decode", 32),
     "LoRA r=16 step 8x256": ("lora", 8),
 }
-PROMPT, LENGTH, RANK, ALPHA, RATE = 64, 256, 16, 32.0, 1e-4
+LENGTH, RANK, ALPHA, RATE = 256, 16, 32.0, 1e-4
 
 
 def token_ids(batch, length):
@@ -48,7 +49,7 @@ def token_ids(batch, length):
     return [[rng.randrange(100, 40_100) for _ in range(length)] for _ in range(batch)]
 
 
-def ours(folder, job, batch, new_tokens):
+def ours(folder, job, batch, new_tokens, prompt):
     """What a row runs in nlrl_jax, one jitted program."""
     import jax
     import jax.numpy as jnp
@@ -66,7 +67,7 @@ def ours(folder, job, batch, new_tokens):
     malloc.keep()  # as every script does
     config, params = load_weights(folder, lora=LoraConfig(RANK, ALPHA))
     model, variables = Transformer(config), {"params": params}
-    tokens = jnp.asarray(token_ids(batch, PROMPT if job == "decode" else LENGTH))
+    tokens = jnp.asarray(token_ids(batch, prompt if job == "decode" else LENGTH))
 
     @jax.jit
     def prefill(variables, tokens):
@@ -78,7 +79,7 @@ def ours(folder, job, batch, new_tokens):
     @jax.jit
     def decode(variables, prompts):
         sampling, never = Sampling(max_tokens=new_tokens, temperature=0.0), (-1,)  # no token ends a row
-        lengths = jnp.full((batch,), PROMPT)
+        lengths = jnp.full((batch,), prompt)
         return generate(model, variables, prompts, lengths, jax.random.key(0), sampling, never).tokens
 
     @jax.jit
@@ -104,7 +105,7 @@ def ours(folder, job, batch, new_tokens):
     return learn
 
 
-def theirs(folder, job, batch, new_tokens):
+def theirs(folder, job, batch, new_tokens, prompt):
     """What a row runs in transformers on PyTorch, eager, its default attention."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -112,7 +113,7 @@ def theirs(folder, job, batch, new_tokens):
 
     torch.set_num_threads(os.cpu_count())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens = torch.tensor(token_ids(batch, PROMPT if job == "decode" else LENGTH))
+    tokens = torch.tensor(token_ids(batch, prompt if job == "decode" else LENGTH))
     model.generation_config.eos_token_id = None  # nothing ends a row
 
     @torch.no_grad()
@@ -123,7 +124,7 @@ def theirs(folder, job, batch, new_tokens):
     @torch.no_grad()
     def decode():
         options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
-        return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[:, PROMPT:].tolist()
+        return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[:, prompt:].tolist()
 
     if job != "lora":
         return prefill if job == "prefill" else decode
@@ -143,10 +144,10 @@ def theirs(folder, job, batch, new_tokens):
 SIDES = {"ours": (ours, ("jax", "jaxlib", "flax")), "torch": (theirs, ("torch", "transformers", "peft"))}
 
 
-def worker(side, folder, row, new_tokens):
+def worker(side, folder, row, new_tokens, prompt):
     """Answers each line on stdin with one measurement as JSON on stdout; the first call is the warm-up."""
     make, packages = SIDES[side]
-    run = make(folder, *ROWS[row], new_tokens)
+    run = make(folder, *ROWS[row], new_tokens, prompt)
     for _ in sys.stdin:
         start = time.perf_counter()
         check = run()
@@ -157,12 +158,12 @@ def worker(side, folder, row, new_tokens):
     print(json.dumps(", ".join(f"{name} {version(name)}" for name in packages)), flush=True)
 
 
-def measure(pythons, folder, row, repeats, new_tokens):
+def measure(pythons, folder, row, repeats, new_tokens, prompt):
     """{side: (seconds of each repeat, peak GiB, first check)} and {side: versions}; the sides take turns."""
     processes, environment = {}, {**os.environ, "JAX_PLATFORMS": "cpu"}
     for side, python in pythons.items():
         command = [python, "-m", "benchmarks.language_model", "--worker", side, "--folder", folder, "--row", row]
-        command += ["--new_tokens", str(new_tokens)]
+        command += ["--new_tokens", str(new_tokens), "--prompt_tokens", str(prompt)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         processes[side] = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)
 
@@ -196,7 +197,7 @@ def agreement(results):
     return " / ".join(f"{check:.4f}" for check in checks)
 
 
-def table(pythons, folder, repeats, new_tokens, rows):
+def table(pythons, folder, repeats, new_tokens, prompt, rows):
     """Measures all rows and prints them as Markdown."""
     names = {"ours": "nlrl_jax", "torch": "transformers"}
     titles = ["SmolLM2-135M, float32"]
@@ -205,7 +206,7 @@ def table(pythons, folder, repeats, new_tokens, rows):
     print_head(*titles, "check")
     versions = {}
     for row in rows:
-        results, versions = measure(pythons, folder, row, repeats, new_tokens)
+        results, versions = measure(pythons, folder, row, repeats, new_tokens, prompt)
         job, batch = ROWS[row]
         tokens = batch * (new_tokens if job == "decode" else LENGTH)
         cells = [row]
@@ -213,12 +214,12 @@ def table(pythons, folder, repeats, new_tokens, rows):
             rates = [tokens / s for s in seconds]
             cells += [f"{statistics.median(rates):.1f} [{min(rates):.1f}, {max(rates):.1f}]", f"{rss:.2f}"]
         print_row(*cells, agreement(results))
-    print(f"\nMedians of {repeats} alternating repeats [smallest, largest]; decode writes {new_tokens} new tokens.")
+    print(f"\nMedians of {repeats} alternating repeats [smallest, largest]; decode writes {new_tokens} new tokens after {prompt}.")
     print("; ".join([host(), *versions.values()]))
 
 
 def main():
-    parser = parser_of(__doc__, repeats=5, new_tokens=64)
+    parser = parser_of(__doc__, repeats=5, new_tokens=64, prompt_tokens=64)
     parser.add_argument("--torch_python", help="Python with torch, transformers and peft; without it, ours alone")
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
@@ -226,7 +227,7 @@ def main():
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        return worker(args.worker, args.folder, args.row, args.new_tokens)
+        return worker(args.worker, args.folder, args.row, args.new_tokens, args.prompt_tokens)
     pythons = {"ours": sys.executable} | ({"torch": args.torch_python} if args.torch_python else {})
     with tempfile.TemporaryDirectory() as temporary:
         folder = os.path.abspath(args.folder) if args.folder else None
@@ -235,7 +236,7 @@ def main():
 
             folder = temporary
             huggingface.save(folder, *gguf.load(gguf.smollm2_path()))
-        table(pythons, folder, args.repeats, args.new_tokens, args.rows)
+        table(pythons, folder, args.repeats, args.new_tokens, args.prompt_tokens, args.rows)
 
 
 if __name__ == "__main__":
