@@ -214,7 +214,8 @@ def table(pythons, folder, repeats, new_tokens, prompt, rows):
             rates = [tokens / s for s in seconds]
             cells += [f"{statistics.median(rates):.1f} [{min(rates):.1f}, {max(rates):.1f}]", f"{rss:.2f}"]
         print_row(*cells, agreement(results))
-    print(f"\nMedians of {repeats} alternating repeats [smallest, largest]; decode writes {new_tokens} new tokens after {prompt}.")
+    print(f"\nMedians of {repeats} alternating repeats [smallest, largest].")
+    print(f"Decode writes {new_tokens} new tokens after {prompt}.")
     print("; ".join([host(), *versions.values()]))
 
 

@@ -20,8 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
-from nlrl_jax.lm import placement
+from nlrl_jax.lm import placement, products
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import memory_of, platform_of
 from nlrl_jax.lm.transformer import KeyValues, Transformer, param_specs
@@ -35,7 +36,8 @@ def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
     """What a rollout reads in place of `variables`: gathered, the adapter in `config.dtype`, and as `weights` says.
 
     "auto" is "apart" on GPUs on which "fsdp" shards are gathered anyway, or that hold three times the weights. "apart"
-    means something on GPUs, and on a CPU, without a mesh, for layers from `LARGE` bytes on.
+    means something on GPUs, and on a CPU, without a mesh, for layers from `LARGE` bytes on, whose kernels and head are
+    then turned round (`products.few_rows`).
     """
     config = model.config
     alone = _alone(model, variables["params"], weights)
@@ -51,7 +53,25 @@ def acting(model: Transformer, variables: Any, weights: str = "shared") -> Any:
         variables = {"params": {**variables["params"], "blocks": blocks}}
     if "lora" in variables:
         variables = {**variables, "lora": in_dtype(config, variables["lora"])}
+    if alone and products.on_cpu(model.mesh):
+        params = variables["params"]
+        head = {"turned": _turn(params["lm_head"])} if "lm_head" in params else {}
+        blocks = tuple(_turned(block, _turn, lambda x: x) for block in params["blocks"])
+        variables = {**variables, "params": {**params, **head, "blocks": blocks}}
     return placement.gathered(model, variables, specs)
+
+
+def _turned(tree: Any, turn: Callable[[Any], Any], rest: Callable[[Any], Any]) -> Any:
+    """A layer's tree with `turn` of each "kernel" [in, out] as "turned" [out, in], and `rest` of what else it holds."""
+    if not isinstance(tree, dict):
+        return rest(tree)
+    found = {name: _turned(part, turn, rest) for name, part in tree.items() if name != "kernel"}
+    return {**found, "turned": turn(tree["kernel"])} if "kernel" in tree else found
+
+
+def _turn(x: jax.Array) -> jax.Array:
+    """x.T, the other way round in memory, where the compiler would make a view of x."""
+    return with_layout_constraint(jax.lax.optimization_barrier(x.T), Layout((0, 1)))
 
 
 def in_dtype(config: ModelConfig, lora: Any) -> Any:
@@ -103,30 +123,17 @@ def views(model: Transformer, variables: Any) -> Any:
     if model.mesh is not None or _of_a_layer(model, params) < LARGE or not on_cpu:
         return variables
     turn = 3 * sum(leaf.nbytes for leaf in leaves) <= memory_of_host()
-    blocks = tuple(_view(params["blocks"], i, turn) for i in range(model.config.num_layers))
-    head = {"turned": _place(params["lm_head"], turn)} if turn and "lm_head" in params else {}
+    where = leaves[0].sharding if leaves[0].committed else None
+    put = lambda x: jax.device_put(x, where, may_alias=True)
+    turned = lambda x: put(np.ascontiguousarray(x.T))
+    head = {"turned": turned(np.asarray(params["lm_head"]))} if turn and "lm_head" in params else {}
+    arrays = jax.tree.map(np.asarray, params["blocks"])
+    layers = [jax.tree.map(lambda x, i=i: x[i], arrays) for i in range(model.config.num_layers)]
+    blocks = tuple(_turned(layer, turned, put) if turn else jax.tree.map(put, layer) for layer in layers)
     if "lora" in variables:  # its copy is small
         adapter = by_layer(model.config, {"params": {"blocks": {}}, "lora": variables["lora"]}, False)["lora"]
         variables = {**variables, "lora": adapter}
     return {**variables, "params": {**params, **head, "blocks": blocks}}
-
-
-def _view(blocks: Any, layer: int, turn: bool) -> Any:
-    """A layer of stacked blocks, with `turn` its kernels [in, out] as "turned" [out, in]."""
-    if not isinstance(blocks, dict):
-        return _place(blocks, False, layer)
-    names = {name: "turned" if turn and name == "kernel" else name for name in blocks}
-    return {
-        new: _place(blocks[name], True, layer) if new == "turned" else _view(blocks[name], layer, turn)
-        for name, new in names.items()
-    }
-
-
-def _place(leaf: jax.Array, turn: bool, layer: int | None = None) -> jax.Array:
-    """An array, or a layer of it, in the memory where it lies, or turned round in memory of its own."""
-    one = np.asarray(leaf) if layer is None else np.asarray(leaf)[layer]
-    one = np.ascontiguousarray(one.T) if turn else one
-    return jax.device_put(one, leaf.sharding if leaf.committed else None, may_alias=True)
 
 
 def memory_of_host() -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from nlrl_jax.lm.sharding import platform_of
 
 FEW = 64  # rows
 WIDE = 1_000_000  # numbers of a matrix from which on `few_rows` pays
@@ -37,6 +40,11 @@ def _low_rank_bwd(residuals, g):
 
 
 low_rank.defvjp(_low_rank_fwd, _low_rank_bwd)
+
+
+def on_cpu(mesh: Mesh | None) -> bool:
+    """Whether `few_rows` may pay: one CPU device computes."""
+    return mesh is None and platform_of(mesh) == "cpu"
 
 
 def few_rows(x: jax.Array, turned: jax.Array) -> jax.Array:

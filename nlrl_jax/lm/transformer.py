@@ -329,11 +329,10 @@ class Transformer(nn.Module):
         return products.logits(hidden, *(head or self.head(hidden.dtype, gathered=True)))
 
     def _turned_head(self) -> jax.Array | None:
-        """The head [V, H] where `products.few_rows` pays and it is at hand: the embedding, or from `acting.views`."""
+        """The head [V, H] where `products.few_rows` pays and it is at hand: the embedding, or from `lm.acting`."""
         if not self.config.tie_embeddings:
             return self.get_variable("params", "turned")
-        on_cpu = self.mesh is None and platform_of(None) == "cpu"
-        return self.embedding if on_cpu and self.embedding.size >= products.WIDE else None
+        return self.embedding if products.on_cpu(self.mesh) and self.embedding.size >= products.WIDE else None
 
     def head(self, dtype: Any, gathered: bool = False) -> tuple[jax.Array, jax.Array]:
         """The head [H, V] as it is stored, and as a constant in `dtype` with its "fsdp" shards in one piece.

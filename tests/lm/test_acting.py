@@ -101,8 +101,12 @@ def test_on_a_cpu_weights_stay_stacked(variables, prompts, prefix, said, weights
 @pytest.mark.parametrize("weights", prepared.WEIGHTS)
 def test_on_a_cpu_large_layers_are_taken_apart_where_that_is_asked_for(variables, monkeypatch, weights):
     monkeypatch.setattr(prepared, "LARGE", 0)
-    ready = jax.eval_shape(lambda variables: acting(MODEL, variables, weights), variables)
-    assert isinstance(ready["params"]["blocks"], tuple) == (weights in ("apart", "merged"))
+    ready, apart = acting(MODEL, variables, weights), weights in ("apart", "merged")
+    blocks = ready["params"]["blocks"]
+    assert isinstance(blocks, tuple) == apart and ("turned" in (blocks[0] if apart else blocks)["down"]) == apart
+    tokens = jnp.arange(6).reshape(2, 3)
+    found, want = (MODEL.apply(v, tokens, jnp.broadcast_to(jnp.arange(3), (2, 3)))[0] for v in (ready, variables))
+    np.testing.assert_allclose(found, want, atol=1e-4)
 
 
 def test_an_adapter_in_the_type_of_the_model_is_what_a_layer_would_make_of_it(variables, prompts):
