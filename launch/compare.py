@@ -6,8 +6,8 @@
 
 Reads what every training script writes (config.json, metrics.jsonl, results.json) and trains nothing; a run that is
 still going has metrics only, which is enough. Each part of a run (a folder below it with metrics or results) counts as
-a run of its own. TITLE=A,B,C are the seeds of one setting, a folder each; several seeds are drawn as their mean and a
-band of one standard deviation. Groups of iterate_lac also get a table by round and a curve over the tokens spent.
+a run of its own. TITLE=A,B,C are the seeds of one setting, a folder each; several seeds are drawn as their mean and
+its 95 % interval. Groups of iterate_lac also get a table by round and a curve over the tokens spent.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> None:
     out = page_of(flags.FLAGS.out or beside / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)
     panels, flat = curves(runs)
-    pictures = [compare(panels, out.with_suffix(".png"), "iteration", "")] if panels else []
+    pictures = [compare(panels, out.with_suffix(".png"), "iteration", "", errors=True)] if panels else []
     rows, hidden = summary(runs)
     alone = len(runs) == 1
     (left, old), (right, new) = ((runs[0], "before"), (runs[0], "after")) if alone else zip(runs[:2], ("after",) * 2)
@@ -161,7 +161,7 @@ def main(argv: list[str]) -> None:
         blocks=[
             *rounds,
             Table("Results", rows, " ".join(notes)),
-            *(Picture(path, "Metrics by iteration; bands are one standard deviation over seeds.") for path in pictures),
+            *(Picture(path, "Metrics by iteration; bands are 95 % intervals of the mean over seeds.") for path in pictures),
             Episodes(episodes(left, old), episodes(right, new), names),
         ],
         legend=left["results"].get("legend", {}),
