@@ -16,8 +16,7 @@ PICTURE = pathlib.Path(__file__).with_name("learning_curve.png")
 def main(run_dirs: list[str]) -> None:
     found = [results.read(pathlib.Path(run_dir)) for run_dir in run_dirs]
     before, after = ([one[when]["success"] for one in found] for when in ("before", "after"))
-    drawn = ["return", "success", "eval/success", "kl"]
-    learning_curve(run_dirs, drawn, PICTURE, before={"eval/success": sum(before) / len(before)})
+    learning_curve(run_dirs, ["success", "eval/success"], PICTURE, before={"eval/success": sum(before) / len(before)})
     print(f"greedy success: {sum(before) / len(before):.3f} -> {estimate(after).text('.3f')} ({len(found)} seeds)")
     print(f"picture: {PICTURE}")
 
