@@ -1,6 +1,6 @@
 """README's picture and number of MS-GRPO, from runs of the demo under several seeds: `make curve`.
 
-    python docs/make_curve.py runs/curve/0 runs/curve/1 ...
+python docs/make_curve.py runs/curve/0 runs/curve/1 ...
 """
 
 import pathlib

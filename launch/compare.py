@@ -161,7 +161,10 @@ def main(argv: list[str]) -> None:
         blocks=[
             *rounds,
             Table("Results", rows, " ".join(notes)),
-            *(Picture(path, "Metrics by iteration; bands are 95 % intervals of the mean over seeds.") for path in pictures),
+            *(
+                Picture(path, "Metrics by iteration; bands are 95 % intervals of the mean over seeds.")
+                for path in pictures
+            ),
             Episodes(episodes(left, old), episodes(right, new), names),
         ],
         legend=left["results"].get("legend", {}),

@@ -7,7 +7,8 @@ Decoding reads all weights for every token, so it pays to prepare them once. "sh
 "apart" makes a copy with one array per layer: from stacked weights XLA:GPU copies a layer before cuBLAS multiplies by
 it, for every token, and the same for keys and values; XLA:CPU too. "merged" adds the adapter to that copy, which leaves
 fewer kernels to launch; in 16 bits, rounding the sum changes the policy slightly. What a TPU reads stays stacked, and
-on a CPU small layers (`LARGE`); `views` are for a model that only plays there.
+on a CPU small layers (`LARGE`); large ones are also turned round there (`products.few_rows`). `views` are for a model
+that only plays, on a CPU.
 """
 
 from __future__ import annotations
