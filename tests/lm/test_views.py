@@ -42,6 +42,7 @@ def test_the_same_hidden_states_and_keys(variables, apart):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
+@pytest.mark.parametrize("apart", ["turned"], indirect=True)
 def test_the_same_replies_after_a_prefix(variables, apart):
     prompts, lengths = jnp.arange(1, 9).reshape(2, 4), jnp.array([4, 4])
     replies = [
