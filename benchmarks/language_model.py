@@ -268,7 +268,8 @@ def main():
         files = {"ours": folder, "torch": folder, "llama": file, "llama32": os.path.join(temporary, "float32.gguf")}
         if args.llama_python:
             write = "import sys; from benchmarks.peers.llama_cpp import in_float32; in_float32(*sys.argv[1:])"
-            subprocess.run([args.llama_python, "-c", write, file, files["llama32"]], check=True, cwd=ROOT, stderr=-3)
+            command = [args.llama_python, "-c", write, file, files["llama32"]]
+            subprocess.run(command, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
         table(
             os.path.basename(args.folder or "SmolLM2-135M"),
             pythons,
