@@ -41,9 +41,9 @@ demo: install  ## A language model of a million weights learns FrozenLake by MS-
 	$(RUN) -m launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
 
 SEEDS := 0 1 2 3 4
-curve: install  ## The demo under five seeds: README's picture and number. 35 to 70 minutes; what is done is not repeated.
+curve: install  ## The demo under five seeds: README's picture and number. Five times as long; what is done is not repeated.
 	for seed in $(SEEDS); do run=runs/curve/$$seed; how="--model nano --game frozen_lake --preset demo --seed $$seed"; \
-	  test ! -d $$run || how=--resume; \
+	  test ! -f $$run/config.json || how=--resume; \
 	  test -f $$run/report.html || $(RUN) -m launch.train_ms_grpo $$how --run_dir $$run || exit 1; done
 	$(RUN) docs/make_curve.py $(SEEDS:%=runs/curve/%)
 

@@ -251,9 +251,11 @@ def main():
     )
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--worker", choices=list(SIDES), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help="a safetensors folder (or, for ours alone, a .gguf file) in place of SmolLM2")
+    parser.add_argument("--folder", help="a safetensors folder (or, without torch, a .gguf file) in place of SmolLM2")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.llama_python and args.folder and not args.folder.endswith(".gguf"):
+        parser.error(f"--folder is {args.folder}; llama.cpp reads a .gguf file")
     if args.worker:
         return worker(args.worker, args.folder, args.row, args.new_tokens, args.prompt_tokens)
     peers = {"torch": args.torch_python, "llama": args.llama_python, "llama32": args.llama_python}

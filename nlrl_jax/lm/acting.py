@@ -137,11 +137,10 @@ def views(model: Transformer, variables: Any) -> Any:
     return {**variables, "params": {**params, **head, "blocks": blocks}}
 
 
-def memory_of_host() -> int:
-    """Bytes of this machine's memory, or of those that its control group may take; 0 where nobody says."""
+def memory_of_host(limit: pathlib.Path = pathlib.Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes of this machine's memory, or as many of them as its control group may take; 0 where nobody says."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = pathlib.Path("/sys/fs/cgroup/memory.max")
         most = limit.read_text().strip() if limit.is_file() else "max"
     except (AttributeError, OSError, ValueError):
         return 0

@@ -73,7 +73,7 @@ class Linear(nn.Module):
         c, rank = self.config, self.config.lora.rank
         init = nn.initializers.normal(0.02)
         shape = (x.shape[-1], self.features)
-        if (turned := self.get_variable("params", "turned")) is not None:  # by `lm.acting.views`
+        if (turned := self.get_variable("params", "turned")) is not None:  # by `lm.acting`
             y = products.few_rows(x, turned.astype(c.dtype)).astype(c.dtype)
         else:
             kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), shape, c.param_dtype)

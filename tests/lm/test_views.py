@@ -85,17 +85,26 @@ def test_a_product_of_few_rows(shape):
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_the_head_of_few_rows(variables, monkeypatch, tie):
+def test_the_head_of_few_rows(monkeypatch, tie):
     """The same logits, of few rows by a head that is turned round."""
     model = Transformer(dataclasses.replace(CONFIG, tie_embeddings=tie))
     own, few = noisy_params(model.config, 1.0), jax.random.normal(jax.random.key(0), (5, CONFIG.hidden_size))
     want = model.apply(own, few, method="unembed")
     monkeypatch.setattr(acting, "LARGE", 0)
+    monkeypatch.setattr(acting, "memory_of_host", lambda: 10 * SIZE)
     monkeypatch.setattr(products, "WIDE", 0)
     views = acting.views(model, own)
     np.testing.assert_allclose(model.apply(views, few, method="unembed"), want, atol=1e-5)
     turned = lambda rows: "barrier" in str(jax.make_jaxpr(lambda h: model.apply(views, h, method="unembed"))(rows))
     assert turned(few) and not turned(jnp.tile(few, (13, 1)))
+
+
+def test_a_control_group_limits_the_memory(tmp_path):
+    limit, free = tmp_path / "memory.max", acting.memory_of_host(tmp_path / "none")
+    limit.write_text("max\n")
+    assert acting.memory_of_host(limit) == free > 5000
+    limit.write_text("5000\n")
+    assert acting.memory_of_host(limit) == 5000
 
 
 def test_small_models_stay_as_they_are(variables):

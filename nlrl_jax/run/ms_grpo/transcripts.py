@@ -137,6 +137,7 @@ class TranscriptTraining(Training):
             reader = dataclasses.replace(reader, begin=())
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         lesson.metrics["row_use"] = player.model.row_steps.use
+        del player  # and with it the copies of a large model's weights that it wrote with
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
             still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm", "row_tokens", "rows_filled"), 0.0)
             return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}
