@@ -1,5 +1,5 @@
 """Warnings about training: measures of `algorithms/collapse.py` that have fallen off, for the page, and, while a run
-trains, batches that hold nothing to learn from.
+trains, batches that hold nothing to learn from; for both, games that pay nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import numpy as np
 from nlrl_jax.run.metrics import read_metrics
 
 MEASURES = ("surprisal", "distinct_replies", "state_dependence", "return_spread")
-_ENOUGH = 20  # iterations: fewer have no ends to compare
+_ENOUGH = 20  # iterations that `Watch` looks back on
+_ENDS = 5  # iterations at least that are an end of a run; a run of fewer than two ends is short
+_UNPAID = 10  # iterations without a reward of the game, after which that is said
 _IN_VAIN = 3  # iterations without anything to learn from, after which that is said
 _IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
 
@@ -21,9 +23,9 @@ _IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
 def warnings(run_dir: str | os.PathLike) -> list[str]:
     """Compares the last tenth of a run with its first; [] where nothing fell off, or the run is short."""
     metrics = read_metrics(run_dir)
-    if len(metrics["iteration"]) < _ENOUGH:
+    if len(metrics["iteration"]) < 2 * _ENDS:
         return []
-    n = max(len(metrics["iteration"]) // 10, 5)
+    n = max(len(metrics["iteration"]) // 10, _ENDS)
     ends = {name: (np.mean(metrics[name][:n]), np.mean(metrics[name][-n:])) for name in MEASURES if name in metrics}
     found = []
 
@@ -46,6 +48,8 @@ def warnings(run_dir: str | os.PathLike) -> list[str]:
     if "return_spread" in ends:
         first, last = ends["return_spread"]
         check("return_spread", last < 0.1 * first, "Episodes of a group end alike, so there is little to learn from")
+    if "env_return" in metrics and not np.any(metrics["env_return"][-max(n, _UNPAID) :]):
+        found.append(f"T{_unpaid(max(n, _UNPAID))[1:]}.")
     return found
 
 
@@ -76,6 +80,9 @@ class Watch:
                 f"in {equal:.0%} of the groups {lately} all episodes had the same return: there is hardly anything to "
                 f"learn from. {_advice(mean('steps'), mean('turns'))}"
             )
+        unpaid = [row.get("env_return") for row in self._rows][-_UNPAID:]
+        if len(unpaid) == _UNPAID and all(reward == 0 for reward in unpaid):
+            found["unpaid"] = _unpaid(_UNPAID)
         if enough and (broke := mean("broke_off")) > 0.1:
             found["broken"] = (
                 f"{broke:.0%} of the episodes {lately} broke off: an engine was lost, or an observation did not fit "
@@ -90,6 +97,14 @@ class Watch:
         new = {name: sentence for name, sentence in found.items() if name not in self._told}
         self._told |= new.keys()
         return list(new.values())
+
+
+def _unpaid(iterations: int) -> str:
+    return (
+        f"the game paid no reward in the last {iterations} iterations: the model can only learn to avoid penalties, "
+        "best by risking nothing. Try longer episodes (--max_turns, --max_steps), more of them (--group_size, "
+        "--num_groups), a higher --temperature, a larger --beta, or `nlrl-jax warm_start`"
+    )
 
 
 def _advice(steps: float, turns: float) -> str:

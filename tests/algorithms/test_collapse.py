@@ -91,6 +91,16 @@ def test_sentences(tmp_path):
     assert len(run(**fine | {"surprisal": (1, 4)})) == len(run(**fine | {"state_dependence": (2, 0.01)})) == 1
     assert "certain" in run(**fine | {"surprisal": (1, 0.0)})[0]
     assert "end alike" in run(**fine | {"return_spread": (1, 0)})[0]
+    (unpaid,) = run(**fine, env_return=(0, 0))
+    assert unpaid.startswith("The game paid no reward in the last 10 iterations") and unpaid.endswith("warm_start`.")
+    assert run(**fine, env_return=(0, 0.1)) == []
+
+
+def test_a_run_of_ten_iterations_has_ends_to_compare(tmp_path):
+    rows = [{"iteration": i, "distinct_replies": 1.0 if i < 5 else 0.1, "env_return": 0.1} for i in range(10)]
+    for n, found in ((9, 0), (10, 1)):
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:n]))
+        assert len(alarms.warnings(tmp_path)) == found
 
 
 def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
@@ -114,4 +124,7 @@ def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
         none.startswith("in all groups of the last 3 iterations")
         and told(2, **dull | {"uninformative_groups": 1.0}) == []
     )
+    (unpaid,) = told(60, env_return=0.0, success=0.0)
+    assert unpaid.startswith("the game paid no reward in the last 10 iterations") and told(9, env_return=0.0) == []
+    assert told(60, env_return=-0.5) == []
     assert told(60, loss=1.0) == []  # other trainers

@@ -65,7 +65,10 @@ class Training:
           shown: episodes of the config's own game that are kept as text.
         """
         if not (resume and (run_dir / results.RESULTS).exists()):
-            print("compiling the evaluation and playing before training ...", flush=True)
+            print(
+                f"compiling the evaluation and playing {self.config.eval_episodes} episodes before training ...",
+                flush=True,
+            )
             before, text = self.judge(self.untrained(), shown)
             seeds, texts = 1 if self.seeds is None else self.seeds, {"before": text}
             results.write(run_dir, script=SCRIPT, before=before, after={}, seeds=seeds, transcripts=texts)
