@@ -41,11 +41,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, ascend, choose
-from nlrl_jax.algorithms.policy_gradient import Loss, log_probs_of
+from nlrl_jax.algorithms.policy_gradient import log_probs_of
+from nlrl_jax.algorithms.transcript_rows import Rows, pack, transcripts_of
 from nlrl_jax.backends.batching import bucket
 from nlrl_jax.lm.generate import compute_prefix
-from nlrl_jax.lm.score import token_log_probs
-from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.returns import anchored_advantage, group_advantage, returns_to_go
 from nlrl_jax.rollouts.transcripts import Played, Turn
@@ -69,53 +68,6 @@ class Reader:
 
     def prefix(self, variables: Any) -> KeyValues | None:
         return compute_prefix(self.model, variables, self.begin)
-
-
-class Transcript(NamedTuple):
-    """Tokens that were read in one go, from the first on, and which of them the model wrote.
-
-    at: places of those, each at least 1. weights, advantages, log_probs (when they were sampled): of each.
-    """
-
-    tokens: list[int]
-    at: list[int]
-    weights: list[float]
-    advantages: list[float]
-    log_probs: list[float]
-
-
-class Rows(NamedTuple):
-    """Micro-batches [N, M] of rows of L tokens, of which K are learned; `policy_gradient.Rows`.
-
-    tokens, positions, segments: int32 [N, M, L]; segments: which transcript of its row a token belongs to, from 1.
-    at: int32 [N, M, K], places of the learned tokens. weights, advantages, sampled: float32 [N, M, K]; weights are 0
-    where there is none, sampled are the log-probabilities that the tokens were drawn with, or None.
-    """
-
-    tokens: jax.Array
-    positions: jax.Array
-    segments: jax.Array
-    at: jax.Array
-    weights: jax.Array
-    advantages: jax.Array
-    sampled: jax.Array | None
-    old_log_probs: jax.Array | None = None
-
-    def score(self, policy: Reader, variables: Any, prefix: KeyValues | None) -> jax.Array:
-        """Log-probabilities of the learned tokens of one micro-batch, [M, K], as they are sampled (before top-k)."""
-        take = lambda x, places: jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
-        hidden, _ = policy.model.apply(variables, self.tokens, self.positions, prefix=prefix, segments=self.segments)
-        targets = take(self.tokens, self.at)
-        return token_log_probs(policy.model, variables, take(hidden, self.at - 1), targets, policy.temperature)
-
-    def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any:
-        """The objective of one micro-batch, in which each token has the advantage of its own turn."""
-        column = lambda x: x.reshape(-1, 1)
-        columns = column(new), column(old), column(reference)
-        value, metrics = objective(*columns, self.advantages.reshape(-1), column(self.weights))
-        if self.sampled is not None:
-            metrics["sampler_gap"] = jnp.sum(self.weights * jnp.abs(new - self.sampled))
-        return value, metrics
 
 
 class Lesson(NamedTuple):
@@ -173,11 +125,12 @@ def teach(
         transcripts = [one for one in transcripts if any(one.advantages)]
     if not transcripts:
         return Lesson(None, measured)
-    rows = pack(transcripts, room - len(reader.begin), len(reader.begin), config.micro_batch, reader.model.mesh)
+    rows = pack(transcripts, room - len(reader.begin), len(reader.begin), config.micro_batch, reader.model)
     if reader.temperature != 1:  # they are known at temperature 1 only
         rows = rows._replace(sampled=None)
     measured["row_tokens"] = sum(len(one.tokens) for one in transcripts)
-    measured["rows_filled"] = measured["row_tokens"] / rows.tokens.size
+    computed = (rows.weights > 0).any((1, 2)).sum() * rows.tokens[0].size  # empty micro-batches are skipped
+    measured["rows_filled"] = measured["row_tokens"] / computed
     return Lesson(rows, measured)
 
 
@@ -233,70 +186,6 @@ def credit(
     flat = lambda x: jnp.asarray(x.reshape(n, G * T))
     steps = np.asarray(anchored_advantage(flat(to_go), flat(anchors), config.std_ddof)).reshape(n, G, T)
     return np.where(active, advantages[..., None] + config.step_weight * steps, 0.0)
-
-
-def transcripts_of(
-    turns: Sequence[Turn], advantages: Sequence[float], weight: float, begin: tuple[int, ...] = ()
-) -> list[Transcript]:
-    """The turns of an episode as they were read: one transcript, or several where a prompt does not continue the last.
-
-    Args:
-      advantages: of each turn. weight: of each token.
-      begin: what every prompt begins with (`Played.begins`); the transcripts hold what follows.
-    """
-    found: list[Transcript] = []
-    for turn, advantage in zip(turns, advantages, strict=False):
-        for prompt, written in turn.replies:
-            prompt = prompt[len(begin) :]
-            last = found[-1].tokens if found else None
-            if last and list(prompt[: len(last)]) == last:
-                last += prompt[len(last) :]
-            else:
-                found.append(Transcript(list(prompt), [], [], [], []))
-            tokens, at, weights, credits, log_probs = found[-1]
-            n = len(written.tokens)
-            at += range(len(tokens), len(tokens) + n)
-            tokens += written.tokens
-            weights += [weight] * n
-            credits += [float(advantage)] * n
-            log_probs += written.log_probs
-    return found
-
-
-def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: int, mesh=None) -> Rows:
-    """Transcripts as micro-batches of few different shapes; several share a row, the longest are placed first.
-
-    Args:
-      room: tokens of a row at most. first: position of a transcript's first token.
-      micro_batch: rows of a micro-batch; 0: an eighth of all. mesh: rounded up to equally many on its devices.
-    """
-    length = min(bucket(max(len(one.tokens) for one in transcripts), 64), room)
-    rows: list[list[Transcript]] = []
-    free: list[int] = []
-    for one in sorted(transcripts, key=lambda one: -len(one.tokens)):
-        place = next((r for r, space in enumerate(free) if space >= len(one.tokens)), None)
-        if place is None:
-            place = len(rows)
-            rows.append([])
-            free.append(length)
-        rows[place].append(one)
-        free[place] -= len(one.tokens)
-    size = whole_rows(min(micro_batch, len(rows)) or max(1, bucket(len(rows), 1) // 8), mesh)
-    num = bucket(-(-len(rows) // size), 1)
-    learned = bucket(max(sum(len(one.at) for one in row) for row in rows), 16)
-    ints = lambda last: np.zeros((num * size, last), np.int32)
-    floats = lambda: np.zeros((num * size, learned), np.float32)
-    out = Rows(ints(length), ints(length), ints(length), ints(learned) + 1, floats(), floats(), floats())
-    for r, row in enumerate(rows):
-        start, k = 0, 0
-        for segment, one in enumerate(row, 1):
-            here, own = np.s_[r, start : start + len(one.tokens)], np.s_[r, k : k + len(one.at)]
-            out.tokens[here], out.positions[here] = one.tokens, first + np.arange(len(one.tokens))
-            out.segments[here] = segment
-            out.at[own] = start + np.array(one.at)
-            out.weights[own], out.advantages[own], out.sampled[own] = one.weights, one.advantages, one.log_probs
-            start, k = start + len(one.tokens), k + len(one.at)
-    return jax.tree.map(lambda x: x.reshape(num, size, -1), out)
 
 
 def episode_metrics(groups: Sequence[Sequence[Played]], returns: np.ndarray, whole: np.ndarray) -> dict[str, float]:

@@ -10,9 +10,10 @@ import pytest
 
 from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, choose, init_state
-from nlrl_jax.algorithms.ms_grpo_transcripts import Reader, make_update, pack, teach, transcripts_of
+from nlrl_jax.algorithms.ms_grpo_transcripts import Reader, make_update, teach
 from nlrl_jax.algorithms.policy_gradient import loss_and_grad, micro_batches
-from nlrl_jax.lm.transformer import init_params
+from nlrl_jax.algorithms.transcript_rows import Transcript, pack, transcripts_of
+from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.returns import anchored_advantage, returns_to_go
 from nlrl_jax.roles.dialogues import History, Step
@@ -73,7 +74,7 @@ def test_the_gradient_is_that_of_the_one_program(policy, state, chosen, size, be
         tokens = sum(len(reply.written.tokens) for turn in one.turns for reply in turn.replies)
         found += transcripts_of(one.turns, [advantage] * len(one.turns), 1 / (tokens * len(own)), prefix)
     reader = Reader(policy.model, policy.sampling.temperature, prefix)
-    packed = pack(found, 128, len(prefix), size)._replace(sampled=None)
+    packed = pack(found, 128, len(prefix), size, policy.model)._replace(sampled=None)
     got = jit(lambda lora: loss_and_grad(reader, OBJECTIVE, state.params, lora, packed, True, False))(state.lora)
     for a, b in zip(jax.tree.leaves(got[:2]), jax.tree.leaves(want[:2]), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -102,7 +103,7 @@ def test_a_transcript_is_one_row_and_learns_what_was_sampled():
     (one,) = transcripts_of(turns, [0.1, 0.2, 0.3], 0.25)
     assert one.tokens == [1, 2, 3, 4, 5, 6, 7, 8, 9] and one.at == [2, 3, 6, 8]
     assert one.advantages == [0.1, 0.1, 0.2, 0.3] and one.log_probs == [-0.5] * 4
-    rows = pack([one], 128, 0, 0)
+    rows = pack([one], 128, 0, 0, make_policy().model)
     assert learned_ids(rows) == [3, 4, 7, 9]
     np.testing.assert_allclose(rows.advantages[0, 0, :4], [0.1, 0.1, 0.2, 0.3])
 
@@ -123,11 +124,25 @@ def test_a_prompt_that_does_not_continue_the_last_one_begins_a_transcript():
 def test_short_transcripts_share_a_row_and_none_sees_another():
     turns = [[turn("a", (1, 2, i), (3, 4, i))] for i in range(5, 30)]
     found = [one for own in turns for one in transcripts_of(own, [1.0], 1.0)]
-    rows = pack(found, 128, 7, 0)
+    rows = pack(found, 128, 7, 0, make_policy().model)
     assert rows.tokens.shape[-1] == 64 and rows.tokens.size < 64 * 5
     used = rows.segments > 0
     assert used.sum() == 6 * 25 and (rows.weights > 0).sum() == 3 * 25
     assert set(rows.positions[used].tolist()) == set(range(7, 13))
+
+
+def test_rows_of_a_large_model_are_filled():
+    """A small one's have a power of two, as a new shape costs more than padding."""
+    config = make_policy().model.config
+    large = Transformer(dataclasses.replace(config, hidden_size=1024, intermediate_size=4096, vocab_size=64))
+    draws = np.random.default_rng(0)
+    for _ in range(5):
+        found = [Transcript([1] * n, [n - 1], [1.0], [1.0], [-1.0]) for n in draws.integers(300, 1100, 16)]
+        rows = pack(found, 4096, 0, 0, large)
+        assert (rows.weights > 0).sum() == 16
+        computed = (rows.weights > 0).any((1, 2)).sum() * rows.tokens[0].size
+        assert computed <= 1.2 * (rows.segments > 0).sum()
+        assert pack(found, 4096, 0, 0, make_policy().model).tokens.shape[-1] in (1024, 2048)
 
 
 # --- Credit ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,165 @@
+"""Transcripts of episodes as rows to learn from: each token is read once, and short transcripts share a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nlrl_jax.algorithms.policy_gradient import Loss
+from nlrl_jax.backends.batching import bucket
+from nlrl_jax.backends.program_shapes import Shapes
+from nlrl_jax.lm.score import token_log_probs
+from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.rollouts.transcripts import Turn
+
+
+class Transcript(NamedTuple):
+    """Tokens that were read in one go, from the first on, and which of them the model wrote.
+
+    at: places of those, each at least 1. weights, advantages, log_probs (when they were sampled): of each.
+    """
+
+    tokens: list[int]
+    at: list[int]
+    weights: list[float]
+    advantages: list[float]
+    log_probs: list[float]
+
+
+class Rows(NamedTuple):
+    """Micro-batches [N, M] of rows of L tokens, of which K are learned; `policy_gradient.Rows`.
+
+    tokens, positions, segments: int32 [N, M, L]; segments: which transcript of its row a token belongs to, from 1.
+    at: int32 [N, M, K], places of the learned tokens. weights, advantages, sampled: float32 [N, M, K]; weights are 0
+    where there is none, sampled are the log-probabilities that the tokens were drawn with, or None.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    segments: jax.Array
+    at: jax.Array
+    weights: jax.Array
+    advantages: jax.Array
+    sampled: jax.Array | None
+    old_log_probs: jax.Array | None = None
+
+    def score(self, policy: Any, variables: Any, prefix: KeyValues | None) -> jax.Array:
+        """Log-probabilities of the learned tokens of one micro-batch, [M, K], as they are sampled (before top-k)."""
+        take = lambda x, places: jnp.take_along_axis(x, places.reshape(*places.shape, *[1] * (x.ndim - 2)), axis=1)
+        hidden, _ = policy.model.apply(variables, self.tokens, self.positions, prefix=prefix, segments=self.segments)
+        targets = take(self.tokens, self.at)
+        return token_log_probs(policy.model, variables, take(hidden, self.at - 1), targets, policy.temperature)
+
+    def loss(self, objective: Loss, new: jax.Array, old: jax.Array, reference: jax.Array) -> Any:
+        """The objective of one micro-batch, in which each token has the advantage of its own turn."""
+        column = lambda x: x.reshape(-1, 1)
+        columns = column(new), column(old), column(reference)
+        value, metrics = objective(*columns, self.advantages.reshape(-1), column(self.weights))
+        if self.sampled is not None:
+            metrics["sampler_gap"] = jnp.sum(self.weights * jnp.abs(new - self.sampled))
+        return value, metrics
+
+
+def transcripts_of(
+    turns: Sequence[Turn], advantages: Sequence[float], weight: float, begin: tuple[int, ...] = ()
+) -> list[Transcript]:
+    """The turns of an episode as they were read: one transcript, or several where a prompt does not continue the last.
+
+    Args:
+      advantages: of each turn. weight: of each token.
+      begin: what every prompt begins with (`Played.begins`); the transcripts hold what follows.
+    """
+    found: list[Transcript] = []
+    for turn, advantage in zip(turns, advantages, strict=False):
+        for prompt, written in turn.replies:
+            prompt = prompt[len(begin) :]
+            last = found[-1].tokens if found else None
+            if last and list(prompt[: len(last)]) == last:
+                last += prompt[len(last) :]
+            else:
+                found.append(Transcript(list(prompt), [], [], [], []))
+            tokens, at, weights, credits, log_probs = found[-1]
+            n = len(written.tokens)
+            at += range(len(tokens), len(tokens) + n)
+            tokens += written.tokens
+            weights += [weight] * n
+            credits += [float(advantage)] * n
+            log_probs += written.log_probs
+    return found
+
+
+def rows_at_a_time(rows: int, micro_batch: int, model: Transformer) -> int:
+    """Rows of a micro-batch, see `pack`."""
+    return whole_rows(min(micro_batch, rows) or max(1, bucket(rows, 1) // 8), model.mesh)
+
+
+def fill(
+    transcripts: Sequence[Transcript], room: int, micro_batch: int, model: Transformer
+) -> tuple[int, list[list[Transcript]]]:
+    """The length of the rows, and the transcripts of each.
+
+    A small model has a power of two, as compiling costs more than padding. A large one has the cheapest of some 16
+    lengths from the longest transcript to twice as much.
+    """
+    longest = max(len(one.tokens) for one in transcripts)
+    power, shapes = bucket(longest, 64), Shapes(model.config)
+    if not shapes.large:
+        length = min(power, room)
+        return length, first_fit(transcripts, length)
+
+    def cost(found: tuple[int, list[list[Transcript]]]) -> float:
+        length, rows = found
+        size = rows_at_a_time(len(rows), micro_batch, model)
+        computed = -(-len(rows) // size) * size
+        return shapes.cost("read", (computed * length, computed, length, length))
+
+    step = max(power // 16, 16)
+    lengths = {min(n, room) for n in range(-(-longest // step) * step, 2 * power + 1, step)}
+    return min(((length, first_fit(transcripts, length)) for length in sorted(lengths)), key=cost)
+
+
+def first_fit(transcripts: Sequence[Transcript], length: int) -> list[list[Transcript]]:
+    """Rows of at most `length` tokens: the longest transcript first, each in the first row with room for it."""
+    rows: list[list[Transcript]] = []
+    free: list[int] = []
+    for one in sorted(transcripts, key=lambda one: -len(one.tokens)):
+        place = next((r for r, space in enumerate(free) if space >= len(one.tokens)), None)
+        if place is None:
+            place = len(rows)
+            rows.append([])
+            free.append(length)
+        rows[place].append(one)
+        free[place] -= len(one.tokens)
+    return rows
+
+
+def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: int, model: Transformer) -> Rows:
+    """Transcripts as micro-batches of few different shapes; several share a row, the longest are placed first.
+
+    Args:
+      room: tokens of a row at most. first: position of a transcript's first token.
+      micro_batch: rows of a micro-batch; 0: an eighth of all. On a mesh rounded up to equally many on its devices.
+      model: that reads them; the rows of a large one are filled better, in more different shapes.
+    """
+    length, rows = fill(transcripts, room, micro_batch, model)
+    size = rows_at_a_time(len(rows), micro_batch, model)
+    num = bucket(-(-len(rows) // size), 1)
+    learned = bucket(max(sum(len(one.at) for one in row) for row in rows), 16)
+    ints = lambda last: np.zeros((num * size, last), np.int32)
+    floats = lambda: np.zeros((num * size, learned), np.float32)
+    out = Rows(ints(length), ints(length), ints(length), ints(learned) + 1, floats(), floats(), floats())
+    for r, row in enumerate(rows):
+        start, k = 0, 0
+        for segment, one in enumerate(row, 1):
+            here, own = np.s_[r, start : start + len(one.tokens)], np.s_[r, k : k + len(one.at)]
+            out.tokens[here], out.positions[here] = one.tokens, first + np.arange(len(one.tokens))
+            out.segments[here] = segment
+            out.at[own] = start + np.array(one.at)
+            out.weights[own], out.advantages[own], out.sampled[own] = one.weights, one.advantages, one.log_probs
+            start, k = start + len(one.tokens), k + len(one.at)
+    return jax.tree.map(lambda x: x.reshape(num, size, -1), out)
