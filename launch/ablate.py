@@ -14,7 +14,8 @@ seeds. Everything that is not varied or named below is as in the algorithm's own
 than the built-in ones: paper), nano scale, or scale quick. For NLRL, `--resume --seeds 5` adds two seeds to three.
 
 `aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control: as many
-episodes, drawn without regard to their advantage. `credit` compares the return of the episode with the return-to-go of
+episodes, drawn without regard to their advantage. `aaw_control` has G = 100 and the three settings that tell whether
+the choice of episodes matters. `credit` compares the return of the episode with the return-to-go of
 each turn, as the paper's discussion proposes. `td` and `actor_critic` vary nothing but the seed. `words` changes what
 the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs,
 the threats that its rules read off the board, and 13 times the iterations (30 of the 65 take as long as the
@@ -59,6 +60,11 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             **{f"G = 100, G' = {n}": {"group_size": 100, "group_sample": n} for n in (25, 50, 100)},
             "G = 100, G' = 25, any": {"group_size": 100, "group_sample": 25, "sampling_temperature": 1e6},  # T_ep
             **{f"G = {n}, G' = 25": {"group_size": n, "group_sample": 25} for n in (25, 50)},
+        },
+        "aaw_control": {
+            "G' = 25": {"group_sample": 25},
+            "G' = 100, all": {"group_sample": 100},
+            "G' = 25, any": {"group_sample": 25, "sampling_temperature": 1e6},
         },
         "credit": {"MS-GRPO": {}, "return-to-go": {"credit": "turn"}},
     },
@@ -106,7 +112,7 @@ ONLY_FOR = {  # options without effect in the studies of other algorithms
     "average": ("actor_critic",),
     "apart": ("ms_grpo",),
     "model": ("ms_grpo", *NLRL),
-    "seed": ("ultra", *NLRL),
+    "seed": ("ms_grpo", "ultra", *NLRL),
     **dict.fromkeys(("aggregator", *models.ENDPOINT), _ASKING),
 }
 AXES = {  # labels of x and y in the picture
@@ -115,9 +121,11 @@ AXES = {  # labels of x and y in the picture
     **dict.fromkeys(("actor_critic", "language_ppo"), ("iteration", "win rate against the opponent")),
     "ultra": ("update", "score of ULTRA-RA"),
 }
-SEEDS = {"aaw": 2, "credit": 5, "alpha": 3, "learning_rate": 3}  # runs of a setting if not given; of other studies 1
+# runs of a setting if not given; of other studies 1
+SEEDS = {"aaw": 2, "aaw_control": 8, "credit": 5, "alpha": 3, "learning_rate": 3}
 # what an MS-GRPO study changes in the preset demo
-DEMO = {"aaw": {"num_groups": 1, "sampling_temperature": 0.1}}
+AAW = {"num_groups": 1, "sampling_temperature": 0.1}
+DEMO = {"aaw": AAW, "aaw_control": AAW | {"group_size": 100}}
 LISTED = "; ".join(f"{algorithm}: {', '.join(studies)}" for algorithm, studies in STUDIES.items())
 
 
@@ -132,7 +140,9 @@ class AblationConfig:
         0, "iterations of each run; 0: 60 for MS-GRPO (700 if not built in), 5 for NLRL, 50 for ULTRA", least=0
     )
     game: str = option("", "the game of MS-GRPO (empty: frozen_lake) or of ULTRA (empty: hopper)")
-    seeds: int = option(0, "runs of each setting; 0: 2 for aaw, 5 for credit, 3 for ULTRA, 1 for NLRL", least=0)
+    seeds: int = option(
+        0, "runs of each setting; 0: 2 for aaw, 8 for aaw_control, 5 for credit, 3 for ULTRA, else 1", least=0
+    )
     eval_episodes: int = option(100, "MS-GRPO, ULTRA: episodes per evaluation, from the same initial states", least=1)
     bases: int = option(1, "ULTRA: base agents", least=1)
     base: str = option("", "ULTRA: run folders whose base agents are refined; empty trains them once")
@@ -145,7 +155,7 @@ class AblationConfig:
         3, "actor-critic: iterations whose policies' weights are averaged for evaluation; the paper: 1", least=1
     )
     apart: bool = option(False, "MS-GRPO: spread the seeds over as many devices as can take equal numbers of them")
-    seed: int = seed_option("NLRL: the first seed", counted_up=True)
+    seed: int = seed_option("MS-GRPO, NLRL: the first seed", counted_up=True)
     aggregator: str = option("scripted", "NLRL: aggregator and improver: scripted, endpoint, or a local model's name")
     endpoint: models.Endpoint = part(models.Endpoint(), without=("endpoint_tokenizer",))
 

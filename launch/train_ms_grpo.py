@@ -295,7 +295,7 @@ def train_agents(
     resume: bool,
     apart: bool = False,
 ) -> dict[str, Any]:
-    """Agents of one config under the seeds 0, 1, ..., trained together and evaluated greedily as they learn.
+    """Agents of one config under its seed and those that follow, trained together and evaluated greedily as they learn.
 
     Finished ones are read from their folder.
 
@@ -311,7 +311,7 @@ def train_agents(
         return stored
     prompt = players.prompt_for(config.model, config.prompt)
     games = {name: envs.make(name, prompt) for name in names}
-    agents = Agents(config, games, eval_seed, list(range(seeds)), vectorize, apart)
+    agents = Agents(config, games, eval_seed, list(range(config.seed, config.seed + seeds)), vectorize, apart)
     start, clock = agents.start(run_dir, resume, 3), time.monotonic()
     state = agents.train(run_dir, resume)
     seconds, after = time.monotonic() - clock, agents.evaluate(state)

@@ -98,6 +98,11 @@ def test_the_settings_of_the_studies():
         (100, 25), (100, 50), (100, 100), (25, 25), (50, 25),
     }  # fmt: skip
     assert len({ablate.folder_of(c, base) for c in runs.values()}) == 6
+    base, runs = runs_of(study="aaw_control", seed=7)
+    assert [(c.learning.group_size, c.learning.group_sample, c.learning.sampling_temperature) for c in runs.values()] == [
+        (100, 25, 0.1), (100, 100, 0.1), (100, 25, 1e6),
+    ]  # fmt: skip
+    assert base.seed == 7 and len({ablate.folder_of(c, base) for c in runs.values()}) == 3
     base, runs = runs_of(study="credit")
     assert [run.learning.credit for run in runs.values()] == ["episode", "turn"]
     assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "credit_turn"]
