@@ -17,6 +17,8 @@ from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.rollouts.transcripts import Turn
 
+ENOUGH = 2048  # tokens of a micro-batch from which a large model computes no faster
+
 
 class Transcript(NamedTuple):
     """Tokens that were read in one go, from the first on, and which of them the model wrote.
@@ -93,9 +95,12 @@ def transcripts_of(
     return found
 
 
-def rows_at_a_time(rows: int, micro_batch: int, model: Transformer) -> int:
+def rows_at_a_time(rows: int, length: int, micro_batch: int, model: Transformer) -> int:
     """Rows of a micro-batch, see `pack`."""
-    return whole_rows(min(micro_batch, rows) or max(1, bucket(rows, 1) // 8), model.mesh)
+    size = max(1, bucket(rows, 1) // 8)
+    if model.mesh is None and Shapes(model.config).large:
+        size = min(size, max(1, ENOUGH // length))
+    return whole_rows(min(micro_batch, rows) or size, model.mesh)
 
 
 def fill(
@@ -103,8 +108,8 @@ def fill(
 ) -> tuple[int, list[list[Transcript]]]:
     """The length of the rows, and the transcripts of each.
 
-    A small model has a power of two, as compiling costs more than padding. A large one has the cheapest of some 16
-    lengths from the longest transcript to twice as much.
+    A small model has a power of two, as compiling costs more than padding. A large one has the cheapest of some
+    lengths, from the longest transcript's to twice as much or `ENOUGH`.
     """
     longest = max(len(one.tokens) for one in transcripts)
     power, shapes = bucket(longest, 64), Shapes(model.config)
@@ -114,12 +119,13 @@ def fill(
 
     def cost(found: tuple[int, list[list[Transcript]]]) -> float:
         length, rows = found
-        size = rows_at_a_time(len(rows), micro_batch, model)
+        size = rows_at_a_time(len(rows), length, micro_batch, model)
         computed = -(-len(rows) // size) * size
         return shapes.cost("read", (computed * length, computed, length, length))
 
     step = max(power // 16, 16)
-    lengths = {min(n, room) for n in range(-(-longest // step) * step, 2 * power + 1, step)}
+    least = -(-longest // step) * step
+    lengths = {min(n, room) for n in range(least, max(least, min(2 * power, ENOUGH)) + 1, step)}
     return min(((length, first_fit(transcripts, length)) for length in sorted(lengths)), key=cost)
 
 
@@ -143,11 +149,12 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
 
     Args:
       room: tokens of a row at most. first: position of a transcript's first token.
-      micro_batch: rows of a micro-batch; 0: an eighth of all. On a mesh rounded up to equally many on its devices.
+      micro_batch: rows of a micro-batch; 0: an eighth of all, and of a large model without a mesh at most `ENOUGH`
+        tokens, whose activations take 5 GB for half a billion weights. Rounded up to equally many on a mesh's devices.
       model: that reads them; the rows of a large one are filled better, in more different shapes.
     """
     length, rows = fill(transcripts, room, micro_batch, model)
-    size = rows_at_a_time(len(rows), micro_batch, model)
+    size = rows_at_a_time(len(rows), length, micro_batch, model)
     num = bucket(-(-len(rows) // size), 1)
     learned = bucket(max(sum(len(one.at) for one in row) for row in rows), 16)
     ints = lambda last: np.zeros((num * size, last), np.int32)
