@@ -17,6 +17,7 @@ _ENOUGH = 20  # iterations that `Watch` looks back on
 _ENDS = 5  # iterations at least that are an end of a run; a run of fewer than two ends is short
 _UNPAID = 10  # iterations without a reward of the game, after which that is said
 _IN_VAIN = 3  # iterations without anything to learn from, after which that is said
+_CERTAIN = 0.01  # nats per token: below it, a model tries nothing new
 _IGNORED = 0.01  # nats per reply: below it, a reply owes nothing to its prompt
 
 
@@ -73,7 +74,7 @@ class Watch:
         if len(last) == _IN_VAIN and all(row.get("uninformative_groups") == 1 for row in last):
             found["equal"] = (
                 f"in all groups of the last {_IN_VAIN} iterations all episodes had the same return: there was nothing "
-                f"to learn from. {_advice(mean('steps'), mean('turns'))}"
+                f"to learn from. {_advice(mean('steps'), mean('turns'), max(row.get('surprisal', 1.0) for row in last))}"
             )
         elif enough and (equal := mean("uninformative_groups")) > 0.5:
             found["equal"] = (
@@ -107,7 +108,12 @@ def _unpaid(iterations: int) -> str:
     )
 
 
-def _advice(steps: float, turns: float) -> str:
+def _advice(steps: float, turns: float, surprisal: float = 1.0) -> str:
+    if surprisal < _CERTAIN:
+        return (
+            f"The model is certain of nearly every token ({surprisal:.2g} nats) and explores no more: begin again with a "
+            "lower --learning_rate, a larger --beta or more initial states (--num_groups)"
+        )
     if steps < 0.5 * turns:
         return (
             f"An episode's {turns:.2g} replies made {steps:.2g} steps, so most could not be read or were not allowed: "

@@ -124,6 +124,8 @@ def test_a_run_that_cannot_learn_says_so_once_and_what_to_do():
         none.startswith("in all groups of the last 3 iterations")
         and told(2, **dull | {"uninformative_groups": 1.0}) == []
     )
+    (certain,) = told(3, **dull | {"uninformative_groups": 1.0, "surprisal": 2e-3})
+    assert "certain of nearly every token (0.002 nats)" in certain and "a lower --learning_rate" in certain
     (unpaid,) = told(60, env_return=0.0, success=0.0)
     assert unpaid.startswith("the game paid no reward in the last 10 iterations") and told(9, env_return=0.0) == []
     assert told(60, env_return=-0.5) == []
