@@ -71,10 +71,11 @@ class Watch:
             return []
         found, lately, last = {}, f"of the last {_ENOUGH} iterations", list(self._rows)[-_IN_VAIN:]
         enough = len(self._rows) == _ENOUGH
+        most = max(row.get("surprisal", 1.0) for row in last)
         if len(last) == _IN_VAIN and all(row.get("uninformative_groups") == 1 for row in last):
             found["equal"] = (
                 f"in all groups of the last {_IN_VAIN} iterations all episodes had the same return: there was nothing "
-                f"to learn from. {_advice(mean('steps'), mean('turns'), max(row.get('surprisal', 1.0) for row in last))}"
+                f"to learn from. {_advice(mean('steps'), mean('turns'), most)}"
             )
         elif enough and (equal := mean("uninformative_groups")) > 0.5:
             found["equal"] = (
@@ -111,8 +112,8 @@ def _unpaid(iterations: int) -> str:
 def _advice(steps: float, turns: float, surprisal: float = 1.0) -> str:
     if surprisal < _CERTAIN:
         return (
-            f"The model is certain of nearly every token ({surprisal:.2g} nats) and explores no more: begin again with a "
-            "lower --learning_rate, a larger --beta or more initial states (--num_groups)"
+            f"The model is certain of nearly every token ({surprisal:.2g} nats) and explores no more: begin again with "
+            "a lower --learning_rate, a larger --beta or more initial states (--num_groups)"
         )
     if steps < 0.5 * turns:
         return (
