@@ -1,6 +1,7 @@
 """The expert as a language model: its rates, the state of a transcript, and LAC with it."""
 
 import dataclasses
+import importlib.util
 import math
 
 import pytest
@@ -190,10 +191,13 @@ def test_every_method_reads_its_answers(method):
     solved(dataclasses.replace(GAME, actions=()), Expert(line_game(actions=())), method, tasks)
 
 
+ENGINE = importlib.util.find_spec("fast_downward")
+WITHOUT = pytest.mark.skipif(ENGINE is None, reason="needs ALFWorld's engine (`make alfworld`)")
+ALFWORLD = pytest.param("alfworld", marks=WITHOUT)
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("babyai", "crafter")]  # their engines compile
 
 
-@pytest.mark.parametrize("name", ["alfworld", "webshop", *SLOW])
+@pytest.mark.parametrize("name", [ALFWORLD, "webshop", *SLOW])
 def test_every_game_is_planned_with_its_expert(name):
     game = envs.make_host(name, 3)
     game = game.simulator or game
