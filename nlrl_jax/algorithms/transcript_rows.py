@@ -17,7 +17,7 @@ from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.rollouts.transcripts import Turn
 
-ENOUGH = 2048  # tokens of a micro-batch from which a large model computes no faster
+ENOUGH = 2048  # tokens that keep a large model busy; more of them in a micro-batch only take memory
 
 
 class Transcript(NamedTuple):
@@ -150,7 +150,7 @@ def pack(transcripts: Sequence[Transcript], room: int, first: int, micro_batch: 
     Args:
       room: tokens of a row at most. first: position of a transcript's first token.
       micro_batch: rows of a micro-batch; 0: an eighth of all, and of a large model without a mesh at most `ENOUGH`
-        tokens, whose activations take 5 GB for half a billion weights. Rounded up to equally many on a mesh's devices.
+        tokens. Rounded up to equally many on a mesh's devices.
       model: that reads them; the rows of a large one are filled better, in more different shapes.
     """
     length, rows = fill(transcripts, room, micro_batch, model)
