@@ -50,7 +50,7 @@ curve: install  ## The demo under five seeds: README's picture and number. Five 
 # Two processes: compilation is what tests spend their time on, and it takes one core. A file stays in one of them.
 TEST := $(RUN) -m pytest -n 2 --dist loadfile
 
-test: install alfworld  ## 8 to 20 minutes on 2 cores, 15 to 36 of CPU time, with nothing compiled before.
+test: install alfworld  ## 13 to 20 minutes on 2 cores, 25 to 36 of CPU time, with nothing compiled before.
 	$(TEST)
 
 test-all: install alfworld  ## Also the slow tests, and those that need PyTorch where it is installed.

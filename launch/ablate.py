@@ -53,18 +53,17 @@ from nlrl_jax.run.ultra.config import RunConfig as RefinementConfig
 from nlrl_jax.statistics import header
 from nlrl_jax.weights.load import BUILT_IN
 
+AAW: dict[str, dict[str, Any]] = {
+    **{f"G = 100, G' = {n}": {"group_size": 100, "group_sample": n} for n in (25, 50, 100)},
+    "G = 100, G' = 25, any": {"group_size": 100, "group_sample": 25, "sampling_temperature": 1e6},  # T_ep
+    **{f"G = {n}, G' = 25": {"group_size": n, "group_sample": 25} for n in (25, 50)},
+}
 # algorithm -> study -> label -> options that differ
 STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "ms_grpo": {
-        "aaw": {
-            **{f"G = 100, G' = {n}": {"group_size": 100, "group_sample": n} for n in (25, 50, 100)},
-            "G = 100, G' = 25, any": {"group_size": 100, "group_sample": 25, "sampling_temperature": 1e6},  # T_ep
-            **{f"G = {n}, G' = 25": {"group_size": n, "group_sample": 25} for n in (25, 50)},
-        },
+        "aaw": AAW,
         "aaw_control": {
-            "G' = 25": {"group_sample": 25},
-            "G' = 100, all": {"group_sample": 100},
-            "G' = 25, any": {"group_sample": 25, "sampling_temperature": 1e6},
+            label: AAW[label] for label in ("G = 100, G' = 25", "G = 100, G' = 100", "G = 100, G' = 25, any")
         },
         "credit": {"MS-GRPO": {}, "return-to-go": {"credit": "turn"}},
     },
@@ -124,8 +123,7 @@ AXES = {  # labels of x and y in the picture
 # runs of a setting if not given; of other studies 1
 SEEDS = {"aaw": 2, "aaw_control": 8, "credit": 5, "alpha": 3, "learning_rate": 3}
 # what an MS-GRPO study changes in the preset demo
-AAW = {"num_groups": 1, "sampling_temperature": 0.1}
-DEMO = {"aaw": AAW, "aaw_control": AAW | {"group_size": 100}}
+DEMO = dict.fromkeys(("aaw", "aaw_control"), {"num_groups": 1, "sampling_temperature": 0.1})
 LISTED = "; ".join(f"{algorithm}: {', '.join(studies)}" for algorithm, studies in STUDIES.items())
 
 
