@@ -26,7 +26,7 @@ from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling, Written
 
 MOST = 512  # tokens of a read
-SPLIT = 32  # rows that run from which on a large model's replies are split: half of them go on without the others
+SPLIT = 8  # rows that run from which on a large model's replies are split: half of them go on without the others
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `token_tree.levels` is tried with each; the cheapest is taken
 OPTIONS = 3  # sizes of groups that are considered in each level
 

@@ -28,7 +28,7 @@ from nlrl_jax.lm.sharding import shardings, spec
 from nlrl_jax.lm.transformer import Cache, KeyValues, Transformer, empty_cache, prefix_length
 from nlrl_jax.types import Sampling
 
-WAIT = 16  # tokens that `reply` writes at least while a row runs: bringing fewer rows together has its price
+WAIT = 8  # tokens that `reply` writes at least while a row runs: bringing fewer rows together has its price
 
 
 class Prefilled(NamedTuple):
