@@ -163,7 +163,8 @@ def loss_and_grad(
         ref = row.score(policy, base, ref_prefix) if reference else new
         return row.loss(loss, new, old, ref)
 
-    prefix, pull_back = jax.vjp(lambda lora: policy.prefix({**base, "lora": lora}), lora)
+    prefix_of = lambda lora: policy.prefix({**base, "lora": lora})
+    prefix = prefix_of(lora)
     grad = jax.value_and_grad(micro_loss, argnums=(0, 1), has_aux=True)
     shapes = jax.eval_shape(grad, lora, prefix, jax.tree.map(lambda x: x[0], rows))
     found, (_, of_prefix) = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -175,5 +176,7 @@ def loss_and_grad(
 
     ((value, metrics), (grads, prefix_grads)), _ = jax.lax.scan(accumulate, nothing, rows)
     if prefix is not None:
-        grads = jax.tree.map(jnp.add, grads, pull_back(prefix_grads)[0])
+        # Read again: its activations, of thousands of tokens, are not kept beside those of a micro-batch.
+        pull_back = lambda grads: jax.tree.map(jnp.add, grads, jax.vjp(prefix_of, lora)[1](prefix_grads)[0])
+        grads = jax.lax.cond(jnp.any(rows.weights > 0), pull_back, lambda grads: grads, grads)
     return value, metrics, grads

@@ -247,6 +247,19 @@ def test_updates_move_the_adapter_and_the_gap_to_the_sampler_is_measured(small):
     assert float(metrics["sampler_gap"]) > 1  # the samples above were made up
 
 
+def test_the_beginning_and_the_rows_take_memory_one_after_the_other(small):
+    _, state, *_ = small
+
+    def temporaries(beginning, length):
+        own = [Transcript(list(range(length)), [length - 1], [1.0], [1.0], [0.0])]
+        reader, config = Reader(make_policy().model, begin=tuple(range(beginning))), dataclasses.replace(CONFIG, beta=0.0)
+        rows = pack(own, length, beginning, 1, reader.model)
+        return jax.jit(make_update(reader, config)).lower(state, rows).compile().memory_analysis().temp_size_in_bytes
+
+    alone = max(temporaries(64, 1024), temporaries(1024, 64))
+    assert temporaries(1024, 1024) < 1.3 * alone
+
+
 def test_what_is_not_finite_leaves_the_state(small):
     _, state, rows, update = small
     bad = rows._replace(advantages=np.where(rows.weights > 0, np.nan, rows.advantages))
