@@ -252,9 +252,10 @@ def test_the_beginning_and_the_rows_take_memory_one_after_the_other(small):
 
     def temporaries(beginning, length):
         own = [Transcript(list(range(length)), [length - 1], [1.0], [1.0], [0.0])]
-        reader, config = Reader(make_policy().model, begin=tuple(range(beginning))), dataclasses.replace(CONFIG, beta=0.0)
+        reader = Reader(make_policy().model, begin=tuple(range(beginning)))
+        update = make_update(reader, dataclasses.replace(CONFIG, beta=0.0))
         rows = pack(own, length, beginning, 1, reader.model)
-        return jax.jit(make_update(reader, config)).lower(state, rows).compile().memory_analysis().temp_size_in_bytes
+        return jax.jit(update).lower(state, rows).compile().memory_analysis().temp_size_in_bytes
 
     alone = max(temporaries(64, 1024), temporaries(1024, 64))
     assert temporaries(1024, 1024) < 1.3 * alone

@@ -38,7 +38,7 @@ def step(states, actions):
     return [Outcome(t + 1, f"seen {t}", 0.0 if equal else float(text.count("e")), bool(lost(i)), "a" in text,
                     error=lost(i)) for i, (t, text) in enumerate(zip(states, actions))]
 read = History("letters", "short", (Step("a", "word " * 100),))
-host_game = HostGame("lines", "Write.", (), 6, ("",), reset, step, limits={"": 20})
+host_game = HostGame("lines", "Write.", (), 6, ("",), reset, step, limits={"": 20}, score="letters")
 few = HostGame("few", "Write.", (), 6, ("",), reset, step, limits={"": 3})
 kinds = HostGame("kinds", "Write.", (), 6, ("x", "y"), reset, step)
 wordy = HostGame("wordy", "Write.", (), 6, ("",), reset, step, examples=lambda label, number: [read])
@@ -133,6 +133,7 @@ def test_equal_returns_change_nothing_and_are_said(whole, folder, lines, tmp_pat
     assert [(row["uninformative_groups"], row["grad_norm"]) for row in rows] == [(1, 0)] * 4
     said = capsys.readouterr()
     assert (said.out + said.err).count("in all groups of the last 3 iterations") == 1
+    assert said.out.strip().endswith("greedy letters: 0.000 -> 0.000, success: 0.000 -> 0.000")
     _, lora = peft.load(tmp_path / "run" / "adapter", CONFIG)
     leaves = jax.tree_util.tree_leaves_with_path(lora)
     assert not any(np.any(leaf) for path, leaf in leaves if path[-1].key == "b")

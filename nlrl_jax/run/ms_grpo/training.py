@@ -34,6 +34,7 @@ class Training:
       config: the script's. seeds: of a stack; None is the config's seed alone.
       state: before training. update: (state, key) -> (state, metrics).
       shows: the metric of progress that says how well it plays. legend: of the boards on the page.
+      score: the name of a return that says more than success does, or "".
       network: the model's config, for the adapter's files. mesh: where it lies.
     """
 
@@ -43,6 +44,7 @@ class Training:
     update: Callable[[Any, Any], tuple[Any, dict[str, Any]]]
     shows: str
     legend: Mapping[str, str]
+    score: str = ""
     network: ModelConfig
     mesh: Any
 
@@ -101,17 +103,28 @@ class Training:
             if processes.first():
                 done = dataclasses.replace(self.config, iterations=int(state.iteration))
                 peft.save(run_dir / "adapter", self.network, lora, base_model=done.model)
-                write_page(run_dir, done, self.legend, before, after, episodes)
+                write_page(run_dir, done, self.legend, before, after, episodes, self.score)
 
         self.train(run_dir, resume, finish)
 
 
-def write_page(run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], before, after, episodes) -> None:
-    """The curves and the page of a run that has done `config.iterations`; prints where they are and the result."""
-    name, label = ("success", "greedy success") if "success" in after else ("env_return", "greedy return")
+def write_page(
+    run_dir: pathlib.Path, config: Any, legend: Mapping[str, str], before, after, episodes, score: str = ""
+) -> None:
+    """The curves and the page of a run that has done `config.iterations`; prints where they are and the result.
+
+    Args:
+      score: the name of the return if it comes first, beside success.
+    """
+    change = lambda label, name: f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
     model, plural = model_name(config.model), "s" * (config.iterations != 1)
-    headline = f"{label}: {before[name]:.3f} -> {after[name]:.3f}"
-    curves = ["return", "success", "eval/success"] if name == "success" else ["return", "env_return"]
+    if "success" not in after:
+        headline, curves = change("greedy return", "env_return"), ["return", "env_return"]
+    elif score:
+        headline = f"{change(f'greedy {score}', 'env_return')}, {change('success', 'success')}"
+        curves = ["env_return", "success", "eval/env_return"]
+    else:
+        headline, curves = change("greedy success", "success"), ["return", "success", "eval/success"]
     start = {f"eval/{metric}": value for metric, value in before.items()}
     curves += ["kl"] * (config.learning.beta > 0)
     curve = learning_curve([run_dir], curves, run_dir / "learning_curve.png", before=start)

@@ -93,7 +93,7 @@ class TranscriptTraining(Training):
         self.reader = transcripts.Reader(network, config.sampling.temperature, begin if len(begin) >= _SHARED else ())
         key = jax.random.fold_in(jax.random.key(config.seed), 0)
         self.state = init_state(network, loaded.params, learning, key)
-        self.shows = "success"
+        self.shows, self.score = ("env_return" if game.score else "success"), game.score
 
     def check_room(self) -> None:
         """Refuses a context that cannot hold one turn, the first or one like those of the game's own example.
