@@ -133,7 +133,7 @@ def test_equal_returns_change_nothing_and_are_said(whole, folder, lines, tmp_pat
     assert [(row["uninformative_groups"], row["grad_norm"]) for row in rows] == [(1, 0)] * 4
     said = capsys.readouterr()
     assert (said.out + said.err).count("in all groups of the last 3 iterations") == 1
-    assert said.out.strip().endswith("greedy letters: 0.000 -> 0.000, success: 0.000 -> 0.000")
+    assert said.out.strip().endswith("greedy letters: 0.000 -> 0.000, success: 1.000 -> 1.000")
     _, lora = peft.load(tmp_path / "run" / "adapter", CONFIG)
     leaves = jax.tree_util.tree_leaves_with_path(lora)
     assert not any(np.any(leaf) for path, leaf in leaves if path[-1].key == "b")
