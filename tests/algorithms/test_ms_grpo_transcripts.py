@@ -13,6 +13,7 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, choose, init_state
 from nlrl_jax.algorithms.ms_grpo_transcripts import Reader, make_update, teach
 from nlrl_jax.algorithms.policy_gradient import loss_and_grad, micro_batches
 from nlrl_jax.algorithms.transcript_rows import Transcript, pack, transcripts_of
+from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.losses import episode_token_weights
 from nlrl_jax.returns import anchored_advantage, returns_to_go
@@ -247,18 +248,20 @@ def test_updates_move_the_adapter_and_the_gap_to_the_sampler_is_measured(small):
     assert float(metrics["sampler_gap"]) > 1  # the samples above were made up
 
 
-def test_the_beginning_and_the_rows_take_memory_one_after_the_other(small):
-    _, state, *_ = small
+def test_the_beginning_and_the_rows_take_memory_one_after_the_other():
+    """1.85 times as much where the activations of both are held at once."""
+    network = Transformer(ModelConfig(64, 32, 512, 16, 2, 1, 16, 4096))
+    config = dataclasses.replace(CONFIG, beta=0.0)
+    begin = lambda key: init_state(network, init_params(network, key), config, key)
+    state = jax.eval_shape(begin, jax.random.key(0))
 
     def temporaries(beginning, length):
         own = [Transcript(list(range(length)), [length - 1], [1.0], [1.0], [0.0])]
-        reader = Reader(make_policy().model, begin=tuple(range(beginning)))
-        update = make_update(reader, dataclasses.replace(CONFIG, beta=0.0))
-        rows = pack(own, length, beginning, 1, reader.model)
+        update = make_update(Reader(network, begin=tuple(range(beginning))), config)
+        rows = pack(own, length, beginning, 1, network)
         return jax.jit(update).lower(state, rows).compile().memory_analysis().temp_size_in_bytes
 
-    alone = max(temporaries(64, 1024), temporaries(1024, 64))
-    assert temporaries(1024, 1024) < 1.3 * alone
+    assert temporaries(1024, 1024) < 1.3 * temporaries(64, 1024)
 
 
 def test_what_is_not_finite_leaves_the_state(small):
