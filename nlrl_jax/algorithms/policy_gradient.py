@@ -1,8 +1,8 @@
 """The gradient of a token-level policy loss over replies, in micro-batches, through a shared prefix.
 
 Four things happen here that change memory and time but not the result:
-- the static prefix of the prompts is computed once; the gradient with respect to its keys and values
-  is summed over the micro-batches and pulled back through it once, which is the exact gradient;
+- the static prefix of the prompts is computed once, and again for its gradient: that of its keys and values is summed
+  over the micro-batches and pulled back through it once, which is the exact gradient;
 - prompts with their replies are packed into rows (`lm.packing`), so little is computed for padding;
 - rows are taken a few at a time, and micro-batches of empty rows are skipped;
 - the reference model is the same weights with the adapter left out.
@@ -176,7 +176,8 @@ def loss_and_grad(
 
     ((value, metrics), (grads, prefix_grads)), _ = jax.lax.scan(accumulate, nothing, rows)
     if prefix is not None:
-        # Read again: its activations, of thousands of tokens, are not kept beside those of a micro-batch.
+        # Read again, so that its activations are not kept beside a micro-batch's; XLA:CPU drops barriers, so it is the
+        # `cond` that keeps it from reading before the rows are done.
         pull_back = lambda grads: jax.tree.map(jnp.add, grads, jax.vjp(prefix_of, lora)[1](prefix_grads)[0])
         grads = jax.lax.cond(jnp.any(rows.weights > 0), pull_back, lambda grads: grads, grads)
     return value, metrics, grads
