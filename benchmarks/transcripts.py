@@ -1,13 +1,16 @@
-"""MS-GRPO in growing transcripts beside TRL's GRPOTrainer: turns per CPU second on BabyAI-Text "go to".
+"""MS-GRPO in growing transcripts beside TRL's GRPOTrainer: turns per CPU second and per second on BabyAI-Text "go to".
 
     python -m benchmarks.transcripts --trl_python PYTHON [--iterations 3] [--groups 4] [--group_size 8] [--turns 8]
+    python -m benchmarks.transcripts --trl_python PYTHON --model FOLDER --examples 1 --tokens 12 \\
+        --lr 2e-5 --trl_rows 2 --threads 2
 
-Both train nano_babyai with a LoRA adapter of rank 16 on tasks drawn alike, with equally many episodes, the same limit
-of turns, at most 8 tokens a line, temperature 1, no KL penalty and one gradient step. Our process plays TRL's game too
-(`peers/trl_grpo.py`); the game's CPU time is left out of both. Programs are compiled in a first pass of the same
-iterations ("before": its CPU seconds; of TRL those of one iteration that is left out). Each plays as its own samples
-go, so turns differ a little. CPU seconds, as a busy machine stretches the others; torch has one thread, which costs it
-the fewest.
+Both train one model with a LoRA adapter of rank 16 on tasks drawn alike, with equally many episodes, the same limits
+of turns and of tokens a line, temperature 1, no KL penalty and one gradient step. FOLDER is one of Hugging Face, such
+as `nlrl-jax export` writes; without it nano_babyai. Our process plays TRL's game too (`peers/trl_grpo.py`); the game's
+CPU time is left out of both, and the seconds have it. Programs are compiled in a first pass of the same iterations
+("before": its CPU seconds; of TRL those of one iteration that is left out). Each plays as its own samples go, so turns
+differ a little. --threads are torch's: one costs it the fewest CPU seconds. --trl_rows: rows of its update at a time,
+0 for all.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import json
 import subprocess
 import tempfile
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +54,17 @@ class Timed:
         return run
 
 
-def ours(training: TranscriptTraining, timed: Timed, iterations: int) -> list[tuple[float, float, int]]:
-    """(CPU seconds, of these in the rollout, turns) of each iteration."""
+class Cost(NamedTuple):
+    """Of an iteration; `rollout` is the share of `cpu` in which episodes were played."""
+
+    cpu: float
+    rollout: float
+    wall: float
+    turns: int
+
+
+def ours(training: TranscriptTraining, timed: Timed, iterations: int) -> list[Cost]:
+    """What each iteration costs, from the same state."""
     state, found, inside = jax.tree.map(jnp.copy, training.state), [], []
     play = type(training).play.__get__(training)
 
@@ -64,10 +76,11 @@ def ours(training: TranscriptTraining, timed: Timed, iterations: int) -> list[tu
 
     training.play = counted
     for i in range(iterations):
-        start, game = time.process_time(), timed.seconds
+        start, game, begun = time.process_time(), timed.seconds, time.perf_counter()
         state, _ = training.update(state, jax.random.fold_in(jax.random.key(0), i))
         jax.block_until_ready(state)
-        found.append((time.process_time() - start - timed.seconds + game, *inside[-1]))
+        (rollout, turns), wall = inside[-1], time.perf_counter() - begun
+        found.append(Cost(time.process_time() - start - timed.seconds + game, rollout, wall, turns))
     return found
 
 
@@ -98,12 +111,17 @@ class Server:
         return answers
 
 
-def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> list[tuple[float, float, int]]:
+def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> list[Cost]:
     """What `ours` returns, of the peer."""
     server, ends = Server(training, options["max_turns"]), training.writer._ends(("\n",))
     with tempfile.TemporaryDirectory() as output:
         more = {"ends": np.flatnonzero(ends).tolist(), "room": training.room, "output": output}
-        command = [python, "benchmarks/peers/trl_grpo.py", str(BUILT_IN["nano_babyai"]), json.dumps(options | more)]
+        command = [
+            python,
+            "benchmarks/peers/trl_grpo.py",
+            str(BUILT_IN.get(training.config.model, training.config.model)),
+            json.dumps(options | more),
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
             for line in process.stdout:
@@ -113,7 +131,7 @@ def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> l
                 if "result" in request:
                     found = request["result"]
                     rows = zip(found["whole"], found["rollout"], found["turns"], strict=True)
-                    return [(whole[0], rollout[0], turns) for whole, rollout, turns in rows]
+                    return [Cost(whole[0], rollout[0], whole[1], turns) for whole, rollout, turns in rows]
                 (name, value) = request.popitem()
                 process.stdin.write(json.dumps(getattr(server, name)(value)) + "\n")
                 process.stdin.flush()
@@ -121,31 +139,41 @@ def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> l
 
 
 def main():
-    parser = parser_of(__doc__, iterations=3, groups=4, group_size=8, turns=8, trl_python="")
-    options = parser.parse_args()
-    learning = {"num_groups": options.groups, "group_size": options.group_size, "group_sample": options.group_size}
-    config = make(
-        TrainConfig, **PRESETS["babyai"] | learning | {"missions": "go to", "max_turns": options.turns, "seed": 3}
-    )
+    own = {
+        "model": "nano_babyai",
+        "examples": 0,
+        "tokens": 8,
+        "trl_python": "",
+        "trl_rows": 0,
+        "threads": 1,
+        "lr": 1e-3,
+    }
+    options = parser_of(__doc__, iterations=3, groups=4, group_size=8, turns=8, **own).parse_args()
+    size = options.group_size
+    learning = {"num_groups": options.groups, "group_size": size, "group_sample": size, "learning_rate": options.lr}
+    limits = {"max_turns": options.turns, "max_tokens": options.tokens}
+    play = {"model": options.model, "examples": options.examples, "missions": "go to", "dtype": "float32", "seed": 3}
+    config = make(TrainConfig, **PRESETS["babyai"] | learning | limits | play)
     timed = Timed(envs.make_host("babyai"))
     training = TranscriptTraining(config, timed.game)
     print(machine())
-    print_head("trainer", "turns", "CPU s", "of these rollouts", "turns per CPU s", "before: CPU s")
+    print_head("trainer", "turns", "CPU s", "of these rollouts", "s", "turns per CPU s", "turns per s", "before: CPU s")
     subjects = {}
     if options.trl_python:
+        lanes = options.groups * size
         shared = {
-            "groups": options.groups, "group_size": options.group_size, "max_turns": options.turns,
-            "max_tokens": config.sampling.max_tokens, "iterations": options.iterations + 1,
-            "learning_rate": config.learning.learning_rate,
+            "groups": options.groups, "group_size": size, **limits, "iterations": options.iterations + 1,
+            "learning_rate": options.lr, "rows": options.trl_rows or lanes, "threads": options.threads,
         }  # fmt: skip
         first, *found = trl(options.trl_python, training, shared)
         subjects["TRL"] = [first], found
     passes = [ours(training, timed, options.iterations) for _ in range(2)]
     subjects["ours"] = passes[0], passes[1]
     for name, (before, found) in subjects.items():
-        seconds, rollouts, turns = np.sum(found, axis=0)
-        row = f"{seconds:.1f}", f"{rollouts:.1f}", f"{turns / seconds:.1f}", f"{np.sum(before, axis=0)[0]:.1f}"
-        print_row(name, int(turns), *row)
+        cost = Cost(*np.sum(found, axis=0))
+        row = f"{cost.cpu:.1f}", f"{cost.rollout:.1f}", f"{cost.wall:.1f}"
+        rates = f"{cost.turns / cost.cpu:.2f}", f"{cost.turns / cost.wall:.2f}"
+        print_row(name, int(cost.turns), *row, *rates, f"{np.sum(before, axis=0)[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def ask(request: dict):
 
 def main():
     folder, options = sys.argv[1], json.loads(sys.argv[2])
-    torch.set_num_threads(1)
+    torch.set_num_threads(options["threads"])
     torch.manual_seed(0)
     lanes = options["groups"] * options["group_size"]
     clock = lambda: (time.process_time(), time.perf_counter())
@@ -93,7 +93,8 @@ def main():
         args=GRPOConfig(
             output_dir=options["output"], use_cpu=True, bf16=False, report_to="none", save_strategy="no",
             disable_tqdm=True, logging_strategy="no", max_steps=options["iterations"], beta=0.0, temperature=1.0,
-            per_device_train_batch_size=lanes, num_generations=options["group_size"], loss_type="grpo",
+            per_device_train_batch_size=options["rows"], gradient_accumulation_steps=lanes // options["rows"],
+            num_generations=options["group_size"], loss_type="grpo",
             learning_rate=options["learning_rate"], lr_scheduler_type="constant", max_grad_norm=1.0, weight_decay=0.0,
             max_completion_length=options["room"], gradient_checkpointing=False, dataloader_pin_memory=False,
         ),

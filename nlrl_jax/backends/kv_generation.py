@@ -7,8 +7,6 @@ what several texts share once for all of them.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ import numpy as np
 
 from nlrl_jax.backends import batching, token_tree
 from nlrl_jax.backends.kv_cache import KVCache
+from nlrl_jax.backends.programs import Programs
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm import kv_pool
 from nlrl_jax.lm.attention import Context
@@ -37,16 +36,7 @@ _read = jax.jit(kv_pool.read, static_argnums=0)
 _keep = jax.jit(kv_pool.keep)
 _reply = jax.jit(steps.reply, static_argnums=(0, 7))
 _log_probs = jax.jit(kv_pool.next_log_probs, static_argnums=0)
-_compiled: set[Any] = set()
-_compiling = threading.Lock()
-
-
-@contextlib.contextmanager
-def _compiled_once(*program):
-    """Where several threads need a program at once, one compiles it and the others wait."""
-    with contextlib.nullcontext() if program in _compiled else _compiling:
-        yield
-    _compiled.add(program)
+_programs = Programs(_read, _reply)
 
 
 class Network(NamedTuple):
@@ -229,7 +219,7 @@ def _read_all(net: Network, woods: token_tree.Forest) -> Iterator[tuple[int, int
         tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
         tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
         ends[:n] = np.minimum(woods.end[start:stop], stop) - start
-        with _compiled_once(net.model, "read", T, *(context.shape for context in contexts)):
+        with _programs.once(net.model, "read", T, *(context.shape for context in contexts)):
             hidden, kv = _read(net.model, net.variables, tokens, positions, ends, contexts)
         fresh = np.flatnonzero(woods.slot[start:stop] >= 0)
         if len(fresh):
@@ -264,7 +254,7 @@ def _write_round(net: Network, texts, begun: list[tuple[int, Written]], until: i
     read[:n] = lengths
     rows = _begun_rows(begun, R, N, sampling.max_tokens)
     static, *_, temperature = draw.how(None)
-    with _compiled_once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
+    with _programs.once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
         inputs = (net.model, net.acting, hidden, read, rows, draw.key)
         state = _reply(*inputs, np.int32(R - until), static, draw.ends, contexts, temperature)
     results = state.tokens, state.lengths, state.ended, state.index, state.log_probs

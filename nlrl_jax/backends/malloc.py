@@ -44,14 +44,18 @@ def keep() -> None:
 
 
 def trim() -> None:
-    """Trims the heap where the process has grown by `GROWTH` since the last time; does nothing without glibc."""
+    """`release` where the process has grown by `GROWTH` since the last time."""
+    if _STATM.is_file() and resident() >= _size + GROWTH:
+        release()
+
+
+def release() -> None:
+    """Gives freed memory back to the system; does nothing without glibc."""
     global _size
-    if not _STATM.is_file() or resident() < _size + GROWTH:
-        return
-    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if release:
-        release(0)
-    _size = resident()
+    release_all = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release_all and _STATM.is_file():
+        release_all(0)
+        _size = resident()
 
 
 def resident() -> int:

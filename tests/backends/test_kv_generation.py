@@ -9,6 +9,7 @@ import pytest
 from nlrl_jax.backends import kv_generation
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.programs import Programs
 from nlrl_jax.lm import acting, decode
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer
@@ -205,3 +206,18 @@ def test_a_reply_ends_before_the_first_stop_string(plain, cache_mb):
         model.complete(chats, GREEDY, "policy", stop="\n")
     with pytest.raises(ValueError, match="stop is"):
         model.complete(chats, GREEDY, "policy", stop=[""])
+
+
+def test_programs_that_are_forgotten_change_nothing(cached, expected, monkeypatch):
+    forgotten, forget = [], Programs.forget
+
+    def counted(own):
+        forgotten.append(None)
+        forget(own)
+        own.most = 0
+
+    monkeypatch.setattr(Programs, "forget", counted)
+    monkeypatch.setattr(kv_generation._programs, "most", 0)
+    monkeypatch.setattr(kv_generation._programs, "known", set())
+    agree(episode(cached), expected)
+    assert len(forgotten) > 2

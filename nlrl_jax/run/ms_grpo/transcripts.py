@@ -13,6 +13,7 @@ import numpy as np
 from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
 from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends import malloc
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.lm.tokenizer import Tokenizer
@@ -138,6 +139,7 @@ class TranscriptTraining(Training):
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         lesson.metrics["row_use"] = player.model.row_steps.use
         del player  # and with it the copies of a large model's weights that it wrote with
+        malloc.release()  # their place is in pieces; what the update takes comes beside it
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
             still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm", "row_tokens", "rows_filled"), 0.0)
             return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}

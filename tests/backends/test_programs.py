@@ -1,0 +1,83 @@
+"""Compiled programs and the mappings that they take."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from nlrl_jax.backends import programs
+from nlrl_jax.backends.programs import Programs
+
+
+def call(owner, function, n):
+    with owner.once(n):
+        return function(jnp.ones(n))
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    """A jitted function whose programs take 10 of 100 mappings each, beside 20 others; and the most that were taken."""
+    function, taken = jax.jit(lambda x: (2 * x).sum()), []
+    held = lambda: 20 + 10 * function._cache_size()
+    monkeypatch.setattr(programs, "limit", lambda: 100)
+    monkeypatch.setattr(programs, "mappings", held)
+    return function, held, taken
+
+
+def test_programs_are_forgotten_before_a_process_can_hold_no_more(crowded):
+    function, held, taken = crowded
+    owner = Programs(function)
+    for n in (*range(1, 12), 1, 11):
+        assert call(owner, function, n) == 2 * n
+        taken.append(held())
+    assert taken == [30, 40, 50, 60, 30, 40, 50, 60, 70, 30, 40, 50, 50]  # half of what is left: at 50, then at 60
+
+
+def test_a_program_that_is_known_forgets_nothing(crowded):
+    function, _, _ = crowded
+    owner = Programs(function)
+    for n in (1, 2, 3, 4, 1, 2, 3, 4):
+        call(owner, function, n)
+    assert function._cache_size() == 4
+
+
+def test_where_others_hold_the_mappings_programs_are_not_forgotten_each_time(monkeypatch):
+    function = jax.jit(lambda x: x.sum())
+    monkeypatch.setattr(programs, "limit", lambda: 100)
+    monkeypatch.setattr(programs, "mappings", lambda: 60)
+    owner = Programs(function)
+    for n in range(1, 5):
+        call(owner, function, n)
+    assert function._cache_size() == 4 and owner.most == 80
+
+
+def test_forgetting_gives_mappings_back():
+    if not programs.mappings():
+        pytest.skip("this system does not count mappings")
+    function = jax.jit(lambda x: jnp.cumsum(jax.nn.softmax(x)) @ x)
+    owner, before = Programs(function), programs.mappings()
+    for n in range(3, 23):
+        call(owner, function, n)
+    full = programs.mappings()
+    owner.forget()
+    assert full - before > 40 and programs.mappings() - before < (full - before) / 2
+
+
+def test_one_thread_compiles_a_new_program_and_the_others_wait():
+    owner, inside, most = Programs(), [], []
+    counted = threading.Lock()
+
+    def one(_):
+        with owner.once("program"):
+            with counted:
+                inside.append(None)
+                most.append((len(inside), "program" in owner.known))
+            threading.Event().wait(0.01)
+            with counted:
+                inside.pop()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(4)))
+    assert [n for n, known in most if not known] and all(n == 1 for n, known in most if not known)
