@@ -16,7 +16,7 @@ import numpy as np
 
 from nlrl_jax.backends import batching, token_tree
 from nlrl_jax.backends.kv_cache import KVCache
-from nlrl_jax.backends.programs import Programs
+from nlrl_jax.backends.programs import PROGRAMS
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm import kv_pool
 from nlrl_jax.lm.attention import Context
@@ -30,13 +30,12 @@ SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # `token_tree.levels` is
 OPTIONS = 3  # sizes of groups that are considered in each level
 
 _empty = jax.jit(kv_pool.empty_pool, static_argnums=(0, 1))
-_load = jax.jit(kv_pool.load)
-_store = jax.jit(kv_pool.store, donate_argnums=0)
-_read = jax.jit(kv_pool.read, static_argnums=0)
-_keep = jax.jit(kv_pool.keep)
-_reply = jax.jit(steps.reply, static_argnums=(0, 7))
-_log_probs = jax.jit(kv_pool.next_log_probs, static_argnums=0)
-_programs = Programs(_read, _reply)
+_load = PROGRAMS.own(jax.jit(kv_pool.load))
+_store = PROGRAMS.own(jax.jit(kv_pool.store, donate_argnums=0))
+_read = PROGRAMS.own(jax.jit(kv_pool.read, static_argnums=0))
+_keep = PROGRAMS.own(jax.jit(kv_pool.keep))
+_reply = PROGRAMS.own(jax.jit(steps.reply, static_argnums=(0, 7)))
+_log_probs = PROGRAMS.own(jax.jit(kv_pool.next_log_probs, static_argnums=0))
 
 
 class Network(NamedTuple):
@@ -219,7 +218,7 @@ def _read_all(net: Network, woods: token_tree.Forest) -> Iterator[tuple[int, int
         tokens, positions, ends = np.zeros(T, np.int32), np.zeros(T, np.int32), np.arange(1, T + 1, dtype=np.int32)
         tokens[:n], positions[:n] = woods.token[start:stop], woods.depth[start:stop]
         ends[:n] = np.minimum(woods.end[start:stop], stop) - start
-        with _programs.once(net.model, "read", T, *(context.shape for context in contexts)):
+        with PROGRAMS.once(net.model, "read", T, *(context.shape for context in contexts)):
             hidden, kv = _read(net.model, net.variables, tokens, positions, ends, contexts)
         fresh = np.flatnonzero(woods.slot[start:stop] >= 0)
         if len(fresh):
@@ -254,7 +253,7 @@ def _write_round(net: Network, texts, begun: list[tuple[int, Written]], until: i
     read[:n] = lengths
     rows = _begun_rows(begun, R, N, sampling.max_tokens)
     static, *_, temperature = draw.how(None)
-    with _programs.once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
+    with PROGRAMS.once(net.model, "reply", R, N, static, *(context.shape for context in contexts)):
         inputs = (net.model, net.acting, hidden, read, rows, draw.key)
         state = _reply(*inputs, np.int32(R - until), static, draw.ends, contexts, temperature)
     results = state.tokens, state.lengths, state.ended, state.index, state.log_probs

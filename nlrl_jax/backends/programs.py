@@ -1,7 +1,7 @@
 """Programs of many shapes: compiled once for all threads, and forgotten before a process can hold no more of them.
 
-XLA:CPU maps the code of a program into memory piece by piece, that of a large model in some five hundred mappings.
-Linux allows a process a limited number (`vm.max_map_count`, 65,530 by default), after which every allocation fails.
+XLA:CPU maps the code of a program into memory piece by piece: that of a large model's in 300 to 800 mappings. Linux
+allows a process a limited number (`vm.max_map_count`, 65,530 by default), after which its allocations fail.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,20 +17,22 @@ _MAPS, _LIMIT = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/sys/vm/max_
 
 
 class Programs:
-    """Which programs of some jitted functions have been compiled.
+    """Which programs have been compiled, and the jitted functions that they belong to.
 
-    Where a new one is due and half of the mappings are taken that were left before, all of them are forgotten. What is
-    still needed is compiled again, or comes from the compilation cache on disk.
-
-    Args:
-      functions: results of `jax.jit`.
+    Where a new one is due and half of the mappings are taken that were left before, all programs of these functions are
+    forgotten. What is still needed is compiled again, or comes from the compilation cache on disk.
     """
 
-    def __init__(self, *functions: Any):
-        self.functions = functions
+    def __init__(self):
+        self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self.known: set[Any] = set()
         self.compiling = threading.Lock()
         self.most = limit() // 2
+
+    def own(self, function: Any) -> Any:
+        """The same function, a result of `jax.jit`, whose programs may be forgotten from now on."""
+        self.functions.add(function)
+        return function
 
     @contextlib.contextmanager
     def once(self, *program: Any) -> Iterator[None]:
@@ -50,7 +53,7 @@ class Programs:
     def forget(self) -> None:
         """Drops all programs; those that still run end first."""
         self.known.clear()
-        for function in self.functions:
+        for function in list(self.functions):
             function.clear_cache()
         self.most = (mappings() + limit()) // 2
 
@@ -68,3 +71,6 @@ def limit() -> int:
     with contextlib.suppress(OSError, ValueError):
         return int(_LIMIT.read_text())
     return 2**62
+
+
+PROGRAMS = Programs()

@@ -209,15 +209,17 @@ def test_a_reply_ends_before_the_first_stop_string(plain, cache_mb):
 
 
 def test_programs_that_are_forgotten_change_nothing(cached, expected, monkeypatch):
-    forgotten, forget = [], Programs.forget
+    owner = Programs()
+    for name in ("_read", "_reply"):
+        owner.own(getattr(kv_generation, name))
+    forgotten, forget = [], owner.forget
 
-    def counted(own):
+    def counted():
         forgotten.append(None)
-        forget(own)
-        own.most = 0
+        forget()
+        owner.most = 0
 
-    monkeypatch.setattr(Programs, "forget", counted)
-    monkeypatch.setattr(kv_generation._programs, "most", 0)
-    monkeypatch.setattr(kv_generation._programs, "known", set())
+    owner.most, owner.forget = 0, counted
+    monkeypatch.setattr(kv_generation, "PROGRAMS", owner)
     agree(episode(cached), expected)
     assert len(forgotten) > 2

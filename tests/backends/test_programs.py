@@ -28,7 +28,8 @@ def crowded(monkeypatch):
 
 def test_programs_are_forgotten_before_a_process_can_hold_no_more(crowded):
     function, held, taken = crowded
-    owner = Programs(function)
+    owner = Programs()
+    owner.own(function)
     for n in (*range(1, 12), 1, 11):
         assert call(owner, function, n) == 2 * n
         taken.append(held())
@@ -37,7 +38,8 @@ def test_programs_are_forgotten_before_a_process_can_hold_no_more(crowded):
 
 def test_a_program_that_is_known_forgets_nothing(crowded):
     function, _, _ = crowded
-    owner = Programs(function)
+    owner = Programs()
+    owner.own(function)
     for n in (1, 2, 3, 4, 1, 2, 3, 4):
         call(owner, function, n)
     assert function._cache_size() == 4
@@ -47,7 +49,8 @@ def test_where_others_hold_the_mappings_programs_are_not_forgotten_each_time(mon
     function = jax.jit(lambda x: x.sum())
     monkeypatch.setattr(programs, "limit", lambda: 100)
     monkeypatch.setattr(programs, "mappings", lambda: 60)
-    owner = Programs(function)
+    owner = Programs()
+    owner.own(function)
     for n in range(1, 5):
         call(owner, function, n)
     assert function._cache_size() == 4 and owner.most == 80
@@ -57,7 +60,8 @@ def test_forgetting_gives_mappings_back():
     if not programs.mappings():
         pytest.skip("this system does not count mappings")
     function = jax.jit(lambda x: jnp.cumsum(jax.nn.softmax(x)) @ x)
-    owner, before = Programs(function), programs.mappings()
+    owner, before = Programs(), programs.mappings()
+    owner.own(function)
     for n in range(3, 23):
         call(owner, function, n)
     full = programs.mappings()

@@ -16,6 +16,7 @@ from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends import malloc
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.program_shapes import Shapes
+from nlrl_jax.backends.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History
@@ -156,7 +157,7 @@ class TranscriptTraining(Training):
 
 @functools.lru_cache(2)
 def _step(reader: transcripts.Reader, config: MSGRPOConfig):
-    return jax.jit(transcripts.make_update(reader, config), donate_argnums=0)
+    return PROGRAMS.own(jax.jit(transcripts.make_update(reader, config), donate_argnums=0))
 
 
 def dialogue_for(game: HostGame, prompts: PromptConfig, model: str, tokenizer: Tokenizer, think: bool):
