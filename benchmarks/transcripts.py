@@ -116,12 +116,8 @@ def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> l
     server, ends = Server(training, options["max_turns"]), training.writer._ends(("\n",))
     with tempfile.TemporaryDirectory() as output:
         more = {"ends": np.flatnonzero(ends).tolist(), "room": training.room, "output": output}
-        command = [
-            python,
-            "benchmarks/peers/trl_grpo.py",
-            str(BUILT_IN.get(training.config.model, training.config.model)),
-            json.dumps(options | more),
-        ]
+        folder = str(BUILT_IN.get(training.config.model, training.config.model))
+        command = [python, "benchmarks/peers/trl_grpo.py", folder, json.dumps(options | more)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
             for line in process.stdout:
@@ -139,16 +135,9 @@ def trl(python: str, training: TranscriptTraining, options: dict[str, Any]) -> l
 
 
 def main():
-    own = {
-        "model": "nano_babyai",
-        "examples": 0,
-        "tokens": 8,
-        "trl_python": "",
-        "trl_rows": 0,
-        "threads": 1,
-        "lr": 1e-3,
-    }
-    options = parser_of(__doc__, iterations=3, groups=4, group_size=8, turns=8, **own).parse_args()
+    sizes = {"iterations": 3, "groups": 4, "group_size": 8, "turns": 8, "tokens": 8}
+    how = {"model": "nano_babyai", "examples": 0, "lr": 1e-3, "trl_python": "", "trl_rows": 0, "threads": 1}
+    options = parser_of(__doc__, **sizes, **how).parse_args()
     size = options.group_size
     learning = {"num_groups": options.groups, "group_size": size, "group_sample": size, "learning_rate": options.lr}
     limits = {"max_turns": options.turns, "max_tokens": options.tokens}

@@ -1,6 +1,6 @@
 """Programs of many shapes: compiled once for all threads, and forgotten before a process can hold no more of them.
 
-XLA:CPU maps the code of a program into memory piece by piece: that of a large model's in 300 to 800 mappings. Linux
+XLA:CPU maps the code of a program into memory piece by piece: that of a large model in 300 to 1,000 mappings. Linux
 allows a process a limited number (`vm.max_map_count`, 65,530 by default), after which its allocations fail.
 """
 

@@ -18,17 +18,17 @@ def call(owner, function, n):
 
 @pytest.fixture
 def crowded(monkeypatch):
-    """A jitted function whose programs take 10 of 100 mappings each, beside 20 others; and the most that were taken."""
-    function, taken = jax.jit(lambda x: (2 * x).sum()), []
+    """A jitted function whose programs take 10 of 100 mappings each, beside 20 others; and how many are taken."""
+    function = jax.jit(lambda x: (2 * x).sum())
     held = lambda: 20 + 10 * function._cache_size()
     monkeypatch.setattr(programs, "limit", lambda: 100)
     monkeypatch.setattr(programs, "mappings", held)
-    return function, held, taken
+    return function, held
 
 
 def test_programs_are_forgotten_before_a_process_can_hold_no_more(crowded):
-    function, held, taken = crowded
-    owner = Programs()
+    function, held = crowded
+    owner, taken = Programs(), []
     owner.own(function)
     for n in (*range(1, 12), 1, 11):
         assert call(owner, function, n) == 2 * n
@@ -37,7 +37,7 @@ def test_programs_are_forgotten_before_a_process_can_hold_no_more(crowded):
 
 
 def test_a_program_that_is_known_forgets_nothing(crowded):
-    function, _, _ = crowded
+    function, _ = crowded
     owner = Programs()
     owner.own(function)
     for n in (1, 2, 3, 4, 1, 2, 3, 4):

@@ -140,7 +140,8 @@ class TranscriptTraining(Training):
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         lesson.metrics["row_use"] = player.model.row_steps.use
         del player  # and with it the copies of a large model's weights that it wrote with
-        malloc.release()  # their place is in pieces; what the update takes comes beside it
+        if Shapes(self.network).large:
+            malloc.release()  # their place is in pieces; what the update takes comes beside it
         if lesson.rows is None:  # nothing to learn from; `alarms` says so where that goes on
             still = dict.fromkeys(("loss", "kl", "clip_fraction", "grad_norm", "row_tokens", "rows_filled"), 0.0)
             return state.replace(iteration=state.iteration + 1), {**still, **lesson.metrics}
