@@ -14,8 +14,8 @@ seeds. Everything that is not varied or named below is as in the algorithm's own
 than the built-in ones: paper), nano scale, or scale quick. For NLRL, `--resume --seeds 5` adds two seeds to three.
 
 `aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control: as many
-episodes, drawn without regard to their advantage. `aaw_control` has G = 100 and the three settings that tell whether
-the choice of episodes matters. `credit` compares the return of the episode with the return-to-go of
+episodes, drawn without regard to their advantage. `aaw_control` has the four settings that tell whether the choice of
+episodes matters, and whether it matters out of how many. `credit` compares the return of the episode with the return-to-go of
 each turn, as the paper's discussion proposes. `td` and `actor_critic` vary nothing but the seed. `words` changes what
 the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs,
 the threats that its rules read off the board, and 13 times the iterations (30 of the 65 take as long as the
@@ -63,7 +63,8 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "ms_grpo": {
         "aaw": AAW,
         "aaw_control": {
-            label: AAW[label] for label in ("G = 100, G' = 25", "G = 100, G' = 100", "G = 100, G' = 25, any")
+            label: AAW[label]
+            for label in ("G = 100, G' = 25", "G = 100, G' = 100", "G = 100, G' = 25, any", "G = 25, G' = 25")
         },
         "credit": {"MS-GRPO": {}, "return-to-go": {"credit": "turn"}},
     },

@@ -100,9 +100,9 @@ def test_the_settings_of_the_studies():
     assert len({ablate.folder_of(c, base) for c in runs.values()}) == 6
     base, runs = runs_of(study="aaw_control", seed=7)
     own = [run.learning for run in runs.values()]
-    assert {one.group_size for one in own} == {100}
-    assert [(one.group_sample, one.sampling_temperature) for one in own] == [(25, 0.1), (100, 0.1), (25, 1e6)]
-    assert base.seed == 7 and len({ablate.folder_of(c, base) for c in runs.values()}) == 3
+    settings = [(one.group_size, one.group_sample, one.sampling_temperature) for one in own]
+    assert settings == [(100, 25, 0.1), (100, 100, 0.1), (100, 25, 1e6), (25, 25, 0.1)]
+    assert base.seed == 7 and len({ablate.folder_of(c, base) for c in runs.values()}) == 4
     base, runs = runs_of(study="credit")
     assert [run.learning.credit for run in runs.values()] == ["episode", "turn"]
     assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "credit_turn"]
