@@ -15,11 +15,12 @@ than the built-in ones: paper), nano scale, or scale quick. For NLRL, `--resume 
 
 `aaw` varies how many episodes a group has and how many of them are learned from; "any" is our control: as many
 episodes, drawn without regard to their advantage. `aaw_control` has the four settings that tell whether the choice of
-episodes matters, and whether it matters out of how many. `credit` compares the return of the episode with the return-to-go of
-each turn, as the paper's discussion proposes. `td` and `actor_critic` vary nothing but the seed. `words` changes what
-the rules of the actor-critic write (`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs,
-the threats that its rules read off the board, and 13 times the iterations (30 of the 65 take as long as the
-actor-critic). `alpha` and `learning_rate` (ULTRA's section 4.1) refine the same base agents by PPO and by ULTRA-RA.
+episodes matters, and whether it matters out of how many. `credit` compares the return of the episode with the
+return-to-go of each turn, as the paper's discussion proposes. `sampling` varies the temperature and top-k of replies.
+`td` and `actor_critic` vary nothing but the seed. `words` changes what the rules of the actor-critic write
+(`envs/tic_tac_toe/rule_based.py`). `ppo` gives LLM-PPO the actor-critic's epochs, the threats that its rules read off
+the board, and 13 times the iterations (30 of the 65 take as long as the actor-critic). `alpha` and `learning_rate`
+(ULTRA's section 4.1) refine the same base agents by PPO and by ULTRA-RA.
 
 Departures from the papers: the sizes of the models and of the data. Figure 3 of MS-GRPO is of Snake-Standard with
 Qwen2.5-3B; the default here is FrozenLake with the built-in model. The actor-critic plays 128 games per iteration as
@@ -58,6 +59,10 @@ AAW: dict[str, dict[str, Any]] = {
     "G = 100, G' = 25, any": {"group_size": 100, "group_sample": 25, "sampling_temperature": 1e6},  # T_ep
     **{f"G = {n}, G' = 25": {"group_size": n, "group_sample": 25} for n in (25, 50)},
 }
+SAMPLING = {
+    f"T = {t:g}, {f'top-k {k}' if k else 'no top-k'}": {**AAW["G = 100, G' = 25"], "temperature": t, "top_k": k}
+    for t, k in ((0.5, 3), (1.0, 3), (1.5, 3), (2.0, 3), (1.5, 2), (1.5, 10), (1.5, 0))
+}
 # algorithm -> study -> label -> options that differ
 STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "ms_grpo": {
@@ -67,6 +72,7 @@ STUDIES: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             for label in ("G = 100, G' = 25", "G = 100, G' = 100", "G = 100, G' = 25, any", "G = 25, G' = 25")
         },
         "credit": {"MS-GRPO": {}, "return-to-go": {"credit": "turn"}},
+        "sampling": SAMPLING,
     },
     "language_td": {
         "td": {"language TD": {}},
@@ -122,9 +128,9 @@ AXES = {  # labels of x and y in the picture
     "ultra": ("update", "score of ULTRA-RA"),
 }
 # runs of a setting if not given; of other studies 1
-SEEDS = {"aaw": 2, "aaw_control": 8, "credit": 5, "alpha": 3, "learning_rate": 3}
+SEEDS = {"aaw": 2, "aaw_control": 8, "credit": 5, "sampling": 3, "alpha": 3, "learning_rate": 3}
 # what an MS-GRPO study changes in the preset demo
-DEMO = dict.fromkeys(("aaw", "aaw_control"), {"num_groups": 1, "sampling_temperature": 0.1})
+DEMO = dict.fromkeys(("aaw", "aaw_control", "sampling"), {"num_groups": 1, "sampling_temperature": 0.1})
 LISTED = "; ".join(f"{algorithm}: {', '.join(studies)}" for algorithm, studies in STUDIES.items())
 
 
@@ -140,7 +146,9 @@ class AblationConfig:
     )
     game: str = option("", "the game of MS-GRPO (empty: frozen_lake) or of ULTRA (empty: hopper)")
     seeds: int = option(
-        0, "runs of each setting; 0: 2 for aaw, 8 for aaw_control, 5 for credit, 3 for ULTRA, else 1", least=0
+        0,
+        "runs of each setting; 0: 2 for aaw, 8 for aaw_control, 5 for credit, 3 for sampling and for ULTRA, else 1",
+        least=0,
     )
     eval_episodes: int = option(100, "MS-GRPO, ULTRA: episodes per evaluation, from the same initial states", least=1)
     bases: int = option(1, "ULTRA: base agents", least=1)

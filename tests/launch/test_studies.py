@@ -106,6 +106,11 @@ def test_the_settings_of_the_studies():
     base, runs = runs_of(study="credit")
     assert [run.learning.credit for run in runs.values()] == ["episode", "turn"]
     assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "credit_turn"]
+    base, runs = runs_of(study="sampling")
+    assert [(run.sampling.temperature, run.sampling.top_k) for run in runs.values()] == [
+        (0.5, 3), (1.0, 3), (1.5, 3), (2.0, 3), (1.5, 2), (1.5, 10), (1.5, 0),
+    ]  # fmt: skip
+    assert {(run.learning.group_size, run.learning.group_sample) for run in runs.values()} == {(100, 25)}
     base, runs = runs_of(study="alpha")
     assert [run.guidance.alpha for run in runs.values()] == [0.1, 0.5, 1.0]
     assert [ablate.folder_of(run, base) for run in runs.values()] == ["base", "alpha_0.5", "alpha_1.0"]
