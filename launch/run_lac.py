@@ -47,7 +47,7 @@ from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.config import check, flat, option, part, replace
+from nlrl_jax.config import DTYPES, check, flat, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, models, results
@@ -91,6 +91,11 @@ class LACRunConfig:
         "",
         "a local model that writes the actions, in prompts of its own with examples (the paper's setting: here the "
         "model before launch.finetune_lac, as --model the tuned folder); empty: --model",
+    )
+    dtype: str = option(
+        "",
+        "local models: float32 or bfloat16, half the memory; empty keeps the checkpoint's (a .gguf file: float32)",
+        choices=DTYPES,
     )
     expert: str = option(
         "",
@@ -215,7 +220,8 @@ def run(
         model, policy = Metered(Expert(game, Rates.parse(config.expert)), usage), None
     else:
         rows = rows_at_once(config.model)
-        local = {"chat": False, "cache_mb": config.cache_mb, "rows": rows, "templates": config.templates}
+        options = {"dtype": config.dtype, "cache_mb": config.cache_mb, "rows": rows, "templates": config.templates}
+        local = {"chat": False, **options}
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
         policy = models.local_model(config.policy, **local) if config.policy else None
     words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)
@@ -302,7 +308,7 @@ def main(argv: list[str]) -> None:
     if not {"lats", "lats_imagined"} & set(methods.parse(config.methods)):
         leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
     if config.model in ("expert", "endpoint"):
-        leave_out(f"with --model {config.model}", "cache_mb")
+        leave_out(f"with --model {config.model}", "cache_mb", "dtype")
     about = Rates.parse(config.expert).describe(game.name) if config.model == "expert" else ""
     if about:
         print(about, flush=True)

@@ -3,6 +3,7 @@
 import json
 import re
 
+import jax
 import pytest
 
 from envs.webshop import products
@@ -50,6 +51,17 @@ def test_a_run_leaves_scores_episodes_and_a_page(here, capsys):
     assert (here / "usage.json").read_text() == before
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("success: lac") and last.endswith(" (nano_babyai)")
+
+
+def test_dtype_is_that_of_both_local_models(tmp_path, monkeypatch):
+    made, local_model = [], models.local_model
+    monkeypatch.setattr(
+        models, "local_model", lambda *args, **options: made.append(local_model(*args, **options)) or made[-1]
+    )
+    both = ("--policy=nano_babyai", "--dtype=bfloat16", "--methods=react", "--max_steps=1", "--cache_mb=0")
+    plan(tmp_path / "half", *SMALL, *both)
+    assert [one.model.config.dtype for one in made] == ["bfloat16"] * 2
+    assert {str(x.dtype) for one in made for x in jax.tree.leaves(one.variables)} == {"bfloat16"}
 
 
 @pytest.mark.slow
