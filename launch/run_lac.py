@@ -94,7 +94,7 @@ class LACRunConfig:
     )
     dtype: str = option(
         "",
-        "local models: float32 or bfloat16, half the memory; empty keeps the checkpoint's (a .gguf file: float32)",
+        "local models: float32 or bfloat16 (saves memory on GPUs); empty keeps the checkpoint's, float32 of a .gguf",
         choices=DTYPES,
     )
     expert: str = option(
