@@ -220,8 +220,8 @@ def run(
         model, policy = Metered(Expert(game, Rates.parse(config.expert)), usage), None
     else:
         rows = rows_at_once(config.model)
-        options = {"dtype": config.dtype, "cache_mb": config.cache_mb, "rows": rows, "templates": config.templates}
-        local = {"chat": False, **options}
+        local = {"dtype": config.dtype, "cache_mb": config.cache_mb, "rows": rows, "templates": config.templates}
+        local["chat"] = False
         model = models.large_model(config.model, {}, run_dir, usage, config.endpoint, **local)
         policy = models.local_model(config.policy, **local) if config.policy else None
     words = config.lac.critic != "direct" and any(METHODS[name].scores for name in names)

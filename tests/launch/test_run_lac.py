@@ -58,7 +58,7 @@ def test_dtype_is_that_of_both_local_models(tmp_path, monkeypatch):
     monkeypatch.setattr(
         models, "local_model", lambda *args, **options: made.append(local_model(*args, **options)) or made[-1]
     )
-    both = ("--policy=nano_babyai", "--dtype=bfloat16", "--methods=react", "--max_steps=1", "--cache_mb=0")
+    both = ("--policy=nano_babyai", "--dtype=bfloat16", "--methods=react", "--max_steps=1")
     plan(tmp_path / "half", *SMALL, *both)
     assert [one.model.config.dtype for one in made] == ["bfloat16"] * 2
     assert {str(x.dtype) for one in made for x in jax.tree.leaves(one.variables)} == {"bfloat16"}
