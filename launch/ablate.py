@@ -299,7 +299,7 @@ def main(argv: list[str]) -> None:
     config = COMMAND.parse()
     if not config.study:
         raise ValueError(f"say what is varied: --study, one or more of one algorithm. {LISTED}")
-    useless = (name for name, algorithms in ONLY_FOR.items() if config.algorithm not in algorithms)
+    useless = [name for name, algorithms in ONLY_FOR.items() if config.algorithm not in algorithms]
     leave_out(f"for the study {config.study}", *useless)
     if flags.FLAGS.dry_run:
         print(dry_run(config))
@@ -348,7 +348,8 @@ def main(argv: list[str]) -> None:
         note = "Without learning, on the same positions (one set per seed):"
         tables.append(Table("Without learning", controls, note))
     title = f"Ablation of {config.algorithm} ({flat(base)['analyst' if ultra else 'model']}): {', '.join(panels)}"
-    write(run_dir, title, flat(config), tables, panels, AXES[config.algorithm], nlrl)
+    shown = {name: value for name, value in flat(config).items() if name not in useless}
+    write(run_dir, title, shown, tables, panels, AXES[config.algorithm], nlrl)
 
 
 if __name__ == "__main__":

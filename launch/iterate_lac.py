@@ -13,7 +13,7 @@ Leaves results.json and metrics.jsonl (success, standard errors, tokens), episod
 rounds/K/adapter, RUN_DIR/model (the last adapter merged, an ordinary Hugging Face folder for `run_lac`), curves and
 report.html. Every step of play is on disk once it is made, and so is every adapter: --resume repeats none.
 
-The last line reads `lac_no_critic 0.333 -> 0.483, lac 0.442 -> 0.517`.
+The last line reads `LAC without critic 0.333 -> 0.483, LAC 0.442 -> 0.517`.
 """
 
 from __future__ import annotations

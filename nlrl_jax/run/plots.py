@@ -144,7 +144,8 @@ def compare(
 ) -> pathlib.Path:
     """Draws panels: the mean of each series, a band of one standard deviation, and its best run dashed.
 
-    The best run is the one with the highest last value. With a single run there is only the line.
+    The best run is the one with the highest last value. With a single run there is only the line. With more than five
+    lines in a panel the legend is below.
 
     Args:
       panels: title -> series. A label has the same colour in all panels.
@@ -154,6 +155,7 @@ def compare(
     from matplotlib.ticker import MaxNLocator
 
     named: set[str] = set()
+    crowded = max(map(len, panels.values())) > 5
 
     def draw(axes, title, panel, place) -> None:
         for series in panel:
@@ -169,11 +171,11 @@ def compare(
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         _limit(axes, f"{title} {ylabel}", np.concatenate([[0.0], *(np.ravel(series.ys) for series in panel)]))
         new = {series.label for series in panel} - named
-        if new:  # a legend in the panel where a colour first appears
+        if new and not crowded:  # a legend in the panel where a colour first appears
             axes.legend(frameon=False, fontsize=9)
         named.update(new)
 
-    return _draw_panels(panels, path, draw)
+    return _draw_panels(panels, path, draw, legend_below=crowded)
 
 
 class Bar(NamedTuple):
@@ -224,6 +226,7 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
 
     An x of which the largest is more than ten times the smallest is drawn on a logarithmic axis.
     """
+    from matplotlib.ticker import MaxNLocator
 
     def draw(axes, title, panel, place) -> None:
         for label, x, y, error in panel:
@@ -233,6 +236,8 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
         known = [point.x for point in panel]
         if min(known) > 0 and max(known) > 10 * min(known):
             axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.margins(x=0.12)
         _dress(axes, "", title, ylabel)
         if _SHARE.search(ylabel):
@@ -264,7 +269,8 @@ def _arms(error: float | tuple[float, float]) -> np.ndarray:
 def _legend_below(figure, grid) -> None:
     """One legend under all panels."""
     found = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    columns = min(len(found), 5)
+    room = 14 * figure.get_figwidth()  # characters of a line, six of them a label's handle and margin
+    columns = max(1, min(len(found), 5, int(room / (max(map(len, found)) + 6))))
     figure.legend(found.values(), found, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 

@@ -27,6 +27,7 @@ _ZERO = re.compile(r"([-0.→± ]|\(all equal\))*")
 _NUMBER = re.compile(r"$|[-+−–]?[0-9.]|[-+−–]$|nan|inf")  # how a number on the page begins
 _NEUTRAL = "_.-#"  # floor and walls of the usual boards
 _COLORS = 10  # cell colours of the style sheet
+_NAMED = {"green": 0, "blue": 2, "red": 3, "yellow": 4, "purple": 5, "grey": 6}  # those a thing may be named after
 _TAG_COLORS = 6
 _STARTED = time.monotonic()
 
@@ -107,21 +108,25 @@ def write_report(
     if not processes.first():
         return path
     boards = [board for block in blocks for board in _boards(block)]
-    colors = cell_colors(boards)
+    colors = cell_colors(boards, legend or {})
     cells = {cell for board in boards for row in _cells(board) or () for cell in row}
+    named: dict[str, list[str]] = {}
+    for cell, words in (legend or {}).items():
+        if cell in cells:
+            named.setdefault(words, []).append(cell)
     page = _template().render(
         title=title,
         question=question,
         config=config,
         blocks=[(type(block).__name__, block) for block in blocks if _has_content(block)],
         headline=headline.replace("->", "→"),
-        legend={cell: words for cell, words in (legend or {}).items() if cell in cells},
+        legend=named,
         foot=_foot(),
         columns=_columns,
         data_uri=_data_uri,
         outcome=outcome,
         flaws=flaws,
-        path=lambda episode: list(dict.fromkeys(_boards_of(episode))),
+        path=lambda episode: [board for board in dict.fromkeys(_boards_of(episode)) if _cells(board)],
         draw=lambda board: Markup(draw_board(board, colors)),
         draw_cell=lambda cell: Markup(f'<span class="board">{_draw_cell(cell, colors)}</span>'),
         mark=lambda reply: Markup(mark_reply(reply)),
@@ -277,17 +282,21 @@ def mark_reply(reply: str) -> str:
     return "".join(pieces)
 
 
-def cell_colors(boards: Sequence[str]) -> dict[str, int]:
+def cell_colors(boards: Sequence[str], legend: Mapping[str, str] | None = None) -> dict[str, int]:
     """Character -> colour number, for the cells of these boards, in whatever order they come.
 
-    Floor, walls and the most frequent character have no colour.
+    Floor, walls and the most frequent character have no colour. A thing whose name in the legend contains a colour has
+    that colour; characters of the same name have the same.
     """
     count = Counter(cell for board in boards for row in _cells(board) or () for cell in row)
     if not count:
         return {}
-    most = max(sorted(count), key=count.__getitem__)
+    legend, most = legend or {}, max(sorted(count), key=count.__getitem__)
     colored = sorted(c for c in count if c not in _NEUTRAL and c != most)
-    return {cell: i % _COLORS for i, cell in enumerate(colored)}
+    named = {c: _NAMED[w] for c in colored for w in legend.get(c, "").split() if w in _NAMED}
+    free = [i for i in range(_COLORS) if i not in named.values()]
+    kinds = list(dict.fromkeys(legend.get(c, c) for c in colored if c not in named))
+    return {c: named[c] if c in named else free[kinds.index(legend.get(c, c)) % len(free)] for c in colored}
 
 
 def _cells(board: str) -> list[list[str]] | None:
@@ -309,7 +318,8 @@ def draw_board(board: str, colors: Mapping[str, int]) -> str:
     """HTML of a board: a grid of coloured cells, or the text as it is."""
     rows = _cells(board)
     if rows is None:
-        return f'<pre class="text-board">{_escape(board)}</pre>'
+        kind = "text-board" if "\n" in board else "text-board prose"  # a drawing keeps its lines
+        return f'<pre class="{kind}">{_escape(board)}</pre>'
     lines = "".join(f"<div>{''.join(_draw_cell(cell, colors) for cell in row)}</div>" for row in rows)
     size = " small" if max(len(rows), len(rows[0])) > 6 else ""
     return f'<div class="board{size}" role="img" aria-label="{_escape(board)}">{lines}</div>'

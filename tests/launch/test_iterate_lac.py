@@ -82,7 +82,7 @@ def test_a_resumed_run_goes_on_and_repeats_nothing(here, capsys):
     assert [row["iteration"] for row in rows] == [0, 1, 2]
     assert ["lac_no_critic/success" in row for row in rows] == [True, False, True]
     assert all("teacher/success" in row for row in rows)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("lac_no_critic 0.")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("LAC without critic 0.")
 
 
 def test_bad_input(tmp_path):

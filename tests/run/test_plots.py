@@ -109,6 +109,16 @@ def test_crowded_bars_have_a_legend_and_shares_an_axis_from_0_to_1(tmp_path, mon
     assert [text.get_text() for text in crowded.figure.legends[0].get_texts()] == [f"m{i}" for i in range(12)]
 
 
+def test_many_lines_have_a_legend_below(monkeypatch):
+    lines = [plots.Series(f"setting {i}, a long name", [0, 1], np.ones((1, 2))) for i in range(7)]
+    (few,) = drawn_axes(monkeypatch, plots.compare, {"a": lines[:2]}, "", "time", "reward")
+    (many,) = drawn_axes(monkeypatch, plots.compare, {"a": lines}, "", "time", "reward")
+    assert few.get_legend() and not few.figure.legends and not many.get_legend()
+    many.figure.canvas.draw()
+    (legend,) = many.figure.legends
+    assert len(legend.get_texts()) == 7 and legend.get_window_extent().width < many.figure.bbox.width
+
+
 def test_points(tmp_path, monkeypatch):
     panels = {"tokens": [plots.Point("a", 10, 0.5, 0.1), plots.Point("b", 5000, 0.7, 0.1)]}
     panels["moves"] = [plots.Point("b", 5, 0.7, 0.1), plots.Point("a", 9, 0.5, 0.1)]

@@ -127,11 +127,12 @@ def test_tokens_by_role_over_all_sections():
 
 
 def test_headline_and_legend(tmp_path):
-    legend = {"P": "player", "X": "player in a hole"}
+    legend = {"P": "player", "O": "hole", "G": "hole", "X": "player in a hole"}
     page = write(tmp_path, Episodes([episode()], []), headline="success 0.224 -> 0.820", legend=legend)
     text = "".join(Page(page).text)
     assert text.index("success 0.224 → 0.820") < text.index("question?") < text.index("P player")
     assert "player in a hole" not in text  # no X on any board
+    assert "OG hole" in text  # two characters of one name
 
 
 def test_the_foot_says_how_the_page_was_made(tmp_path, monkeypatch):
@@ -156,5 +157,18 @@ def test_boards():
     drawn = draw_board(BOARD, colors)
     assert drawn.count("<div>") == 3 and drawn.count("<span") == 9
     assert draw_board("xo.\n...\n..x", {}).count("<span") == 9  # without blanks between the cells
-    assert draw_board("You see a door.\nIt is shut.", {}).startswith("<pre")
+    assert draw_board("You see a door.\nIt is shut.", {}).startswith('<pre class="text-board">')
+    assert draw_board("You see a door.", {}).startswith('<pre class="text-board prose">')
     assert draw_board("", {}).startswith("<pre")
+
+
+def test_things_have_the_colours_they_are_named_after():
+    legend = {"<": "agent", ">": "agent", "K": "yellow key", "B": "yellow ball", "d": "locked red door", "?": "idol"}
+    colors = cell_colors(["..<>\nKBd?\n...."], legend)
+    assert colors["K"] == colors["B"] != colors["d"] and colors["<"] == colors[">"]
+    assert len(set(colors.values())) == 4  # nobody else has a colour of these
+
+
+def test_the_way_through_a_game_of_text_is_not_repeated_above_it(tmp_path):
+    page = lambda *boards: write(tmp_path, Episodes([{**episode(board=boards[0]), "final_board": boards[1]}], []))
+    assert 'class="path"' not in page("A room.", "A hall.") and 'class="path"' in page(BOARD, BOARD[::-1])

@@ -21,6 +21,8 @@ def test_the_improvement_is_over_the_mean_of_the_baselines_that_ran():
     last = tables("RICE", "ULTRA-RA")[-1]
     assert last["method"] == "ULTRA-RA over the mean of RICE" and last["mean action"] == "+6.2 %"
     assert tables("ULTRA-RA")[-1]["method"] == tables("PPO", "ULTRA-RA", "RICE")[-2]["method"] == "ULTRA-RA"
+    scores["PPO"] = dict.fromkeys(SCORES, np.array([[-1.0, 1.0]]))  # a share of 0, or of less, says nothing
+    assert tables(*hopper)[-1]["method"] == "ULTRA-RA"
 
 
 def test_a_giant_reply_is_shortened_on_the_page():

@@ -142,7 +142,8 @@ def train(
         words = zip(trainer.data.test, trainer.data.win_rates, words_before, words_after, strict=True)
         judged = [one for one in words if abs(one[1]) >= trainer.thresholds[0]]
         learned_from = exchanges.first_and_last(run_dir)
-        show(results.read(run_dir), report.judged(judged, trainer.game.players, trainer.draw) + learned_from)
+        shown = report.judged(judged, trainer.game.players, trainer.draw, learning=done > 0)
+        show(results.read(run_dir), shown + learned_from)
 
     plan = loop.Plan(trainer.seed, iterations, 1, COLUMNS, resume)
     loop.train(run_dir, trainer.update, state, plan, lambda done, state: trainer.evaluate(state), finish)

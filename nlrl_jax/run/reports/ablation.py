@@ -78,7 +78,7 @@ def write(
     text = "\n".join(f"{table.note}\n\n{markdown(table.rows)}" for table in tables)
     write_atomically(run_dir / "table.md", text)
     picture = compare(panels, run_dir / "ablation.png", *axes, errors)
-    bands = "95 % intervals" if errors else "one standard deviation"
+    bands = "95 % intervals" if errors else "one standard deviation; dashed: the best run"
     shown = Picture(picture, f"One line per setting. Bands: {bands}.")
     question = "What does each choice change?"
     report = write_report(run_dir, title=title, question=question, config=config, blocks=[*tables, shown])

@@ -44,7 +44,7 @@ def methods(rows: Sequence[Row]) -> list[str]:
 
 def table(rows: Sequence[Row], teacher: str) -> Rows:
     """A row per round."""
-    kind = lambda name: f"{teacher}, fresh" if name == TEACHER else f"{name}, held out"
+    kind = lambda name: f"{title(teacher)}, fresh" if name == TEACHER else f"{title(name)}, held out"
     labels = {name: f"{kind(name)} ({rows[0][f'{name}/tasks']:.0f} tasks)" for name in methods(rows)}
     keys = ("success", "success_se", "tasks")
     of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys), True) if f"{name}/success" in row else ""
@@ -60,10 +60,10 @@ def table(rows: Sequence[Row], teacher: str) -> Rows:
 
 
 def headline(rows: Sequence[Row], teacher: str) -> str:
-    """ "lac_no_critic 0.333 -> 0.483, lac 0.442 -> 0.517"; the teacher, which plays fresh tasks, is last."""
+    """ "LAC without critic 0.333 -> 0.483, LAC 0.442 -> 0.517"; the teacher, which plays fresh tasks, is last."""
     change = lambda name: f"{rows[0][f'{name}/success']:.3f} -> {rows[-1][f'{name}/success']:.3f}"
     order = sorted(methods(rows), key=lambda name: name == TEACHER)
-    return ", ".join(f"{teacher if name == TEACHER else name} {change(name)}" for name in order)
+    return ", ".join(f"{title(teacher if name == TEACHER else name)} {change(name)}" for name in order)
 
 
 def write(

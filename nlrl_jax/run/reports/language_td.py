@@ -35,17 +35,21 @@ def learned(targets: Sequence[Target], iteration: int, draw: Draw) -> list[Excha
     return kept
 
 
-def judged(positions: Sequence[tuple[View, float, str, str]], players: tuple[str, str], draw: Draw) -> list[Exchange]:
+def judged(
+    positions: Sequence[tuple[View, float, str, str]], players: tuple[str, str], draw: Draw, learning: bool = True
+) -> list[Exchange]:
     """Evaluations of some test positions before and after training.
 
     Args:
       positions: with their win rates, from -1 to 1 for the first player, and the evaluations before and after training.
+      learning: False for a run of no iterations, whose evaluations are shown once.
     """
     kept = []
     for view, rate, old, new in positions[:POSITIONS]:
         side = players[0 if rate > 0 else 1]
         title = f"{view.player} to move; {side} wins {(1 + abs(rate)) / 2:.0%} of the games from here"
-        kept.append(exchange(title, draw(view.board), ("evaluation before", old), ("evaluation after", new)))
+        words = [("evaluation before", old), ("evaluation after", new)] if learning else [("evaluation", old)]
+        kept.append(exchange(title, draw(view.board), *words))
     return kept
 
 
@@ -55,9 +59,11 @@ def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[s
     Args:
       stored: `results.read` of the run. thresholds: the run's own first.
     """
-    every = {"value model before": stored["before"], "value model after": stored["after"], **stored["beside"]}
+    own = {"value model before": stored["before"], "value model after": stored["after"]}
+    if not stored["iterations"]:
+        own = {"value model": stored["before"]}
     rows = []
-    for name, judged in every.items():
+    for name, judged in {**own, **stored["beside"]}.items():
         row = {"who": name}
         for n, threshold in enumerate(thresholds):
             suffix = f"_{threshold:g}" if n else ""
@@ -67,6 +73,17 @@ def table(stored: Mapping[str, Any], thresholds: Sequence[float]) -> list[dict[s
             row[f"answered of {positions:.0f}"] = f"{answered:.3f}"
         rows.append(row)
     return rows
+
+
+def _curve(run_dir: pathlib.Path, stored: Mapping[str, Any]) -> Picture:
+    """Accuracy and answers by iteration, and the baselines' as level lines."""
+    curve = lambda name: evaluations(run_dir, f"eval/{name}", stored["before"][name])
+    (at, accuracy), (x, answered) = curve("accuracy"), curve("answered")  # no accuracy where none was answered
+    own = [Series("value model, of those answered", at, accuracy[None]), Series("answered", x, answered[None])]
+    level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
+    panels = {"Advantage on held-out positions": own + [level(*item) for item in stored["beside"].items()]}
+    caption = "Share of held-out positions where the side that is ahead is named; level lines do not learn."
+    return Picture(compare(panels, run_dir / "curve.png", "iteration", "share"), caption)
 
 
 def write(
@@ -83,18 +100,12 @@ def write(
       stored: `results.read` of the run; its baselines are level lines.
       thresholds: the run's own first.
     """
-    before = stored["before"]
-    curve = lambda name: evaluations(run_dir, f"eval/{name}", before[name])
-    (at, accuracy), (x, answered) = curve("accuracy"), curve("answered")  # no accuracy where none was answered
-    own = [Series("value model, of those answered", at, accuracy[None]), Series("answered", x, answered[None])]
-    level = lambda name, row: Series(name, x, np.full((1, len(x)), row["accuracy"]))
-    beside = [level(name, row) for name, row in stored["beside"].items()]
-    picture = compare({"Advantage on held-out positions": own + beside}, run_dir / "curve.png", "iteration", "share")
+    before, learning = stored["before"], bool(stored["iterations"])
     about = (
         f"{header('the positions where a side was named, all different', shares=True)} Positions of one game are "
         "counted as independent, and the value model was trained once, so the interval does not cover other trainings."
     )
-    caption = "Share of held-out positions where the side that is ahead is named; level lines do not learn."
+    right = f"{before['accuracy']:.3f}" + f" -> {stored['after']['accuracy']:.3f}" * learning
     return write_report(
         run_dir,
         title=f"Language TD: {model_name(config['model'])} on breakthrough",
@@ -102,9 +113,9 @@ def write(
         config=config,
         blocks=[
             Table("Results", table(stored, thresholds), about),
-            Picture(picture, caption),
+            *([_curve(run_dir, stored)] if learning else []),
             tokens(usage),
             Exchanges(exchanges),
         ],
-        headline=f"right about who is ahead: {before['accuracy']:.3f} -> {stored['after']['accuracy']:.3f}",
+        headline=f"right about who is ahead: {right}",
     )

@@ -99,7 +99,8 @@ def write(
             Table("Refiners", second),
             Picture(
                 curves(folder, refined, game.score),
-                f"Score by {headings(continuous)[main_score(continuous)]}; bands are one standard deviation.",
+                f"Score by {headings(continuous)[main_score(continuous)]}; bands are one standard deviation, "
+                "dashed lines the best run.",
             ),
             *(analyst if game.roles else ["The game has no prompts for an analyst, so none was asked."]),
             *drawn,

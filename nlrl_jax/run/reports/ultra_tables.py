@@ -69,7 +69,8 @@ def tables(
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Rows of tables 1 and 2 for the finished methods, and ULTRA-RA's gain over the mean of its baselines.
 
-    The paper's percentages are such gains, over a mean that includes PPO.
+    The paper's percentages are such gains, over a mean that includes PPO; there is none where a baseline is
+    not above 0.
 
     Args:
       start: score -> [bases], of the base agents.
@@ -88,8 +89,9 @@ def tables(
     first += [row(name) for name in refiners.TABLE_1 if name in scores]
     baselines = [name for name in refiners.BASELINES if name in scores]
     if "ULTRA-RA" in scores and baselines:
-        mean = {kind: np.mean([scores[name][kind].mean() for name in baselines]) for kind in names}
-        more = {kind: scores["ULTRA-RA"][kind].mean() / mean[kind] - 1 for kind in names if mean[kind] > 0}
+        means = {kind: [scores[name][kind].mean() for name in baselines] for kind in names}
+        ratio = lambda kind: scores["ULTRA-RA"][kind].mean() / np.mean(means[kind])
+        more = {kind: ratio(kind) - 1 for kind in names if min(means[kind]) > 0}
         if more:
             percent = {names[kind]: f"{100 * more[kind]:+.1f} %" if kind in more else "" for kind in names}
             first.append({"method": f"ULTRA-RA over the mean of {', '.join(baselines)}", **percent, **empty})
