@@ -192,7 +192,8 @@ class Command:
                     check_done(run_dir, values["iterations"])
                 if options.overwrite:
                     check_inputs(run_dir, values)
-                open_run(run_dir, values, options.resume, overwrite=options.overwrite, may_change=allowed)
+                how = {"overwrite": options.overwrite, "may_change": allowed, "defaults": flat(self.config())}
+                open_run(run_dir, values, options.resume, **how)
                 if project:
                     boards.use_wandb(run_dir, project)
             except ValueError as error:

@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nlrl_jax.backends.endpoint_options import MAY_CHANGE
@@ -32,6 +32,7 @@ def open_run(
     *,
     overwrite: bool = False,
     may_change: Collection[str] = ("iterations",),
+    defaults: Mapping[str, Any] | None = None,
 ) -> pathlib.Path:
     """Takes a folder for a run: creates it, checks that it can be written, locks it and stores the config.
 
@@ -45,6 +46,8 @@ def open_run(
       may_change: fields of the config that may differ from the stored ones on resume. So may the way an endpoint is
         reached (`endpoint_options.MAY_CHANGE`), folders (`*_dir`, `*_path`), and a path that leads to the same place or
         to where it was moved. Changes are printed.
+      defaults: values of options that an earlier version may not have had. A stored config that lacks one of them may
+        be resumed with this value.
 
     Returns:
       The folder as an absolute path.
@@ -63,7 +66,10 @@ def open_run(
         config = json.loads(json.dumps(config))
         number = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
         if resume:
-            _compare(run_dir, read_config(run_dir), config, {*may_change, *MAY_CHANGE})
+            stored = read_config(run_dir)
+            allowed = {*may_change, *MAY_CHANGE}
+            allowed |= {name for name, value in (defaults or {}).items() if config.get(name) == value} - stored.keys()
+            _compare(run_dir, stored, config, allowed)
             number = _number(run_dir) or number
         else:
             _check_free(run_dir)

@@ -90,6 +90,16 @@ def test_changed_config(run_dir, capsys):
     open_run(run_dir, CONFIG | {"rate": 1e-3, "iterations": 20}, resume=True, may_change=("rate",))
 
 
+def test_an_option_that_an_earlier_version_lacked_may_have_its_default(run_dir, capsys):
+    open_run(run_dir, CONFIG)
+    close_run(run_dir)
+    for changed in ({"new": 4}, {"new": 3, "rate": 1e-3}):
+        with pytest.raises(ValueError, match="started with other options"):
+            open_run(run_dir, CONFIG | changed, resume=True, defaults={"new": 3, "rate": 1e-3})
+    open_run(run_dir, CONFIG | {"new": 3}, resume=True, defaults={"new": 3, "rate": 1e-3})
+    assert "resuming with a changed new: (absent) -> 3" in capsys.readouterr().out
+
+
 def test_paths_may_change(run_dir, capsys):
     config = {"model": "/old/place/Qwen", "data_dir": "/a"}
     open_run(run_dir, config)
