@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
             *rounds,
             Table("Results", rows, " ".join(notes)),
             *(
-                Picture(path, "Metrics by iteration; bands are 95 % intervals of the mean over seeds.")
+                Picture(path, "Running means of metrics by iteration; bands: 95 % intervals of the mean over seeds.")
                 for path in pictures
             ),
             Episodes(episodes(left, old), episodes(right, new), names),

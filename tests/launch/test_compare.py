@@ -109,6 +109,15 @@ def test_results_of_any_script_are_read(tmp_path):
     assert not (folder / "b" / "comparison.png").exists()
 
 
+def test_lines_are_running_means_and_a_repeated_metric_has_no_line(tmp_path):
+    noisy = [float(i % 2) for i in range(40)]
+    write(make_run(tmp_path / "a"), noisy, success=1.0)
+    with_copy = [{**seed, "success": seed["return"]} for seed in report.read_run(tmp_path / "a")["metrics"]]
+    (panels, _) = comparison.curves([{**report.read_run(tmp_path / "a"), "metrics": with_copy}])
+    assert list(panels) == ["return"]
+    np.testing.assert_allclose(panels["return"][0].ys[0, 1:], 0.5)  # two iterations wide
+
+
 def test_a_wide_table_has_a_column_per_run(tmp_path):
     settings = {f"setting_{n}": n for n in range(9)}
     for name, shift in (("a", 0), ("b", 1)):

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from nlrl_jax.run.plots import Series
+from nlrl_jax.run.plots import Series, running_mean
 from nlrl_jax.run.report import distinct, number
 from nlrl_jax.statistics import estimate
 
 Run = Mapping[str, Any]
 SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
 LAST = 0.1  # share of the run that a final value is the mean of
+SMOOTHING = 0.05  # width of the lines' running means as a share of the run
 EVALUATED = "eval/"  # how the names of evaluations begin in metrics.jsonl
 WIDE = 6  # a table with more columns has a column per run instead of a row
 
@@ -71,7 +72,8 @@ def _spread(values: np.ndarray) -> str:
 
 
 def curves(runs: Sequence[Run]) -> tuple[dict[str, list[Series]], list[str]]:
-    """(a panel per metric with a line per run, the metrics left out because they have one value in all runs)."""
+    """(a panel per metric with a line per run, a running mean; the metrics left out because they have one value in all
+    runs). A metric that repeats an earlier one has no panel."""
     panels: dict[str, list[Series]] = {}
     for run, label in zip(runs, labels([run["name"] for run in runs])):
         before = {name.removeprefix(EVALUATED): value for name, value in run["results"].get("before", {}).items()}
@@ -83,10 +85,20 @@ def curves(runs: Sequence[Run]) -> tuple[dict[str, list[Series]], list[str]]:
                 start = np.broadcast_to(before[name.removeprefix(EVALUATED)], len(ys))
                 x, ys = np.concatenate([[0], x]), np.concatenate([start[:, None], ys], axis=1)
             if len(x):
+                ys = np.array([running_mean(row, round(SMOOTHING * len(x))) for row in ys])
                 panels.setdefault(name, []).append(Series(label, x, ys))
     values = {name: np.concatenate([line.ys.ravel() for line in lines]) for name, lines in panels.items()}
     flat = [name for name in panels if np.ptp(values[name]) == 0]
-    return {name: lines for name, lines in panels.items() if name not in flat}, flat
+    drawn: dict[str, list[Series]] = {}
+    for name, lines in panels.items():
+        if name not in flat and not any(_same(lines, others) for others in drawn.values()):
+            drawn[name] = lines
+    return drawn, flat
+
+
+def _same(lines: Sequence[Series], others: Sequence[Series]) -> bool:
+    pairs = list(zip(lines, others))
+    return len(lines) == len(others) and all(np.array_equal(a.ys, b.ys) and np.array_equal(a.x, b.x) for a, b in pairs)
 
 
 def summary(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
