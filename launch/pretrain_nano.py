@@ -17,7 +17,8 @@ evaluations, and does not know a good one from a bad one. Weights are kept in bf
 BabyAI-Text: the model reads transcripts of walkers of mixed quality (`envs/babyai/corpus.py`): it proposes actions,
 imagines observations and judges steps. See `nlrl_jax.run.nano`.
 
-The result is an ordinary Hugging Face folder (Llama architecture).
+The result is an ordinary Hugging Face folder (Llama architecture), its weights in bfloat16 but for grids; `--dtype
+float32` computes with it as with the built-in models.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from nlrl_jax.rollouts import text_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, directory, nano
 from nlrl_jax.run import flags as config_flags
+from nlrl_jax.run.lac.prompts import PromptConfig, write_form
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.text.template import Choice
@@ -266,6 +268,7 @@ def main(argv: list[str]) -> None:
         pairs = list(babyai.corpus(options.episodes, 1 + options.seed))
         training = options.steps, options.learning_rate, options.seed, options.init_from
         nano.pretrain(out, nano.Language(babyai.NAMES, babyai.PLACE), pairs, *training)
+        write_form(out, PromptConfig(prompt="compact", examples=0), options.out)
     else:
         pretrain_boards(out) if options.games == "boards" else pretrain_grids(out)
 
