@@ -40,10 +40,13 @@ def test_a_gain_is_over_seeds_that_each_count_once(tmp_path):
     gains = [0.25, 0.75, 0.5]  # of the three priors; t = 3.46, where three seeds need 4.30
     assert stats.ttest_1samp(gains, 0).pvalue > 0.05
     half = stats.t.ppf(0.975, 2) * stats.sem(gains)
-    assert last["lac_no_critic: gain"] == f"+0.500 ± {half:.3f} (within noise)" and first["lac_no_critic: gain"] == ""
-    assert last["lac_no_critic"] == f"0.750 ± {stats.t.ppf(0.975, 2) * stats.sem([0.5, 0.75, 1]):.3f}"
+    assert (
+        last["LAC without critic: gain"] == f"+0.500 ± {half:.3f} (within noise)"
+        and first["LAC without critic: gain"] == ""
+    )
+    assert last["LAC without critic"] == f"0.750 ± {stats.t.ppf(0.975, 2) * stats.sem([0.5, 0.75, 1]):.3f}"
     assert last["teacher"] == "0.500 (all equal)"
-    assert lac_seeds.table(runs[:1])[1]["lac_no_critic: gain"] == "+0.250 (not known)"
+    assert lac_seeds.table(runs[:1])[1]["LAC without critic: gain"] == "+0.250 (not known)"
 
 
 def test_only_equal_tasks_are_paired(tmp_path):

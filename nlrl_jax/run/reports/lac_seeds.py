@@ -18,7 +18,7 @@ from nlrl_jax.run import results
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import Picture, Table
 from nlrl_jax.run.reports.lac_iteration import TEACHER, methods
-from nlrl_jax.run.reports.lac_tables import tasks_of
+from nlrl_jax.run.reports.lac_tables import tasks_of, title
 from nlrl_jax.statistics import Estimate, by_unit, estimate, header, paired
 
 PRIOR = "lac_no_critic"
@@ -63,21 +63,21 @@ def table(runs: Runs) -> list[dict[str, str]]:
             if any(f"{method}/success" not in one for one in found):  # not evaluated after this round
                 continue
             name = f"round_{k}" if method == TEACHER else f"after_{k}_{method}"
-            row[method] = estimate([np.mean([*tasks(run, name).values()]) for run in runs]).text(".3f")
+            row[title(method)] = estimate([np.mean([*tasks(run, name).values()]) for run in runs]).text(".3f")
             if method != TEACHER:
                 gain = difference([(run, name) for run in runs], [(run, f"after_0_{method}") for run in runs])
-                row[f"{method}: gain"] = f"{gain.text('+.3f')} ({gain.verdict})" if k else ""
+                row[f"{title(method)}: gain"] = f"{gain.text('+.3f')} ({gain.verdict})" if k else ""
         mean = lambda key, found=found: f"{np.mean([one[key] for one in found]):,.0f}"
         rows.append(row | {"tokens per episode": mean("teacher/tokens"), "tokens before": mean("tokens_before")})
     return rows
 
 
-def curve(title: str, runs: Runs) -> Series:
+def curve(label: str, runs: Runs) -> Series:
     """Success of the bare prior in each run over the tokens spent before, in millions (mean of the runs)."""
     evaluated = [[row for row in rounds if SUCCESS in row] for rounds in rounds_of(runs)]
     columns = [*zip(*evaluated)]
     x = np.array([np.mean([row["tokens_before"] / 1e6 for row in column]) for column in columns])
-    return Series(title, x, np.array([[row[SUCCESS] for row in column] for column in columns]).T)
+    return Series(label, x, np.array([[row[SUCCESS] for row in column] for column in columns]).T)
 
 
 def lead(first: Runs, runs: Runs) -> str:
@@ -94,12 +94,12 @@ def blocks(groups: Mapping[str, Runs], picture: pathlib.Path) -> list[Table | Pi
     """A table per group of seeds, and the picture of all, which it draws."""
     (first, ours), *others = groups.items()
     found: list[Table | Picture] = []
-    for title, runs in groups.items():
+    for name, runs in groups.items():
         held_out = len(tasks(runs[0], f"after_0_{PRIOR}"))
         note = header(f"seeds of training, each the mean of its tasks ({held_out} held out)", len(runs))
-        if title != first:
-            note += f" {first} before {title}, at no more tokens: {lead(ours, runs)}."
-        found.append(Table(title, table(runs), note))
-    panel = {"the bare prior on held-out tasks": [curve(title, runs) for title, runs in groups.items()]}
+        if name != first:
+            note += f" {first} before {name}, at no more tokens: {lead(ours, runs)}."
+        found.append(Table(name, table(runs), note))
+    panel = {"the bare prior on held-out tasks": [curve(name, runs) for name, runs in groups.items()]}
     compare(panel, picture, "million tokens spent before", "success", errors=True)
-    return [*found, Picture(picture, "Success of the prior by itself; bars are 95 % intervals over the seeds.")]
+    return [*found, Picture(picture, "Success of the prior by itself; bands are 95 % intervals over the seeds.")]
