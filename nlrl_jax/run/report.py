@@ -310,7 +310,7 @@ def _cells(board: str) -> list[list[str]] | None:
 
 
 def _draw_cell(cell: str, colors: Mapping[str, int]) -> str:
-    color = f' class="c{colors[cell]}"' if cell in colors else ""
+    color = f' class="c{colors[cell]}"' if cell in colors else ' class="wall"' * (cell == "#")
     return f"<span{color}>{_escape(cell)}</span>"
 
 

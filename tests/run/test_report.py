@@ -160,6 +160,7 @@ def test_boards():
     assert draw_board("You see a door.\nIt is shut.", {}).startswith('<pre class="text-board">')
     assert draw_board("You see a door.", {}).startswith('<pre class="text-board prose">')
     assert draw_board("", {}).startswith("<pre")
+    assert draw_board("##\n#_", {}).count('class="wall"') == 3
 
 
 def test_things_have_the_colours_they_are_named_after():
