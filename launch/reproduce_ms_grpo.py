@@ -225,7 +225,10 @@ def reproduce(
         config={f"{game}.{k}": v for game, c in configs.items() for k, v in flat(c).items()},
         blocks=[
             Table("Results", rows, about),
-            Picture(figure_1(run_dir, results, seeds), "Reward in training; bands: one standard deviation."),
+            Picture(
+                figure_1(run_dir, results, seeds),
+                "Reward in training; bands: one standard deviation; dashed: the best.",
+            ),
             Picture(figure_2(run_dir, results, dqn), "Every agent on every variant; bars: one standard deviation."),
             Episodes(*transcripts),
         ],

@@ -132,7 +132,10 @@ def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results:
     for result in (result for finished in results.values() for result in finished.values()):
         problems.update(result["problems"])
     unreadable = [{"problem": name, "times": count} for name, count in sorted(problems.items())]
-    caption = "Mean return over the starts for each number of variations; bands are one standard deviation."
+    caption = (
+        "Mean return over the starts for each number of variations; bands are one standard deviation, dashed lines the "
+        "best seed."
+    )
     return write_report(
         run_dir,
         title=f"Language GPI by prompting: {model}",
