@@ -227,7 +227,7 @@ def reproduce(
             Table("Results", rows, about),
             Picture(
                 figure_1(run_dir, results, seeds),
-                "Reward in training; bands: one standard deviation; dashed: the best.",
+                "Evaluations while the agents learn; bands: one standard deviation; dashed: the best run.",
             ),
             Picture(figure_2(run_dir, results, dqn), "Every agent on every variant; bars: one standard deviation."),
             Episodes(*transcripts),
