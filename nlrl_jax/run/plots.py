@@ -23,6 +23,7 @@ from nlrl_jax.statistics import deviation, half_widths
 _COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569", "#0891b2", "#84cc16")
 _STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888"}
 _SHARE = re.compile(r"\b(share|success|win|tie|accuracy|answered|terminated)\b|(win|tie|loss|cut)[_ ]rate|eval/loss")
+SMOOTHING = 0.05  # width of a running mean as a share of the run
 _SPARSE = 0.5  # a metric written in fewer iterations than this share is drawn as points, unsmoothed
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports each build of its font cache
@@ -33,7 +34,7 @@ def learning_curve(
     metrics: Sequence[str],
     path: str | os.PathLike,
     title: str = "",
-    smoothing: float = 0.05,
+    smoothing: float = SMOOTHING,
     before: Mapping[str, float] | None = None,
 ) -> pathlib.Path:
     """Draws metrics against the number of iterations done, one panel per metric.

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from nlrl_jax.run.plots import Series, running_mean
+from nlrl_jax.run.plots import SMOOTHING, Series, running_mean
 from nlrl_jax.run.report import distinct, number
 from nlrl_jax.statistics import estimate
 
 Run = Mapping[str, Any]
 SHOWN = ("return", "success", "env_return", "kl", "loss")  # and all evaluations
 LAST = 0.1  # share of the run that a final value is the mean of
-SMOOTHING = 0.05  # width of the lines' running means as a share of the run
 EVALUATED = "eval/"  # how the names of evaluations begin in metrics.jsonl
 WIDE = 6  # a table with more columns has a column per run instead of a row
 
@@ -85,7 +84,6 @@ def curves(runs: Sequence[Run]) -> tuple[dict[str, list[Series]], list[str]]:
                 start = np.broadcast_to(before[name.removeprefix(EVALUATED)], len(ys))
                 x, ys = np.concatenate([[0], x]), np.concatenate([start[:, None], ys], axis=1)
             if len(x):
-                ys = np.array([running_mean(row, round(SMOOTHING * len(x))) for row in ys])
                 panels.setdefault(name, []).append(Series(label, x, ys))
     values = {name: np.concatenate([line.ys.ravel() for line in lines]) for name, lines in panels.items()}
     flat = [name for name in panels if np.ptp(values[name]) == 0]
@@ -93,7 +91,12 @@ def curves(runs: Sequence[Run]) -> tuple[dict[str, list[Series]], list[str]]:
     for name, lines in panels.items():
         if name not in flat and not any(_same(lines, others) for others in drawn.values()):
             drawn[name] = lines
-    return drawn, flat
+    return {name: [_smooth(line) for line in lines] for name, lines in drawn.items()}, flat
+
+
+def _smooth(line: Series) -> Series:
+    width = round(SMOOTHING * len(line.x))
+    return line._replace(ys=np.array([running_mean(row, width) for row in line.ys]))
 
 
 def _same(lines: Sequence[Series], others: Sequence[Series]) -> bool:

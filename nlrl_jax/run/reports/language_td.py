@@ -36,7 +36,7 @@ def learned(targets: Sequence[Target], iteration: int, draw: Draw) -> list[Excha
 
 
 def judged(
-    positions: Sequence[tuple[View, float, str, str]], players: tuple[str, str], draw: Draw, learning: bool = True
+    positions: Sequence[tuple[View, float, str, str]], players: tuple[str, str], draw: Draw, learning: bool
 ) -> list[Exchange]:
     """Evaluations of some test positions before and after training.
 
