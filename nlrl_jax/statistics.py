@@ -204,7 +204,7 @@ def header(units: str, count: int | None = None, shares: bool = False) -> str:
       shares: it also holds shares of units that say yes or no.
     """
     if count is not None and count < 2:
-        return f"No ±: of one unit ({units}) there is no interval."
+        return f"No ±: an interval needs two or more {units.split(',')[0]}."
     over = units if count is None else f"{count} {units}"
     brackets = "; brackets hold the 95 % interval of a share (Wilson)" if shares else ""
     return f"± is the half-width of the 95 % interval of the mean (Student's t) over {over}{brackets}."

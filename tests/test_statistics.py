@@ -128,7 +128,7 @@ def test_headers_name_the_unit_and_how_many():
         "± is the half-width of the 95 % interval of the mean (Student's t) over 3 seeds of training."
     )
     assert "over the tasks; brackets hold" in header("the tasks", shares=True)
-    assert header("seeds", 1) == "No ±: of one unit (seeds) there is no interval."
+    assert header("seeds", 1) == "No ±: an interval needs two or more seeds."
 
 
 def test_what_is_stored_gives_the_interval_again():

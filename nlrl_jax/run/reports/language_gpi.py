@@ -91,8 +91,11 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def explained(results: Results) -> str:
     """Explains the table's numbers."""
-    seeds = len(next(iter(next(iter(results.values())).values()))["returns"])
-    return f"Mean return over the starts. {header('seeds of play', seeds)}"
+    return f"Mean return over the starts. {header('seeds of play', _seeds(results))}"
+
+
+def _seeds(results: Results) -> int:
+    return len(next(iter(next(iter(results.values())).values()))["returns"])
 
 
 def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
@@ -132,10 +135,9 @@ def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results:
     for result in (result for finished in results.values() for result in finished.values()):
         problems.update(result["problems"])
     unreadable = [{"problem": name, "times": count} for name, count in sorted(problems.items())]
-    caption = (
-        "Mean return over the starts for each number of variations; bands are one standard deviation, dashed lines the "
-        "best seed."
-    )
+    caption = "Mean return over the starts for each number of variations"
+    if _seeds(results) > 1:
+        caption += "; bands are one standard deviation, dashed lines the best seed"
     return write_report(
         run_dir,
         title=f"Language GPI by prompting: {model}",
