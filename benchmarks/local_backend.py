@@ -35,7 +35,8 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.score import score
 from nlrl_jax.run import models
-from nlrl_jax.run.lac.episodes import CHOSEN, Setting, run_method
+from nlrl_jax.run.lac.dials import COMPACT
+from nlrl_jax.run.lac.episodes import Setting, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.types import Chat, Sampling
@@ -148,7 +149,7 @@ def lac(args):
 
     def play(cache_mb):
         model, usage = dataclasses.replace(local, cache_mb=cache_mb), Usage()
-        setting = Setting(Metered(model, usage), usage, game, CHOSEN, parallel=args.games)
+        setting = Setting(Metered(model, usage), usage, game, COMPACT, parallel=args.games)
         played = run_method(setting, "lac", method, dialogue, tasks)
         return played["seconds"], [one["steps"] for one in played["episodes"]]
 

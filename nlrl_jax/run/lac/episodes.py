@@ -29,8 +29,6 @@ from nlrl_jax.run.lac.prompts import inner_model
 from nlrl_jax.run.lac.tasks import Task
 from nlrl_jax.types import HostGame, LanguageModel
 
-# Chosen on seeds 1 and 2 of BabyAI-Text, with nano_babyai; the paper, too, chooses alpha by model.
-CHOSEN = LACConfig(alpha=0.5, floor=0.02)
 _ENOUGH = 20  # actions by which a model is judged
 
 
