@@ -19,18 +19,18 @@ NAMES = {"w": "White", "b": "Black"}
 
 _RULES = f"{BreakthroughText(rows=5, columns=5, pawn_rows=2).rules()} Empty squares are drawn as dots."
 _CONCEPTS = """\
-Write at most 150 words under four headings:
+in at most 150 words, under four headings:
 1. *Tactical Considerations*: immediate threats, tactical opportunities and weaknesses.
 2. *Positional Evaluation*: pawn structure, active pawns, key squares, safety of each side's home row.
 3. *Suggested Moves*: one or two good moves for the side to move, and why.
-4. *Advantage*: the side that is ahead, judged by the sections above.
+4. *Advantage*: the side that is ahead by the sections above.
 Do not list every pawn. The last line of your answer is either "*Advantage*: <white>" or "*Advantage*: <black>"."""
-_VALUE = f"{_RULES}\n\nYou annotate games of breakthrough. You are given a position and evaluate it.\n{_CONCEPTS}"
+_VALUE = f"{_RULES}\n\nYou annotate games of breakthrough. You are given a position and evaluate it, {_CONCEPTS}"
 _AGGREGATE = f"""{_RULES}
 
 You annotate games of breakthrough by looking ahead. You are given a position and several variations played from it, \
 each with an evaluation of the position it leads to. Compare them and conclude what they tell us about the given \
-position. {_CONCEPTS}"""
+position, {_CONCEPTS}"""
 _MARK = re.compile("<(white|black)>")
 
 
