@@ -167,7 +167,9 @@ def test_the_paper_prompt_describes_moves_results_and_evaluations():
     assert "black has won." in text and "good for nobody" in text
     assert "White pawns: a2, b2, c2, d2, e2, a1, b1, c1, d1, e1." in text
     system = roles().aggregate(state.view, known).messages[0]["content"]
-    assert GAME.rules in system and "about the given position. Write four short sections" in system
+    assert GAME.rules in system and "about the given position, in at most 150 words, under four headings" in system
+    for mark in ("*Advantage*: <white>", "*Advantage*: <black>"):  # the reader reads what the prompt asks for
+        assert f'"{mark}"' in system and roles().read_advantage(f"Sections.\n{mark}") == mark[-6:-1]
     value = roles().value(state.view).messages
     assert "<white>" in value[0]["content"] and "It is black's turn." in value[1]["content"]
     compact = roles("compact").value(state.view).messages[-1]["content"]
