@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.config import check, option, replace
-from nlrl_jax.run.lac.prompts import PromptConfig
+
+C = TypeVar("C")
 
 # Chosen on seeds 1 and 2 of BabyAI-Text, with nano_babyai; the paper, too, chooses alpha by model.
 COMPACT = LACConfig(alpha=0.5, floor=0.02)
@@ -43,24 +44,12 @@ class Dials:
         return dataclasses.replace(lac, **{"alpha": usual.alpha, "floor": usual.floor, **given})
 
 
-class Config(Protocol):
-    """What is read of a script's config."""
-
-    model: str
-    lac: LACConfig
-    dials: Dials
-    prompts: PromptConfig
-
-
-C = TypeVar("C", bound=Config)
-
-
-def lac_of(config: Config) -> LACConfig:
-    """How a script's LAC decides."""
+def lac_of(config: Any) -> LACConfig:
+    """How LAC decides by a script's config, which has `model`, `lac`, `dials` and `prompts`."""
     return config.dials.of(config.lac, config.prompts.form(config.model)[0])
 
 
 def settled(config: C) -> C:
-    """A script's config with the model's alpha and floor where it has none."""
+    """Such a config with the model's alpha and floor where it has none."""
     own = lac_of(config)
     return replace(config, alpha=own.alpha, floor=own.floor)
