@@ -136,12 +136,15 @@ def trainer_of(
     )  # fmt: skip
 
 
-def controls(trainer: Trainer, made: TDDataConfig) -> dict[str, Sides]:
-    """Rules that do not learn, on the same positions, which were made so. They never ask an endpoint."""
-    value = ValueFunction(ScriptedModel(scripts.SCRIPTS), trainer.roles.value, trainer.learning.values)
-    return td_controls.controls(
-        trainer.game, trainer.data, made, trainer.roles, value, trainer.learning, scripts.RULES, trainer.seed
-    )
+def controls(trainer: Trainer, config: RunConfig) -> dict[str, Sides]:
+    """What does not learn, on the same positions. The target is a local large model's if the run has one, else by rule:
+    an endpoint is never asked."""
+    value, large = trainer.first_value, trainer.large
+    if config.models.aggregator in ("scripted", "endpoint"):
+        large = ScriptedModel(scripts.SCRIPTS)
+        value = ValueFunction(large, trainer.roles.value, trainer.learning.values)
+    given = trainer.data, config.data, trainer.roles, value, large, trainer.learning
+    return td_controls.controls(trainer.game, *given, scripts.RULES, trainer.seed)
 
 
 def _grid(board: str) -> str:
@@ -163,7 +166,7 @@ def parts_of(
     greedy = dataclasses.replace(config.learning.aggregation, temperature=0.0)
 
     def beside() -> dict[str, dict[str, float]]:
-        found = controls(trainer, config.data)
+        found = controls(trainer, config)
         for label, name in config.models.labels.items():
             found[label] = trainer.judged_by(large(name), config.roles_of(name), greedy)[0]
         return {name: trainer.assess(sides) for name, sides in found.items()}

@@ -17,7 +17,7 @@ from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import Data, TDDataConfig, in_chunks
 from nlrl_jax.config import check_seed
 from nlrl_jax.roles.board_games import TDRoles, View, Viewer, side_of
-from nlrl_jax.types import BoardGame
+from nlrl_jax.types import BoardGame, LanguageModel
 
 Side = str | None
 Rules = Mapping[str, Callable[[View], Side]]
@@ -29,6 +29,7 @@ def controls(
     config: TDDataConfig,
     roles: TDRoles,
     value: ValueFunction,
+    aggregator: LanguageModel,
     learning: LanguageTDConfig,
     rules: Rules,
     seed: int,
@@ -36,8 +37,8 @@ def controls(
     """Name -> the side that it calls ahead in each test position, None where it names neither.
 
     "target alone": the first iteration's target, variations from the test position itself with their ends evaluated by
-    `value`, whose model also aggregates. "one search": the sign of one search's value, as strong as the policy that is
-    evaluated.
+    `value` and put together by `aggregator`. "one search": the sign of one search's value, as strong as the policy that
+    is evaluated.
     """
     key_look, key_search = jax.random.split(jax.random.key(check_seed(seed)))
     policy = mcts.mcts_policy(game, config.simulations, config.rollouts)
@@ -45,7 +46,7 @@ def controls(
     play = lambda key, rows: mcts.play_moves(game, policy, key, rows, config.look_ahead)
     actions, reached = in_chunks(play, key_look, repeated, axis=1)
     buffer = language_td.look_ahead(game, Viewer(game), data.positions, actions, reached, config.variations)
-    targets = language_td.td_estimate(buffer, roles, value, value.model, learning, seed, Counter())
+    targets = language_td.td_estimate(buffer, roles, value, aggregator, learning, seed, Counter())
     answers = {target.view: roles.read_advantage(target.text) for target in targets}
     search = jax.jit(lambda key, rows: policy(key, rows)[1])
     values = in_chunks(search, key_search, data.positions, axis=0)

@@ -11,6 +11,8 @@ from envs.breakthrough.prompts import read_advantage, roles, squares
 from envs.breakthrough.rule_based import SCRIPTS, evaluation
 from envs.breakthrough.rules import board_game
 from nlrl_jax.algorithms import language_td as td
+from nlrl_jax.algorithms.language_td_data import Data, TDDataConfig
+from nlrl_jax.algorithms.td_controls import controls
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.roles.board_games import Evaluated, Line, Viewer
 from nlrl_jax.types import Reply, Sampling
@@ -118,6 +120,15 @@ def test_the_first_evaluations_may_come_from_another_model_with_prompt_and_sampl
     value, targets, _ = td.iterate([state], r, TableModel(), SCRIPTED, learn, CONFIG, 0, large)
     assert r.read_advantage(targets[0].text) == "white"
     assert list(value.table) == list(learn(TableModel(), [(r.value(state.view), "")])[0].table)  # its own prompt
+
+
+def test_the_target_alone_is_what_the_given_models_say():
+    start, _, _ = played([["b4b3"]])
+    data, rules = Data([], VIEWER.views(start), np.zeros(1), start), {"rule": lambda view: None}
+    made = TDDataConfig(1, 1, variations=2, look_ahead=1, simulations=2, rollouts=1)
+    aggregator = ScriptedModel({"aggregator": lambda context, rng: "*Advantage*: <black>"})  # by rule it is white
+    said = controls(GAME, data, made, roles(), evaluator(SCRIPTED), aggregator, CONFIG, rules, 0)
+    assert said["target alone"] == ["black"] and said["rule"] == [None]
 
 
 def test_judging_counts_what_is_level_and_what_names_no_side():
