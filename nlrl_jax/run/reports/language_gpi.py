@@ -100,21 +100,18 @@ def _seeds(results: Results) -> int:
 
 def figure(results: Results, path: pathlib.Path) -> pathlib.Path:
     """Return against K, a line per N; the rows without look-ahead as level lines. Bands: deviation over seeds."""
+    wide = lambda x: (min(x), max(x)) if len(set(x)) > 1 else (x[0] - 0.2, x[0] + 0.2)  # a point would be invisible
     panels = {}
     for maze, finished in results.items():
         rows = [Row.of(name) for name in finished]
         means = {row: np.mean(finished[row.name]["returns"], axis=1) for row in rows}
-        ends = [K for row in rows if (K := row.K)] or [1]
-        panel = [
-            Series(row.title, (min(ends), max(ends)), np.repeat(means[row][:, None], 2, axis=1))
-            for row in rows
-            if not row.K
-        ]
+        across = wide([row.K for row in rows if row.K] or [1])
+        panel = [Series(row.title, across, np.repeat(means[row][:, None], 2, axis=1)) for row in rows if not row.K]
         for N in sorted({row.N for row in rows if row.K}):
             line = sorted((row for row in rows if row.K and row.N == N), key=lambda row: row.K)
             x, ys = [row.K for row in line], np.stack([means[row] for row in line], axis=1)
-            if len(line) == 1:  # a point would be invisible
-                x, ys = [x[0] - 0.2, x[0] + 0.2], np.repeat(ys, 2, axis=1)
+            if len(line) == 1:
+                x, ys = wide(x), np.repeat(ys, 2, axis=1)
             panel.append(Series(f"GPI, N={N}", x, ys))
         panels[maze] = panel
     return compare(panels, path, "variations of each action [K]", "mean return")
