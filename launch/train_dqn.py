@@ -81,14 +81,16 @@ class Trainer:
         self.names = [_name(*values) for values in itertools.product(*SWEEP.values())] if config.sweep else []
         train = make_train(env, env_params, self.dqn)
         chunk = lambda state: train(state, config.steps_per_iteration)
-        # One program either way; `vmap` over the stack of a sweep.
-        self._chunk = jax.jit(keep_finite(jax.vmap(chunk) if config.sweep else chunk), donate_argnums=0)
+        # One program for the stack of a sweep. On a CPU its settings take turns in it: faster, and less memory.
+        one_by_one = lambda run: lambda states: jax.lax.map(run, states)
+        every = (one_by_one if jax.default_backend() == "cpu" else jax.vmap) if config.sweep else lambda run: run
+        self._chunk = jax.jit(keep_finite(every(chunk)), donate_argnums=0)
         key = jax.random.key(EVAL_SEED)
         states = text_games.reset(self.game, key, config.eval_episodes)
         play = lambda params: evaluate(
             env, env_params, params, jax.random.fold_in(key, config.eval_episodes), states, EVAL_STEPS
         )
-        self._evaluate = jax.jit(jax.vmap(play) if config.sweep else play)
+        self._evaluate = jax.jit(every(play))
 
     def init(self):
         """The initial state; with a sweep, the same network and games under every combination."""

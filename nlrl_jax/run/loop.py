@@ -106,7 +106,7 @@ def train(
         iteration: more iterations done than planned, no room for a checkpoint, or, on resume, missing lines of metrics.
       SystemExit: a signal asked for the end, even in the last iteration; everything is saved.
     """
-    start, iterations, seed = int(np.ravel(state.iteration)[0]), plan.iterations, plan.seed
+    start, iterations, seed = _done(state), plan.iterations, plan.seed
     done = start
     folders = [run_dir] if isinstance(seed, int) else seed_dirs(run_dir, seed)
     key = (
@@ -180,7 +180,7 @@ def learn(
     state = restore(run_dir, state) if plan.resume else state
 
     def finish(state: Any) -> None:
-        results.write(run_dir, script=script, before=before, after=evaluate(state), iterations=int(state.iteration))
+        results.write(run_dir, script=script, before=before, after=evaluate(state), iterations=_done(state))
         if show:
             show()
 
@@ -190,6 +190,11 @@ def learn(
 
     train(run_dir, update, state, plan, now, finish)
     return results.read(run_dir)
+
+
+def _done(state: State) -> int:
+    """How many iterations a state has done, or a stack of states that learn together."""
+    return int(np.ravel(state.iteration)[0])
 
 
 def _write(writers: Sequence[MetricsWriter], i: int, metrics: dict[str, np.ndarray], seconds: float) -> None:

@@ -49,6 +49,18 @@ def test_agents_of_several_seeds(tmp_path, apart):
         assert rows("one") == rows("both")
 
 
+def test_a_sweep_of_the_dqn_ends_with_a_return_for_every_setting(tmp_path, capsys):
+    tiny = "num_envs=2", "buffer_size=8", "learning_starts=2", "batch_size=2", "steps_per_iteration=2"
+    options = (f"--{option}" for option in (*tiny, "eval_episodes=2", "iterations=2"))
+    scripts.run("train_dqn", "--game=frozen_lake", "--sweep", *options, f"--run_dir={tmp_path / 'run'}")
+    stored = results.read(tmp_path / "run")
+    returns = {name: value for name, value in stored["after"].items() if "=" in name}
+    assert stored["iterations"] == 2 and len(returns) == 45
+    assert stored["after"]["env_return"] == max(returns.values())
+    said = capsys.readouterr().out
+    assert all(name in said for name in returns)
+
+
 @pytest.mark.slow
 def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
     setting = {**train_ms_grpo.PRESETS["demo"], **TINY, "iterations": 2}
