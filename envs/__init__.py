@@ -167,6 +167,10 @@ def _unknown(name: str, kind: type) -> ValueError:
         return ValueError(f"game {name!r} is played by {own.PLAYED_BY[other]}; here are {', '.join(known)}")
     close = difflib.get_close_matches(name.lower(), known, n=1)
     stem = name.removesuffix(".py")
-    close = [f"{stem}:{function}"] if pathlib.Path(f"{stem}.py").is_file() else close
+    module, dot, attribute = stem.rpartition(".")
+    if pathlib.Path(f"{stem.replace('.', '/')}.py").is_file():
+        close = [f"{stem}:{function}"]
+    elif dot and all(part.isidentifier() for part in stem.split(".")):
+        close = [f"{module}:{attribute}"]
     hint = f"did you mean {close[0]}? There are" if close and name else "choose one of"
     return ValueError(f"unknown game {name!r}; {hint} {', '.join(known)}, or your own as my_module:{function}")

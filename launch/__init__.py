@@ -3,7 +3,18 @@
 import pathlib
 import sys
 
-import envs
+
+def _one_line_if_interrupted(kind, error, trace, otherwise=sys.excepthook):
+    """`sys.excepthook`: imports take seconds, and Ctrl-C in them would end in their whole stack."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("\ninterrupted", file=sys.stderr)
+    else:
+        otherwise(kind, error, trace)
+
+
+sys.excepthook = _one_line_if_interrupted
+
+import envs  # noqa: E402
 
 if pathlib.Path(envs.__file__ or ".").resolve().parents[1] != pathlib.Path(__file__).resolve().parents[1]:
     sys.exit(

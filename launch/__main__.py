@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib.metadata
 import os
 import pathlib
 import runpy
@@ -21,9 +22,23 @@ def scripts() -> dict[str, str]:
     return {path.stem: " ".join(first(path).split()) for path in files}
 
 
+def _versions() -> str:
+    """What a report of a fault needs: our version, JAX's and Python's."""
+    lines = [f"Python {sys.version.split()[0]}"]
+    for package in ("transformers", "flax", "jaxlib", "jax", "nlrl_jax"):
+        try:
+            lines.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            lines.append(f"{package} is not installed")
+    return "\n".join(reversed(lines))
+
+
 def main() -> None:
     known = scripts()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("--version", "-V", "version"):
+        print(_versions())
+        return
     if name in ("--help", "-h", "help"):
         print("nlrl-jax NAME --options; nlrl-jax NAME --help lists the options.\n")
         print("\n".join(f"  {script:30}{sentence}" for script, sentence in known.items()))

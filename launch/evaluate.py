@@ -28,6 +28,7 @@ from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
+from nlrl_jax.run.progress import waiting
 from nlrl_jax.run.transcript import print_transcript, transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -122,7 +123,8 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     step, lora = Checkpoints(pathlib.Path(run_dir).expanduser().absolute() / "checkpoints").restore_part(
         "lora", training.state.lora
     )
-    summary, text = training.judge({"params": training.state.params, "lora": lora}, int(options.watch))
+    with waiting(f"playing {number} episodes"):
+        summary, text = training.judge({"params": training.state.params, "lora": lora}, int(options.watch))
     return f"{run_dir} at iteration {step} on {own.game} (held-out tasks), greedy, seed {config.seed}", summary, text
 
 
@@ -139,7 +141,8 @@ def main(argv: list[str]) -> None:
         who = player()
         num = 1 if options.watch else options.episodes
         evaluate = evaluator(who.policy, who.game, num, options.max_turns, options.max_turns, options.seed)
-        episodes = jax.device_get(evaluate(who.variables))
+        with waiting(f"compiling, then playing {num} episodes"):
+            episodes = jax.device_get(evaluate(who.variables))
         text = transcripts(who.policy, who.game, episodes, [0]) if options.watch else []
         summary, game = summarize(episodes, who.game), who.game.name
         title = f"{who.name} on {game}{who.maps}, greedy, seed {options.seed}"

@@ -9,7 +9,7 @@
         --endpoint_tokenizer ORG/NAME --run_dir runs/lac_endpoint
     python -m launch.run_lac --game alfworld --tasks 5 --run_dir runs/house
     python -m launch.run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
-    python -m launch.run_lac --game webshop --webshop_data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
+    python -m launch.run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
 All methods play the same tasks, --tasks of each mission, in batches of --parallel in lockstep. Leaves
 episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json. Every step is on disk once it is made
@@ -76,8 +76,11 @@ class LACRunConfig:
         "babyai",
         "the game: babyai, alfworld, webshop, crafter, any text game by name, or my_module:host_game or text_game",
     )
-    alfworld_data: str = option("", "alfworld: a local download of its games (json_2.1.1); empty: generated games")
-    webshop_data: str = option("", "webshop: a folder with its items_shuffle*.json; empty: generated products")
+    data: str = option(
+        "",
+        "a local download of the original's games: alfworld's (json_2.1.1), or a folder with webshop's "
+        "items_shuffle*.json; empty: generated ones",
+    )
     webshop_tagger: str = option(
         "",
         "webshop: spaCy model that finds the nouns for the reward; the original's is en_core_web_sm. Empty: a list of "
@@ -140,10 +143,9 @@ class LACRunConfig:
         not_local = {"expert", "endpoint"} & {self.model or "expert", self.policy}
         if self.policy and not_local:
             raise ValueError(f"--policy needs two local models, and {not_local.pop()} is not one")
-        for name in ("alfworld_data", "webshop_data", "webshop_tagger"):
-            game = name.partition("_")[0]
-            if getattr(self, name) and self.game != game:
-                raise ValueError(f"--{name} is for --game {game}, but the game is {self.game}")
+        for name, games in (("data", ("alfworld", "webshop")), ("webshop_tagger", ("webshop",))):
+            if getattr(self, name) and self.game not in games and ":" not in self.game:
+                raise ValueError(f"--{name} is for --game {' or '.join(games)}, but the game is {self.game}")
 
 
 def make_game(config: LACRunConfig) -> tuple[HostGame, list[Task]]:
@@ -152,8 +154,7 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[Task]]:
     Raises:
       FileNotFoundError, ValueError: an unknown game or mission, or data that is not the game's.
     """
-    data = {"alfworld": config.alfworld_data, "webshop": config.webshop_data}.get(config.game, "")
-    game = envs.make_host(config.game, config.max_steps, data=data, tagger=config.webshop_tagger)
+    game = envs.make_host(config.game, config.max_steps, data=config.data, tagger=config.webshop_tagger)
     tasks = tasks_of(game, kinds_of(game, config.missions), config.tasks, config.seed)
     return game, distinct(game, tasks) if ":" in config.game else tasks
 

@@ -43,7 +43,7 @@ def game_files(folder: str) -> dict[str, list[pathlib.Path]]:
     """
     root = pathlib.Path(folder).expanduser()
     if not root.is_dir():
-        raise ValueError(f"--alfworld_data is {folder!r}, which is not a folder; give the one with json_2.1.1 in it")
+        raise ValueError(f"--data is {folder!r}, which is not a folder; give the one with json_2.1.1 in it")
     inner = [root, *sorted(root.glob("json_2*"))]
     split = next((one / _SPLIT for one in inner if (one / _SPLIT).is_dir()), root)
     found: dict[str, list[pathlib.Path]] = {kind: [] for kind in KINDS}
@@ -54,7 +54,7 @@ def game_files(folder: str) -> dict[str, list[pathlib.Path]]:
             found[kind].append(path)
     if not any(found.values()):
         raise ValueError(
-            f"--alfworld_data is {folder!r}, but there is no game in it: {split}/*/trial_*/game.tw-pddl names no file "
+            f"--data is {folder!r}, but there is no game in it: {split}/*/trial_*/game.tw-pddl names no file "
             "of the six kinds of tasks. `alfworld-download` makes such a folder"
         )
     return found

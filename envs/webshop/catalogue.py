@@ -103,7 +103,7 @@ def _load(folder: str) -> Catalogue:
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(
-            f"--webshop_data is {folder!r}, which is not a folder; it must hold {ITEMS[0]} and others"
+            f"--data is {folder!r}, which is not a folder; it must hold {ITEMS[0]} and others"
         )
     files = (_json(path, ITEMS, list), _json(path, ATTRIBUTES, dict), _json(path, INSTRUCTIONS, dict))
     found, goals, skipped = read(*files, where=folder)

@@ -23,8 +23,9 @@ from nlrl_jax.backends import malloc
 from nlrl_jax.config import flat, replace
 from nlrl_jax.run import boards, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
-from nlrl_jax.run.flags import Presets, check_numbers, define, help_text
+from nlrl_jax.run.flags import Presets, check_numbers, define, help_text, read_whole_numbers
 from nlrl_jax.run.flags import parse as parse_flags
+from nlrl_jax.run.other_names import ours
 from nlrl_jax.run.processes import alike
 from nlrl_jax.types import LanguageModelError
 
@@ -72,8 +73,13 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
 
 
 def _parse_argv(argv: list[str]) -> list[str]:
+    read_whole_numbers(flags.FLAGS)
     try:
         return flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        known = ours(error.flagname, set(flags.FLAGS))
+        unknown = f"there is no option --{error.flagname}; {known}" if known else error
+        sys.exit(f"error: {unknown}; --help lists the options")
     except flags.Error as error:
         sys.exit(f"error: {error}; --help lists the options")
 

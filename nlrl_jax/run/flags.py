@@ -45,6 +45,27 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
         flags.DEFINE_flag(flags.EnumFlag(flag, None, text, names), module_name="Options")
 
 
+class _WholeNumberParser(flags.IntegerParser):
+    """Also reads whole numbers as Python writes floats: 1e3, 2.0."""
+
+    def convert(self, argument):
+        try:
+            return super().convert(argument)
+        except ValueError:
+            number = float(argument)
+            if not number.is_integer():
+                raise ValueError("it must be a whole number") from None
+            return int(number)
+
+
+def read_whole_numbers(values: flags.FlagValues) -> None:
+    """Lets every integer flag, also those of `flags.DEFINE_integer`, read 1e3."""
+    for name in values:
+        parser = values[name].parser
+        if type(parser) is flags.IntegerParser:
+            values[name].parser = _WholeNumberParser(parser.lower_bound, parser.upper_bound)
+
+
 class _JoinedFlag(flags.Flag):
     """A string that may be given several times; commas join them."""
 

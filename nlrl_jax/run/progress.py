@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 COMPILING = "compiling (first time: about a minute) ..."
@@ -95,3 +97,30 @@ class Progress:
         seconds = (now - self._compiled) / (done - self.start - 1)
         left = round(seconds * (self.total - done))
         return f"({seconds:.2f} s/it, {left // 60}:{left % 60:02d} left)"
+
+
+@contextlib.contextmanager
+def waiting(text: str, every_seconds: float = 15.0, file: TextIO | None = None) -> Iterator[None]:
+    """Says on standard error what is under way and for how long: for work without steps that could be counted.
+
+    Args:
+      text: what is done, as in "playing 50 episodes".
+      every_seconds: without a terminal, the time between two lines; work that is done before writes none.
+    """
+    file, start, over = file or sys.stderr, time.monotonic(), threading.Event()
+    terminal = file.isatty()
+
+    def show() -> None:
+        while not over.wait(1.0 if terminal else every_seconds):
+            line = f"{text} ... {time.monotonic() - start:.0f} s"
+            print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=file, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if terminal:
+            print("\r\x1b[K", end="", file=file, flush=True)

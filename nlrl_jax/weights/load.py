@@ -126,6 +126,12 @@ def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
             f"no model at {name!r}: {'no name is given' if not name else 'it is a file'}; a model is a Hugging Face "
             f"folder, a .gguf file, a Hub id, smollm2 or one of {', '.join(BUILT_IN)}"
         )
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        of_a_run = (path.parent / "checkpoints").is_dir()
+        source = f"--run_dir {path.parent}" if of_a_run else f"--model BASE --adapter {name}"
+        raise FileNotFoundError(
+            f"no model at {name!r}: it is a LoRA adapter; `nlrl-jax export {source} --out FOLDER` makes a model of it"
+        )
     if path.is_dir() and not (path / "tokenizer.json").is_file() and (path / "checkpoints").is_dir():
         own = path / "model"
         instead = f"give {own}" if own.is_dir() else f"`nlrl-jax export --run_dir {name} --out FOLDER` makes one of it"

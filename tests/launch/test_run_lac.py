@@ -108,7 +108,7 @@ def test_webshop_plays_with_lats(tmp_path, capsys):
 
 def test_a_folder_of_webshops_own(tmp_path):
     products.main([str(tmp_path / "data")])
-    given = ("--game=webshop", f"--webshop_data={tmp_path / 'data'}", "--methods=react", "--tasks=1")
+    given = ("--game=webshop", f"--data={tmp_path / 'data'}", "--methods=react", "--tasks=1")
     plan(tmp_path / "run", *given)
     assert list(results.read(tmp_path / "run")["scores"]) == ["react"]
 
@@ -116,7 +116,7 @@ def test_a_folder_of_webshops_own(tmp_path):
 def test_a_game_with_fewer_tasks_plays_each_once_and_says_so(tmp_path, capsys):
     products.main([str(tmp_path)])
     plan(
-        tmp_path / "dry", "--game=webshop", f"--webshop_data={tmp_path}", "--tasks=400", "--methods=react", "--dry_run"
+        tmp_path / "dry", "--game=webshop", f"--data={tmp_path}", "--tasks=400", "--methods=react", "--dry_run"
     )
     lines = capsys.readouterr().out.splitlines()
     said = "--tasks is 400, but there are only 300 different ones; each is played once"
@@ -135,8 +135,8 @@ def test_bad_input(tmp_path):
     assert "sets luck; its rates are prior, critic, world" in wrong("--expert=luck=1")
     assert "--expert does nothing with --model nano_babyai" in wrong("--model=nano_babyai", "--expert=prior=1")
     assert "--policy needs two local models, and expert is not one" in wrong("--policy=nano_babyai")
-    assert "--webshop_data is for --game webshop" in wrong(f"--webshop_data={tmp_path}")
-    assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--webshop_data={tmp_path}")
+    assert "--data is for --game alfworld or webshop" in wrong(f"--data={tmp_path}")
+    assert "has no items_shuffle_1000.json" in wrong("--game=webshop", f"--data={tmp_path}")
     assert "--lats_iterations is 0" in wrong("--game=webshop", "--lats_iterations=0")
     cannot = wrong("--game=maze_double_t", "--model=nano_babyai", "--methods=react", "--prompt=paper")
     assert "--model nano_babyai cannot hold a prompt of maze_double_t" in cannot
