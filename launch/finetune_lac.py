@@ -72,7 +72,7 @@ class FinetuneConfig:
     )
     learn_actions: bool = option(False, "lac: learn actions too (LAC with fine-tuned policy, A.5.1)")
     offline: OfflineConfig = part(OfflineConfig(), without=("method",))
-    game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
+    game: str = option("babyai", envs.HOST_HELP)
     trajectories: str = option(
         "",
         "file of trajectories, one JSON object per line; empty: generated or recorded ones, which "

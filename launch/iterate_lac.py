@@ -62,7 +62,7 @@ _HELD_OUT = 5_000  # tasks of a seed that `run_lac` may play; those of the round
 class IterateConfig:
     """Everything that decides what a run computes."""
 
-    game: str = option("babyai", "the game: babyai, any text game by name, or my_module:host_game")
+    game: str = option("babyai", envs.HOST_HELP)
     model: str = option("nano_babyai", players.MODELS)
     templates: TemplateOptions = part(TemplateOptions())
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")

@@ -72,10 +72,7 @@ LAC_ALONE = ("alpha", "floor", "words", "branch", "resample")  # options no othe
 class LACRunConfig:
     """Everything that decides what a run computes."""
 
-    game: str = option(
-        "babyai",
-        "the game: babyai, alfworld, webshop, crafter, any text game by name, or my_module:host_game or text_game",
-    )
+    game: str = option("babyai", envs.HOST_HELP)
     data: str = option(
         "",
         "a local download of the original's games: alfworld's (json_2.1.1), or a folder with webshop's "

@@ -41,7 +41,7 @@ SWEEP = {  # the appendix's search space
 class DQNRunConfig:
     """Everything that determines what a run computes."""
 
-    game: str = option("snake", "a game on a grid, such as snake or frozen_lake, or your own as my_module:text_game")
+    game: str = option("snake", f"a game on a grid: {', '.join(envs.GRID_GAMES)}, or your own as my_module:text_game")
     seed: int = seed_option("everything random follows from it")
     iterations: int = option(40, "chunks of steps_per_iteration moves", least=1)
     steps_per_iteration: int = option(100, "moves in each game, and gradient steps, per iteration", least=1)

@@ -102,9 +102,7 @@ def _load(folder: str) -> Catalogue:
         return Catalogue(found, tuple(tasks))
     path = pathlib.Path(folder)
     if not path.is_dir():
-        raise FileNotFoundError(
-            f"--data is {folder!r}, which is not a folder; it must hold {ITEMS[0]} and others"
-        )
+        raise FileNotFoundError(f"--data is {folder!r}, which is not a folder; it must hold {ITEMS[0]} and others")
     files = (_json(path, ITEMS, list), _json(path, ATTRIBUTES, dict), _json(path, INSTRUCTIONS, dict))
     found, goals, skipped = read(*files, where=folder)
     if any(skipped.values()):

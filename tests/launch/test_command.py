@@ -74,3 +74,62 @@ def test_a_flag_that_cannot_be_is_one_line(tmp_path):
     for option, (code, _, err) in zip(options, several(tmp_path, *(f"launch.evaluate {option}" for option in options))):
         assert code == 1 and err.count("\n") == 1, option
         assert err.startswith("error: ") and option[2:].partition("=")[0] in err
+
+
+def test_the_versions(tmp_path):
+    shown = command(tmp_path, "--version").stdout.split("\n")
+    assert [line.split()[0] for line in shown[:2]] == ["nlrl_jax", "jax"] and shown[-2].startswith("Python 3.")
+
+
+def test_an_interrupt_during_imports_is_one_line():
+    code = "import launch; raise KeyboardInterrupt"
+    interrupted = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert interrupted.stderr.split("\n") == ["", "interrupted", ""] and interrupted.returncode != 0
+
+
+HABITS = {  # what people type who come from TRL, Tunix, verl or Gymnasium, and what helps them
+    "train_ms_grpo": {
+        "--num_generations=8": "--group_size",
+        "--output_dir=x": "--run_dir",
+        "--lr=1e-5": "--learning_rate",
+        "--model_name_or_path=x": "--model",
+        "--bf16": "--dtype bfloat16",
+        "--config=x.yaml": "--preset NAME",
+        "--env=x": "--game",
+        "--max-tokens=5": "--max_tokens is written with underscores",
+        "--per_device_train_batch_size=8": "--micro_batch",
+        "--max_completion_length=100": "--max_tokens",
+        "--gradient_checkpointing": "--remat",
+        "--report_to=wandb": "--wandb",
+        "--save_steps=5": "--checkpoint_every",
+        "--kl_coef=0.1": "--beta",
+        "--epsilon=0.2": "--clip_low",
+        "--num_iterations=2": "--updates_per_batch",
+        "--num_train_steps=5": "--iterations",
+        "--iterations=1.5": "must be a whole number",
+        "--iterations=many": "--iterations=many",
+        "--nonsense=1": "Unknown command line flag",
+    },
+    "run_lac": {
+        "--n_ctx=5": "--context_tokens",
+        "--api_base=x": "--base_url",
+        "--max_new_tokens=5": "--line_tokens",
+        "--num_episodes=5": "--tasks",
+        "--algo=lac": "--methods",
+        "--lr=1": "Unknown command line flag",  # nothing is learned there
+    },
+}
+
+
+def test_options_of_other_libraries_are_answered_with_ours(tmp_path):
+    lines = [(f"launch.{script} {line}", answer) for script, cases in HABITS.items() for line, answer in cases.items()]
+    for (line, answer), (code, _, error) in zip(lines, several(tmp_path, *(line for line, _ in lines)), strict=True):
+        assert code == 1 and error.startswith("error: ") and answer in error, (line, error)
+        assert error.count("\n") == 1, line
+
+
+def test_whole_numbers_may_be_written_as_floats(tmp_path):
+    lines = ("launch.evaluate --episodes 1e3 --max_turns 2.0 --model no", "launch.run_lac --tasks 1e1 --seed 1e9")
+    evaluated, played = several(tmp_path, *lines)
+    assert "no model at 'no'" in evaluated[2], evaluated
+    assert "--seed is 1000000000; it must be" in played[2], played

@@ -115,9 +115,7 @@ def test_a_folder_of_webshops_own(tmp_path):
 
 def test_a_game_with_fewer_tasks_plays_each_once_and_says_so(tmp_path, capsys):
     products.main([str(tmp_path)])
-    plan(
-        tmp_path / "dry", "--game=webshop", f"--data={tmp_path}", "--tasks=400", "--methods=react", "--dry_run"
-    )
+    plan(tmp_path / "dry", "--game=webshop", f"--data={tmp_path}", "--tasks=400", "--methods=react", "--dry_run")
     lines = capsys.readouterr().out.splitlines()
     said = "--tasks is 400, but there are only 300 different ones; each is played once"
     assert said in lines and any(line.split()[:2] == ["react", "4,500"] for line in lines)  # 15 steps of 300
