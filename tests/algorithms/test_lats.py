@@ -153,3 +153,67 @@ def test_an_imagined_search_follows_the_models_beliefs_and_asks_the_game_nothing
 def test_games_without_a_way_back_are_refused():
     with pytest.raises(ValueError, match="LATS restores earlier states, which doors cannot do"):
         search(game=dataclasses.replace(GAME, reversible=False))
+
+
+def ice(length: int, price: float = 0.0, score: str = "", prize: float = 0.0, goal: float = 1.0) -> HostGame:
+    """A path of `length` steps to the right; the left door is a hole that ends the game, and pays `prize`."""
+
+    def step(states, actions):
+        outcomes = []
+        for x, action in zip(states, actions, strict=True):
+            x = x + 1 if action == "right" else x
+            fell, won = action == "left", x == length
+            reward = (prize if fell else goal if won else 0.0) - price
+            outcomes.append(Outcome(x, "a hole" if fell else f"cell {x}", reward, fell or won, won))
+        return outcomes
+
+    start = lambda tasks: [Start(0, "the other side", "cell 0") for _ in tasks]
+    return HostGame("ice", "Walk.", ("left", "right"), 12, ("",), start, step, score=score, reversible=True)
+
+
+class Careful(Doorkeeper):
+    """It likes the left door in words, and walks to the right where nothing was searched."""
+
+    def write(self, chat):
+        return " right" if chat.context["line"] == "Action:" else super().write(chat)
+
+
+@pytest.mark.parametrize(
+    "game, best",
+    [
+        (ice(8), "right"),  # the goal is beyond the depth: no end but holes is known
+        (ice(8, prize=-1.0), "right"),
+        (ice(8, score="points"), "right"),
+        (ice(8, price=0.05, score="points"), "right"),  # each step costs, so the hole is the cheapest end
+        (ice(8, prize=-1.0, price=0.05, score="points"), "right"),
+        (ice(8, prize=0.4, score="points"), "left"),  # an end that pays is worth more than a node that has not yet
+        (ice(3), "right"),  # the goal is within the depth
+    ],
+)
+@pytest.mark.parametrize("iterations", [1, 2, 30])
+def test_a_hole_that_the_search_knows_is_no_best_end(game, best, iterations):
+    plans = search(Careful(), game, TASKS[:1], depth=4, iterations=iterations)
+    if best == "left":
+        assert plans.actions[0][-1] == "left"
+    else:
+        assert set(plans.actions[0]) == {"right"}
+
+
+def test_a_success_comes_before_a_higher_reward():
+    plans = search(Careful(), ice(3, prize=0.9, score="points", goal=0.5), TASKS[:1], depth=4)
+    assert plans.actions == [["right"] * 3]
+
+
+def test_where_all_ends_are_holes_the_best_of_them_is_played():
+    pits = {"left": -1.0, "middle": 0.2, "right": 0.1}
+    fall = lambda states, actions: [Outcome((a,), "a hole", pits[a], True) for a in actions]
+    plans = search(game=dataclasses.replace(GAME, step=fall), tasks=TASKS[:1])
+    assert plans.actions == [["middle"]]
+
+
+def test_a_search_in_imagination_goes_on_where_the_model_sees_no_end():
+    plans = lats.plan(
+        Dreamer(), DIALOGUE, dataclasses.replace(GAME, max_steps=3), TASKS[:1], PlanningConfig(),
+        LATSConfig(expansions=1, iterations=1, depth=2), 0, imagined=True,
+    )  # fmt: skip
+    assert plans.actions == [["left", "left"]]

@@ -30,7 +30,9 @@ The LAC paper runs the official implementation (andyz245/LanguageAgentTreeSearch
   reward.
 - Reflections: there on at most three failures with distinct partial rewards, written again together, and with the
   failed trajectories in the value's prompt; here on every failed end, the newest three, in every prompt.
-- Result: there the reward of the best node; here its actions are played, greedily on where they end before the game.
+- Result: in both the node with the highest reward of all, which an unfinished one has not earned yet. Here a success
+  comes first, an unfinished node before a failed end with no more reward, of several the one with the highest values
+  on the way; its actions are played, greedily on where they end before the game.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class Plans(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Node:
-    """A state of the game. value: the mean over `visits`; reward: the sum of rewards on the way here."""
+    """A state of the game. value: the mean over `visits`; reward: earned on the way here, counted as in ends."""
 
     state: Any
     history: History
@@ -94,6 +96,11 @@ class _Node:
     @property
     def depth(self) -> int:
         return self.parent.depth + 1 if self.parent else 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether play can go on from here or from a node below."""
+        return any(child.is_open for child in self.children) if self.children else not self.done
 
     def uct(self, weight: float) -> float:
         return self.value + weight * math.sqrt(math.log(self.parent.visits) / self.visits)
@@ -126,13 +133,15 @@ class _Search:
         return dataclasses.replace(history, goal=f"{history.goal} {EARLIER} {lessons}")
 
     def best(self) -> _Node:
-        """The end with the highest reward; without an end the leaf with the highest value."""
-        if self.ends:
-            return max(self.ends, key=lambda end: (end.success, end.value))
-        node = self.root
+        """The end with the highest reward, unless an unfinished leaf has as much: then the one with the highest values.
+
+        A reward below 0, such as a price of each step, is no reason for an early end.
+        """
+        leaves, node = list(self.ends), self.root
         while node.children:
-            node = max(node.children, key=lambda child: child.value)
-        return node
+            node = max(node.children, key=lambda child: (child.is_open, child.value))
+        leaves += [] if node.done else [node]
+        return max(leaves, key=lambda leaf: (leaf.success, max(leaf.reward, 0.0), not leaf.done, leaf.reward))
 
 
 def check_game(game: HostGame) -> None:
@@ -228,12 +237,13 @@ def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: 
     unknown = []
     for (one, node, action), outcome in zip(pairs, outcomes, strict=True):
         history = node.history.then(Step(action, outcome.observation))
-        done, reward = outcome.done or node.depth + 1 == game.max_steps, node.reward + outcome.reward
+        done = outcome.done or node.depth + 1 == game.max_steps
+        reward = node.reward + outcome.reward if game.score else float(outcome.success)
         child = _Node(outcome.state, history, node, done, outcome.success, reward)
         child.closed = done or node.depth + 1 >= limit
         node.children.append(child)
         if done:
-            child.value = reward if game.score else float(outcome.success)
+            child.value = reward
             one.ends.append(child)
         else:
             unknown.append((one, child))
@@ -245,6 +255,7 @@ def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: 
         child.value = min(max(number or 0.0, 0.0), 1.0)
         if one.imagined and child.value == 1:
             child.done = child.success = child.closed = True
+            child.reward = 1.0
             one.ends.append(child)
 
 
