@@ -164,13 +164,15 @@ class HostGame:
       max_steps: horizon; a longer episode is lost.
       kinds: of tasks, e.g. missions; ("",) where there is one.
       reset: tasks -> a start each; a task is (kind, seed), and the same one gives the same episode.
-      step: (states, actions) -> an outcome each; the observation says so if an action cannot be carried out.
+      step: (states, actions) -> an outcome each; the observation says so if an action cannot be carried out. Any line
+        of text may come, also where `actions` lists all there are.
       board: state -> the world as a person would draw it; None where there is no picture.
       optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
       examples: (label of the notes, or "Think" for thoughts among the actions; number) -> `roles.dialogues.History` of
         as many episodes, to read first; None where there are none.
       score: name of an episode's reward in tables, beside success; "" if it says no more than success.
-      reversible: whether an earlier state can be stepped again, with the same outcome.
+      reversible: whether any state can be stepped again, with the same outcome, as often as one likes. Where not, an
+        episode steps each of its states once; what imagines several actions steps copies or repeats the episode.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       expert: state -> the action of a player who sees the true state; None where there is none.
       commands: state -> actions worth trying there, where `actions` is empty; None where the game has no such list.
