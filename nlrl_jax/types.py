@@ -139,6 +139,7 @@ class Outcome(NamedTuple):
 
     state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
     valid: whether the action could be carried out. error: why the game itself stopped, which ends the episode; or "".
+    idle: of an action that is not valid: it was one of the game's and changed nothing (a wall in the way); not fined.
     """
 
     state: Any
@@ -148,9 +149,11 @@ class Outcome(NamedTuple):
     success: bool = False
     valid: bool = True
     error: str = ""
+    idle: bool = False
 
 
 SEEDS_PER_RUN = 10_000  # task i of each kind has the seed SEEDS_PER_RUN * (seed of the run) + i
+MOST_RUN_SEED = 100_000  # of a run with tasks; those of larger seeds would meet examples (2^30), then pass 32 bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
