@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nlrl_jax.roles.dialogues import THINK_REPLY, History, Step
+from nlrl_jax.rollouts.text_games import MOST
 from nlrl_jax.types import HostGame, Outcome
 
 
@@ -68,9 +69,6 @@ class Episode:
     error: str = ""
     rewards: tuple[float, ...] = ()
     valid: tuple[bool, ...] = ()
-
-
-MOST = 1e18  # absolute value of a reward: float32 still holds the square of an episode's
 
 
 def number(reward: Any, game: str, task: Sequence[Any], t: int) -> float:
