@@ -245,6 +245,18 @@ class FrozenLake(DiscreteGame):
         return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
 
 
+def optimal(state: EnvState) -> int | None:
+    """Fewest steps from a state on the host to the goal, on slippery ice with luck; None where holes cut it off."""
+    free = ~np.asarray(state.holes)
+    size = math.isqrt(len(free))
+    reached, grown = np.zeros_like(free), free & (np.arange(len(free)) == state.position)
+    steps = 0
+    while not grown[-1] and (reached != grown).any():
+        reached, steps = grown, steps + 1
+        grown = _spread(np, grown.reshape(size, size), free.reshape(size, size)).ravel()
+    return steps if grown[-1] else None
+
+
 def max_holes(size: int) -> int:
     """Most holes a solvable map can have: the shortest path keeps 2 * size - 1 tiles free."""
     return (size - 1) ** 2
@@ -336,4 +348,5 @@ def text_game(
         board=board,
         success=env.success,
         legend=LEGEND,
+        optimal=optimal,
     )

@@ -81,7 +81,8 @@ def _check(game: TextGame) -> None:
             raise ValueError(f"step_env returns {len(returned)} values; it must be 5: {STEP}")
         _, after, reward, terminated, _ = returned
         won = terminated if game.success is None else game.success(after)
-        return state, after, game.fields(after), {"reward": reward, "terminated": terminated, "success": won}
+        ends = {"terminated": terminated, "is_truncated": game.truncated(after), "success": won}
+        return state, after, game.fields(after), {"reward": reward, **ends}
 
     state, after, fields, ends = jax.eval_shape(step, jax.random.key(0))
     if jax.tree.structure(state) != jax.tree.structure(after):

@@ -4,26 +4,29 @@
     python -m launch.evaluate --model smollm2 --game snake --episodes 8 --max_tokens 100
     python -m launch.evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
 
-With --run_dir, the model, prompt form, maps and latest checkpoint are the run's; otherwise give --model and, if
-there is one, --adapter. The same --seed always gives the same initial states. A run that was trained in transcripts
-plays its held-out tasks, with its own seed and --eval_turns, unless these options say otherwise.
+With --run_dir, the model, prompt form and latest checkpoint are the run's, and so are maps, episodes, their limits,
+their initial states and the fine for invalid actions unless options say otherwise: the numbers are those of the run's
+own evaluation. Otherwise give --model and, if there is one, --adapter. The same --seed always gives the same initial
+states.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from absl import flags
 
 import envs
-from launch.train_ms_grpo import TrainConfig
+from launch.train_ms_grpo import EVAL_SEED, TrainConfig
 from nlrl_jax.config import MOST_SEED, replace
 from nlrl_jax.config import options as option_list
 from nlrl_jax.lm.chat_template import TemplateOptions
-from nlrl_jax.run import app
+from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
@@ -35,6 +38,28 @@ from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.weights import peft
 from nlrl_jax.weights.checkpoint import Checkpoints
 from nlrl_jax.weights.load import BUILT_IN
+
+
+class Limits(NamedTuple):
+    """Episodes and their limits; `seed` decides their initial states, `fine` is for each invalid action."""
+
+    episodes: int = 50
+    max_turns: int = 20
+    max_steps: int = 20
+    seed: int = 0
+    fine: float = -0.5
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any]) -> Limits:
+        """Those of the command line, else the run's own."""
+        own = cls()
+        if "eval_turns" in run:
+            # until there was --eval_steps, --eval_turns limited steps, too
+            steps, fine = run.get("eval_steps", run["eval_turns"]), run["invalid_action_reward"]
+            own = cls(run["eval_episodes"], run["eval_turns"], steps, EVAL_SEED, fine)
+        given = [name for name in cls._fields if name in flags.FLAGS and flags.FLAGS[name].present]
+        own = own._replace(**{name: flags.FLAGS[name].value for name in given})
+        return own._replace(episodes=1) if flags.FLAGS.watch else own
 
 
 class Player(NamedTuple):
@@ -100,15 +125,14 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     options = flags.FLAGS
     why = "for a run that was trained in transcripts, which plays its own game"
     config_flags.leave_out(why, "model", "revision", "adapter", "prompt", "template", "date", "game", "maps")
+    config_flags.leave_out("for a run that was trained in transcripts, where a turn is one step", "max_steps")
     known = {one.name for one in option_list(TrainConfig)}
     own = replace(TrainConfig(), **{name: value for name, value in run.items() if name in known and name != "mesh"})
-    given = lambda name, default: options[name].value if options[name].present else default
-    number = 1 if options.watch else given("episodes", own.eval_episodes)
-    config = replace(
-        own, eval_episodes=number, eval_turns=given("max_turns", own.eval_turns), seed=given("seed", own.seed),
-        max_tokens=options.max_tokens or own.sampling.max_tokens,
-    )  # fmt: skip
+    asked, seed = Limits.of(run), options.seed if options["seed"].present else own.seed
+    number, tokens = asked.episodes, options.max_tokens or own.sampling.max_tokens
+    config = replace(own, eval_episodes=number, eval_turns=asked.max_turns, seed=seed, max_tokens=tokens)
     game = envs.make_host(own.game, data=own.data)
+    limits.check_horizon(game, "max_turns")
     if config.seed == own.seed and number > own.eval_episodes:
         raise ValueError(
             f"--episodes is {number}, but the run has held out {own.eval_episodes} tasks and trained on the others; "
@@ -120,12 +144,20 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
             "may have trained on any but those that it has held out; leave --seed out"
         )
     training = TranscriptTraining(config, game)
+    first = limits.first_tasks(game, training.tasks.held_out)
+    warn(limits.too_short("the evaluation", game, first, "max_turns", config.eval_turns))
     step, lora = Checkpoints(pathlib.Path(run_dir).expanduser().absolute() / "checkpoints").restore_part(
         "lora", training.state.lora
     )
     with waiting(f"playing {number} episodes"):
         summary, text = training.judge({"params": training.state.params, "lora": lora}, int(options.watch))
-    return f"{run_dir} at iteration {step} on {own.game} (held-out tasks), greedy, seed {config.seed}", summary, text
+    tasks = "its held-out tasks" if config.seed == own.seed else "tasks of another seed"
+    return f"{run_dir} at iteration {step} on {own.game} ({tasks}), greedy, seed {config.seed}", summary, text
+
+
+def warn(sentences: Sequence[str]) -> None:
+    """Prints warnings beside the numbers."""
+    print("".join(f"warning: {sentence}\n" for sentence in sentences), end="", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> None:
@@ -138,14 +170,16 @@ def main(argv: list[str]) -> None:
         title, summary, text = in_transcripts(options.run_dir, run)
         game = run["game"]
     else:
-        who = player()
-        num = 1 if options.watch else options.episodes
-        evaluate = evaluator(who.policy, who.game, num, options.max_turns, options.max_turns, options.seed)
+        who, (num, turns, steps, seed, fine) = player(), Limits.of(run)
+        limits.check_horizon(who.game, "max_steps")
+        states = limits.first_states(who.game, seed, num)
+        warn(limits.too_short("the evaluation", who.game, states, "max_turns", turns, steps))
+        evaluate = evaluator(who.policy, who.game, num, turns, steps, seed)
         with waiting(f"compiling, then playing {num} episodes"):
             episodes = jax.device_get(evaluate(who.variables))
         text = transcripts(who.policy, who.game, episodes, [0]) if options.watch else []
-        summary, game = summarize(episodes, who.game), who.game.name
-        title = f"{who.name} on {game}{who.maps}, greedy, seed {options.seed}"
+        summary, game = summarize(episodes, who.game, fine), who.game.name
+        title = f"{who.name} on {game}{who.maps}, greedy, seed {seed}"
     if options.watch:
         print_transcript(text[0])
     elif options.json:
@@ -173,9 +207,11 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "max_tokens", 0, f"maximum tokens per reply; 0: the run's own, {NANO_TOKENS} for nano, or 200", 0
     )
-    flags.DEFINE_integer("max_turns", 20, "maximum replies, and environment steps, per episode", lower_bound=1)
-    flags.DEFINE_integer("episodes", 50, "episodes; their initial states depend on --seed alone", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "decides the initial states", 0, MOST_SEED)
+    own = "with --run_dir and without this option, as the run evaluates itself"
+    flags.DEFINE_integer("max_turns", Limits().max_turns, f"maximum replies per episode; {own}", lower_bound=1)
+    flags.DEFINE_integer("max_steps", Limits().max_steps, f"maximum steps per episode; {own}", lower_bound=1)
+    flags.DEFINE_integer("episodes", Limits().episodes, f"episodes; {own}", lower_bound=1)
+    flags.DEFINE_integer("seed", Limits().seed, f"decides the initial states; {own}", 0, MOST_SEED)
     flags.DEFINE_boolean("watch", False, "show one episode in the terminal: the board, the reply, what it did")
     flags.DEFINE_boolean("json", False, "print one line of JSON")
 

@@ -50,7 +50,7 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import DTYPES, check, flat, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
-from nlrl_jax.run import app, models, results
+from nlrl_jax.run import app, limits, models, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.lac import prompts
@@ -112,9 +112,7 @@ class LACRunConfig:
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=10_000)
-    max_steps: int = option(
-        0, "maximum steps per episode; 0 is the game's own (30 in BabyAI-Text, 15 in WebShop)", least=0
-    )
+    max_steps: int = option(0, "maximum steps per episode; 0: the game's own (BabyAI-Text 30, WebShop 15)", least=0)
     lac: LACConfig = part(LACConfig(), without=("rule", "alpha", "floor"))  # a method decides the rule
     dials: Dials = part(Dials())
     lats: LATSConfig = part(
@@ -309,6 +307,7 @@ def main(argv: list[str]) -> None:
         leave_out("without lac or a variant of it among --methods", *LAC_ALONE)
     if not {"lats", "lats_imagined"} & set(methods.parse(config.methods)):
         leave_out("without lats among --methods", "lats_iterations", "lats_depth", "lats_weight")
+    limits.check_horizon(game, "lats_depth")
     if config.model in ("expert", "endpoint"):
         leave_out(f"with --model {config.model}", "cache_mb", "dtype")
     about = Rates.parse(config.expert).describe(game.name) if config.model == "expert" else ""
@@ -317,8 +316,9 @@ def main(argv: list[str]) -> None:
     else:
         leave_out(f"with --model {config.model}", "expert")
     fewer = shortage(config.tasks, kinds_of(game, config.missions), tasks)
-    if fewer:
-        print(fewer, flush=True)
+    first = limits.first_tasks(game, tasks) if config.max_steps else []
+    notes = [fewer] * bool(fewer) + limits.too_short("the run", game, first, "max_steps", config.max_steps)
+    print("".join(f"{note}\n" for note in notes), end="", flush=True)
     if flags.FLAGS.dry_run:
         print(dry_run(config, game, tasks))
         return
@@ -340,7 +340,6 @@ def main(argv: list[str]) -> None:
         scores=scores,
         **({"about": about} if about else {}),
     )
-    notes = [fewer] if fewer else []
     page = report.write(run_dir, model, flat(config), finished, usage, notes, game.legend, about)
     last = "reward" if game.score else "success"
     text = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())

@@ -57,6 +57,7 @@ from nlrl_jax.types import LanguageModel, LanguageModelError, Sampling
 SCRIPT = "run_language_gpi"
 BACKENDS = ("scripted", "local", "endpoint")
 REPORTED = {"double_t": (1, 5), "medium": (6, 2)}  # the start in the report: near the goal, but behind a wall
+MAX_STEPS = mazes.MAX_STEPS
 PRESETS = {"nano": {}, "paper": {"backend": "endpoint", "model": "gpt-4o-mini-2024-07-18", "history": 100}}
 
 
@@ -78,7 +79,7 @@ class GPIRunConfig:
     history: int = option(0, "how many past moves of the episode prompts show", least=0)
     starts: int = option(30, "starts in each maze", least=1)
     seeds: int = option(3, "episodes from each start", least=1)
-    max_steps: int = option(100, "maximum steps per episode", least=1)
+    max_steps: int = option(MAX_STEPS, "maximum steps per episode", least=1, most=MAX_STEPS)
     sampling: Sampling = part(Sampling(512, 0.7), without=("top_k", "top_p"))
     seed: int = seed_option("everything random follows from it")
 

@@ -23,7 +23,7 @@ import envs
 from nlrl_jax.algorithms.dqn import DQNConfig, check_env, evaluate, init_state, make_train
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.run import app, loop
+from nlrl_jax.run import app, limits, loop
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.plots import learning_curve
 from nlrl_jax.updates import keep_finite
@@ -140,6 +140,7 @@ def main(argv: list[str]) -> None:
     if config.sweep:
         leave_out("with --sweep, which trains several values of it", *SWEEP)
     trainer = Trainer(config)
+    limits.check_horizon(trainer.game, "max_steps")
     run_dir, resume = COMMAND.open(config)
     stored = train(trainer, run_dir, resume)
     before, after = stored["before"], stored["after"]

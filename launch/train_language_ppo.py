@@ -20,7 +20,7 @@ from nlrl_jax.algorithms import language_ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import check, option, part, seed_option
-from nlrl_jax.run import app, loop, models
+from nlrl_jax.run import app, limits, loop, models
 from nlrl_jax.run.loop import Plan
 from nlrl_jax.run.nlrl.models import Learner
 from nlrl_jax.text.word_policy import MovePolicy
@@ -113,6 +113,7 @@ def parts_of(config: RunConfig, start: LocalModel, resume: bool) -> tuple[Callab
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
+    limits.check_horizon(game_of(config, config.opponent), "max_turns")
     start = config.own.load(config.learning.train, config.seed)
     run_dir, resume = COMMAND.open(config)
     stored = loop.learn(run_dir, SCRIPT, *parts_of(config, start, resume))

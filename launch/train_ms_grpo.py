@@ -38,7 +38,7 @@ from nlrl_jax.config import DTYPES, check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole_rows
-from nlrl_jax.run import app, players, results
+from nlrl_jax.run import app, limits, players, results
 from nlrl_jax.run.dry_run import fitted
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.lac.prompts import PromptConfig
@@ -49,6 +49,7 @@ from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import HostGame, Sampling, TextGame
 from nlrl_jax.updates import keep_finite, over_seeds, seed_mesh, spread, stack
 
+EVAL_SEED = 2**31 - 1  # of the states that a run is evaluated from
 # Options for games in transcripts alone.
 IN_TRANSCRIPTS = ("missions", "think", "give_up", "examples", "history", "data", "cache_mb")
 
@@ -94,7 +95,8 @@ class TrainConfig:
     mesh: str = option("", players.MESH)
     seed: int = seed_option("everything random follows from it")
     eval_episodes: int = option(50, "greedy episodes of an evaluation, from fixed initial states", least=1)
-    eval_turns: int = option(20, "maximum replies, and environment steps, per evaluation episode", least=1)
+    eval_turns: int = option(20, "maximum replies per evaluation episode", least=1)
+    eval_steps: int = option(20, "maximum environment steps per evaluation episode", least=1)
     eval_every: int = option(0, "iterations between evaluations during training; 0: only before and after", least=0)
     checkpoint_every: int = option(25, "iterations between checkpoints", least=1)
 
@@ -125,7 +127,7 @@ PRESETS = {
     },
     "laptop": {
         "iterations": 20, "group_size": 8, "group_sample": 4, "max_turns": 3, "max_tokens": 80,
-        "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 4, "checkpoint_every": 5,
+        "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 6, "checkpoint_every": 5,
     },
     "babyai": {
         "game": "babyai", "model": "nano_babyai", "iterations": 60, "group_size": 8, "group_sample": 8, "num_groups": 6,
@@ -136,7 +138,7 @@ PRESETS = {
         "prompt": "compact", "iterations": 50, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
         "sampling_temperature": 1.0, "temperature": 1.0, "top_k": 0, "max_tokens": 14, "beta": 0.0,
         "learning_rate": 1e-4, "decay_steps": 125, "micro_batch": 16, "probe": 8, "eval_episodes": 200,
-        "eval_turns": 10, "eval_every": 25, "checkpoint_every": 5,
+        "eval_turns": 10, "eval_steps": 10, "eval_every": 25, "checkpoint_every": 5,
     },
 }  # fmt: skip
 
@@ -162,7 +164,7 @@ def context_for(game: str, context: str) -> str:
     if context != "auto" or ":" not in game:
         return {"auto": "transcript" if game in envs.IN_TRANSCRIPTS else "state"}.get(context, context)
     try:
-        found = own.load(game, HostGame, TextGame, prompt="paper")
+        found = own.load(game, HostGame, TextGame, without=("prompt", "max_steps"), prompt="paper", max_steps=0)
     except ValueError:  # `envs.make` says why
         return "state"
     return "transcript" if isinstance(found, HostGame) else "state"
@@ -218,11 +220,9 @@ class Agents(Training):
         own, prompt = self.policy.for_evaluation(), players.prompt_for(config.model, config.prompt)
         form = own.model, own.tokenizer, own.sampling, prompt
         self.policies = {name: LanguageAgentPolicy.for_game(game, *form) for name, game in games.items()}
-        turns = config.eval_turns
-        self.players = {
-            name: players.evaluator(self.policies[name], game, config.eval_episodes, turns, turns, eval_seed)
-            for name, game in games.items()
-        }
+        how = config.eval_episodes, config.eval_turns, config.eval_steps, eval_seed
+        self.players = {name: players.evaluator(self.policies[name], game, *how) for name, game in games.items()}
+        self.eval_seed = eval_seed
 
     def variables(self, state: Any, seed: int | None = None) -> dict[str, Any]:
         """What the agent of a seed plays with, on the device where agents are evaluated."""
@@ -242,6 +242,15 @@ class Agents(Training):
         if self.seeds is None:
             return found[name], text
         return {game: summary["env_reward"] for game, summary in found.items()}, text
+
+    def too_short(self) -> list[str]:
+        """See `Training.too_short`."""
+        config, learning, evaluated = self.config, self.config.learning, self.games[self.config.game]
+        first, limit = limits.first_states(self.game, config.seed), (learning.max_turns, learning.max_steps)
+        sentences = limits.too_short("training", self.game, first, "max_turns", *limit)
+        first = limits.first_states(evaluated, self.eval_seed, config.eval_episodes)
+        limit = config.eval_turns, config.eval_steps
+        return sentences + limits.too_short("the evaluation", evaluated, first, "eval_turns", *limit)
 
     def untrained(self) -> dict[str, Any]:
         """See `Training.untrained`."""
@@ -267,6 +276,7 @@ def check_options(config: TrainConfig) -> None:
         leave_out("with --context state, where each prompt shows one state", *IN_TRANSCRIPTS)
     else:
         leave_out("with --context transcript, where a turn is one step (--max_turns)", "max_steps")
+        leave_out("with --context transcript, where a turn is one step (--eval_turns)", "eval_steps")
         leave_out("with --context transcript", "probe")
 
 
@@ -276,9 +286,13 @@ def main(argv: list[str]) -> None:
     config = dataclasses.replace(config, context=context_for(config.game, config.context))
     check_options(config)
     if config.context == "transcript":
-        training = TranscriptTraining(config, envs.make_host(config.game, data=config.data))
+        game = envs.make_host(config.game, data=config.data)
+        limits.check_horizon(game, "max_turns", "eval_turns")
+        training = TranscriptTraining(config, game)
     else:
-        training = Agents(config, {config.game: games_of(config)[1]}, 2**31 - 1)
+        game = games_of(config)[1]
+        limits.check_horizon(game, "max_steps", "eval_steps")
+        training = Agents(config, {config.game: game}, EVAL_SEED)
     size = config.learning.micro_batch
     if size != (rows := whole_rows(size, training.mesh)):
         print(f"micro_batch {size} becomes {rows}: equally many replies on each of the devices that share a batch")

@@ -20,7 +20,8 @@ class TextGame:
     """A text-mediated stochastic game (MS-GRPO, section "Framework"): an environment and its text.
 
     The environment is a gymnax 1.x `Environment`; its `reset_env(key, params) -> (obs, state)` and
-    `step_env(key, state, action, params) -> (obs, state, reward, terminated, info)` are pure.
+    `step_env(key, state, action, params) -> (obs, state, reward, terminated, info)` are pure. An episode ends where
+    `step_env` says terminated or `is_truncated(state, params)` holds.
 
     Attributes:
       name: e.g. "frozen_lake".
@@ -34,6 +35,8 @@ class TextGame:
       success: one state -> bool, whether the episode counts as won; None where a game has no such notion.
       max_actions_per_turn: maximum number of actions per reply.
       legend: meaning of the characters that `board` draws, for reports, e.g. {"G": "goal"}.
+      optimal: one state, on the host -> the fewest actions to success (on slippery ice: with luck), None where there is
+        no way; None where a game cannot tell.
     """
 
     name: str
@@ -47,6 +50,17 @@ class TextGame:
     success: Callable[[Any], jax.Array] | None = None
     max_actions_per_turn: int = 3
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    optimal: Callable[[Any], int | None] | None = None
+
+    @property
+    def max_steps(self) -> int | None:
+        """The environment's own limit on an episode's steps; None where it names none."""
+        limit = getattr(self.params, "max_steps_in_episode", None)
+        return None if limit is None else int(limit)
+
+    def truncated(self, state: Any) -> Any:
+        """Whether a state is past the environment's own limit: bool []. Pure."""
+        return self.env.is_truncated(state, self.params) if hasattr(self.env, "is_truncated") else False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +153,6 @@ class Outcome(NamedTuple):
 
     state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
     valid: whether the action could be carried out. error: why the game itself stopped, which ends the episode; or "".
-    idle: of an action that is not valid: it was one of the game's and changed nothing (a wall in the way); not fined.
     """
 
     state: Any
@@ -149,11 +162,9 @@ class Outcome(NamedTuple):
     success: bool = False
     valid: bool = True
     error: str = ""
-    idle: bool = False
 
 
 SEEDS_PER_RUN = 10_000  # task i of each kind has the seed SEEDS_PER_RUN * (seed of the run) + i
-MOST_RUN_SEED = 100_000  # of a run with tasks; those of larger seeds would meet examples (2^30), then pass 32 bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,15 +178,14 @@ class HostGame:
       max_steps: horizon; a longer episode is lost.
       kinds: of tasks, e.g. missions; ("",) where there is one.
       reset: tasks -> a start each; a task is (kind, seed), and the same one gives the same episode.
-      step: (states, actions) -> an outcome each; the observation says so if an action cannot be carried out. Any line
-        of text may come, also where `actions` lists all there are.
+      step: (states, actions) -> an outcome each; the observation says so if an action cannot be carried out.
       board: state -> the world as a person would draw it; None where there is no picture.
-      optimal: state -> minimum number of actions to the goal, for measurements; None where it is not known.
+      optimal: state -> minimum number of actions to the goal, None or -1 where there is no way; None where it is not
+        known. For measurements, and for a warning where an episode is too short.
       examples: (label of the notes, or "Think" for thoughts among the actions; number) -> `roles.dialogues.History` of
         as many episodes, to read first; None where there are none.
       score: name of an episode's reward in tables, beside success; "" if it says no more than success.
-      reversible: whether any state can be stepped again, with the same outcome, as often as one likes. Where not, an
-        episode steps each of its states once; what imagines several actions steps copies or repeats the episode.
+      reversible: whether an earlier state can be stepped again, with the same outcome.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       expert: state -> the action of a player who sees the true state; None where there is none.
       commands: state -> actions worth trying there, where `actions` is empty; None where the game has no such list.
@@ -192,7 +202,7 @@ class HostGame:
     reset: Callable[[Sequence[tuple[str, int]]], list[Start]]
     step: Callable[[Sequence[Any], Sequence[str]], list[Outcome]]
     board: Callable[[Any], str] | None = None
-    optimal: Callable[[Any], int] | None = None
+    optimal: Callable[[Any], int | None] | None = None
     examples: Callable[[str, int], Sequence[Any]] | None = None
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
     score: str = ""

@@ -8,7 +8,7 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment
 
-from envs.babyai import levels, rules, text
+from envs.babyai import levels, rules, solver, text
 from envs.babyai.rules import ACTIONS, EnvState
 from envs.options import check_text_game
 from envs.shell import DiscreteGame
@@ -127,4 +127,5 @@ def text_game(mission: str = "go to", prompt: str = "paper", max_steps: int = 30
         board=text.WORLD_GRID,
         success=rules.success,
         legend=text.LEGEND,
+        optimal=solver.distance,
     )

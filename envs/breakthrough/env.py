@@ -6,11 +6,21 @@ word such as `a2b3` (`b4a3*` captures); words that no position allows are left o
 
 from __future__ import annotations
 
+import numpy as np
+
 from envs.breakthrough.rules import board_game
 from envs.one_player import OnePlayer
 from envs.options import check_text_game
 from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
+
+
+def fewest_moves(cells: np.ndarray, side: int) -> int:
+    """Moves that a player needs at least to reach the far row or to capture all pawns: cells [rows, columns], 0 free, 1
+    player 0's, 2 player 1's."""
+    pawns = np.flatnonzero((cells == side + 1).any(1))
+    far = len(cells) - 1 - pawns.max(initial=0) if side == 0 else pawns.min(initial=len(cells))
+    return int(min(far, (cells == 2 - side).sum()))
 
 
 def text_game(
@@ -55,5 +65,6 @@ def text_game(
         board=game.board,
         success=env.success,
         max_actions_per_turn=1,
+        optimal=lambda state: fewest_moves(np.asarray(env.fields(state)["cells"]).reshape(rows, columns), state.side),
         legend={"b": "black pawn", "w": "white pawn", ".": "free"},
     )

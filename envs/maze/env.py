@@ -50,6 +50,7 @@ LEGEND = {"P": "player", "G": "goal", "#": "wall", "_": "free", "*": "player on 
 _FREE, _WALL, _PLAYER, _GOAL, _ARRIVED = range(5)
 
 STEP_REWARD, UNKNOWN_REWARD = -1.0, -4.0
+MAX_STEPS = 100  # LMRL-Gym's limit
 
 # The order in which the text names walls.
 _SIDES = (("to your right", RIGHT), ("to your left", LEFT), ("above you", UP), ("below you", DOWN))
@@ -125,6 +126,15 @@ def step(maze: Maze, position: Any, action: Any, xp: Any = np) -> tuple[Any, Any
     return after, reward.astype(np.float32), arrived
 
 
+@functools.cache
+def distances(maze: Maze) -> np.ndarray:
+    """Fewest steps from each cell to the goal: int [C]; C where there is no way."""
+    far = np.where(np.arange(len(maze.walls)) == maze.goal, 0, len(maze.walls))
+    for _ in far:
+        far = np.minimum(far, np.where(maze.walls, len(far), far[maze.moves].min(1) + 1))
+    return far
+
+
 class Walk(NamedTuple):
     """A player's past on the host: n + 1 positions, the last one the present, and the n actions between."""
 
@@ -176,7 +186,7 @@ class MazeEnv(DiscreteGame):
             raise ValueError(f"observation is {observation!r}; choose one of {', '.join(OBSERVATIONS)}")
         self.maze, self.observation = maze(layout), observation
         shape = (4,) if observation == "partial" else (self.maze.rows, self.maze.columns, 3)
-        super().__init__(ACTIONS, shape, EnvParams(100))  # LMRL-Gym's limit
+        super().__init__(ACTIONS, shape, EnvParams(MAX_STEPS))
 
     def start(self, key, params):
         """On a random free cell that is not the goal."""
@@ -261,7 +271,7 @@ _COMPACT = "Walk to the goal. Walls stop you."
 
 
 def text_game(
-    layout: str = "double_t", observation: str = "full", prompt: str = "paper", max_steps: int = 100
+    layout: str = "double_t", observation: str = "full", prompt: str = "paper", max_steps: int = MAX_STEPS
 ) -> TextGame:
     """A maze as a text game.
 
@@ -290,4 +300,5 @@ def text_game(
         board=board,
         success=env.success,
         legend=LEGEND,
+        optimal=lambda state: int(distances(env.maze)[state.position]),
     )

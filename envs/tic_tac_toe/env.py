@@ -11,7 +11,16 @@ import jax.numpy as jnp
 
 from envs.one_player import OnePlayer
 from envs.options import check_text_game
-from envs.tic_tac_toe.rules import ACTIONS, PLAYERS, RULES, board_game, code, legal_moves_template, minimax
+from envs.tic_tac_toe.rules import (
+    ACTIONS,
+    PLAYERS,
+    RULES,
+    board_game,
+    code,
+    fewest_marks,
+    legal_moves_template,
+    minimax,
+)
 from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
 
@@ -53,5 +62,6 @@ def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper
         board=board,
         success=env.success,
         max_actions_per_turn=1,
+        optimal=lambda state: fewest_marks(state.position, int(state.side)),
         legend={"O": "moves first", "X": "moves second"},
     )

@@ -56,6 +56,12 @@ def step(board: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.where(np.arange(9) == action, current_player(board).astype(jnp.int8), board)
 
 
+def fewest_marks(board: np.ndarray, player: int) -> int | None:
+    """Marks that a player needs at least for a line: int8 [9], on the host; None where the opponent blocks them all."""
+    lines = np.asarray(board)[LINES]
+    return min((3 - int((line == player).sum()) for line in lines if not (line == 1 - player).any()), default=None)
+
+
 def code(board: jax.Array) -> jax.Array:
     """A board as one number below 3 ** 9: int8 [..., 9] -> int32 [...]."""
     return ((board.astype(np.int32) + 1) * _CODES.astype(np.int32)).sum(-1)

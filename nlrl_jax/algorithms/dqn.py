@@ -127,6 +127,11 @@ class DQNState:
 _adam = optax.scale_by_adam()
 
 
+def _truncated(env: Any, env_params: Any, states: Any) -> jax.Array | bool:
+    """Which of these states, leading axis [B], are past the environment's own limit; none where it has none."""
+    return jax.vmap(env.is_truncated, in_axes=(0, None))(states, env_params) if hasattr(env, "is_truncated") else False
+
+
 def check_env(env: Any, env_params: Any) -> tuple[int, int, int]:
     """The shape of an environment's observations.
 
@@ -210,7 +215,7 @@ def make_train(env: Any, env_params: Any, config: DQNConfig) -> Callable[..., tu
         store = lambda ring, new: jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), start, axis=0)
         buffer = jax.tree.map(store, state.buffer, Transitions(state.obs, action, reward, obs, terminated))
         steps = state.episode_steps + 1
-        over = terminated | (steps >= config.max_steps)
+        over = terminated | _truncated(env, env_params, env_state) | (steps >= config.max_steps)
         new_obs, new_state = reset_env(jax.random.split(key_reset, n), env_params)
         state = state.replace(
             buffer=buffer,
@@ -282,7 +287,8 @@ def evaluate(env: Any, env_params: Any, params: Any, key: jax.Array, states: Any
         _, states, reward, terminated, _ = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key, B), states, action, env_params
         )
-        return (states, over | terminated, total + jnp.where(over, 0.0, reward)), None
+        total += jnp.where(over, 0.0, reward)
+        return (states, over | terminated | _truncated(env, env_params, states), total), None
 
     start = (states, jnp.zeros(B, bool), jnp.zeros(B))
     return jax.lax.scan(step, start, jax.random.split(key, max_steps))[0][2]

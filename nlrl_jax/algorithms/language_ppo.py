@@ -181,8 +181,10 @@ def make_rows(moves: Moves, cut_value: jax.Array, config: LanguagePPOConfig) -> 
     Rows that are not active mean nothing.
     """
     discounts = jnp.where(moves.terminated, 0.0, config.discount)
-    following = jnp.concatenate([moves.value[1:], cut_value[None]])
-    advantages, targets = gae(moves.reward, discounts, moves.value, following, config.trace_decay)
+    after = lambda rows, last: jnp.concatenate([rows[1:], last[None]])
+    goes_on = after(moves.active, jnp.zeros_like(moves.active[0]))
+    following = jnp.where(goes_on, after(moves.value, cut_value), cut_value)
+    advantages, targets = gae(moves.reward, discounts, moves.value, following, config.trace_decay, ~goes_on)
     mean = jnp.mean(advantages, where=moves.active)
     deviation = jnp.std(advantages, where=moves.active)
     return Rows(moves, (advantages - mean) / (deviation + 1e-8), targets)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nlrl_jax.roles.dialogues import THINK_REPLY, History, Step
-from nlrl_jax.rollouts.text_games import MOST
 from nlrl_jax.types import HostGame, Outcome
 
 
@@ -71,16 +70,6 @@ class Episode:
     valid: tuple[bool, ...] = ()
 
 
-def number(reward: Any, game: str, task: Sequence[Any], t: int) -> float:
-    """The reward of step t, counted from 0. Raises ValueError: it is nan, infinite or beyond `MOST`."""
-    if not abs(reward) <= MOST:
-        raise ValueError(
-            f"{game}: step {t + 1} of the task {tuple(task)} paid the reward {float(reward)}; it must be finite, and "
-            f"at most {MOST:g}"
-        )
-    return float(reward)
-
-
 def play(
     game: HostGame,
     decide: Callable[[Sequence[History], int], Decisions],
@@ -100,13 +89,13 @@ def play(
       pictured: how many episodes, from the first on, keep boards, each of which the game draws by itself; None: all.
 
     Raises:
-      ValueError: `done_before` belongs to other tasks; a reward that cannot be summed (`number`).
+      ValueError: `done_before` belongs to other tasks.
     """
     starts = game.reset(tasks)
     states = [start.state for start in starts]
     histories = [History.begin(start, task) for start, task in zip(starts, tasks, strict=True)]
     B = len(starts)
-    optimal = [game.optimal(state) if game.optimal else -1 for state in states]
+    optimal = [-1 if game.optimal is None or (n := game.optimal(state)) is None else n for state in states]
     drawn = [game.board is not None and (pictured is None or i < pictured) for i in range(B)]
     boards = [[game.board(state)] if draw else [] for state, draw in zip(states, drawn)]
     thinking: list[list[dict[str, Any]]] = [[] for _ in range(B)]
@@ -135,7 +124,7 @@ def play(
             histories[i] = history.then(Step(move.actions[k], outcome.observation))
             thinking[i].append(move.thinking[k])
             boards[i] += [game.board(outcome.state)] if drawn[i] else []
-            rewards[i].append(number(outcome.reward, game.name, tasks[i][:2], t))
+            rewards[i].append(float(outcome.reward))
             valid[i].append(outcome.valid)
             success[i], running[i], errors[i] = outcome.success, not outcome.done, outcome.error
         if not repeated:

@@ -18,7 +18,8 @@ from nlrl_jax.updates import where
 
 
 class Moves(NamedTuple):
-    """The moves of B games, time-major [T, B, ...]; rows that are not `active` come after the end of a game.
+    """The moves of B games, time-major [T, B, ...]; rows that are not `active` come after the end of a game, or after
+    the environment's own limit.
 
     prompts int32 [T, B, S] left-padded, lengths; legal bool [T, B, A]; action, log_prob (of the action, as sampled);
     value; reward; terminated (this move ended the game); active.
@@ -49,6 +50,7 @@ def play_games(
 
     Args:
       value_of: last hidden states [B, H] -> values [B].
+      max_turns: moves per game; fewer where the environment truncates it earlier.
       temperature: 0 takes the best move.
 
     Returns: the moves, and the value of each game's last position, float32 [num]; 0 where it terminated.
@@ -63,7 +65,7 @@ def play_games(
         return prompts, lengths, fields["legal"] > 0, scores, value_of(hidden)
 
     def turn(carry, key):
-        states, over = carry
+        states, over, ended = carry
         key_act, key_game = jax.random.split(key)
         prompts, lengths, legal, scores, value = look(states)
         log_probs = move_log_probs(scores, legal, temperature or 1.0)
@@ -74,9 +76,11 @@ def play_games(
         log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=-1)[:, 0]
         reward, active = jnp.where(over, 0.0, reward), ~over
         moves = Moves(prompts, lengths, legal, action, log_prob, value, reward, terminated & active, active)
-        return (where(over, states, after), over | terminated), moves
+        ended |= moves.terminated
+        return (where(over, states, after), over | ended | jax.vmap(game.truncated)(after), ended), moves
 
-    start = text_games.reset(game, key_reset, num), jnp.zeros((num,), bool)
+    none = jnp.zeros((num,), bool)
+    start = text_games.reset(game, key_reset, num), none, none
     shapes = jax.eval_shape(turn, start, key)[1]
 
     def turn_or_nothing(carry, t):
@@ -84,9 +88,9 @@ def play_games(
         step = lambda carry: turn(carry, jax.random.fold_in(key_play, t))
         return jax.lax.cond(jnp.all(carry[1]), nothing, step, carry)
 
-    (states, over), moves = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
-    cut_value = lambda states: jnp.where(over, 0.0, look(states)[-1])
-    return moves, jax.lax.cond(jnp.all(over), lambda _: jnp.zeros((num,)), cut_value, states)
+    (states, _, ended), moves = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
+    cut_value = lambda states: jnp.where(ended, 0.0, look(states)[-1])
+    return moves, jax.lax.cond(jnp.all(ended), lambda _: jnp.zeros((num,)), cut_value, states)
 
 
 def results(moves: Moves) -> dict[str, jax.Array]:

@@ -14,8 +14,6 @@ from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
 
-MOST = 1e18  # absolute value of a reward: float32 still holds the square of an episode's
-
 
 class Turns(NamedTuple):
     """The turns of B episodes, time-major.
@@ -40,7 +38,7 @@ class Episodes(NamedTuple):
     """B played episodes.
 
     turns: see `Turns`.
-    terminated: bool [B], the game ended by its own rules (False: a turn or step limit ended it).
+    terminated: bool [B], the game ended by its own rules (False: a limit, the environment's or the caller's, ended it).
     success: bool [B], the game's own notion of winning; False where it has none.
     final_fields: the game's fields of the last state, each [B, ...].
     """
@@ -76,16 +74,17 @@ def play(
       key: folded once per turn.
       states: B initial states, leading axis [B].
       max_turns: maximum replies per episode ("LAP actions" in the paper).
-      max_steps: maximum environment steps per episode.
+      max_steps: maximum environment steps per episode; fewer where the environment truncates it earlier.
     """
     B = jax.tree.leaves(states)[0].shape[0]
     prefix = policy.prefix(variables)
     fields_of = jax.vmap(game.fields)
+    is_over = lambda states, terminated, steps: terminated | jax.vmap(game.truncated)(states) | (steps >= max_steps)
 
     def step(key, carry, action):
         """One environment step of every episode that is still running and has a valid action."""
         states, terminated, steps, reward, taken = carry
-        do = (action >= 0) & ~terminated & (steps < max_steps)
+        do = (action >= 0) & ~is_over(states, terminated, steps)
         _, after, r, end, _ = jax.vmap(game.env.step_env, in_axes=(0, 0, 0, None))(
             jax.random.split(key, B), states, jnp.maximum(action, 0), game.params
         )
@@ -93,7 +92,7 @@ def play(
 
     def turn(carry, key):
         states, terminated, steps = carry
-        active = ~terminated & (steps < max_steps)
+        active = ~is_over(*carry)
         key_text, key_game = jax.random.split(key)
         fields = fields_of(states)
         decision = policy.act(variables, prefix, key_text, fields, active)
@@ -101,11 +100,10 @@ def play(
         carry = (states, terminated, steps, jnp.zeros((B,), jnp.float32), jnp.zeros((B,), jnp.int32))
         invalid = jnp.zeros((B,), jnp.int32)
         for i in range(actions.shape[1]):
-            _, terminated, steps, *_ = carry
-            invalid += (actions[:, i] < 0) & ~terminated & (steps < max_steps)
+            invalid += (actions[:, i] < 0) & ~is_over(*carry[:3])
             carry = step(jax.random.fold_in(key_game, i), carry, actions[:, i])
         states, terminated, steps, reward, taken = carry
-        invalid = jnp.where(terminated | (steps >= max_steps), invalid, decision.parsed.num_invalid)
+        invalid = jnp.where(is_over(states, terminated, steps), invalid, decision.parsed.num_invalid)
         return (states, terminated, steps), Turns(fields, decision, reward, taken, invalid, active)
 
     start = (states, jnp.zeros((B,), bool), jnp.zeros((B,), jnp.int32))
@@ -113,10 +111,8 @@ def play(
 
     def turn_or_nothing(carry, t):
         """Skips the language model once every episode of the batch is over."""
-        _, terminated, steps = carry
         nothing = lambda carry: (carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
-        over = jnp.all(terminated | (steps >= max_steps))
-        return jax.lax.cond(over, nothing, lambda c: turn(c, jax.random.fold_in(key, t)), carry)
+        return jax.lax.cond(jnp.all(is_over(*carry)), nothing, lambda c: turn(c, jax.random.fold_in(key, t)), carry)
 
     (states, terminated, _), turns = jax.lax.scan(turn_or_nothing, start, jnp.arange(max_turns))
     success = jnp.zeros((B,), bool) if game.success is None else jax.vmap(game.success)(states)

@@ -66,6 +66,15 @@ def test_the_buffer_holds_what_was_played(train, state):
     assert not buffer.obs[90:].any()
 
 
+def test_episodes_end_at_the_environments_limit(state):
+    """One step, though the agent is given six."""
+    params = GAME.params.replace(max_steps_in_episode=1)
+    after, metrics = jax.jit(make_train(GAME.env, params, CONFIG), static_argnums=1)(state, 3)
+    assert float(metrics["episode_steps"]) == 1 and (after.episode_steps == 0).all()
+    states = text_games.reset(GAME, jax.random.key(1), 5)
+    assert not evaluate(GAME.env, params, state.params, jax.random.key(2), states, 3).any()  # the goal is two steps off
+
+
 def test_a_gradient_step_by_hand(state):
     """One update from a known buffer: r + gamma max Q_target, nothing after the end, Huber, Adam."""
     config = dataclasses.replace(CONFIG, learning_starts=10, target_every=1000)

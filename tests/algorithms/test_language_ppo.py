@@ -297,6 +297,20 @@ def test_a_game_that_is_cut_bootstraps_from_its_last_position(params):
     np.testing.assert_allclose(rows.target[2], moves.reward[2] + 0.99 * cut_value, rtol=1e-5)
 
 
+def test_a_game_ends_at_its_environments_limit_and_bootstraps_there(params, policy, state):
+    """Two of the five moves that are asked for; then nothing counts, and no advantage comes from after the end."""
+    game = envs.make("tic_tac_toe", prompt="compact", max_steps=2)
+    run = lambda s: ppo.play_games(policy, game, s.variables, value_of(s), KEY, 6, 5, 0.7)
+    moves, cut_value = jax.device_get(jit(run)(state))
+    assert (moves.active.sum(0) == 2).all() and not moves.terminated.any() and np.abs(cut_value).min() > 0
+    assert (ppo.results(moves)["cut_rate"], moves.reward.any()) == (1, False)
+    target = np.asarray(ppo.make_rows(moves, cut_value, CONFIG).target)
+    last = 0.99 * cut_value
+    np.testing.assert_allclose(target[1], last, rtol=1e-5)
+    first = 0.99 * moves.value[1] + 0.99 * 0.95 * (last - moves.value[1])
+    np.testing.assert_allclose(target[0], first, rtol=1e-4)
+
+
 def test_a_non_finite_step_changes_nothing(update, state):
     broken = state.replace(critic=jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), state.critic))
     after, metrics = update(broken, KEY)

@@ -28,6 +28,7 @@ no_attribute = of(success=lambda state: state.nope)
 traced = of(success=lambda state: bool(state.time > 3))
 several = of(success=lambda state: lake.fields(state)["cells"] > 0)
 no_env = of(env=3)
+short = of(params=lake.params.replace(max_steps_in_episode=3))
 six = of(actions=("Left", "Down", "Right", "Up", "Jump", "Stay"))
 class Four(Bare):
     step_env = lambda self, *values: lake.env.step_env(*values)[:4]
@@ -48,9 +49,6 @@ def here(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
     (folder / "run" / "checkpoints" / "3").mkdir(parents=True)
-    for adapter in (folder / "run" / "adapter", folder / "adapter"):
-        adapter.mkdir()
-        (adapter / "adapter_config.json").write_text("{}")
     (folder / "run" / "metrics.jsonl").write_text('{"iteration": 0, "loss": 1.0}\n')
     for name, text in {"own_games": OWN, **BROKEN}.items():
         (folder / f"{name}.py").write_text(text)
@@ -100,6 +98,15 @@ def own(here, monkeypatch):
         ("reproduce_ultra --game=own:game --points=3", "--points does nothing for your own games, only for pong"),
         ("reproduce_ultra --step=0.1", "--step does nothing for pong"),
         # values with which nothing is learned
+        ("train_ms_grpo --game=babyai --context=state --max_steps=60", "is 60, but babyai ends an episode after 30"),
+        ("train_ms_grpo --game=snake --eval_steps=101", "--eval_steps is 101, but snake ends an episode after 100"),
+        ("train_ms_grpo --game=babyai --model=nano_babyai --max_turns=31", "--max_turns is 31, but babyai ends an"),
+        ("train_ms_grpo --game=own_games:short --max_steps=4", "--max_steps is 4, but frozen_lake ends an episode"),
+        ("evaluate --game=breakthrough --max_steps=41", "--max_steps is 41, but breakthrough ends an episode after 40"),
+        ("train_dqn --game=frozen_lake --max_steps=200", "--max_steps is 200, but frozen_lake ends an episode"),
+        ("train_language_ppo --max_turns=10", "--max_turns is 10, but tic_tac_toe ends an episode after 9 steps"),
+        ("run_language_gpi --max_steps=101", "--max_steps is 101; it must be at least 1 and at most 100"),
+        ("run_lac --methods=lats --lats_depth=9 --max_steps=8", "--lats_depth is 9, but babyai ends an episode"),
         ("train_ms_grpo --lora_alpha=0", "--lora_alpha is 0.0; it must be above 0"),
         ("train_ms_grpo --learning_rate=0", "--learning_rate is 0.0, with which nothing is learned"),
         ("train_ms_grpo --temperature=0", "write the same reply in all episodes of a group"),
@@ -186,9 +193,6 @@ def own(here, monkeypatch):
         ("evaluate --model=", "no name is given"),
         ("evaluate --model=file", "no model at 'file': it is a file"),
         ("evaluate --model=run", "it is the folder of a run; `nlrl-jax export --run_dir run"),
-        ("evaluate --model=run/adapter", "it is a LoRA adapter; `nlrl-jax export --run_dir run --out FOLDER` makes"),
-        ("evaluate --model=adapter", "`nlrl-jax export --model BASE --adapter adapter --out FOLDER` makes a model"),
-        ("evaluate --game=my_games.lake", "did you mean my_games:lake?"),
         ("evaluate --model=Nano", "did you mean nano?"),
         ("warm_start --model=endpoint", "here a model is loaded, and endpoint has no weights"),
         ("evaluate --run_dir=other", "its config.json belongs to another program"),

@@ -17,7 +17,7 @@ from tests.launch.scripts import refusal, run
 TINY = (
     "--model=nano", "--group_size=8", "--group_sample=4", "--num_groups=1", "--eval_episodes=4", "--max_turns=2",
     "--eval_turns=2", "--max_tokens=8", "--temperature=2.5", "--top_k=0", "--lora_rank=2", "--sampling_temperature=1",
-    "--learning_rate=0.01",
+    "--learning_rate=0.01", "--invalid_action_reward=-0.25",
 )  # fmt: skip
 
 
@@ -92,6 +92,18 @@ def test_another_configuration_is_not_resumed(whole):
     assert "beta: 0.1 -> 0.2" in line and "seed: 0 -> 3" in line and "iterations" not in line
     assert "already holds a run" in refused(whole, "--iterations=4")
     assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+def test_evaluate_gives_the_numbers_of_the_runs_own_evaluation(whole, capsys):
+    """Its limits, states and fine are the run's; with other states the numbers are others."""
+    run("evaluate", f"--run_dir={whole}", "--json")
+    assert json.loads(capsys.readouterr().out) == {"game": "frozen_lake", **results.read(whole)["after"]}
+    run("evaluate", f"--run_dir={whole}", "--json", "--max_turns=1", "--max_steps=3", "--episodes=3")
+    told = capsys.readouterr()
+    assert json.loads(told.out)["turns"] == 1 and json.loads(told.out)["episodes"] == 3
+    assert "3 of the 3 tasks" in told.err and "(--max_steps 3), and their shortest solutions take 6" in told.err
+    line = refusal("evaluate", f"--run_dir={whole}", "--max_steps=101")
+    assert "--max_steps is 101, but frozen_lake ends an episode after 100 steps; give at most 100" in line
 
 
 @pytest.mark.slow

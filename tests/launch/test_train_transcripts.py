@@ -164,6 +164,8 @@ def test_bad_input(folder, lines, tmp_path):
     )
     assert "--probe does nothing with --context transcript" in wrong(*SMALL, "--probe=4")
     assert "--max_steps does nothing with --context transcript" in wrong(*SMALL, "--max_steps=4")
+    assert "--eval_steps does nothing with --context transcript" in wrong(*SMALL, "--eval_steps=4")
+    assert "ends an episode after 6 steps; give at most 6" in wrong(*SMALL, "--eval_turns=7")
     assert "--think does nothing with --context state" in wrong("--game=frozen_lake", "--think")
     assert "--step_weight does nothing without --credit state" in wrong("--game=frozen_lake", "--step_weight=2")
     assert "has no tasks 'fly'" in wrong(*SMALL, "--missions=fly")

@@ -1,6 +1,7 @@
 """Episodes under `lax.scan` against hand-worked ones and against a plain Python loop over the environment."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 import envs
-from envs.frozen_lake import EnvState
+from envs.frozen_lake import EnvState, FrozenLake
 from nlrl_jax.rollouts import text_games
+from nlrl_jax.text.host import of_text_game
 from nlrl_jax.text.parser import ParsedReply
 from nlrl_jax.text.policy import Turn
 
@@ -193,6 +195,79 @@ def test_slippery_steps_follow_the_key():
     ends = lambda out: list(zip(out.final_fields["player_x"], out.final_fields["player_y"]))
     assert ends(first) != ends(other)
     assert len(set(ends(first))) > 4  # rows slip independently
+
+
+class Drawn:
+    """Random valid actions, as many as the game takes in a reply."""
+
+    def __init__(self, game):
+        self.each, self.number = game.max_actions_per_turn, len(game.actions)
+
+    def prefix(self, variables):
+        return None
+
+    def act(self, variables, prefix, key, fields, active):
+        B = active.shape[0]
+        actions = jax.random.randint(key, (B, self.each), 0, self.number)
+        zeros = jnp.zeros(B, jnp.int32)
+        parsed = ParsedReply(actions, zeros + self.each, zeros, zeros, zeros > 0, jnp.zeros(B))
+        return Turn(zeros[:, None], zeros + 1, zeros[:, None], zeros + 1, jnp.zeros((B, 1)), zeros == 0, parsed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "frozen_lake",
+        "snake",
+        "maze_medium",
+        "tic_tac_toe",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("babyai", "breakthrough", "crafter")),
+    ],
+)
+def test_an_episode_ends_at_the_environments_own_limit(name):
+    """Not at the caller's, which is later; the next reply finds it over."""
+    game = envs.make(name, max_steps=4)
+    states = jax.jit(lambda key: text_games.reset(game, key, 32))(jax.random.key(3))
+    out = play(Drawn(game), states, 10, 10, game)
+    steps = out.turns.steps.sum(0)
+    assert steps.max() == 4 and (steps[~out.terminated] == 4).all() and (steps >= 1).all()
+    assert not out.terminated.all()
+    np.testing.assert_array_equal(out.turns.active.sum(0), -(-steps // game.max_actions_per_turn))
+
+
+@pytest.mark.parametrize(("limit", "success"), [(3, False), (4, True)])
+def test_the_device_and_the_host_end_an_episode_at_the_same_step(limit, success):
+    """Down, then three times right, is the goal: a success after the environment's limit is none."""
+    game = envs.make("frozen_lake", max_steps=limit)
+    row = script(c8=(DOWN, RIGHT, RIGHT), c14=(RIGHT, NO, NO), c12=(NO, NO, NO))
+    out = play(Scripted(row[None]), jax.tree.map(lambda x: jnp.asarray(x)[None], lake(position=8)), 4, 10, game)
+    assert out.turns.steps.sum() == limit and out.success[0] == out.terminated[0] == success
+    assert out.turns.reward.sum() == success and out.turns.invalid.sum() == 0
+    host, state = of_text_game(game), (np.uint32(0), lake(position=8))
+    for action in ("Down", "Right", "Right", "Right"):
+        (outcome,) = host.step([state], [action])
+        state = outcome.state
+        if outcome.done:
+            break
+    assert (state[1].time, outcome.success, outcome.reward) == (limit, success, float(success))
+
+
+def test_a_limit_that_is_no_number_of_steps_ends_episodes_too():
+    """An environment's own `is_truncated`, on the device and on the host; an environment without one has no limit."""
+
+    class Strict(FrozenLake):
+        def is_truncated(self, state, params):
+            return state.position == 14
+
+    game = dataclasses.replace(GAME, env=Strict())
+    row = script(c8=(DOWN, RIGHT, RIGHT), c14=(RIGHT, NO, NO))
+    states = jax.tree.map(lambda x: jnp.asarray(x)[None], lake(position=8))
+    out = play(Scripted(row[None]), states, 4, 10, game)
+    assert out.turns.steps.sum() == 3 and not out.terminated[0] and not out.success[0]
+    (outcome,) = of_text_game(game).step([(np.uint32(0), lake(position=13))], ["Right"])
+    assert outcome.done and not outcome.success
+    bare = types.SimpleNamespace(reset_env=GAME.env.reset_env, step_env=GAME.env.step_env)
+    assert play(Scripted(row[None]), states, 4, 10, dataclasses.replace(GAME, env=bare)).success[0]
 
 
 def test_a_game_without_success_never_succeeds():

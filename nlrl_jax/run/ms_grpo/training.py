@@ -52,6 +52,10 @@ class Training:
         """Greedy play: (metrics, so many episodes as text)."""
         raise NotImplementedError
 
+    def too_short(self) -> list[str]:
+        """A sentence where training or its evaluation ends episodes before their tasks can be solved."""
+        return []
+
     def untrained(self) -> dict[str, Any]:
         """What the untrained model plays with."""
         return {"params": self.state.params}
@@ -67,6 +71,7 @@ class Training:
           shown: episodes of the config's own game that are kept as text.
         """
         if not (resume and (run_dir / results.RESULTS).exists()):
+            print("".join(f"warning: {sentence}\n" for sentence in self.too_short()), end="")
             print(
                 f"compiling the evaluation and playing {self.config.eval_episodes} episodes before training ...",
                 flush=True,
@@ -89,7 +94,7 @@ class Training:
 
         state = loop.restore(run_dir, self.state) if resume else self.state
         columns, seed = ("return", self.shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
-        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume, game=config.game)
+        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume)
         return loop.train(run_dir, self.update, state, plan, evaluate, finish)
 
     def run(self, run_dir: pathlib.Path, resume: bool) -> None:

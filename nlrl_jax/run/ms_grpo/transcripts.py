@@ -25,6 +25,7 @@ from nlrl_jax.run import players
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.tasks import Task, kinds_of, tasks_of
 from nlrl_jax.run.lac.threads import rows_at_once
+from nlrl_jax.run.limits import first_tasks, too_short
 from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling
 
@@ -97,6 +98,17 @@ class TranscriptTraining(Training):
         self.state = init_state(network, loaded.params, learning, key)
         self.shows, self.score = ("env_return" if game.score else "success"), game.score
 
+    def too_short(self) -> list[str]:
+        """See `Training.too_short`."""
+        train = [(kind, seed) for kind, seeds in self.tasks.fresh.items() for seed in seeds[:4]]
+        named = (("training", train, "max_turns", self.config.learning.max_turns),)
+        named += (("the evaluation", self.tasks.held_out, "eval_turns", self.config.eval_turns),)
+        return [
+            sentence
+            for what, tasks, name, turns in named
+            for sentence in too_short(what, self.game, first_tasks(self.game, tasks), name, turns)
+        ]
+
     def check_room(self) -> None:
         """Refuses a context that cannot hold one turn, the first or one like those of the game's own example.
 
@@ -120,7 +132,7 @@ class TranscriptTraining(Training):
     def play(
         self, player: Player, tasks: Sequence[Task], steps: int, seed: int, give_up: int = 0, pictured: int = 0
     ) -> list[Played]:
-        """Episodes of at most so many steps, the first ones with boards."""
+        """Episodes of at most so many steps, and no more than the game has; the first ones with boards."""
         game = dataclasses.replace(self.game, max_steps=min(steps, self.game.max_steps))
         return play(player, game, tasks, seed, give_up, pictured)
 
