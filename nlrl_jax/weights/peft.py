@@ -133,8 +133,10 @@ def load(
       mesh: where the adapter goes (`lm.sharding`'s rules); the default device if None.
 
     Returns: (config with the adapter's rank and alpha, the "lora" collection in float32, which holds
-    the adapter's target modules only). `use_rslora` becomes an equivalent alpha; a module that is adapted in some
-    layers only has zeros in the others, which training leaves at zero.
+    the adapter's target modules only). `use_rslora` becomes an equivalent alpha. With ranks or alphas of their own for
+    some modules (`rank_pattern`, `alpha_pattern`) the config has those of a module of the largest rank; the other
+    modules' b is scaled to that, and smaller ranks are filled up with zeros. A module that is adapted in some layers
+    only has zeros in the others. Training leaves these zeros at zero.
 
     Raises:
       FileNotFoundError: no adapter_config.json or no adapter_model.safetensors.
@@ -150,41 +152,39 @@ def load(
             )
     options = read_json(folder / CONFIG)
     _refuse_unsupported(folder, options)
-    rank, alpha = options.get("r", 8), options.get("lora_alpha", 8)  # peft's defaults
-    for name, value, kind in (("r", rank, int), ("lora_alpha", alpha, int | float)):
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{folder / CONFIG}: {name} is {value!r}; it must be a {'whole ' * (kind is int)}number")
-    for pattern, value in (("rank_pattern", rank), ("alpha_pattern", alpha)):
-        found = options.get(pattern) or {}
-        if not isinstance(found, dict) or any(other != value for other in found.values()):
-            raise ValueError(
-                f"{folder}: {pattern}={options[pattern]!r} is not implemented; one value for all layers is"
-            )
-    alpha *= math.sqrt(rank) if options.get("use_rslora") else 1.0
-    config = dataclasses.replace(config, lora=LoraConfig(rank, float(alpha)))
     try:
-        targets = _targets(folder, options, config.num_layers)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"{folder / CONFIG}: target_modules or another choice of modules is malformed: {error}"
-        ) from None
+        adapted = _adapted(folder, options, config.num_layers)
+    except re.error as error:
+        raise ValueError(f"{folder / CONFIG}: an expression for modules is malformed: {error}") from None
+    rank, alpha = max(adapted.values())
+    config = dataclasses.replace(config, lora=LoraConfig(rank, float(alpha)))
     file = SafetensorsFile(folder / WEIGHTS)
-    shapes = layout.shapes(config, "lora")
-    expected = {
-        _tensor_name(path, layer): shape
-        for path, layer, shape in layout.tensors(config, "lora")
-        if (path, layer) in targets
-    }
-    found = {name: file.shape(name) for name in file}
-    layout.check_tensors(folder, expected, found, "this base model and rank call for")
+    expected = {}
+    for path, layer, (size, other) in layout.tensors(dataclasses.replace(config, lora=LoraConfig(1)), "lora"):
+        if of := adapted.get((path[:-1], layer)):
+            expected[_tensor_name(path, layer)] = (of[0], other) if path[-1] == "a" else (size, of[0])
+    layout.check_tensors(
+        folder,
+        expected,
+        {name: file.shape(name) for name in file},
+        "this base model and rank call for",
+    )
     check_dtypes(folder, file, expected)
 
     def fetch(path, layer, index):
-        if (path, layer) not in targets:
-            return np.zeros(shapes[path][1:], np.float32)[index]
-        return file.read(_tensor_name(path, layer), index[::-1]).T
+        """As the decoder has it; padded and scaled where the module's rank or alpha is not the config's."""
+        if (path[:-1], layer) not in adapted:
+            return np.zeros([part.stop - part.start for part in index], np.float32)
+        name, (own_rank, own_alpha) = _tensor_name(path, layer), adapted[path[:-1], layer]
+        if (own_rank, own_alpha) == (rank, alpha):
+            return file.read(name, index[::-1]).T
+        whole = file.read(name, (slice(None),) * 2).T.astype(np.float32)
+        if path[-1] == "a":
+            return np.pad(whole, ((0, 0), (0, rank - own_rank)))[index]
+        return np.pad(whole * np.float32(own_alpha / own_rank / (alpha / rank)), ((0, rank - own_rank), (0, 0)))[index]
 
-    return config, layout.assemble(config, fetch, "lora", mesh, "float32", {path for path, _ in targets})
+    paths = {(*path, part) for path, _ in adapted for part in _PARTS}
+    return config, layout.assemble(config, fetch, "lora", mesh, "float32", paths)
 
 
 def _tensor_name(path: layout.Path, layer: int) -> str:
@@ -208,40 +208,81 @@ def _refuse_unsupported(folder: pathlib.Path, options: dict[str, Any]) -> None:
         warnings.warn(f"{folder / CONFIG}: unknown, and ignored: {', '.join(unknown)}", stacklevel=3)
 
 
-def _targets(folder: pathlib.Path, options: dict[str, Any], num_layers: int) -> set[tuple[layout.Path, int]]:
-    """(path, layer) of every part of the adapter, by peft's rules.
+def _adapted(
+    folder: pathlib.Path, options: dict[str, Any], num_layers: int
+) -> dict[tuple[layout.Path, int], tuple[int, float]]:
+    """(path, layer) -> (rank, alpha) of every module that is adapted, by peft's rules.
 
-    A module is adapted if its full name (model.layers.0.self_attn.q_proj) or an end of it is listed, or matches an
-    expression as a whole; unless it is excluded in the same way, or its layer is not among `layers_to_transform`.
+    A module is adapted if its full name (model.layers.0.self_attn.q_proj) is listed, or an end of it is and its layer
+    is among `layers_to_transform`, or if an expression matches the name as a whole; unless it is excluded by its name,
+    an end of it or an expression. The first key of a pattern that matches an end of the name counts.
     """
-    modules, excluded = options.get("target_modules"), options.get("exclude_modules")
-    layers, pattern = options.get("layers_to_transform"), options.get("layers_pattern") or "[^.]*"
+    for name in ("target_modules", "exclude_modules", "layers_pattern"):
+        value = options.get(name)
+        if not isinstance(value, str | None) and not (isinstance(value, list) and all(type(n) is str for n in value)):
+            raise ValueError(f"{folder / CONFIG}: {name} is {value!r}; it must be names or an expression")
+    modules, excluded = options.get("target_modules"), options.get("exclude_modules") or []
     modules = ["q_proj", "v_proj"] if modules is None else modules  # peft's default for these families
     if isinstance(modules, str) and modules.lower() == "all-linear":
         modules = list(_MODULES)
-    if layers in (None, []):
-        if options.get("layers_pattern"):
-            raise ValueError(f"{folder}: layers_pattern={pattern!r} needs layers_to_transform")
-        layers = range(num_layers)
-    elif isinstance(modules, str):
-        raise ValueError(f"{folder}: layers_to_transform={layers!r} needs a list as target_modules, not {modules!r}")
-    layers = [layers] if isinstance(layers, int) else layers
-    patterns = [pattern] if isinstance(pattern, str) else pattern
+    layers, prefixes = _layers(folder, options)
+
+    def is_adapted(full):
+        if _named(excluded, full):
+            return False
+        if isinstance(modules, str) or full in modules or layers is None:
+            return _named(modules, full)
+        match = next(filter(None, (re.match(rf"{prefix}\.(?P<layer>\d+)\.", full) for prefix in prefixes)), None)
+        return _named(modules, full) and match is not None and int(match["layer"]) in layers
+
     for name in ("lm_head", "model.embed_tokens"):
-        if _named(modules, name) and not _named(excluded or [], name):
+        if is_adapted(name):
             raise ValueError(f"{folder}: target_modules={modules!r} adapts {name}, which is not implemented")
-    found = set()
-    for path, name in LINEAR.items():
-        for layer in range(num_layers):
-            full = f"model.layers.{layer}.{name}"
-            meant = layer in layers and any(re.match(rf"(?:^|.*?\.){p}\.\d+\.", full) for p in patterns)
-            if meant and _named(modules, full) and not _named(excluded or [], full):
-                found |= {(("blocks", *path, part), layer) for part in _PARTS}
+    names = {
+        (("blocks", *path), layer): f"model.layers.{layer}.{name}"
+        for path, name in LINEAR.items()
+        for layer in range(num_layers)
+    }
+    found = {at: _rank_and_alpha(folder, options, full) for at, full in names.items() if is_adapted(full)}
     if not found:
         raise ValueError(
             f"{folder}: target_modules={modules!r} names no linear layer; give some of {', '.join(_MODULES)}"
         )
     return found
+
+
+def _layers(folder: pathlib.Path, options: dict[str, Any]) -> tuple[set[int] | None, list[str]]:
+    """(`layers_to_transform`, None for all; expressions for what may stand before a layer's number)."""
+    layers, patterns = options.get("layers_to_transform"), options.get("layers_pattern")
+    if layers in (None, []):
+        if patterns and layers is None:
+            raise ValueError(f"{folder}: layers_pattern={patterns!r} needs layers_to_transform")
+        return None, []
+    if isinstance(modules := options.get("target_modules"), str):
+        raise ValueError(f"{folder}: layers_to_transform={layers!r} needs a list as target_modules, not {modules!r}")
+    layers = layers if isinstance(layers, list) else [layers]
+    if any(type(layer) is not int for layer in layers):
+        raise ValueError(f"{folder / CONFIG}: layers_to_transform is {layers!r}; it must be whole numbers")
+    patterns = [patterns] if isinstance(patterns, str) and patterns else patterns
+    return set(layers), [rf"(?:^|.*?\.){pattern}" for pattern in patterns] if patterns else [r".*?\.[^.]*"]
+
+
+def _rank_and_alpha(folder: pathlib.Path, options: dict[str, Any], full: str) -> tuple[int, float]:
+    """Of one module; alpha is such that the update is scaled by alpha / rank."""
+    found = []
+    for name, pattern, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", int | float)):
+        value, own = options.get(name, 8), options.get(pattern) or {}  # peft's defaults
+        if not isinstance(own, dict):
+            raise ValueError(f"{folder / CONFIG}: {pattern} is {own!r}; it must be an object")
+        key = next((key for key in own if re.match(rf"(.*\.)?({key})$", full)), None)
+        name, value = (name, value) if key is None else (f"{pattern}[{key!r}]", own[key])
+        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise ValueError(
+                f"{folder / CONFIG}: {name} is {value!r}; it must be a {'whole ' * (kind is int)}number above 0"
+            )
+        found.append(value)
+    rank, alpha = found
+    return rank, alpha * (math.sqrt(rank) if options.get("use_rslora") else 1.0)
 
 
 def _named(names: list[str] | str, full: str) -> bool:

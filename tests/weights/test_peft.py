@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.weights import huggingface, peft
+from nlrl_jax.weights.names import LINEAR
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 
@@ -68,21 +69,27 @@ def test_rank_stabilised_scaling_becomes_alpha(config, folder):
         ({"use_dora": True}, "use_dora=True"),
         ({"bias": "all"}, "bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
-        ({"rank_pattern": ["q_proj"]}, r"rank_pattern=\['q_proj'\] is not implemented"),
-        ({"alpha_pattern": {"q_proj": [7]}}, "alpha_pattern"),
+        ({"rank_pattern": {"q_proj": 2}}, r"q_proj.lora_A.weight has shape \(3,.*rank call for \(2,"),
+        ({"rank_pattern": ["q_proj"]}, r"rank_pattern is \['q_proj'\]; it must be an object"),
+        ({"alpha_pattern": {"q_proj": [7]}}, r"alpha_pattern\['q_proj'\] is \[7\]; it must be a number above 0"),
+        ({"rank_pattern": {"q_proj": 3.5}}, r"rank_pattern\['q_proj'\] is 3.5; it must be a whole number above 0"),
+        ({"rank_pattern": {"(": 3}}, "is malformed"),
+        ({"target_modules": [7]}, "target_modules is \\[7\\]; it must be names or an expression"),
+        ({"exclude_modules": {"q_proj": 1}}, "exclude_modules is .*; it must be names or an expression"),
+        ({"layers_to_transform": [0.0]}, r"layers_to_transform is \[0.0\]; it must be whole numbers"),
+        ({"layers_to_transform": True}, r"layers_to_transform is \[True\]; it must be whole numbers"),
+        ({"layers_pattern": [3], "layers_to_transform": 0}, "layers_pattern is .3.; it must be names or an expression"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"target_modules": ["c_attn"]}, "c_attn.*q_proj"),
         ({"target_modules": ["q_proj"]}, r"tensors .* unexpected"),
         ({"target_modules": []}, "names no linear layer"),
-        ({"target_modules": 7}, "adapter_config.json: target_modules or another choice of modules is malformed"),
+        ({"target_modules": 7}, "target_modules is 7; it must be names"),
         ({"target_modules": "("}, "is malformed"),
         ({"target_modules": ["q_proj", "lm_head"]}, "adapts lm_head"),
         ({"target_modules": ".*proj", "layers_to_transform": [0]}, "needs a list as target_modules"),
         ({"layers_pattern": "layers"}, "layers_pattern='layers' needs layers_to_transform"),
         ({"layers_to_transform": 1}, r"tensors .* unexpected"),
         ({"exclude_modules": ["up_proj"]}, r"tensors .* unexpected"),
-        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ({"use_bdlora": {}}, "use_bdlora={} is not implemented; use_bdlora=None is"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices"),
@@ -121,10 +128,40 @@ def test_other_ways_to_say_the_same(config, folder, change):
     jax.tree.map(np.testing.assert_array_equal, peft.load(folder, config)[1], want)
 
 
+RULES = json.loads((GOLDENS / "peft_rules.json").read_text())  # what peft 0.21.2 adapts in a Llama of three layers
+
+
+@pytest.mark.parametrize(("options", "expected"), RULES, ids=range(len(RULES)))
+def test_modules_ranks_and_scales_are_pefts(options, expected):
+    found = peft._adapted(pathlib.Path("adapter"), options, num_layers=3)
+    name = lambda path, layer: f"{layer}.{LINEAR[path[1:]]}"
+    assert {name(*at): [rank, pytest.approx(alpha / rank)] for at, (rank, alpha) in found.items()} == expected
+
+
+def test_ranks_and_alphas_of_some_modules(config, folder):
+    """Of a rank of 2 in layer 0's q and an alpha of 5 in all v: the updates are as the file has them."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for name, tensor in tensors.items():
+        if "layers.0.self_attn.q_proj" in name:
+            tensors[name] = tensor[:2] if "lora_A" in name else np.ascontiguousarray(tensor[:, :2])
+    save_file(tensors, folder / "adapter_model.safetensors")
+    edit_config(folder, rank_pattern={"0.self_attn.q_proj": 2, "q_proj": 3}, alpha_pattern={"v_proj": 5})
+    loaded, lora = peft.load(folder, config)
+    assert loaded.lora == LoraConfig(3, 7.0)
+    for module, layer, scale in (("q", 0, 7 / 2), ("q", 1, 7 / 3), ("v", 0, 5 / 3), ("k", 1, 7 / 3)):
+        name = f"base_model.model.model.layers.{layer}.self_attn.{module}_proj.lora_"
+        expected = scale * (tensors[f"{name}B.weight"] @ tensors[f"{name}A.weight"]).T
+        part = lora["blocks"]["attention"][module]
+        np.testing.assert_allclose(7 / 3 * part["a"][layer] @ part["b"][layer], expected, rtol=1e-5, atol=1e-7)
+    peft.save(folder / "again", loaded, lora)
+    jax.tree.map(np.testing.assert_array_equal, peft.load(folder / "again", config)[1], lora)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"target_modules": ["up_proj"], "layers_to_transform": 1},
+        {"target_modules": ["model.layers.1.mlp.up_proj", "v_proj"], "layers_to_transform": 7},
         {"target_modules": ["layers.1.mlp.up_proj"]},
         {"target_modules": r".*\.1\..*(up|down)_proj", "exclude_modules": ["down_proj"]},
     ],
