@@ -162,7 +162,10 @@ def kl_improved_policy(log_prior: jax.Array, q: jax.Array, alpha: float | jax.Ar
     expect("... n", log_prior=log_prior, q=q)
     log_prior = log_prior.astype(jnp.float32)
     q = jnp.where(jnp.isinf(alpha), 0.0, q.astype(jnp.float32))
-    best = jnp.max(jnp.where(jnp.isneginf(log_prior), -jnp.inf, q), axis=-1, keepdims=True)
+    left_out = jnp.isneginf(log_prior)
+    best = jnp.max(jnp.where(left_out, -jnp.inf, q), axis=-1, keepdims=True)
     certain = jnp.where(q == best, log_prior, -jnp.inf)
-    logits = log_prior + q / alpha
+    # Q / alpha may be more than float32 holds; less the best one it is not.
+    alpha = jnp.maximum(alpha, jnp.finfo(jnp.float32).tiny)
+    logits = log_prior + (jnp.where(left_out, 0.0, q) - jnp.where(jnp.isinf(best / alpha), best, 0.0)) / alpha
     return jax.nn.log_softmax(jnp.where(jnp.isinf(best), certain, logits), axis=-1)

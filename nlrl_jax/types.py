@@ -276,6 +276,11 @@ class Reply(NamedTuple):
     log_probs: tuple[float, ...] = ()
 
 
+# Stands for the log-probability of what a model gives no finite one: below any that a softmax in float32 gives.
+LEAST = -1000.0
+ROUNDING = 0.01  # a log-probability above 0 by no more is 0
+
+
 class Written(NamedTuple):
     """The tokens that a model wrote after a prompt, as they were sampled.
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_action
-from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling
+from nlrl_jax.types import LEAST, ROUNDING, Chat, LanguageModel, Reply, Sampling
 
 # Roles of the calls.
 POLICY, WORLD, NOTE, CRITIC = "policy", "world model", "note", "critic"
 NEVER_ENDED = "never ended"
-OUTSIDE = "word not among the likeliest"  # that an endpoint lists: the last one bounds it
+OUTSIDE = "word not among the likeliest"  # that an endpoint lists: the last one stands for it
+UNLIKELY = "no finite log-probability"  # `types.LEAST` stands for it
 DRAW_TEMPERATURE = 1.0  # candidates are draws from the prior itself (LAC, section 4.1)
 
 
@@ -83,6 +84,10 @@ class Future:
     imagined: tuple[Step, ...] = ()
 
 
+class NoLogProbability(ValueError):
+    """A model gives NaN, or a number above 0, as a log-probability."""
+
+
 class Caller:
     """The calls of one decision: counts them by role, and what was wrong with the replies.
 
@@ -125,7 +130,20 @@ class Caller:
             chats = [self._fit(chat, new) for chat, new in zip(chats, longest, strict=True)]
         rows = self.model.score(chats, texts, role)
         self.count(role, OUTSIDE, sum(score.bounded for row in rows for score in row))
-        return [[score.log_prob / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
+        finite = iter(self.finite(role, [score.log_prob for row in rows for score in row]))
+        return [[next(finite) / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
+
+    def finite(self, role: str, log_probs: Sequence[float]) -> list[float]:
+        """Log-probabilities without infinite ones, which are counted: `LEAST` stands for those.
+
+        Raises:
+          NoLogProbability: one is NaN or above 0.
+        """
+        wrong = [log_prob for log_prob in log_probs if not log_prob <= ROUNDING]
+        if wrong:
+            raise NoLogProbability(f"the model gives {wrong[0]} as a log-probability ({role}); are its weights finite?")
+        self.count(role, UNLIKELY, sum(log_prob <= LEAST for log_prob in log_probs))
+        return [max(log_prob, LEAST) for log_prob in log_probs]
 
     def action(self, text: str, actions: Sequence[str], rng: np.random.Generator) -> str:
         """The action in a line; one that cannot be read is counted, and a random one takes its place."""
@@ -243,7 +261,8 @@ def _draw(caller: Caller, chats, actions, without) -> tuple[list[list[str]], lis
             continue
         options.append([action for action, _ in rows])
         if all(reply.log_probs for _, some in rows for reply in some):
-            texts = [{reply.text.strip(): reply.log_probs for reply in some}.values() for _, some in rows]
+            finite = lambda reply: caller.finite(POLICY, reply.log_probs)
+            texts = [{reply.text.strip(): finite(reply) for reply in some}.values() for _, some in rows]
             add = max if mean else np.logaddexp.reduce
             log_priors.append([float(add([np.mean(t) if mean else np.sum(t) for t in row])) for row in texts])
         else:

@@ -10,11 +10,12 @@ from nlrl_jax.backends import request_pool, top_words
 from nlrl_jax.backends.endpoint_server import EndpointServer
 from nlrl_jax.backends.optional_fields import Request
 from nlrl_jax.backends.prompt_forms import Messages, Route
-from nlrl_jax.backends.responses import is_filtered, read_score, read_top
-from nlrl_jax.backends.transport import EndpointError, Transport
+from nlrl_jax.backends.responses import is_filtered, lacks_text, read_score, read_top
+from nlrl_jax.backends.transport import EndpointError, InvalidResponse, Transport
 from nlrl_jax.types import Sampling, Score
 
 _EMPTY = {"log_prob": 0.0, "tokens": 0}  # the entry of an empty text
+_NO_DIFFERENCE = {"top": []}  # the entry of a judgement that a content filter stops
 _NULL = ("model", "temperature")  # fields of ours that a null of the user's leaves out
 
 
@@ -45,21 +46,30 @@ def texts(
 def words(
     model: EndpointServer, chats: Sequence[Messages], rows: Sequence[Sequence[str]], role: str
 ) -> list[list[Score]]:
-    """The scores of single words after their chats, one request for a row. A prompt that a content filter refuses makes
-    no difference between words."""
+    """The scores of single words after their chats, one request for a row. A judgement that a content filter stops, by
+    an error, in a response or without a word, makes no difference between words."""
     jobs, keys, top = {}, [], model.found.top
     for messages, row in zip(chats, rows):
         route = model.route(messages, [word.strip() for word in row])
         fields = {**model.reply_fields(Sampling(1, 0.0)), **route.flags, **route.listed(top)}
         keys.append(model.key(route, fields, None, "top"))
-        read = lambda response, *_: {"top": read_top(response)}
-        jobs[keys[-1]] = _Job(route.path, {**fields, **route.content}, read, {"top": []})
+        jobs[keys[-1]] = _Job(route.path, {**fields, **route.content}, _read_judgement, _NO_DIFFERENCE)
     entries = _entries(model, jobs, role)
     made = []
     for key, row in zip(keys, rows):
         cached = entries[key].get("cached", False)
         made.append([score._replace(cached=cached) for score in top_words.scores(entries[key]["top"], row, top)])
     return made
+
+
+def _read_judgement(response: dict, *_) -> dict[str, Any]:
+    """The cache's entry of a judgement. One that never has a text nor log-probabilities makes no difference."""
+    try:
+        return {"top": read_top(response)}
+    except InvalidResponse as error:
+        if not error.body and lacks_text(response):
+            error.fallback = _NO_DIFFERENCE
+        raise
 
 
 def echo_fields(model: EndpointServer) -> dict[str, Any]:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import math
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from nlrl_jax.backends.token_log_probs import Tokens, log_probs_of, read_log_prob, spelt, tail_length
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse
 from nlrl_jax.types import Reply, Score
 
 _FILTER = re.compile(
     r"content[ _-]?(filter|policy|management)|responsible_?ai|invalid_prompt|\bflagged\b", re.IGNORECASE
+)
+# How servers say why a choice ended, in small letters without marks: OpenAI, vLLM, SGLang, llama.cpp, LM Studio, TGI,
+# and what hosts pass on from Anthropic, Gemini, Cohere, Mistral and Bedrock.
+_ENDED = set(
+    "stop stopword stopstring stopstringfound stoptoken stopsequence stopsequencereached eos eosfound eostoken eot "
+    "endoftext endofturn endturn end endofsequence finish finished complete completed done normal "
+    "toolcall toolcalls tooluse functioncall functioncalls".split()
+)
+_CUT = set(
+    "length limit tokenlimit maxlen maxlength maxtokens maxnewtokens maxoutputtokens maxcompletiontokens modellength "
+    "maxpredictedtokensreached contextlength contextlengthreached modelcontextwindowexceeded repetition".split()
+)
+_REFUSED = re.compile(
+    "contentfilter|safety|refus|sensitive|recitation|prohibited|blocklist|spii|guardrail|toxic|moderation"
 )
 
 
@@ -21,31 +36,36 @@ def read_replies(
 ) -> list[Reply]:
     """The valid choices of a response, maximum `count`, in the order of their indices.
 
+    A choice is valid where it has a text and its `finish_reason`, if it is there, is a natural end, a stop string or
+    the length limit; with any other, such as "error", "abort" or null, it is not. One that a filter stopped is a reply
+    without text.
+
     Args:
       edit: reply -> the reply whose text counts; of the log-probabilities those of this text stay.
 
     Raises:
-      InvalidResponse: it has no list of choices, or no valid one. If a message is well-formed but for its text, the
-        fallback is an empty reply that has not ended.
+      InvalidResponse: it has an error, no list of choices, or no valid one. If a message is well-formed but for its
+        text, the fallback is an empty reply that has not ended.
+      EndpointError: a log-probability is above 0.
     """
-    choices = response.get("choices")
-    if not isinstance(choices, list):
-        raise InvalidResponse("it has no list of choices")
-    choices = [choice if isinstance(choice, dict) else {} for choice in choices]
+    choices = _choices(response)
     if all(type(choice.get("index")) is int for choice in choices):
         choices.sort(key=lambda choice: choice["index"])
     read = [(reply, _tokens(choice)) for choice in choices if (reply := _read_choice(choice)) is not None]
     replies = [reply for reply, _ in read]
     if not replies:
-        empty = [Reply("", prompt_tokens, tokens, ended=False)] if any(map(_lacks_text, choices)) else None
-        raise InvalidResponse(f"it has {len(choices)} choices and none with a text", empty)
+        broken = [f"finish_reason {json.dumps(choice['finish_reason'])[:60]}" for choice in choices if _broken(choice)]
+        lacking = any(_lacks_text(choice) and not _broken(choice) for choice in choices)
+        empty = [Reply("", prompt_tokens, tokens, ended=False)] if lacking else None
+        why = f" that has ended: {broken[0]}" if broken else ""
+        raise InvalidResponse(f"it has {len(choices)} choices and none with a text{why}", empty)
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))
     ends = [round(tokens * length / lengths[-1]) for length in lengths]
     made = []
-    for i, (reply, spelt) in enumerate(read[:count]):
+    for i, (reply, listed) in enumerate(read[:count]):
         reply = reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=ends[i + 1] - ends[i])
         edited = reply if reply.refused else edit(reply)
-        made.append(edited._replace(log_probs=_kept(spelt, edited.text)))
+        made.append(edited._replace(log_probs=() if reply.refused else log_probs_of(listed, edited.text)))
     return made
 
 
@@ -54,58 +74,100 @@ def is_filtered(error: EndpointError | Failure) -> bool:
     return _FILTER.search(error.body) is not None
 
 
+def _choices(response: dict) -> list[dict]:
+    """The choices of a response.
+
+    Raises:
+      InvalidResponse: there is no list of them, or an error beside them.
+    """
+    if error := response.get("error"):
+        body = json.dumps(error)
+        raise InvalidResponse(f"it has an error: {body[:200]}", body=body, is_final=_FILTER.search(body) is not None)
+    choices = response.get("choices")
+    if not isinstance(choices, list):
+        raise InvalidResponse("it has no list of choices")
+    return [choice if isinstance(choice, dict) else {} for choice in choices]
+
+
+def _reason(choice: dict) -> str:
+    """Why a choice ended, in small letters without marks; "" where it does not say."""
+    reason = choice.get("finish_reason", "")
+    reason = reason.get("type") if isinstance(reason, dict) else reason
+    return re.sub(r"[\W_]+", "", str(reason)).casefold().removeprefix("finishreason")
+
+
+def _is_refused(choice: dict) -> bool:
+    """Whether a content filter stopped a choice."""
+    results = choice.get("content_filter_results")
+    filtered = [one for one in results.values() if isinstance(one, dict)] if isinstance(results, dict) else []
+    error = choice.get("error")
+    by_error = bool(error) and _FILTER.search(json.dumps(error)) is not None
+    return by_error or any(one.get("filtered") is True for one in filtered) or bool(_REFUSED.search(_reason(choice)))
+
+
+def _broken(choice: dict) -> bool:
+    """Whether a choice ended neither by itself nor at a limit nor by a filter."""
+    known = "finish_reason" not in choice or _reason(choice) in _ENDED | _CUT
+    return not _is_refused(choice) and (not known or bool(choice.get("error")))
+
+
 def _read_choice(choice: dict) -> Reply | None:
     """One choice of /chat/completions or /completions, without tokens. No text is an empty one if the server says why,
     else no reply."""
-    message, reason = choice.get("message", {"content": choice.get("text")}), choice.get("finish_reason")
+    if _broken(choice):
+        return None
+    message = choice.get("message", {"content": choice.get("text")})
     message = message if isinstance(message, dict) else {}
     text, refusal = _text(message.get("content")), _text(message.get("refusal"))
-    cut, refused = reason == "length", reason == "content_filter" or bool(refusal)
-    if text is None and not cut and not refused:
-        return None
-    return Reply(text or refusal or "", ended=not cut and not refused, refused=refused)
+    if _is_refused(choice) or refusal:
+        return Reply(refusal or "", ended=False, refused=True)
+    cut = _reason(choice) in _CUT
+    return Reply(text or "", ended=not cut) if text is not None or cut else None
 
 
-def _tokens(choice: dict) -> list[tuple[str, float]]:
-    """The tokens of a choice with their log-probabilities, in either form; none where there are none."""
+def _tokens(choice: dict) -> Tokens:
+    """The tokens of a choice, in either form; none where there are none, or none with a number."""
     found = choice.get("logprobs")
     try:
         if "content" in found:
-            return [(token["token"], float(token["logprob"])) for token in found["content"]]
-        return list(zip(found["tokens"], map(float, found["token_logprobs"])))
-    except (KeyError, TypeError, ValueError):
+            rows = [(spelt(token["token"], token.get("bytes")), token.get("logprob")) for token in found["content"]]
+        else:
+            rows = [(spelt(token), p) for token, p in zip(found["tokens"], found["token_logprobs"])]
+        return [(token, read_log_prob(p, token)) for token, p in rows] if any(p is not None for _, p in rows) else []
+    except (KeyError, TypeError, AttributeError):
         return []
 
 
-def _kept(tokens: Sequence[tuple[str, float]], text: str) -> tuple[float, ...]:
-    """The log-probabilities of the tokens that spell a text, which stands somewhere among them."""
-    whole, text = "".join(token for token, _ in tokens), text.strip()
-    start = max(whole.find(text), 0)
-    end = start + len(text) if text in whole else len(whole)
-    places = itertools.accumulate((len(token) for token, _ in tokens), initial=0)
-    return tuple(
-        log_prob for (token, log_prob), at in zip(tokens, places) if at < end and at + len(token) > start and text
-    )
-
-
-def read_top(response: dict) -> list[tuple[str, float]]:
-    """The likeliest first tokens of a reply with their log-probabilities; none where it ends before the first.
+def read_top(response: dict) -> Tokens:
+    """The likeliest first tokens of a reply; none where it ends before the first, or where a filter stopped it.
 
     Raises:
-      InvalidResponse: there is no list of them.
+      InvalidResponse: there is no list of them, or the reply broke off.
+      EndpointError: a log-probability is above 0.
     """
+    choice = (_choices(response) or [{}])[0]
+    if _is_refused(choice):
+        return []
+    if _broken(choice):
+        raise InvalidResponse(f"its finish_reason is {json.dumps(choice['finish_reason'])[:60]}")
     try:
-        found = response["choices"][0]["logprobs"]
+        found = choice["logprobs"]
         if "content" in found:
-            pairs = [(one["token"], one["logprob"]) for token in found["content"][:1] for one in token["top_logprobs"]]
+            listed = [one for token in found["content"][:1] for one in token["top_logprobs"]]
+            pairs = [(spelt(one["token"], one.get("bytes")), one.get("logprob")) for one in listed]
         else:
-            pairs = [pair for token in found["top_logprobs"][:1] for pair in token.items()]
-        pairs = [(str(token), float(log_prob)) for token, log_prob in pairs]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            pairs = [(spelt(token), p) for row in found["top_logprobs"][:1] for token, p in row.items()]
+        return [(token, read_log_prob(log_prob, token)) for token, log_prob in pairs]
+    except (KeyError, TypeError, AttributeError):
         raise InvalidResponse("it has no choices[0].logprobs with top_logprobs of its first token") from None
-    if any(math.isnan(log_prob) for _, log_prob in pairs):
-        raise InvalidResponse("a log-probability is not a number")
-    return pairs
+
+
+def lacks_text(response: dict) -> bool:
+    """Whether a response is well-formed but for the text of its first choice, which is empty or null."""
+    choice = (_choices(response) or [{}])[0]
+    message = choice.get("message", {"content": choice.get("text")})
+    empty = isinstance(message, dict) and _text(message.get("content")) == ""
+    return not _broken(choice) and (_lacks_text(choice) or empty)
 
 
 def _text(content: Any) -> str | None:
@@ -121,9 +183,9 @@ def _text(content: Any) -> str | None:
 
 
 def _lacks_text(choice: dict) -> bool:
-    """Whether its message is well-formed but for the text, which is null or missing."""
+    """Whether it is well-formed but for the text, which is null or missing."""
     message = choice.get("message")
-    return isinstance(message, dict) and message.get("content") is None
+    return message.get("content") is None if isinstance(message, dict) else choice.get("text", "") is None
 
 
 def read_score(response: dict, continuation: str) -> Score:
@@ -132,24 +194,25 @@ def read_score(response: dict, continuation: str) -> Score:
     Counted from the end, because special tokens at the beginning may be spelt unlike the prompt.
 
     Raises:
-      EndpointError: they spell something else; sending it again would not help.
-      InvalidResponse: fields are missing.
+      EndpointError: they spell something else, or one is above 0; sending it again would not help.
+      InvalidResponse: fields are missing, or it broke off.
     """
+    choice = (_choices(response) or [{}])[0]
+    if _broken(choice) and choice.get("finish_reason") is not None:
+        raise InvalidResponse(f"its finish_reason is {json.dumps(choice['finish_reason'])[:60]}")
     try:
-        echo = response["choices"][0]["logprobs"]
-        tokens, log_probs = list(echo["tokens"]), list(echo["token_logprobs"])
-        start, text = len(tokens), ""
-        while start > 0 and len(text) < len(continuation):
-            start -= 1
-            text = tokens[start] + text
-    except (KeyError, IndexError, TypeError):
+        tokens = [spelt(token) for token in choice["logprobs"]["tokens"]]
+        log_probs = list(choice["logprobs"]["token_logprobs"])
+    except (KeyError, TypeError):
         raise InvalidResponse("it has no choices[0].logprobs with tokens and token_logprobs") from None
-    if text != continuation or start == 0 or len(tokens) != len(log_probs):
+    number = tail_length(tokens, continuation)
+    if not 0 < number < len(tokens) or len(tokens) != len(log_probs):
+        end = "".join(tokens)[-len(continuation) :][-80:]
         raise EndpointError(
-            f"the last tokens that the server echoes spell {text[-80:]!r}, and before them there must be a "
+            f"the last tokens that the server echoes spell {end!r}, and before them there must be a "
             f"prompt; the continuation is {continuation[-80:]!r}. Either the server does not echo, or a token reaches "
             "over the border: let `render` end where a token ends"
         )
-    if not all(isinstance(log_prob, int | float) and not math.isnan(log_prob) for log_prob in log_probs[start:]):
-        raise InvalidResponse("a token of the continuation has no log-probability")
-    return Score(float(sum(log_probs[start:])), len(tokens) - start)
+    if all(log_prob is None for log_prob in log_probs):
+        raise InvalidResponse("no token has a log-probability")
+    return Score(float(sum(map(read_log_prob, log_probs[-number:], tokens[-number:]))), number)

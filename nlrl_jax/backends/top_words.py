@@ -48,4 +48,4 @@ def _begins(token: str, word: str) -> bool:
         return False
     if text.casefold().startswith(word.casefold()):
         return not text[len(word) :][:1].isalnum()
-    return word.startswith(text)
+    return word.encode().startswith(text.encode("utf-8", "surrogateescape"))  # a token may hold a part of a letter

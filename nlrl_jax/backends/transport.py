@@ -47,11 +47,12 @@ class InvalidResponse(Exception):
 
     Attributes:
       fallback: what counts as the result if the last attempt ends like this; None is an error.
+      body: the error that it holds, as JSON; "" where it holds none. is_final: sending the same again does not help.
     """
 
-    def __init__(self, message: str, fallback: Any = None):
+    def __init__(self, message: str, fallback: Any = None, body: str = "", is_final: bool = False):
         super().__init__(message)
-        self.fallback = fallback
+        self.fallback, self.body, self.is_final = fallback, body, is_final
 
 
 class Stopped(Exception):
@@ -243,9 +244,9 @@ class Transport:
         try:
             return read(response, *tokens)
         except InvalidResponse as error:
-            text = "" if "choices" in response else text
+            text = error.body or ("" if "choices" in response else text)
             message = f"an invalid response ({error}): {excerpt}"
-            raise Failure(message, status, text, fallback=error.fallback) from None
+            raise Failure(message, status, text, error.is_final, fallback=error.fallback) from None
 
     def _exchange(self, path: str, sent: bytes) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and body. The timeout is for all of it, where httpx's is for each piece; the body is cut off

@@ -299,6 +299,11 @@ def _byte_level_bytes(token: str) -> bytes:
     return token.encode()
 
 
+def token_bytes(token: str) -> bytes:
+    """The bytes of a vocabulary's token, of whichever kind: "\u0120go" and "\u2581go" are both " go"."""
+    return _sentencepiece_bytes(token) if "\u2581" in token else _byte_level_bytes(token)
+
+
 def _sentencepiece_bytes(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])

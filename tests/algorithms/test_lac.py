@@ -17,7 +17,7 @@ from nlrl_jax.config import make, replace
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.rollouts.host_games import play
-from nlrl_jax.types import Reply, Score
+from nlrl_jax.types import LEAST, Reply, Score
 from tests.algorithms.corridor import ACTIONS, GAME, GOAL, LENGTH, PRIOR, START, TASKS, Corridor, Silent, where
 
 
@@ -101,13 +101,14 @@ class Certain(Corridor):
 def test_a_certain_verdict_decides_and_the_prior_breaks_ties():
     made = decide("lac", Certain(), START[1:] + START, depth=1)
     assert [one["q"] for one in made.thinking][:2] == [
-        [-math.inf, math.inf, math.inf],
-        [-math.inf, math.inf, -math.inf],
+        [LEAST, -LEAST, -LEAST],
+        [LEAST, -LEAST, LEAST],
     ]
+    assert made.problems["critic/no finite log-probability"] == 9
     assert made.actions == ["right", "right", "right"]
     np.testing.assert_allclose(made.thinking[0]["improved"], [0, 0.75, 0.25], rtol=1e-5)
     lost = decide("lac", Certain(), START[:1], candidates=1, depth=1)
-    assert lost.thinking[0]["q"] == [-math.inf] and lost.thinking[0]["improved"] == [1.0]
+    assert lost.thinking[0]["q"] == [LEAST] and lost.thinking[0]["improved"] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -266,3 +267,12 @@ def test_the_improved_policy_maximises_equation_4():
     assert jnp.argmax(kl_improved_policy(log_prior, q, 1e-6)) == jnp.argmax(q)
     with pytest.raises(ValueError, match="alpha is 0"):
         kl_improved_policy(log_prior, q, 0)
+
+
+@pytest.mark.parametrize("alpha", [1e-45, 1e-38, 0.5, 1.0, 1e6])
+@pytest.mark.parametrize("q", [[3.4e38, 3.3e38, -3.4e38], [-3.4e38, -3.4e38, -1e30], [9999.0, 1.0, -9999.0]])
+def test_the_improved_policy_is_finite_for_any_finite_q(q, alpha):
+    policy = np.exp(kl_improved_policy(jnp.log(jnp.array([0.2, 0.3, 0.5])), jnp.array(q), alpha))
+    assert np.isfinite(policy).all() and (alpha > 1 or np.argmax(policy) == np.argmax(q))
+    masked = kl_improved_policy(jnp.array([0.0, -jnp.inf]), jnp.array([1.0, jnp.inf]), alpha)
+    assert np.exp(masked).tolist() == [1.0, 0.0]

@@ -9,9 +9,9 @@ from nlrl_jax.backends import transport
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.backends.usage import Metered
-from nlrl_jax.types import Chat, Score
+from nlrl_jax.types import LEAST, Chat, Reply, Score
 from tests.backends import server as s
-from tests.backends.endpoints import HOT, chats, model, nowhere, spent, texts
+from tests.backends.endpoints import HOT, chats, entries, model, nowhere, spent, texts
 from tests.backends.server import Server
 
 # What a reply says.
@@ -92,6 +92,93 @@ def test_a_refusal_of_one_prompt_is_counted_and_neither_sent_again_nor_the_end(b
         assert metered.complete(chats(3), HOT, "policy")[0].refused and len(server.requests) == 3
     assert [(reply.refused, reply.ended) for reply in replies] == [(True, False), (False, True), (False, True)]
     assert replies[0].text == text
+
+
+# Why a choice ended, as servers say it.
+
+
+@pytest.mark.parametrize(
+    "reason, wanted",
+    [
+        *((reason, "ended") for reason in ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls")),
+        *((reason, "ended") for reason in ("STOP", "COMPLETE", "eosFound", "tool-calls", {"type": "stop"})),
+        *((reason, "cut") for reason in ("length", "max_tokens", "MAX_TOKENS", "model_length", "repetition")),
+        *((reason, "refused") for reason in ("content_filter", "content-filter", "SAFETY", "refusal", "sensitive")),
+        ("content_filter: PROHIBITED_CONTENT", "refused"),
+        *((reason, "asked again") for reason in ("error", None, "null", "", "abort", "cancelled", "network_error")),
+        *((reason, "asked again") for reason in ("timeout", "unknown", "failed", "engine_overloaded", "in_progress")),
+        *((reason, "asked again") for reason in ("insufficient_system_resource", "incomplete", 0, [])),
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_why_a_reply_ended(reason, wanted, as_text, tmp_path):
+    cache, path = DiskCache(tmp_path), "/v1/completions" if as_text else "/v1/chat/completions"
+
+    def ends(whole):
+        whole["choices"][0]["finish_reason"] = reason
+        if as_text:
+            whole["choices"][0]["text"] = whole["choices"][0].pop("message")["content"]
+
+    with Server(behaviour=lambda request: s.says(ends)) as server:
+        form = {"render": render} if as_text else {}
+        ask = model(server, cache=cache, max_retries=1, found=None, **form)
+        chat = [Chat.of("question 0", continued="so" if as_text else "")]
+        if wanted == "asked again":
+            with pytest.raises(EndpointError, match="failed 2 times.*finish_reason"):
+                ask.complete(chat, HOT, "policy")
+            assert len(server.requests) == 2 and entries(cache) == 0
+            return
+        (reply,) = ask.complete(chat, HOT, "policy")
+        assert len(server.requests) == entries(cache) == 1 and server.requests[0].path == path
+    assert (reply.ended, reply.refused) == (wanted == "ended", wanted == "refused")
+    assert bool(reply.text) == (wanted != "refused")
+
+
+def breaks_off(whole):
+    whole["choices"][0]["finish_reason"] = "error"
+
+
+def holds_an_error(whole):
+    whole["error"] = {"code": 502, "message": "provider disconnected"}
+
+
+def choice_holds_an_error(whole):
+    whole["choices"][0]["error"] = {"code": 502, "message": "provider disconnected"}
+
+
+@pytest.mark.parametrize("change", [breaks_off, choice_holds_an_error])
+def test_a_reply_that_broke_off_is_asked_for_again_and_the_others_stay(change, tmp_path):
+    with Server(s.says(change)) as server:
+        ask = model(server, cache=DiskCache(tmp_path))
+        replies = ask.complete(chats(1) * 3, HOT, "policy")
+        assert len(server.requests) == 2 and len({reply.text for reply in replies}) == 3
+    assert all(reply.ended for reply in replies)
+
+
+def test_an_error_beside_a_text_is_no_reply(tmp_path):
+    with Server(s.says(holds_an_error)) as server:
+        ask = model(server, cache=DiskCache(tmp_path))
+        assert ask.complete(chats(1), HOT, "policy")[0].ended and len(server.requests) == 2
+
+
+def flagged(whole):
+    whole["choices"][0]["content_filter_results"] = {"violence": {"filtered": True, "severity": "high"}}
+
+
+def flagged_by_error(whole):
+    whole["choices"][0] |= {"finish_reason": "error", "error": {"code": 403, "message": "input was flagged"}}
+
+
+def filtered_beside(whole):
+    whole["error"] = AZURE["error"]
+
+
+@pytest.mark.parametrize("change", [flagged, flagged_by_error, filtered_beside])
+def test_other_forms_of_a_filter_are_refusals(change):
+    with Server(behaviour=lambda request: s.says(change)) as server:
+        (reply,) = model(server).complete(chats(1), HOT, "policy")
+        assert reply == Reply("", reply.prompt_tokens, reply.tokens, ended=False, refused=True)
+        assert len(server.requests) == 1
 
 
 def test_a_text_in_parts_is_read_without_the_thoughts():
@@ -175,6 +262,31 @@ def test_a_score_without_log_probabilities_is_retried():
     with Server(s.raw(b'{"choices": [{"text": "abc>down", "logprobs": null}]}'), echoes) as server:
         ask = model(server, render=render)
         assert ask.score([Chat.of("abc")], [["down"]], "policy") == [[Score(-2.0, 1)]]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), -float("inf"), "-inf", -9999.0, -3.4028234663852886e38])
+def test_a_token_without_a_finite_log_probability_is_unlikely(missing):
+    def some(handler, request):
+        logprobs = {"tokens": ["<s>", "abc>", "do", "wn"], "token_logprobs": [None, -1.0, missing, -0.5]}
+        s.send(handler, {"choices": [{"index": 0, "text": "", "logprobs": logprobs, "finish_reason": "length"}]})
+
+    with Server(some) as server:
+        assert model(server, render=render).score([Chat.of("abc")], [["down"]], "r") == [[Score(LEAST - 0.5, 2)]]
+
+
+def test_a_probability_in_the_place_of_its_logarithm_is_refused_at_once():
+    logprobs = {"tokens": ["abc>", "down"], "token_logprobs": [None, 0.7]}
+    with Server(s.raw(json.dumps({"choices": [{"index": 0, "logprobs": logprobs}]}).encode())) as server:
+        with pytest.raises(EndpointError, match="'down' the log-probability 0.7, and none is above 0"):
+            model(server, render=render).score([Chat.of("abc")], [["down"]], "r")
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("parts", [["\ufffd", "\ufffd"], ["bytes:\\xc3", "bytes:\\xa9"], ["<0xC3>", "<0xA9>"]])
+def test_a_letter_over_two_tokens_is_scored(parts):
+    logprobs = {"tokens": ["abc>", " caf", *parts], "token_logprobs": [None, -1.0, -0.5, -0.25]}
+    with Server(s.raw(json.dumps({"choices": [{"index": 0, "logprobs": logprobs}]}).encode())) as server:
+        assert model(server, render=render).score([Chat.of("abc")], [[" caf\u00e9"]], "r") == [[Score(-1.75, 3)]]
 
 
 def test_without_scoring_the_refusal_says_what_to_do():

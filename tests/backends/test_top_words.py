@@ -1,18 +1,21 @@
 """Words judged by the likeliest tokens that a server lists, priors from drawn replies, and the forms of prompts."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 
-from nlrl_jax.algorithms import imagine
+from nlrl_jax import returns
+from nlrl_jax.algorithms import imagine, lac
 from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
-from nlrl_jax.backends import prompt_forms, top_words
+from nlrl_jax.backends import prompt_forms, token_log_probs, top_words
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.run import models
-from nlrl_jax.types import Chat, LanguageModelError
+from nlrl_jax.types import LEAST, Chat, LanguageModelError, Score
 from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, HOT, model
 from tests.backends.server import Server
@@ -43,6 +46,12 @@ def test_a_word_outside_the_list_is_bounded_by_its_last_place():
     assert (good.bounded, bad.bounded, bad.log_prob) == (False, True, -3.0)
     assert [score.log_prob for score in top_words.scores([(" st", -1.0)], ["stop", "stay"])] == [-1.0, -1.0]  # of both
     assert top_words.scores([], ["GOOD", "BAD"])[0].log_prob == 0.0
+
+
+def test_a_word_of_letters_over_several_tokens_is_begun_by_its_bytes():
+    top = [(token_log_probs.spelt("\ufffd", [0xE5, 0xA5]), -0.5), (token_log_probs.spelt("bytes:\\xe5\\x9d"), -2.0)]
+    good, bad = top_words.scores(top, [" \u597d", " \u574f"])
+    assert (good.log_prob, bad.log_prob, good.bounded, bad.bounded) == (-0.5, -2.0, False, False)
 
 
 def lists(top, text="ok", tokens=()):
@@ -164,9 +173,73 @@ def test_drawn_candidates_have_the_probabilities_of_their_own_tokens(tmp_path):
         assert {request.body["logprobs"] for request in server.requests} == {True}
 
 
-def test_a_prompt_that_a_filter_refuses_is_judged_neither_way():
-    refuse = s.status(400, '{"error": {"code": "content_filter"}}')
-    with Server(behaviour=lambda request: refuse) as server:
-        ask = model(server, found=Abilities(prompt_forms.ASKED, top=3))
-        ((good, bad),) = ask.score([OPEN], [[" GOOD", " BAD"]], "critic")
-        assert good == bad and good.bounded and len(server.requests) == 1
+def judged(content, logprobs=None, **more):
+    choice = {"index": 0, "message": {"content": content}, "logprobs": logprobs, "finish_reason": "stop", **more}
+    return s.raw(json.dumps({"choices": [choice]}).encode())
+
+
+FILTERED = {
+    "status 400": s.status(400, '{"error": {"code": "content_filter"}}'),
+    "error in a 200": s.raw(b'{"error": {"code": "content_filter"}}'),
+    "null log-probabilities": judged("", finish_reason="content_filter"),
+    "null text": judged(None, finish_reason="content_filter"),
+    "a text": judged("GO", {"content": None}, finish_reason="content_filter"),
+    "results": judged(None, content_filter_results={"hate": {"filtered": True}}),
+    "null text and no reason": judged(None),
+    "no text and no reason": judged(""),
+}
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_a_judgement_that_a_filter_stops_makes_no_difference_and_is_met_once(name, tmp_path):
+    cache = DiskCache(tmp_path)
+    with Server(behaviour=lambda request: FILTERED[name]) as server:
+        for _ in range(2):
+            ask = model(server, cache=cache, found=Abilities(prompt_forms.ASKED, top=3))
+            ((good, bad),) = ask.score([OPEN], [[" GOOD", " BAD"]], "critic")
+            assert good == bad and good.bounded
+            assert len(server.requests) == (4 if "no reason" in name else 1)
+
+
+def test_a_judgement_with_a_text_and_no_log_probabilities_is_an_error():
+    with (
+        Server(behaviour=lambda request: judged("GOOD")) as server,
+        pytest.raises(LanguageModelError, match="logprobs"),
+    ):
+        model(server, found=Abilities(prompt_forms.ASKED, top=3)).score([OPEN], [[" GOOD", " BAD"]], "critic")
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, -math.inf, "-inf", -9999.0, -3.4e38])
+@pytest.mark.parametrize("form", [prompt_forms.ASKED, prompt_forms.TEXT])
+def test_an_unlikely_word_has_a_finite_q_that_is_counted(missing, form):
+    with Server(behaviour=lambda request: lists([(" GOOD", -0.5), (" BAD", missing)])) as server:
+        ask = model(server, found=Abilities(form, top=2), render=render)
+        for alpha in (0.5, 1e-30):
+            caller = Caller(ask, Dialogue.of("rules"), PlanningConfig(), 0)
+            ((q, *words),) = lac.critic(caller, [OPEN], lac.LACConfig())
+            assert (q, words) == (-0.5 - LEAST, [-0.5, LEAST]) and caller.problems == {"critic/" + imagine.UNLIKELY: 1}
+            improved = returns.kl_improved_policy(np.log([0.5, 0.5]), np.array([q, -q]), alpha)
+            assert np.exp(improved).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("number", [math.nan, 0.4])
+def test_a_model_that_gives_no_log_probabilities_is_refused(number):
+    class Wrong:
+        can_score = True
+
+        def score(self, chats, continuations, role):
+            return [[Score(number, 1) for _ in row] for row in continuations]
+
+    caller = Caller(Wrong(), Dialogue.of("rules"), PlanningConfig(), 0)
+    with pytest.raises(ValueError, match=f"gives {number} as a log-probability .critic."):
+        lac.critic(caller, [OPEN], lac.LACConfig())
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, -math.inf])
+def test_a_drawn_token_without_a_number_is_unlikely_and_counted(missing):
+    drawn = lists(TOP, "Action: turn left\nObs", [*DRAWN[:2], (" turn", missing), *DRAWN[3:]])
+    with Server(behaviour=lambda request: drawn) as server:
+        ask = model(server, found=Abilities(prompt_forms.CONTINUED, top=3))
+        caller = Caller(ask, Dialogue.of("rules"), PlanningConfig(draws=3), 0)
+        (found,) = imagine.propose(caller, [History("goal", "a wall")], ["turn left", "turn right"])
+    assert found.log_prior == (LEAST - 0.5,) and caller.problems == {"policy/" + imagine.UNLIKELY: 3}

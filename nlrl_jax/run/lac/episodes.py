@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.algorithms.imagine import POLICY
+from nlrl_jax.algorithms.imagine import POLICY, NoLogProbability
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
@@ -134,7 +134,10 @@ def _play_batch(
         journal.add({"part": batch, **cost(), **counted, "plan": [move._asdict() for move in earlier]})
 
     def decide(histories, t):
-        made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
+        try:
+            made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
+        except NoLogProbability as error:
+            raise ValueError(f"{method.title} on {game.name}, step {t + 1}: {error}") from None
         counts.update(problems=made.problems, calls=made.calls)
         return made
 

@@ -50,6 +50,16 @@ class Killed(Corridor):
         return super().complete(*args, **kwargs)
 
 
+def test_a_log_probability_that_is_no_number_is_refused_at_its_step(tmp_path):
+    class Broken(Corridor):
+        def score(self, chats, continuations, role):
+            rows = super().score(chats, continuations, role)
+            return [[score._replace(log_prob=float("nan")) for score in row] for row in rows]
+
+    with pytest.raises(ValueError, match=r"LAC on corridor, step 1: the model gives nan as a log-probability \(policy"):
+        run(Broken(), tmp_path / "run")
+
+
 def test_a_killed_run_asks_for_nothing_twice(tmp_path):
     whole = run(Corridor(), tmp_path / "whole")
     folder = tmp_path / "killed"
