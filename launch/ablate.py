@@ -347,7 +347,9 @@ def main(argv: list[str]) -> None:
     if nlrl and (controls := beside({folder.name: stored for folder, stored in trained.items()})):
         note = "Without learning, on the same positions (one set per seed):"
         tables.append(Table("Without learning", controls, note))
-    title = f"Ablation of {config.algorithm} ({flat(base)['analyst' if ultra else 'model']}): {', '.join(panels)}"
+    game = flat(base).get("game", "breakthrough" if config.algorithm == "language_td" else "tic_tac_toe")
+    who = flat(base)["analyst" if ultra else "model"]
+    title = f"Ablation of {config.algorithm} on {game} ({who}): {', '.join(panels)}"
     shown = {name: value for name, value in flat(config).items() if name not in useless}
     write(run_dir, title, shown, tables, panels, AXES[config.algorithm], nlrl)
 

@@ -141,6 +141,8 @@ def main(argv: list[str]) -> None:
     shown = labels([run["name"] for run in runs])
     compared = " and ".join(shown) if len(runs) < 4 else f"{len(runs)} runs"
     title = f"{runs[0]['name']}: before and after" if alone else f"{compared} compared"
+    games = {run["config"].get("game", "") for run in runs}
+    title += f" on {games.pop()}" if len(games) == 1 and any(games) else ""
     names = ("before", "after") if alone else (shown[0], shown[1])
     notes = [
         f"{header('the seeds of a run')} Metrics without an arrow are means over the last tenth of the run. The "

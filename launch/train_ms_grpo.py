@@ -164,7 +164,7 @@ def context_for(game: str, context: str) -> str:
     if context != "auto" or ":" not in game:
         return {"auto": "transcript" if game in envs.IN_TRANSCRIPTS else "state"}.get(context, context)
     try:
-        found = own.load(game, HostGame, TextGame, without=("prompt", "max_steps"), prompt="paper", max_steps=0)
+        found = own.load(game, HostGame, TextGame, prompt="paper")
     except ValueError:  # `envs.make` says why
         return "state"
     return "transcript" if isinstance(found, HostGame) else "state"

@@ -153,6 +153,7 @@ class Outcome(NamedTuple):
 
     state: the next one. observation: in words. reward: of this step. done: the episode is over. success: it is won.
     valid: whether the action could be carried out. error: why the game itself stopped, which ends the episode; or "".
+    idle: of an action that is not valid: it was one of the game's and changed nothing (a wall in the way); not fined.
     """
 
     state: Any
@@ -162,9 +163,11 @@ class Outcome(NamedTuple):
     success: bool = False
     valid: bool = True
     error: str = ""
+    idle: bool = False
 
 
 SEEDS_PER_RUN = 10_000  # task i of each kind has the seed SEEDS_PER_RUN * (seed of the run) + i
+MOST_RUN_SEED = 100_000  # of a run with tasks; those of larger seeds would meet examples (2^30), then pass 32 bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,14 +181,16 @@ class HostGame:
       max_steps: horizon; a longer episode is lost.
       kinds: of tasks, e.g. missions; ("",) where there is one.
       reset: tasks -> a start each; a task is (kind, seed), and the same one gives the same episode.
-      step: (states, actions) -> an outcome each; the observation says so if an action cannot be carried out.
+      step: (states, actions) -> an outcome each; the observation says so if an action cannot be carried out. Any line
+        of text may come, also where `actions` lists all there are.
       board: state -> the world as a person would draw it; None where there is no picture.
       optimal: state -> minimum number of actions to the goal, None or -1 where there is no way; None where it is not
         known. For measurements, and for a warning where an episode is too short.
       examples: (label of the notes, or "Think" for thoughts among the actions; number) -> `roles.dialogues.History` of
         as many episodes, to read first; None where there are none.
       score: name of an episode's reward in tables, beside success; "" if it says no more than success.
-      reversible: whether an earlier state can be stepped again, with the same outcome.
+      reversible: whether any state can be stepped again, with the same outcome, as often as one likes. Where not, an
+        episode steps each of its states once; what imagines several actions steps copies or repeats the episode.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
       expert: state -> the action of a player who sees the true state; None where there is none.
       commands: state -> actions worth trying there, where `actions` is empty; None where the game has no such list.

@@ -150,5 +150,5 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
     )
     if data:
         return game
-    simulator = dataclasses.replace(game, **playing(simulated), expert=expert, commands=commands)
+    simulator = dataclasses.replace(game, **playing(simulated), expert=expert, commands=commands, reversible=True)
     return dataclasses.replace(game, expert=expert, simulator=simulator)

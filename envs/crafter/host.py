@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from envs import recorded
 from envs.crafter import expert
 from envs.crafter.env import GOAL, RULES, text_game
-from nlrl_jax.text.host import of_text_game
+from nlrl_jax.text.host import counted, of_text_game
 from nlrl_jax.types import HostGame, Start
 
 MAX_STEPS = 2000  # as in BALROG, and so is the number of steps that a prompt shows
@@ -21,11 +21,12 @@ _WORLDS = 8  # made at once: XLA's CPU compiler (jax 0.10.2) gives the rows of a
 def host_game(max_steps: int = MAX_STEPS) -> HostGame:
     """Crafter with BALROG's horizon; the sum of an episode's rewards is its achievements / 22, success is all of them.
 
-    An action that is none of the 17 changes nothing, not even the time. A task has the same world in every batch.
+    An action that is none of the 17 takes a step and changes nothing else. A task has the same world in every batch.
     """
     game = of_text_game(text_game(max_steps=max_steps))
 
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
+        tasks = counted(tasks)  # before they are parted
         few = [tasks[i : i + _WORLDS] for i in range(0, len(tasks), _WORLDS)]
         return [start._replace(goal=GOAL) for some in few for start in game.reset(some)]
 

@@ -169,7 +169,8 @@ def make_update(
 ) -> Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
     """One iteration of Algorithm 1 as a pure function `update(state, key) -> (state, metrics)`; jit it.
 
-    A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0.
+    A non-finite loss or gradient leaves the state as it was and sets `metrics["finite"]` to 0; so does a reward of the
+    game, and `metrics["bad_reward_turn"]` is its turn then, from 1, else 0.
 
     Raises:
       ValueError: credit "state", which needs transcripts (`ms_grpo_transcripts`); from the update, an adapter below
@@ -215,6 +216,8 @@ def make_update(
         elif config.updates_per_batch > 1:  # theta moves away from theta_old between the steps
             rows = rows._replace(old_log_probs=log_probs_of(policy, variables, rows))
         new_state, metrics = ascend(policy, state, rows, config)
+        metrics["bad_reward_turn"] = bad_reward_turn(turns)
+        metrics["finite"] &= metrics["bad_reward_turn"] == 0
         metrics |= collapse.measures(turns, returns)
         if config.probe:
             metrics["state_dependence"] = collapse.state_dependence(policy, acts, turns, config.probe)
@@ -272,6 +275,12 @@ def composite_rewards(turns: text_games.Turns, config: MSGRPOConfig) -> jax.Arra
     """r + Phi of each turn: environment reward, invalid actions and format penalties. float32 [T, B]."""
     penalty = jnp.where(turns.active, turns.turn.parsed.format_penalty, 0.0)
     return turns.reward + (config.invalid_action_reward * turns.invalid + penalty)
+
+
+def bad_reward_turn(turns: text_games.Turns) -> jax.Array:
+    """The first turn, from 1, with a reward that is not finite or beyond `text_games.MOST`: int32 [], 0 for none."""
+    bad = jnp.any(turns.active & ~(jnp.abs(turns.reward) <= text_games.MOST), axis=1)
+    return jnp.where(jnp.any(bad), jnp.argmax(bad) + 1, 0)
 
 
 def episode_metrics(episodes: text_games.Episodes, returns: jax.Array) -> dict[str, jax.Array]:

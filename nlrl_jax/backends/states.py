@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from nlrl_jax.backends.restored import restorable
 from nlrl_jax.roles.dialogues import THINK, History, Step
 from nlrl_jax.types import HostGame, Outcome
 
@@ -62,15 +63,15 @@ class States:
     """Finds states and steps them; keeps what it has found.
 
     Args:
-      game: with an `expert`; its `simulator`, if it has one, is what is stepped.
+      game: with an `expert`; its `simulator`, if it has one, is what is stepped, many times from one state: in a game
+        that is not reversible by copies or by repeated actions (`backends.restored`).
       world: the rate at which an imagined observation is the true one.
     """
 
     def __init__(self, game: HostGame, world: float):
-        self.game, self.world = game.simulator or game, world
-        self._expert = self.game.expert or game.expert
-        self._optimal = self.game.optimal or game.optimal
-        self._commands = self.game.commands or game.commands
+        own = game.simulator or game
+        named = {name: getattr(own, name) or getattr(game, name) for name in ("expert", "optimal", "commands")}
+        self.game, self.world = dataclasses.replace(own, **named), world
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._outcomes: dict[tuple[str, str], Outcome] = {}
@@ -78,13 +79,13 @@ class States:
     @property
     def counts(self) -> bool:
         """Whether the game itself counts the steps to success, so that play can stop there."""
-        return self._optimal is not None
+        return self.game.optimal is not None
 
     def find(self, histories: Sequence[History]) -> list[Place]:
         """The place of each history, found again step by step from the longest beginning that is known.
 
         Raises:
-          ValueError: a history without its task.
+          ValueError: a history without its task; a game whose states cannot be restored.
         """
         rows = []
         for history in histories:
@@ -98,6 +99,7 @@ class States:
             rows.append([task, steps, keys, known])
         fresh = list({row[0]: row for row in rows if row[3] < 0}.values())
         if fresh:
+            self.game = restorable(self.game, fresh[0][0])
             for row, start in zip(fresh, self.game.reset([row[0] for row in fresh]), strict=True):
                 self._keep(Place(row[2][0], row[0], start.state, plain(start.observation)))
         found = [self._places[row[2][max(row[3], 0)]] for row in rows]
@@ -135,7 +137,7 @@ class States:
         right = self.move(place)
         if self.game.actions:
             return right, [action for action in self.game.actions if action != right]
-        own = self._commands(place.state) if self._commands and not place.over else ()
+        own = self.game.commands(place.state) if self.game.commands and not place.over else ()
         pool = list(dict.fromkeys([*own, *(self._path(place.task) if not own else ()), *place.taken]))
         others = [action for action in pool if action != right]
         return right, rng_of(place.key, "pool").sample(others, min(_OTHERS, len(others)))
@@ -149,7 +151,7 @@ class States:
 
     def move(self, place: Place) -> str:
         if place.move is None:
-            place.move = (self.game.actions or ("nothing",))[0] if place.over else self._expert(place.state)
+            place.move = (self.game.actions or ("nothing",))[0] if place.over else self.game.expert(place.state)
         return place.move
 
     def left(self, places: Sequence[Place]) -> list[float]:
@@ -158,8 +160,8 @@ class States:
         for place in open_:
             if place.over:
                 place.left = 0.0 if place.won else math.inf
-            elif self._optimal:
-                steps = self._optimal(place.state)
+            elif self.game.optimal:
+                steps = self.game.optimal(place.state)
                 place.left = math.inf if steps is None or steps < 0 else float(steps)
         open_ = [place for place in open_ if place.left is None]
         if open_:
@@ -176,7 +178,7 @@ class States:
         for _ in range(min(_AHEAD, self.game.max_steps)):
             if not going:
                 break
-            moves = [self._expert(states[i]) for i in going]
+            moves = [self.game.expert(states[i]) for i in going]
             outcomes = self.game.step([states[i] for i in going], moves)
             for i, move, outcome in zip(going, moves, outcomes, strict=True):
                 states[i] = outcome.state

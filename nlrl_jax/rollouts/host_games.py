@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nlrl_jax.roles.dialogues import THINK_REPLY, History, Step
+from nlrl_jax.rollouts.text_games import MOST
 from nlrl_jax.types import HostGame, Outcome
 
 
@@ -70,6 +71,16 @@ class Episode:
     valid: tuple[bool, ...] = ()
 
 
+def number(reward: Any, game: str, task: Sequence[Any], t: int) -> float:
+    """The reward of step t, counted from 0. Raises ValueError: it is nan, infinite or beyond `MOST`."""
+    if not abs(reward) <= MOST:
+        raise ValueError(
+            f"{game}: step {t + 1} of the task {tuple(task)} paid the reward {float(reward)}; it must be finite, and "
+            f"at most {MOST:g}"
+        )
+    return float(reward)
+
+
 def play(
     game: HostGame,
     decide: Callable[[Sequence[History], int], Decisions],
@@ -89,7 +100,7 @@ def play(
       pictured: how many episodes, from the first on, keep boards, each of which the game draws by itself; None: all.
 
     Raises:
-      ValueError: `done_before` belongs to other tasks.
+      ValueError: `done_before` belongs to other tasks; a reward that cannot be summed (`number`).
     """
     starts = game.reset(tasks)
     states = [start.state for start in starts]
@@ -124,7 +135,7 @@ def play(
             histories[i] = history.then(Step(move.actions[k], outcome.observation))
             thinking[i].append(move.thinking[k])
             boards[i] += [game.board(outcome.state)] if drawn[i] else []
-            rewards[i].append(float(outcome.reward))
+            rewards[i].append(number(outcome.reward, game.name, tasks[i][:2], t))
             valid[i].append(outcome.valid)
             success[i], running[i], errors[i] = outcome.success, not outcome.done, outcome.error
         if not repeated:

@@ -14,6 +14,8 @@ from nlrl_jax.text.policy import LanguageAgentPolicy, Turn
 from nlrl_jax.types import TextGame
 from nlrl_jax.updates import where
 
+MOST = 1e18  # absolute value of a reward: float32 still holds the square of an episode's
+
 
 class Turns(NamedTuple):
     """The turns of B episodes, time-major.

@@ -53,7 +53,8 @@ class Turn(NamedTuple):
     """One step of an episode.
 
     observation: what the model acted on. replies: a thought, if there is one, and the action. action: as the game got
-    it. reward: the game's. invalid: the game could not carry the action out, or there is none in the reply.
+    it. reward: the game's. invalid: the game could not carry the action out, or there is none in the reply; an action
+    of the game that changed nothing (`Outcome.idle`) is not.
     """
 
     observation: str
@@ -190,7 +191,7 @@ def play(
       game: with as many `max_steps` as an episode is to have.
       tasks: several episodes of one task are listed as often.
       seed: of all that is drawn. The same arguments give the same tokens.
-      give_up: an episode ends after so many invalid actions in a row; 0: never.
+      give_up: an episode ends after so many actions in a row that were invalid or changed nothing; 0: never.
       pictured: see `host_games.play`.
 
     Raises:
@@ -198,8 +199,9 @@ def play(
     """
     steps: list[list[tuple[int, ...]]] = [[] for _ in tasks]
     replies: list[list[tuple[Reply, ...]]] = [[] for _ in tasks]
-    in_vain, forfeits = [0] * len(tasks), [0] * len(tasks)  # invalid actions in a row; turns left when given up
+    in_vain, forfeits = [0] * len(tasks), [0] * len(tasks)  # actions in vain in a row; turns left when given up
     unread = [False] * len(tasks)  # whether there is no action in the last reply
+    invalid: list[list[bool]] = [[] for _ in tasks]  # of each turn
     seeds = np.random.default_rng(seed)
 
     def write(prompts: list[tuple[int, ...]], role: str) -> list[Reply]:
@@ -231,6 +233,7 @@ def play(
     def rule(history: History, outcome: Outcome) -> Outcome:
         i, t = history.task[2], len(history.steps) + 1
         in_vain[i] = in_vain[i] + 1 if unread[i] or not outcome.valid else 0
+        invalid[i].append(unread[i] or not (outcome.valid or outcome.idle))
         if outcome.done or t == game.max_steps:
             return outcome
         if give_up and in_vain[i] >= give_up:
@@ -245,7 +248,7 @@ def play(
     numbered = dataclasses.replace(game, reset=lambda tasks: game.reset([task[:2] for task in tasks]))
     named = [(*task, i) for i, task in enumerate(tasks)]
     episodes = host_games.play(numbered, decide, named, rule=rule, pictured=pictured)
-    return [_played(*one) for one in zip(episodes, replies, forfeits, strict=True)]
+    return [_played(*one) for one in zip(episodes, replies, invalid, forfeits, strict=True)]
 
 
 def _thought(player: Player, said: tuple[Reply, ...]) -> tuple[int, ...]:
@@ -258,14 +261,16 @@ def _observation(history: History, number: int) -> str:
     return history.steps[number - 1].observation if number else history.observation
 
 
-def _played(episode: host_games.Episode, replies: Sequence[tuple[Reply, ...]], forfeit: int) -> Played:
+def _played(
+    episode: host_games.Episode, replies: Sequence[tuple[Reply, ...]], invalid: Sequence[bool], forfeit: int
+) -> Played:
     turns = tuple(
         Turn(
             _observation(episode.history, t),
             own,
             episode.history.steps[t].action,
             episode.rewards[t],
-            bool(episode.thinking[t]["problem"]) or not episode.valid[t],
+            invalid[t],
         )
         for t, own in enumerate(replies)
     )

@@ -18,6 +18,7 @@ T = TypeVar("T")
 Presets = Mapping[Any, Mapping[str, Any]]
 
 _PARSERS = {"str": flags.ArgumentParser(), "int": flags.IntegerParser(), "float": flags.FloatParser()}
+_IDLE: set[str] = set()  # options that do nothing in this process's command
 _NOT_OURS = ("absl.", "jax", "orbax", "etils", "chex", "optax", "flax", "tensorflow")
 
 
@@ -95,6 +96,7 @@ def parse(
     Raises:
       ValueError: a value outside its bounds.
     """
+    _IDLE.clear()
     start = config() if isinstance(config, type) else config
     preset = flags.FLAGS[flag].value if presets else None
     values = dict((presets or {}).get(preset, {}))
@@ -127,6 +129,12 @@ def leave_out(why: str, *names: str) -> None:
     for name in names:
         if name in flags.FLAGS and flags.FLAGS[name].present:
             raise ValueError(f"--{name} does nothing {why}; leave it out")
+    _IDLE.update(names)
+
+
+def in_use(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a flat config without those that this command's `leave_out` calls name."""
+    return {name: value for name, value in config.items() if name not in _IDLE}
 
 
 def check_numbers() -> None:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
+from nlrl_jax.rollouts.text_games import MOST
 from nlrl_jax.run import alarms, processes, results
 from nlrl_jax.run.directory import check_done, part_of
 from nlrl_jax.run.metrics import METRICS, MetricsWriter, read_rows
@@ -67,6 +68,7 @@ class Plan(NamedTuple):
         evaluations of `learn`.
       columns: the metrics that progress shows.
       resume: keep the metrics written before `state.iteration`.
+      game: its name, for messages.
     """
 
     seed: int | Sequence[int]
@@ -75,6 +77,7 @@ class Plan(NamedTuple):
     columns: Sequence[str] = ()
     resume: bool = False
     eval_every: int = 1
+    game: str = ""
 
 
 def train(
@@ -131,10 +134,13 @@ def train(
                 clock = time.monotonic()
                 state, metrics = update(state, fold_in(key, i + 1))
                 metrics = {name: np.asarray(value, np.float64) for name, value in metrics.items()}
+                bad_turn = int(np.max(metrics.pop("bad_reward_turn", 0)))
                 if not metrics.pop("finite", np.ones(())).all():
                     if (np.ravel(state.iteration) == i).all():  # the update kept the last good state
                         checkpoints.save(i, state.learned(), origin | {"stopped": "non-finite"})
-                    raise ValueError(_not_finite(i, metrics, checkpoints))
+                    raise ValueError(
+                        _not_finite(i, metrics, checkpoints, bad_turn and _bad_reward(plan.game, bad_turn))
+                    )
                 metrics |= evaluate(i + 1, state) if evaluate else {}
                 _write(writers, i, metrics, time.monotonic() - clock)
                 means = {name: np.mean(value) for name, value in metrics.items()}
@@ -229,12 +235,21 @@ def _check_metrics(folder: pathlib.Path, run_dir: pathlib.Path, start: int) -> N
         )
 
 
-def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Checkpoints) -> str:
+def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Checkpoints, cause: str) -> str:
     bad = ", ".join(f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value).all())
     checkpoints.wait()
     kept = checkpoints.latest_step()
     where = "no state was saved" if kept is None else f"the last good state is in {checkpoints.folder / str(kept)}"
-    return f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {where}. Lower --learning_rate"
+    return (
+        f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {where}. "
+        f"{cause or 'Lower --learning_rate'}"
+    )
+
+
+def _bad_reward(game: str, turn: int) -> str:
+    return (
+        f"{game or 'The game'} paid a reward in turn {turn} that is not finite, or beyond {MOST:g}: mend its step_env"
+    )
 
 
 @contextlib.contextmanager

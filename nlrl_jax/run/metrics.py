@@ -18,8 +18,22 @@ import numpy as np
 
 from nlrl_jax.run.boards import boards_of
 
+_WORDS = {  # metrics whose names say too little on a page
+    "env_return": "return of the game",
+    "env_return_std": "standard deviation of the return",
+    "env_reward": "return less fines for invalid actions",
+    "kl": "KL divergence",
+    "grad_norm": "gradient norm",
+    "row_use": "share of row steps that write a token",
+}
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
+
+
+def words(name: str) -> str:
+    """A metric's name as a page and a picture call it: "eval/env_return" is "return of the game, evaluated"."""
+    metric = name.removeprefix("eval/")
+    return _WORDS.get(metric, metric.replace("_", " ")) + ", evaluated" * (metric != name)
 
 
 class MetricsWriter:

@@ -155,8 +155,18 @@ def summarize(episodes: text_games.Episodes, game: TextGame, invalid_action_rewa
     """Means over episodes: the game's return (with its deviation), success, and how well replies were formed.
 
     "env_reward" is the paper's R: the game's return plus `invalid_action_reward` for each invalid action.
+
+    Raises:
+      ValueError: a reward that is not finite, or beyond `text_games.MOST`.
     """
     turns = jax.tree.map(np.asarray, episodes.turns)
+    bad = np.argwhere(turns.active & ~(np.abs(turns.reward) <= text_games.MOST))
+    if len(bad):
+        turn, episode = bad[0]
+        raise ValueError(
+            f"{game.name}: turn {turn + 1} of evaluation episode {episode + 1} paid the reward "
+            f"{turns.reward[turn, episode]}; it must be finite, and at most {text_games.MOST:g}"
+        )
     returns, active = turns.reward.sum(axis=0), turns.active
     per_turn = lambda x: float(np.where(active, x, 0).sum() / max(active.sum(), 1))
     summary = {

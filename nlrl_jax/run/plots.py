@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nlrl_jax.run import processes
-from nlrl_jax.run.metrics import read_metrics
+from nlrl_jax.run.metrics import read_metrics, words
 from nlrl_jax.statistics import deviation, half_widths
 
 _COLORS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#be185d", "#0f766e", "#a16207", "#475569", "#0891b2", "#84cc16")
 _STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888"}
-_SHARE = re.compile(r"\b(share|success|win|tie|accuracy|answered|terminated)\b|(win|tie|loss|cut)[_ ]rate|eval/loss")
+_SHARE = re.compile(
+    r"\b(share|success|win|tie|accuracy|answered|terminated)\b|(win|tie|loss|cut)[_ ]rate|eval/loss|loss, evaluated"
+)
 SMOOTHING = 0.05  # width of a running mean as a share of the run
 _SPARSE = 0.5  # a metric written in fewer iterations than this share is drawn as points, unsmoothed
 
@@ -79,7 +81,7 @@ def _draw(runs, metrics, title, smoothing):
         figure.suptitle(title, fontsize=12)
     for k, (axes, name) in enumerate(zip(grid, metrics, strict=True)):
         _panel(axes, runs, name, _COLORS[k % len(_COLORS)], smoothing)
-        _dress(axes, name, "iteration")
+        _dress(axes, words(name), "iteration")
         _limit(axes, name, np.concatenate([run[name] for run in runs if name in run]))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure

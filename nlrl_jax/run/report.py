@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.files import write_atomically
 from nlrl_jax.run import processes
+from nlrl_jax.run.flags import in_use
+from nlrl_jax.run.metrics import words
 from nlrl_jax.run.transcript import flaws, outcome, printable
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
@@ -90,7 +92,7 @@ def write_report(
 
     Args:
       title, question: plain text. The title names the model.
-      config: shown as a table.
+      config: shown as a table, without options that are empty or that do nothing beside the others.
       blocks: the page in order; those without content are left out.
       headline: the result in large letters: one number and what it is compared with.
       legend: meaning of the characters on boards (`TextGame.legend`); only those that occur are shown.
@@ -111,18 +113,19 @@ def write_report(
     colors = cell_colors(boards, legend or {})
     cells = {cell for board in boards for row in _cells(board) or () for cell in row}
     named: dict[str, list[str]] = {}
-    for cell, words in (legend or {}).items():
+    for cell, meaning in (legend or {}).items():
         if cell in cells:
-            named.setdefault(words, []).append(cell)
+            named.setdefault(meaning, []).append(cell)
     page = _template().render(
         title=title,
         question=question,
-        config=config,
+        config={option: value for option, value in in_use(config).items() if value != ""},
         blocks=[(type(block).__name__, block) for block in blocks if _has_content(block)],
         headline=headline.replace("->", "→"),
         legend=named,
         foot=_foot(),
         columns=_columns,
+        opened=_first_changed,
         data_uri=_data_uri,
         outcome=outcome,
         flaws=flaws,
@@ -150,6 +153,16 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
     """(name of a column, whether it holds numbers), in the order of their first rows."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [(name, all(_NUMBER.match(str(row.get(name, ""))) for row in rows)) for name in names]
+
+
+def _first_changed(block: Episodes) -> int:
+    """The position of the pair to show open: the first whose success changed, else whose return did, else 0."""
+    pairs = list(zip(block.before, block.after))
+    for key in ("success", "env_return"):
+        for i, (before, after) in enumerate(pairs):
+            if before[key] != after[key]:
+                return i
+    return 0
 
 
 def _has_content(block: Block) -> bool:
@@ -200,7 +213,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     change = lambda name: after[name] - before[name]
     rows = [
         {
-            "metric": name,
+            "metric": words(name),
             "before": before[name],
             "after": after[name],
             "change": f"{change(name):+.3g}" if change(name) else "",
@@ -337,8 +350,9 @@ def distinct(table: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
             same.setdefault(shown[text], []).append(name)
         else:
             shown[text] = name
-    hidden = [f"always 0: {', '.join(zero)}"] if zero else []
-    return list(shown.values()), hidden + [f"equal to {name}: {', '.join(names)}" for name, names in same.items()]
+    listed = lambda names: ", ".join(map(words, names))
+    hidden = [f"always 0: {listed(zero)}"] if zero else []
+    return list(shown.values()), hidden + [f"equal to {words(name)}: {listed(names)}" for name, names in same.items()]
 
 
 def _data_uri(path: pathlib.Path) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
@@ -26,6 +29,11 @@ def of_text_game(
 ) -> HostGame:
     """A text game of the device, played on the host.
 
+    A text that is none of its actions takes a step, in which time alone passes. An action after which nothing but the
+    time has changed (a wall in the way) is invalid but not fined; a move that `info["illegal_move"]` marks is both.
+
+    A task has one stream of chance; listed several times in one `reset`, it has another one each time.
+
     Args:
       kinds, reset: kinds of tasks, and (key, index of the kind) -> the state an episode begins in; by default one kind
         and the game's own beginning. Works under `vmap`.
@@ -39,11 +47,17 @@ def of_text_game(
     begin = reset or (lambda key, kind: env.reset_env(key, params)[1])
     draw = jax.jit(jax.vmap(lambda seed, kind: begin(jax.random.key(seed), kind)))
 
-    def one_step(key, state, action):
-        _, after, reward, terminated, _ = env.step_env(key, state, action, params)
-        return after, reward, terminated, game.truncated(after)
+    def transition(key, state, action):
+        """(state, reward, terminated, truncated, whether the action is valid, whether it was one without an effect)."""
+        _, after, reward, terminated, info = env.step_env(key, state, jnp.maximum(action, 0), params)
+        known, waited = action >= 0, _at(state, after.time)
+        idle = jnp.all(jnp.stack([jnp.all(a == b) for a, b in zip(*map(jax.tree.leaves, (after, waited)))]))
+        illegal = jnp.asarray(info.get("illegal_move", False), bool)
+        after = jax.tree.map(lambda a, b: jnp.where(known, a, b), after, waited)
+        ended, known = (known & terminated, game.truncated(after)), known & ~illegal
+        return after, jnp.where(action >= 0, reward, 0), *ended, known & ~idle, known & idle
 
-    step = jax.jit(jax.vmap(one_step))
+    step = jax.jit(jax.vmap(transition))
     won = jax.jit(jax.vmap(game.success)) if game.success else None
     fields = jax.jit(jax.vmap(game.fields))
 
@@ -69,13 +83,14 @@ def of_text_game(
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (size - len(trees)))
 
     def start(tasks: Sequence[tuple[str, int]]) -> list[Start]:
-        for kind, _ in tasks:
+        for kind, *_ in tasks:
             if kind not in kinds:
                 raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
-        seeds = [np.uint32(check_seed(seed)) for _, seed in tasks]
-        numbers, size = [np.int32(kinds.index(kind)) for kind, _ in tasks], size_for(len(tasks))
+        seeds = [np.uint32(check_seed(seed)) for _, seed, _ in counted(tasks)]
+        chance = [_chance(seed, again) for _, seed, again in counted(tasks)]
+        numbers, size = [np.int32(kinds.index(kind)) for kind, *_ in tasks], size_for(len(tasks))
         states = jax.device_get(draw(padded(seeds, size), padded(numbers, size)))
-        pairs = zip(seeds, rows(states, len(seeds)), read(states, len(seeds)), strict=True)
+        pairs = zip(chance, rows(states, len(seeds)), read(states, len(seeds)), strict=True)
         return [Start((seed, state), *text) for seed, state, text in pairs]
 
     def advance(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
@@ -84,16 +99,14 @@ def of_text_game(
         before = padded([state for _, state in states], size)
         seeds = padded([np.uint32(seed) for seed, _ in states], size)
         keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)
-        ids_or_first = padded([np.int32(max(i, 0)) for i in ids], size)
-        after, reward, terminated, truncated = jax.device_get(step(keys, before, ids_or_first))
+        states = step(keys, before, padded([np.int32(i) for i in ids], size))
+        after, reward, terminated, truncated, valid, idle = jax.device_get(states)
         success = jax.device_get(won(after)) if won else terminated & (reward > 0)
-        old, new, outcomes = read(before, len(ids)) if min(ids) < 0 else [], read(after, len(ids)), []
-        for i, (action, state) in enumerate(zip(ids, rows(after, len(ids)))):
-            if action < 0:
-                outcomes.append(Outcome(states[i], f"{NOTHING} {old[i][1]}", valid=False))
-            else:
-                ended = bool(terminated[i] | truncated[i]), bool(success[i])
-                outcomes.append(Outcome((states[i][0], state), new[i][1], float(reward[i]), *ended))
+        outcomes = []
+        for i, (state, text) in enumerate(zip(rows(after, len(ids)), read(after, len(ids)), strict=True)):
+            observation = text[1] if ids[i] >= 0 else f"{NOTHING} {text[1]}"
+            ended = bool(terminated[i] | truncated[i]), bool(success[i]), bool(valid[i])
+            outcomes.append(Outcome((seeds[i], state), observation, float(reward[i]), *ended, idle=bool(idle[i])))
         return outcomes
 
     return HostGame(
@@ -109,3 +122,23 @@ def of_text_game(
         legend=game.legend,
         reversible=True,
     )
+
+
+def counted(tasks: Sequence[tuple]) -> list[tuple[str, int, int]]:
+    """(kind, seed, how often the task stands before it in the list); what is counted already stays."""
+    before: Counter = Counter()
+    rows = []
+    for task in tasks:
+        rows.append(tuple(task) if len(task) == 3 else (*task, before[tuple(task)]))
+        before[tuple(task)] += 1
+    return rows
+
+
+def _chance(seed: int, again: int) -> np.uint32:
+    """The seed of a stream of chance: the task's own for its first episode."""
+    return np.uint32(seed) if not again else np.random.SeedSequence((seed, again)).generate_state(1, np.uint32)[0]
+
+
+def _at(state: Any, time: Any) -> Any:
+    """The state at another time."""
+    return dataclasses.replace(state, time=time) if dataclasses.is_dataclass(state) else state._replace(time=time)

@@ -1,12 +1,15 @@
 """MS-GRPO's returns and metrics worked out by hand, and its config."""
 
 import dataclasses
+import types
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from nlrl_jax.algorithms import ms_grpo
 from nlrl_jax.rollouts import text_games
+from nlrl_jax.run import players
 from nlrl_jax.text.parser import ParsedReply
 from nlrl_jax.text.policy import Turn
 from tests.algorithms.ms_grpo_by_hand import CONFIG, composite_returns
@@ -59,3 +62,16 @@ def test_episode_metrics():
     assert set(got) == set(want)
     for name, value in want.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_reward_that_cannot_be_summed_is_found_where_an_episode_is_played(reward):
+    turns, game = hand_made_turns(), types.SimpleNamespace(name="mine", success=None)
+    assert ms_grpo.bad_reward_turn(turns) == 0
+    over = turns._replace(reward=turns.reward.at[1, 1].set(reward))  # that episode is over
+    assert ms_grpo.bad_reward_turn(over) == 0
+    bad = turns._replace(reward=turns.reward.at[1, 2].set(reward))
+    assert ms_grpo.bad_reward_turn(bad) == 2
+    ends = lambda turns: text_games.Episodes(turns, jnp.zeros(3, bool), jnp.zeros(3, bool), {})
+    with pytest.raises(ValueError, match="mine: turn 2 of evaluation episode 3 paid the reward"):
+        players.summarize(ends(bad), game)

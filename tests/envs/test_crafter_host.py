@@ -26,5 +26,5 @@ def test_it_has_balrogs_horizon_and_our_texts(host):
 def test_an_action_that_is_none_changes_nothing(host):
     starts = host.reset(TASKS)
     outcomes = host.step([start.state for start in starts], ["fly", *["Noop"] * (BATCH - 1)])
-    assert outcomes[0].observation == f"{NOTHING} {starts[0].observation}" and outcomes[0].state[1].time == 0
+    assert outcomes[0].observation == f"{NOTHING} {starts[0].observation}" and outcomes[0].state[1].time == 1
     assert outcomes[1].state[1].time == 1 and not outcomes[0].done

@@ -38,7 +38,7 @@ def test_seeds_are_a_mean_and_a_band_and_parts_are_lines(matrix, tmp_path, capsy
     assert report.parts_of(matrix) == [matrix / "dqn", matrix / "snake"]
     runs = [report.read_run(part) for part in report.parts_of(matrix)]
     dqn, snake = comparison.table(runs)
-    assert dqn["return"] == "4" and snake["return"] == "2 ± 13" and snake["eval/snake"] == "0.6 ± 1.3"
+    assert dqn["return"] == "4" and snake["return"] == "2 ± 13" and snake["snake, evaluated"] == "0.6 ± 1.3"
     assert snake["iterations done"] == 2 and "eval/lr=1" not in snake  # as far as both seeds are
     panels, _ = comparison.curves(runs)
     assert [line.label for line in panels["return"]] == ["dqn", "snake"]
@@ -91,9 +91,9 @@ def test_results_of_any_script_are_read(tmp_path):
     assert report.parts_of(folder) == [folder / "a", folder / "b"]
     runs = [report.read_run(part) for part in report.parts_of(folder)]
     panels, flat = comparison.curves(runs)
-    assert flat == ["return"] and list(panels) == ["eval/win"]
-    np.testing.assert_array_equal(panels["eval/win"][0].x, [0, 1, 2])
-    np.testing.assert_array_equal(panels["eval/win"][0].ys, [[0.25, 0.5, 0.5], [0.25, 0.75, 0.75]])
+    assert flat == ["return"] and list(panels) == ["win, evaluated"]
+    np.testing.assert_array_equal(panels["win, evaluated"][0].x, [0, 1, 2])
+    np.testing.assert_array_equal(panels["win, evaluated"][0].ys, [[0.25, 0.5, 0.5], [0.25, 0.75, 0.75]])
     a, b = comparison.summary(runs)[0]
     assert a["win (before → after)"] == "0.25 → 0.625 ± 1.6" and b["win (before → after)"] == "1"
     run("compare", folder)

@@ -49,6 +49,9 @@ def here(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
     (folder / "run" / "checkpoints" / "3").mkdir(parents=True)
+    for adapter in (folder / "run" / "adapter", folder / "adapter"):
+        adapter.mkdir()
+        (adapter / "adapter_config.json").write_text("{}")
     (folder / "run" / "metrics.jsonl").write_text('{"iteration": 0, "loss": 1.0}\n')
     for name, text in {"own_games": OWN, **BROKEN}.items():
         (folder / f"{name}.py").write_text(text)
@@ -193,6 +196,9 @@ def own(here, monkeypatch):
         ("evaluate --model=", "no name is given"),
         ("evaluate --model=file", "no model at 'file': it is a file"),
         ("evaluate --model=run", "it is the folder of a run; `nlrl-jax export --run_dir run"),
+        ("evaluate --model=run/adapter", "it is a LoRA adapter; `nlrl-jax export --run_dir run --out FOLDER` makes"),
+        ("evaluate --model=adapter", "`nlrl-jax export --model BASE --adapter adapter --out FOLDER` makes a model"),
+        ("evaluate --game=my_games.lake", "did you mean my_games:lake?"),
         ("evaluate --model=Nano", "did you mean nano?"),
         ("warm_start --model=endpoint", "here a model is loaded, and endpoint has no weights"),
         ("evaluate --run_dir=other", "its config.json belongs to another program"),

@@ -174,6 +174,25 @@ def test_a_lost_episode_is_given_up():
     assert not other.episode.error and not other.episode.success
 
 
+def test_actions_that_change_nothing_are_given_up_and_not_fined():
+    wall = lambda states, actions: [
+        Outcome(x, "a wall", valid=False, idle=action == "Up") for x, action in zip(states, actions)
+    ]
+    game = dataclasses.replace(GAME, step=wall)
+    (one,) = play(player(["Up\n", "Up\n"]), game, TWO[:1], 0, give_up=2)
+    assert [turn.invalid for turn in one.turns] == [False, False] and one.forfeit == 3
+    (one,) = play(player(["Down\n", "Up\n"]), game, TWO[:1], 0, give_up=2)
+    assert [turn.invalid for turn in one.turns] == [True, False] and one.episode.invalid == 2
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf"), 1e30, np.float32("nan")])
+def test_a_reward_that_cannot_be_summed_is_refused_with_its_step(reward):
+    pay = lambda states, actions: [Outcome(x + 1, "on", reward if x else 1.0) for x in states]
+    game = dataclasses.replace(GAME, step=pay)
+    with pytest.raises(ValueError, match=r"line: step 2 of the task \('', 0\) paid the reward .*; it must be finite"):
+        play(player(["Up\n", "Up\n", "Up\n"]), game, TWO[1:], 0)
+
+
 @pytest.mark.parametrize("name", ["webshop", "alfworld"])
 def test_games_of_any_text(name):
     """The expert's commands, as a model would write them, win in a transcript."""

@@ -207,13 +207,19 @@ def usage():
 
 def test_page(tmp_path):
     path = page.write(
-        tmp_path, "scripted", {"alpha": 1.0}, results(), usage(), ["a note"], {"P": "agent", "X": "nothing"}
+        tmp_path,
+        "scripted",
+        {"game": "babyai", "alpha": 1.0},
+        results(),
+        usage(),
+        ["a note"],
+        {"P": "agent", "X": "nothing"},
     )
     read = Page(path.read_text(encoding="utf-8"))
     text = "".join(read.text)
     assert not read.open and "script" not in read.elements
     for words in (
-        "LAC and planners: scripted",
+        "LAC and planners: scripted on babyai",
         "1,000",
         "a note",
         "LAC against the planners",
@@ -251,7 +257,9 @@ def test_a_game_of_the_host_has_the_legend_of_its_boards():
 def test_page_of_one_planner(tmp_path):
     """No LAC, no Q-values: its tables are left out, and its episodes shown all the same."""
     text = "".join(
-        Page(page.write(tmp_path, "x", {}, results("react_think"), usage()).read_text(encoding="utf-8")).text
+        Page(
+            page.write(tmp_path, "x", {"game": "babyai"}, results("react_think"), usage()).read_text(encoding="utf-8")
+        ).text
     )
     assert "Q along time" not in text and "prior or critic" not in text and "<b>which</b> way?" in text
     assert not (tmp_path / "q.png").exists()
@@ -265,7 +273,9 @@ def test_hostile_text_stays_text(tmp_path, hostile, monkeypatch):
     bad = episode(True, q=(1.0, 2.0)) | {"thinking": [record] * 2, "boards": [hostile] * 3, "goal": hostile}
     bad |= {"steps": [[f"think: {hostile}", "OK", ""], ["b", hostile, hostile], [hostile, hostile, ""]]}
     read = Page(
-        page.write(tmp_path, hostile, {}, {"lac": method([bad])}, usage(), [hostile]).read_text(encoding="utf-8")
+        page.write(tmp_path, hostile, {"game": hostile}, {"lac": method([bad])}, usage(), [hostile]).read_text(
+            encoding="utf-8"
+        )
     )
     assert not read.open and not read.elements & {"script", "iframe", "img", "svg", "link"}
     names = {name for name, _ in read.attributes}

@@ -195,6 +195,17 @@ def test_a_run_that_is_not_finite_keeps_the_last_good_state(tmp_path):
     assert step == 7 and metadata["stopped"] == "non-finite" and len(read_rows(tmp_path)) == 7
 
 
+def test_a_reward_that_is_not_finite_is_the_games_fault(tmp_path):
+    def breaks(state, key):
+        new, metrics = update(state, key)
+        bad = jnp.where(state.iteration == 7, 2, 0)
+        return new, {**metrics, "return": jnp.where(bad, jnp.nan, 1.0), "bad_reward_turn": bad, "finite": bad == 0}
+
+    with pytest.raises(ValueError, match=r"iteration 7 is not finite \(return nan\).*The game paid a reward in turn 2"):
+        train(tmp_path, jax.jit(keep_finite(breaks)))
+    assert "bad_reward_turn" not in read_rows(tmp_path)[0]
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_bad_state_never_replaces_a_good_checkpoint(tmp_path, kept):
     """A stack of seeds of which one breaks, with an update that keeps what was good and with one that does not."""

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run import report
 from nlrl_jax.run.report import Episodes, Exchanges, Picture, Table, cell_colors, draw_board, mark_reply
 
@@ -111,7 +112,7 @@ def test_rows_of_zeros_and_repeats_are_named_in_the_note():
     table = report.changes(before, {"env_return": 0.5, "invalid": 0.0, "turns": 2.0, "success": 0.5})
     assert [row["metric"] for row in table.rows] == ["success", "turns"]
     assert [row["change"] for row in table.rows] == ["+0.25", ""]
-    assert table.note == "Not shown: always 0: invalid; equal to success: env_return."
+    assert table.note == "Not shown: always 0: invalid; equal to success: return of the game."
     assert report.distinct({"a": ["0 → 0"], "b": ["10 → 0"], "c": ["0 ± 0"]}) == (["b"], ["always 0: a, c"])
 
 
@@ -173,3 +174,33 @@ def test_things_have_the_colours_they_are_named_after():
 def test_the_way_through_a_game_of_text_is_not_repeated_above_it(tmp_path):
     page = lambda *boards: write(tmp_path, Episodes([{**episode(board=boards[0]), "final_board": boards[1]}], []))
     assert 'class="path"' not in page("A room.", "A hall.") and 'class="path"' in page(BOARD, BOARD[::-1])
+
+
+def test_the_pair_shown_open_is_one_that_changed(tmp_path):
+    lost, won = episode(success=False), episode(success=True)
+    text = write(tmp_path, Episodes([lost, lost, lost], [lost, won, won]))
+    opened = re.findall(r"<details class=\"card episode\"( open)?>\s*<summary>(Episode \d)", text)
+    assert opened == [("", "Episode 1"), (" open", "Episode 2"), ("", "Episode 3")]
+    paid = {**lost, "env_return": 2.0}
+    assert '<details class="card episode" open>\n<summary>Episode 2' in write(
+        tmp_path, Episodes([lost, lost], [lost, paid])
+    )
+    assert '<details class="card episode" open>\n<summary>Episode 1' in write(tmp_path, Episodes([lost], [lost]))
+
+
+def test_metrics_are_named_in_words(tmp_path):
+    ends = {"success": 0.1, "env_return": 0.3, "env_return_std": 0.2, "format_penalty": 0.0, "invalid_actions": 0.3}
+    text = write(tmp_path, report.changes(ends, ends))
+    shown = " ".join(Page(text).text)
+    assert "standard deviation of the return" in shown and "format penalty" in shown
+    assert "equal to return of the game: invalid actions" in shown
+    assert not re.search(r"env_return|format_penalty|invalid_actions", shown)
+
+
+def test_options_that_the_run_did_not_use_are_not_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(config_flags, "_IDLE", set())
+    config_flags.leave_out("in this test", "beta")
+    config = {"game": "snake", "beta": 0.5, "revision": "", "top_k": 0}
+    shown = "".join(Page(report.write_report(tmp_path, "t", "q", config, []).read_text()).text)
+    assert "game" in shown and "top_k" in shown
+    assert "beta" not in shown and "revision" not in shown

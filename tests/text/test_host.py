@@ -80,14 +80,85 @@ def test_a_batch_that_begins_meanwhile_changes_no_step(game):
     assert hurried.observation == calm.observation
 
 
-def test_words_that_are_no_action_change_nothing_and_say_so(game):
+def test_words_that_are_no_action_let_time_pass_and_say_so(game):
     host = of_text_game(game)
     (start,) = host.reset(TASKS[:1])
     (outcome,) = host.step([start.state], ["fly"])
-    assert outcome.state is start.state and not outcome.done
+    jax.tree.map(np.testing.assert_array_equal, outcome.state[1], start.state[1].replace(time=np.int32(1)))
+    assert (outcome.reward, outcome.done, outcome.valid, outcome.idle) == (0, False, False, False)
     assert outcome.observation == f"Nothing happens. {start.observation}"
     with pytest.raises(ValueError, match="no tasks 'swim'"):
         host.reset([("swim", 1)])
+
+
+def played(host, *actions):
+    """The outcomes of these actions in the first task of each kind."""
+    states, outcomes = [start.state for start in host.reset([(host.kinds[0], 0)])], []
+    for action in actions:
+        outcomes += host.step(states, [action])
+        states = [outcomes[-1].state]
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    "name, actions, valid, idle",
+    [
+        ("frozen_lake", ("Left", "Up", "left"), (0, 0, 0), (1, 1, 1)),
+        ("maze_double_t", ("move up",) * 12, None, 1),  # the wall comes at last
+        ("babyai", ("drop", "turn left", "pick up", "pirouette"), (0, 1, 0, 0), (1, 0, 1, 0)),
+        ("crafter", ("noop", "move west", "bow"), (1, 1, 0), (0, 0, 0)),  # the world moves on
+        ("snake", ("Up", "xyzzy"), (1, 0), (0, 0)),
+    ],
+)
+def test_an_action_that_changes_nothing_is_invalid_and_not_fined(name, actions, valid, idle):
+    outcomes = played(envs.make_host(name), *actions)
+    if valid is None:
+        outcomes, valid, idle = outcomes[-1:], (0,), (1,)
+    assert [outcome.valid for outcome in outcomes] == list(map(bool, valid))
+    assert [outcome.idle for outcome in outcomes] == list(map(bool, idle))
+
+
+def test_an_illegal_move_is_invalid():
+    game = envs.make("tic_tac_toe", side="X")
+    first, again = played(of_text_game(game), game.actions[0], game.actions[0])
+    assert first.valid and not again.valid and not again.idle and again.state[1].time == 2
+
+
+def test_unknown_words_cost_time_in_babyai_as_steps_do_in_minigrid():
+    minigrid_env = pytest.importorskip("minigrid.envs.babyai").GoToObj(max_steps=30)
+    host = envs.make_host("babyai")
+    (start,) = host.reset([("go to", 0)])
+    steps, (outcome,) = 0, [start]
+    while not getattr(outcome, "done", False):
+        action = "abracadabra" if steps < 20 else host.expert(outcome.state)
+        (outcome,), steps = host.step([outcome.state], [action]), steps + 1
+    minigrid_env.reset(seed=0)
+    for _ in range(steps):
+        minigrid_env.step(minigrid_env.actions.done)
+    assert steps > 20 and outcome.success and outcome.reward == pytest.approx(minigrid_env._reward())
+
+
+def test_a_task_that_is_listed_again_has_chance_of_its_own():
+    host = envs.make_host("frozen_lake_slippery")
+
+    def walks():
+        states, seen = [start.state for start in host.reset(TASKS[:1] * 8)], []
+        for word in ("Right", "Down") * 3:
+            outcomes = host.step(states, [word] * 8)
+            states = [outcome.state for outcome in outcomes]
+            seen.append([outcome.observation for outcome in outcomes])
+        return list(zip(*seen))
+
+    starts, first = {start.observation for start in host.reset(TASKS[:1] * 8)}, walks()
+    assert len(starts) == 1 and len(set(first)) > 4 and walks() == first
+    (alone,) = host.step([host.reset(TASKS[:1])[0].state], ["Right"])
+    assert alone.observation == first[0][0]
+
+
+def test_worlds_that_are_made_apart_have_chance_of_their_own():
+    starts = envs.make_host("crafter").reset([("", 1)] * 10)
+    assert len({int(start.state[0]) for start in starts}) == 10
+    assert len({start.observation for start in starts}) == 1
 
 
 def test_babyai_tasks_and_optimum():

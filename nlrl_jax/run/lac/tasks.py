@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nlrl_jax.config import listed
-from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Start
+from nlrl_jax.types import MOST_RUN_SEED, SEEDS_PER_RUN, HostGame, Start
 
 Task = tuple[str, int]
 
@@ -17,8 +17,13 @@ def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> li
     """`number` tasks of each kind, or all that it has, kinds in turn, so that any part of the list has all of them.
 
     Raises:
-      ValueError: a kind that the game does not have.
+      ValueError: a kind that the game does not have; a seed above `MOST_RUN_SEED`.
     """
+    if seed > MOST_RUN_SEED:
+        raise ValueError(
+            f"--seed is {seed}; with tasks, of which each has a seed of its own ({SEEDS_PER_RUN} for each --seed), it "
+            f"must be at most {MOST_RUN_SEED}"
+        )
     for kind in kinds:
         if kind not in game.kinds:
             raise ValueError(f"{game.name} has no tasks {kind!r}; choose some of {', '.join(game.kinds)}")

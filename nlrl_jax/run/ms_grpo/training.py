@@ -94,7 +94,7 @@ class Training:
 
         state = loop.restore(run_dir, self.state) if resume else self.state
         columns, seed = ("return", self.shows, "kl", "reply_tokens"), config.seed if self.seeds is None else self.seeds
-        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume)
+        plan = loop.Plan(seed, config.iterations, config.checkpoint_every, columns, resume, game=config.game)
         return loop.train(run_dir, self.update, state, plan, evaluate, finish)
 
     def run(self, run_dir: pathlib.Path, resume: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nlrl_jax.run.metrics import words
 from nlrl_jax.run.plots import SMOOTHING, Series, running_mean
 from nlrl_jax.run.report import distinct, number
 from nlrl_jax.statistics import estimate
@@ -44,8 +45,8 @@ def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
             row["iterations done"] = int(metrics[0]["iteration"][-1]) + 1
         for name in sorted(dict.fromkeys([*before, *after]), key=lambda name: name != "success"):
             ends = [_spread(np.ravel(evaluation[name])) for evaluation in (before, after) if name in evaluation]
-            row[f"{name.removeprefix(EVALUATED)} (before → after)"] = " → ".join(ends)
-        row |= {name: _final([seed[name] for seed in metrics]) for name in _shown(run)}
+            row[f"{words(name.removeprefix(EVALUATED))} (before → after)"] = " → ".join(ends)
+        row |= {words(name): _final([seed[name] for seed in metrics]) for name in _shown(run)}
         rows.append(row)
     return rows
 
@@ -91,7 +92,7 @@ def curves(runs: Sequence[Run]) -> tuple[dict[str, list[Series]], list[str]]:
     for name, lines in panels.items():
         if name not in flat and not any(_same(lines, others) for others in drawn.values()):
             drawn[name] = lines
-    return {name: [_smooth(line) for line in lines] for name, lines in drawn.items()}, flat
+    return {words(name): [_smooth(line) for line in lines] for name, lines in drawn.items()}, [*map(words, flat)]
 
 
 def _smooth(line: Series) -> Series:

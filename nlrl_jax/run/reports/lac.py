@@ -171,7 +171,7 @@ def write(
     blocks: list[Block] = [*([about] if about else []), main, *notes, *figures(results, run_dir), *made[1:]]
     return write_report(
         run_dir,
-        title=f"LAC and planners: {model_name}",
+        title=f"LAC and planners: {model_name} on {config['game']}",
         question=QUESTION,
         config=config,
         blocks=[*blocks, tokens(usage), Stories(stories(results), NOTE)],

@@ -137,7 +137,7 @@ def write(run_dir: pathlib.Path, model: str, config: Mapping[str, Any], results:
         caption += "; bands are one standard deviation, dashed lines the best seed"
     return write_report(
         run_dir,
-        title=f"Language GPI by prompting: {model}",
+        title=f"Language GPI by prompting: {model} in the mazes {' and '.join(results)}",
         question="What do look-ahead and written evaluations add to a prompted policy?",
         config=config,
         blocks=[
