@@ -37,7 +37,7 @@ from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, option, part, replace
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
@@ -226,7 +226,7 @@ class Loop:
             summary |= {name: metrics[name] for name in ("first_loss", "loss", "steps", "too_long")}
         peft.save(folder / "adapter", self.base.model.config, variables["lora"], base_model=config.model)
         summary["seconds"] = time.monotonic() - clock
-        write_atomically(folder / "learned.json", json.dumps(summary) + "\n")
+        write_json(folder / "learned.json", summary)
         return summary
 
     def write_model(self) -> None:

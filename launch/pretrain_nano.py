@@ -24,7 +24,6 @@ float32` computes with it as with the built-in models.
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
 import random
 import time
@@ -45,7 +44,7 @@ from envs.walkers import demonstrate, reply_template
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.algorithms.sft import SFTConfig, fit, make_sft_step, tokenize
 from nlrl_jax.config import MOST_SEED
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -263,7 +262,7 @@ def main(argv: list[str]) -> None:
     out = directory.output_folder("out", options.out, MARK)
     out.mkdir(parents=True, exist_ok=True)
     settings = {name: flags.FLAGS[name].value for name in ("games", *itertools.chain(*ONLY_FOR.values()))}
-    write_atomically(out / MARK, json.dumps(settings, indent=2) + "\n")
+    write_json(out / MARK, settings, indent=2)
     if options.games == "babyai":
         pairs = list(babyai.corpus(options.episodes, 1 + options.seed))
         training = options.steps, options.learning_rate, options.seed, options.init_from

@@ -43,7 +43,7 @@ from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, listed, option, part, replace, seed_option
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, models, results
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
@@ -218,7 +218,7 @@ def run(config: GPIRunConfig, run_dir: pathlib.Path, resume: bool, usage: Usage)
                     raise ValueError(f"{error}\n{n} of {len(jobs)} rows are finished; --resume continues") from error
                 summary, seconds = summarize(result), time.perf_counter() - clock
                 writer.write(n, summary, seconds)
-                write_atomically(path(maze, row), json.dumps(result) + "\n")
+                write_json(path(maze, row), result)
                 line = f"{mean_return(result)}, solved {summary['solved']:.0%}"
                 print(f"[{n + 1}/{len(jobs)}] {maze}, {row.title}: {line} ({seconds:.1f} s)", flush=True)
             finished[maze][row.name] = json.loads(path(maze, row).read_text())

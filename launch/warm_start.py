@@ -15,7 +15,6 @@ branch, tag or commit of a Hub id.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ import optax
 import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import adapter_training, app, loop, players, processes
@@ -142,7 +141,7 @@ def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: S
     episodes = jax.device_get(greedy({"params": state.params, "lora": state.lora}))
     print(readable(players.replies_of(episodes, loaded.tokenizer)), flush=True)
     if processes.first():
-        write_atomically(model / DONE, json.dumps(flat(config), indent=2) + "\n")
+        write_json(model / DONE, flat(config), indent=2)
     processes.wait()
     return model
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -16,6 +18,42 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def write_json(path: pathlib.Path, value: Any, **options: Any) -> None:
+    """Writes a JSON file that is there whole or not at all; options: of `dump_json`."""
+    write_atomically(path, dump_json(value, path, **options) + "\n")
+
+
+def dump_json(value: Any, what: object, **options: Any) -> str:
+    """A value as JSON, in the words of any language's reader.
+
+    Args:
+      what: where it goes, for the error. options: of `json.dumps`.
+
+    Raises:
+      ValueError: a number in it is NaN or infinite, for which JSON has no word; the message says where.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        place = _not_finite(value)
+        if place is None:
+            raise
+        raise ValueError(f"{what} cannot be written: {place}, and JSON holds finite numbers only") from None
+
+
+def _not_finite(value: Any, name: str = "it") -> str | None:
+    """The first number that is not finite, with its place."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{name} is {value}"
+    if isinstance(value, Mapping):
+        rows = [(f"{name}.{key}" if name != "it" else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        rows = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
+    else:
+        return None
+    return next((place for key, item in rows if (place := _not_finite(item, key))), None)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.roles.analyst_replies import written_reward
 from nlrl_jax.roles.json_reply import without_thoughts
 from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
@@ -216,7 +216,7 @@ def save(findings: Findings, path: pathlib.Path) -> None:
         for state in findings.states
     ]
     summary = {"counts": findings.counts, "analyses": findings.analyses, "strategies": findings.strategies}
-    write_atomically(path, json.dumps({**summary, "states": states}))
+    write_json(path, {**summary, "states": states})
 
 
 def load(path: pathlib.Path) -> Findings:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from nlrl_jax.files import dump_json
 from nlrl_jax.types import Chat, LanguageModel, Reply, Sampling, Score
 
 A = TypeVar("A", Reply, Score)
@@ -54,21 +55,25 @@ class DiskCache:
         return f"DiskCache({str(self.folder)!r})"
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The entry; None where it is absent or torn."""
+        """The entry; None where it is absent or torn, or has a number that is not finite."""
         try:
-            entry = json.loads(self._path(key).read_text())
+            entry = json.loads(self._path(key).read_text(), parse_constant=_refuse)
         except (FileNotFoundError, ValueError):
             return None
         return entry if isinstance(entry, dict) else None
 
     def put(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Writes an entry, in place of an earlier one."""
-        path = self._path(key)
+        """Writes an entry, in place of an earlier one.
+
+        Raises:
+          ValueError: a number in it is not finite.
+        """
+        path, text = self._path(key), dump_json(entry, "a reply in the cache")
         path.parent.mkdir(exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with open(descriptor, "w", encoding="ascii") as file:
-                json.dump(dict(entry), file)
+                file.write(text)
             os.replace(unfinished, path)
         except BaseException:
             pathlib.Path(unfinished).unlink(missing_ok=True)
@@ -169,6 +174,10 @@ class CachedModel:
                 put(key, answer)
                 answers[key] = answer
         return answers
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _key(chat: Chat, options: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling, Score, can_judge
 
 CHECK = "check"  # the role of the requests before a run
@@ -73,7 +73,7 @@ class Usage:
                 setattr(sums, name, getattr(sums, name) + amount)
             rows = [row for name, row in self._roles.items() if name != CHECK]
             if self._path is not None and any(row.calls or row.paid for row in rows):
-                write_atomically(self._path, json.dumps(self._rows(), indent=2) + "\n")
+                write_json(self._path, self._rows(), indent=2)
 
     def take(self, other: Usage) -> None:
         """Adds another ledger's sums to these and empties it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import pathlib
 import re
@@ -16,7 +15,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from nlrl_jax.files import read_json, write_atomically
+from nlrl_jax.files import read_json, write_atomically, write_json
 from nlrl_jax.run import directory
 
 TENSORBOARD = "tensorboard"
@@ -146,7 +145,7 @@ def use_wandb(run_dir: pathlib.Path, project: str) -> None:
     """Metrics of this run, and of its parts, go to a project from now on, also after --resume."""
     path = run_dir / WANDB
     number = read_json(path)["id"] if path.exists() else secrets.token_hex(4)
-    write_atomically(path, json.dumps({"project": project, "id": number}) + "\n")
+    write_json(path, {"project": project, "id": number})
 
 
 def boards_of(run_dir: pathlib.Path, rows: Sequence[Row]) -> list[Board]:

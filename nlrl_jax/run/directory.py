@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -13,13 +14,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from nlrl_jax.backends.endpoint_options import MAY_CHANGE
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 
 CONFIG = "config.json"
 LOCK = ".lock"
 _MARK = "nlrl_jax_run"  # the key in our config.json that no other program writes; its value identifies the run
 _PROBE_BYTES = 1 << 20  # written once, to find a full disk before an hour of work is lost
 _ABSENT = "(absent)"
+_WORDS = {str(number): number for number in (math.inf, -math.inf)}  # JSON has no word for these: strings stand for them
 
 # The file descriptors of the locks this process holds. The kernel drops a lock when its process dies.
 _held: dict[pathlib.Path, int] = {}
@@ -73,7 +75,7 @@ def open_run(
             number = _number(run_dir) or number
         else:
             _check_free(run_dir)
-        write_atomically(run_dir / CONFIG, json.dumps({_MARK: number, **config}, indent=2) + "\n")
+        write_json(run_dir / CONFIG, {_MARK: number, **_in_words(config)}, indent=2)
     except BaseException:
         close_run(run_dir)
         raise
@@ -170,6 +172,10 @@ def _number(run_dir: str | os.PathLike) -> str:
         return ""
 
 
+def _in_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if value in _WORDS.values() else value for name, value in config.items()}
+
+
 def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
     """The config of a run.
 
@@ -181,7 +187,9 @@ def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise ValueError("it is not a JSON object")
-        return {name: value for name, value in config.items() if name != _MARK}
+        config = {name: value for name, value in config.items() if name != _MARK}
+        words = {name: value for name, value in config.items() if isinstance(value, str) and value in _WORDS}
+        return config | {name: _WORDS[word] for name, word in words.items()}
     except (FileNotFoundError, NotADirectoryError):
         what = "is a file, not a run's folder" if pathlib.Path(run_dir).is_file() else "holds no run"
         raise ValueError(f"{run_dir} {what}: there is no {CONFIG} in it") from None

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import dump_json, write_atomically, write_json
 from nlrl_jax.run import processes
 from nlrl_jax.types import Chat, Pairs, Piece
 
@@ -26,7 +26,7 @@ def write(run_dir: pathlib.Path, iteration: int, exchanges: Sequence[Exchange]) 
         return
     path = run_dir / "records" / f"{iteration:05d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(exchanges, ensure_ascii=False, indent=1))
+    write_json(path, exchanges, ensure_ascii=False, indent=1)
 
 
 def first_and_last(run_dir: pathlib.Path) -> list[Exchange]:
@@ -41,8 +41,8 @@ def write_pairs(path: pathlib.Path, pairs: Pairs) -> None:
     if not processes.first():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"messages": list(chat.messages), "reply": reply}, ensure_ascii=False) for chat, reply in pairs]
-    write_atomically(path, "".join(line + "\n" for line in lines))
+    rows = [{"messages": list(chat.messages), "reply": reply} for chat, reply in pairs]
+    write_atomically(path, "".join(dump_json(row, path, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_pairs(path: pathlib.Path) -> Pairs:

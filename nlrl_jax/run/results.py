@@ -23,7 +23,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.run import processes
 from nlrl_jax.run.transcript import check_episode
 
@@ -60,7 +60,7 @@ def write(
     path = pathlib.Path(run_dir) / RESULTS
     if processes.first():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(stored, indent=1, allow_nan=False))
+        write_json(path, stored, indent=1)
     processes.wait()  # then all can read it
     return path
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nlrl_jax.algorithms.offline import Trajectory
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import dump_json, write_atomically
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT, History, Step
 
 _ENDS = re.compile(rf"{VERDICT} ({GOOD}|{BAD}|{UNKNOWN})\.?$")
@@ -40,7 +40,7 @@ def write(path: pathlib.Path, trajectories: Iterable[Any]) -> None:
         }
         for one in trajectories
     ]
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_atomically(path, "".join(dump_json(row, path, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read(path: pathlib.Path) -> list[Trajectory]:

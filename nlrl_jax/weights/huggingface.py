@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import re
@@ -25,7 +24,7 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from nlrl_jax.files import read_json, write_atomically
+from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer_files import read_token_ids
 from nlrl_jax.weights import layout
@@ -164,7 +163,7 @@ def _replace_weights(folder: pathlib.Path, files: list[str], shards: list[_Shard
     if len(files) > 1:
         weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         total = sum(struct.size * struct.dtype.itemsize for shard in shards for _, _, struct in shard.values())
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
 
 
 def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenizer: Any, eos_ids: Sequence[int]) -> None:
@@ -174,9 +173,9 @@ def _write_about(folder: pathlib.Path, config: ModelConfig, dtype: str, tokenize
     ids = dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "pad"))  # or transformers takes 1 and 2
     ids |= getattr(tokenizer, "token_ids", {})
     if eos := list(eos_ids) or _eos_of(tokenizer):
-        _write_json(folder / "generation_config.json", {**ids, "eos_token_id": eos})
+        write_json(folder / "generation_config.json", {**ids, "eos_token_id": eos}, indent=2)
         ids["eos_token_id"] = eos[0] if len(eos) == 1 else eos
-    _write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids})
+    write_json(folder / "config.json", {**config.to_hf(), "torch_dtype": dtype, **ids}, indent=2)
 
 
 def _tie(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> ModelConfig:
@@ -257,7 +256,3 @@ def _eos_of(tokenizer: Any) -> list[int]:
     if ids is None:
         return []
     return [int(i) for i in ids] if isinstance(ids, (tuple, list)) else [int(ids)]
-
-
-def _write_json(file: pathlib.Path, contents: dict[str, Any]) -> None:
-    write_atomically(file, json.dumps(contents, indent=2) + "\n")

@@ -10,7 +10,6 @@ in, rank] and b [layers, rank, out].
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -25,7 +24,7 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from nlrl_jax.files import read_json, write_atomically
+from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.weights import layout
 from nlrl_jax.weights.names import LINEAR
@@ -100,7 +99,7 @@ def save(
     if first:
         (folder / CONFIG).unlink(missing_ok=True)  # so that a killed save leaves no mixture of two adapters
         os.replace(temporary(folder / WEIGHTS), folder / WEIGHTS)
-        write_atomically(folder / CONFIG, json.dumps(_options(config, base_model, flat), indent=2) + "\n")
+        write_json(folder / CONFIG, _options(config, base_model, flat), indent=2)
     if together:
         multihost_utils.sync_global_devices(f"saved {folder}")
 

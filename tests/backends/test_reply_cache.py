@@ -168,3 +168,13 @@ def test_a_score_is_computed_once_also_across_a_kill(tmp_path, monkeypatch):
     assert (row["calls"], row["cache_hits"], row["prompt_tokens"]) == (3, 2, 2)
     with pytest.raises(ValueError):
         ask.score([a], [["x"], ["x"]], "role")
+
+
+def test_an_entry_with_a_number_that_is_not_finite_counts_as_absent_and_is_not_written(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.put("ab", {"log_probs": [-1.0]})
+    path = tmp_path / "ab" / "ab.json"
+    path.write_text(path.read_text().replace("-1.0", "NaN"))
+    assert cache.get("ab") is None
+    with pytest.raises(ValueError, match=r"log_probs\[0\] is -inf"):
+        cache.put_reply("ab", Reply("a", log_probs=(-float("inf"),)))

@@ -29,6 +29,15 @@ def test_new_run(run_dir):
     assert read_config(run_dir) == CONFIG | {"sizes": [1, 2]}
 
 
+def test_an_infinite_option_is_a_word_in_the_file_and_a_number_on_resume(run_dir, capsys):
+    refuse = lambda constant: pytest.fail(f"{constant} is no JSON")
+    for resume in (False, True):
+        open_run(run_dir, CONFIG | {"alpha": float("inf")}, resume=resume)
+        close_run(run_dir)
+    assert json.loads((run_dir / "config.json").read_text(), parse_constant=refuse)["alpha"] == "inf"
+    assert read_config(run_dir)["alpha"] == float("inf") and capsys.readouterr().out == ""
+
+
 def test_second_run_is_refused_and_resume_goes_on(run_dir, capsys):
     open_run(run_dir, CONFIG)
     (run_dir / "metrics.jsonl").write_text("")

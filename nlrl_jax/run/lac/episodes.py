@@ -20,7 +20,7 @@ from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_seed
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import write_json
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.rollouts.host_games import Episode, Move, play
 from nlrl_jax.run.lac import threads
@@ -170,7 +170,7 @@ def finished_methods(
         path = run_dir / "episodes" / f"{name}.json"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(run(name)) + "\n")
+            write_json(path, run(name))
         results[name] = json.loads(path.read_text())
     return results
 

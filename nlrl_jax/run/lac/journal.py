@@ -7,7 +7,7 @@ import pathlib
 import threading
 from typing import Any
 
-from nlrl_jax.files import write_atomically
+from nlrl_jax.files import dump_json, write_atomically
 from nlrl_jax.rollouts.host_games import Move
 
 
@@ -34,11 +34,12 @@ class Journal:
     def add(self, row: dict[str, Any]) -> None:
         """Raises `_Stopped`, after writing, where the run has been `stopped`."""
         with self._lock:
+            line = dump_json(row, self.path or "a step") + "\n"
             self.rows.append(row)
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                    file.write(line)
         if self.stopped:
             raise _Stopped
 
@@ -53,5 +54,5 @@ def _read(journal: pathlib.Path | None) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except ValueError:
             break
-    write_atomically(journal, "".join(json.dumps(row) + "\n" for row in rows))
+    write_atomically(journal, "".join(dump_json(row, journal) + "\n" for row in rows))
     return rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -15,7 +14,7 @@ from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.config import check, option
-from nlrl_jax.files import read_json, write_atomically
+from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.types import Chat, HostGame, LanguageModel, Reply, Sampling, Score, Start
@@ -119,7 +118,7 @@ def acts_apart(model: LanguageModel, policy: LanguageModel, dialogue: Dialogue) 
 def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **more: str) -> None:
     """Notes in a fine-tuned model's folder which prompts it has learned, and `more`."""
     prompt, examples = config.form(model)
-    write_atomically(folder / FORM, json.dumps({"prompt": prompt, "examples": examples, **more}) + "\n")
+    write_json(folder / FORM, {"prompt": prompt, "examples": examples, **more})
 
 
 def check_room(dialogue: Dialogue, starts: Sequence[Start], reserve: int, names: tuple[str, str]) -> None:
