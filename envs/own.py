@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import pathlib
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from envs import own_host
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
 PLAYED_BY = {  # kind of game -> the scripts whose --game it may be
@@ -46,8 +48,9 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the game's own module imports
         raise ValueError(f"game {name!r}: there is no module {module_name!r} here or on PYTHONPATH") from None
-    game = getattr(module, attribute, None)
+    game, called = getattr(module, attribute, None), False
     if callable(game) and not isinstance(game, tuple(PLAYED_BY)):
+        called = True
         with _blamed(name):
             takes = inspect.signature(game).parameters
             anything = any(one.kind is one.VAR_KEYWORD for one in takes.values())
@@ -59,11 +62,13 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
         offered = [key for key, value in vars(module).items() if isinstance(value, kinds) or inspect.isfunction(value)]
         has = next(others, f"; it has {', '.join(offered) or 'no function'}")
         kind = " or ".join(one.__name__ for one in kinds)
+        if called and not isinstance(game, tuple(PLAYED_BY)):
+            raise ValueError(f"game {name!r}: {attribute}() returned {own_host.shown(game)}; it must return a {kind}")
         raise ValueError(f"game {name!r}: {module_name} has no {kind} named {attribute!r}{has}")
     if isinstance(game, TextGame):
         with _blamed(name):
             _check(game)
-    return game
+    return own_host.checked(game, functools.partial(_blamed, name)) if isinstance(game, HostGame) else game
 
 
 def _check(game: TextGame) -> None:
@@ -106,17 +111,21 @@ def _check(game: TextGame) -> None:
 
 
 @contextlib.contextmanager
-def _blamed(name: str) -> Iterator[None]:
-    """Says where in the user's code an error comes from; a missing module speaks for itself."""
+def _blamed(name: str, function: str = "") -> Iterator[None]:
+    """Says where in the user's code, in which function, an error comes from; a missing module speaks for itself."""
     try:
         yield
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, GameError):
         raise
     except (Exception, SystemExit) as error:
-        raise _broken(name, error) from error
+        raise _broken(name, error, function) from error
 
 
-def _broken(name: str, error: BaseException) -> ValueError:
+class GameError(ValueError):
+    """A sentence on what is wrong with a game of the user's."""
+
+
+def _broken(name: str, error: BaseException, function: str = "") -> ValueError:
     """What the user's game raised, and where in its code."""
     house = [str(pathlib.Path(__file__).parents[1] / name) for name in ("envs", "nlrl_jax", "launch")]
     ours = (*house, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
@@ -128,4 +137,5 @@ def _broken(name: str, error: BaseException) -> ValueError:
     said = str(error.args[0] if isinstance(error, KeyError) and error.args and not where else error).partition("\n")[0]
     traced = "; a game's functions are traced by jax.jit" if isinstance(error, jax.errors.JAXTypeError) else ""
     failed = ":" if isinstance(error, (ValueError, KeyError)) and not where else f" failed with {type(error).__name__}:"
-    return ValueError(f"game {name!r}{failed} {said}{traced}{where}")
+    called = f", in {function}," if function and failed != ":" else ""
+    return GameError(f"game {name!r}{called}{failed} {said}{traced}{where}")

@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from nlrl_jax.text import generators
 from nlrl_jax.types import HostGame, Outcome, Start
 
 Task = tuple[str, int]
 _TRIED = 3  # steps by which a way to restore states is checked
-_OF_STATES = ("board", "optimal", "expert", "commands")
 
 
 class Path(NamedTuple):
@@ -32,22 +29,19 @@ class Path(NamedTuple):
 def restorable(game: HostGame, task: Task) -> HostGame:
     """The game itself where it is reversible; else the same game with states that can be stepped again.
 
-    Their copies (`copy.deepcopy`) are stepped. Where these cannot be made or share what changes, or where the game
-    seeds Python's or NumPy's global generator, which no copy holds, the task is begun anew and all actions repeated.
-    Both are tried on a few steps of the expert first. The global generators are left as they were: what is imagined
-    must not change what is drawn for the episode itself.
+    Their copies (`copy.deepcopy`) are stepped. Where these cannot be made or share what changes, the task is begun anew
+    and all actions are repeated. Both are tried on a few steps of the expert first. Python's and NumPy's global
+    generators are left as they were: what is imagined must not change what is drawn for the episode itself.
 
     Raises:
       ValueError: neither leads to the same outcomes twice.
     """
     if game.reversible:
         return game
-    with global_generators_kept():
-        before = generators()
-        (start,) = game.reset([task])
-        seeds = generators() != before
-        course = _course(game, start)
-    for way in (_repeated,) if seeds else (_copied, _repeated):
+    begun = lambda: _course(game, *game.reset([task]))
+    game = generators.apart(game) if generators.are_used(begun) else game
+    course = begun()
+    for way in (_copied, _repeated):
         made = way(game)
         with contextlib.suppress(Exception):  # whatever the state's class raises where it cannot be copied
             (start,) = made.reset([task])
@@ -60,23 +54,6 @@ def restorable(game: HostGame, task: Task) -> HostGame:
     )
 
 
-def generators() -> tuple[Any, ...]:
-    """Where Python's and NumPy's global generators are; values to compare."""
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), (name, tuple(keys), *rest)
-
-
-@contextlib.contextmanager
-def global_generators_kept() -> Iterator[None]:
-    """Python's and NumPy's global generators are afterwards where they were."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
 def _course(game: HostGame, start: Start) -> list[tuple]:
     """What the expert's first steps lead to."""
     course, now = [(start.goal, start.observation)], Outcome(start.state, start.observation)
@@ -86,35 +63,26 @@ def _course(game: HostGame, start: Start) -> list[tuple]:
     return course
 
 
-def _changed(game: HostGame, step: Callable, through: Callable[[Any], Any], **more: Any) -> HostGame:
-    """The game with another `step`, and with `through` before each function of a state."""
-
-    def of(function):
-        def one(state):
-            with global_generators_kept():
-                return function(through(state))
-
-        return one
-
-    own = {name: of(getattr(game, name)) for name in _OF_STATES if getattr(game, name)}
-    return dataclasses.replace(game, step=step, reversible=True, **own, **more)
-
-
 def _copied(game: HostGame) -> HostGame:
+    """Each step is that of a copy."""
+
     def reset(tasks: Sequence[Task]) -> list[Start]:
-        with global_generators_kept():
+        with generators.kept():
             return game.reset(tasks)
 
     def step(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
-        with global_generators_kept():
+        with generators.kept():
             return game.step([copy.deepcopy(state) for state in states], actions)
 
-    return _changed(game, step, copy.deepcopy, reset=reset)
+    made = dataclasses.replace(game, reset=reset, step=step, reversible=True)
+    return generators.of_states(made, lambda function, state: function(copy.deepcopy(state)))
 
 
 def _repeated(game: HostGame) -> HostGame:
+    """Each step begins with the episode's task."""
+
     def reset(tasks: Sequence[Task]) -> list[Start]:
-        with global_generators_kept():
+        with generators.kept():
             starts = game.reset(tasks)
         return [start._replace(state=Path(tuple(task))) for task, start in zip(tasks, starts, strict=True)]
 
@@ -126,10 +94,11 @@ def _repeated(game: HostGame) -> HostGame:
             state = outcome.state
         return state
 
-    def step_one(path: Path, action: str) -> Outcome:  # alone, so that no other episode draws in between
-        with global_generators_kept():
-            (outcome,) = game.step([live(path)], [action])
-        return outcome._replace(state=path._replace(actions=(*path.actions, action)))
+    def step(paths: Sequence[Path], actions: Sequence[str]) -> list[Outcome]:
+        with generators.kept():
+            outcomes = game.step([live(path) for path in paths], actions)
+        after = [path._replace(actions=(*path.actions, action)) for path, action in zip(paths, actions, strict=True)]
+        return [outcome._replace(state=path) for outcome, path in zip(outcomes, after, strict=True)]
 
-    step = lambda paths, actions: [step_one(*pair) for pair in zip(paths, actions, strict=True)]
-    return _changed(game, step, live, reset=reset)
+    made = dataclasses.replace(game, reset=reset, step=step, reversible=True)
+    return generators.of_states(made, lambda function, path: function(live(path)))

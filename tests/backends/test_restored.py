@@ -18,6 +18,7 @@ from nlrl_jax.roles.dialogues import History, Step
 from nlrl_jax.rollouts.host_games import Move, play
 from nlrl_jax.run.lac.episodes import Setting, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
+from nlrl_jax.text.generators import Drawn
 from nlrl_jax.types import HostGame, Outcome, Start
 
 MOVES = ("left", "down", "right", "up")
@@ -149,7 +150,7 @@ def test_every_candidate_of_one_state_leads_to_its_own_outcome(name):
     assert random.getstate() == before
 
 
-@pytest.mark.parametrize("kind, way", [(Counter, Path), (Locked, Path), (Unseeded, Unseeded)])
+@pytest.mark.parametrize("kind, way", [(Counter, Drawn), (Locked, Path), (Unseeded, Unseeded)])
 def test_a_reversible_game_is_stepped_as_it_is_and_another_by_copies_or_repeated_actions(kind, way):
     game = counting(kind)
     made, known = restorable(game, ("", 0)), dataclasses.replace(game, reversible=True)

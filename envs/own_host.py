@@ -1,0 +1,261 @@
+"""Your own host game: what its fields hold and its functions return, said in a sentence where that is not right.
+
+The fields are looked at, then a few steps are played, before any model is loaded; what the functions return is looked
+at in each call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from nlrl_jax.roles.dialogues import History
+from nlrl_jax.roles.json_reply import folded
+from nlrl_jax.text import generators
+from nlrl_jax.types import HostGame, Outcome, Start
+
+Task = tuple[str, int]
+NOTHING = "nothing"  # what a game gets where a reply holds no action
+_SHOWN = 60  # characters of a value in a message
+_STEPS = 3  # that are played
+_KINDS = 16  # whose first task is begun
+
+
+def checked(game: HostGame, blamed: Callable[[str], AbstractContextManager]) -> HostGame:
+    """The game with functions whose results are looked at.
+
+    Episodes of a game that uses Python's or NumPy's global generator get generators of their own (`text.generators`).
+
+    Args:
+      blamed: (name of a function) -> within it, errors become a sentence that names the game.
+
+    Raises:
+      ValueError: what is wrong with a field, or with what a function returns on the first steps.
+    """
+    with blamed(""):
+        _check_fields(game)
+    game = _watched(game, blamed)
+    with blamed(""):
+        task = (game.kinds[0], 0)
+        if generators.are_used(lambda: _walk(game, *game.reset([task]))):
+            game = generators.apart(game)
+        _try(game)
+    return game
+
+
+def shown(value: Any) -> str:
+    """A value and its type, in a line."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if value is None else f"{text} of type {type(value).__name__}"
+
+
+def _check_fields(game: HostGame) -> None:
+    """Raises ValueError: names the field, the value and what would be right."""
+    whole = lambda value, least: isinstance(value, numbers.Integral) and value >= least and not isinstance(value, bool)
+    lines = lambda value: isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    limits = lambda value: isinstance(value, Mapping) and all(whole(number, 1) for number in value.values())
+    optional = "; None where there is none"
+    rules = {
+        "name": (lambda value: isinstance(value, str) and value.strip(), "a string that is not empty"),
+        "rules": (lambda value: isinstance(value, str), "a string: the game and its actions in words"),
+        "actions": (lines, "a tuple of strings, such as ('left', 'right'); () where any text is an action"),
+        "max_steps": (lambda value: whole(value, 1), "a whole number of at least 1"),
+        "kinds": (
+            lambda value: lines(value) and value and len(set(value)) == len(value),
+            "a tuple of different strings, such as ('easy', 'hard'); ('',) where all tasks are of one kind",
+        ),
+        "reset": (callable, "a function: tasks -> a list of Start"),
+        "step": (callable, "a function: (states, actions) -> a list of Outcome"),
+        **{name: (lambda value: value is None or callable(value), f"a function of a state{optional}")
+           for name in generators.OF_STATES},
+        "examples": (lambda value: value is None or callable(value), f"a function of a label and a number{optional}"),
+        "legend": (lambda value: isinstance(value, Mapping), "a dict: character on boards -> meaning"),
+        "score": (lambda value: isinstance(value, str), "a string: the reward's name in tables, or ''"),
+        "reversible": (lambda value: isinstance(value, bool), "True or False"),
+        "history": (lambda value: whole(value, 0), "a whole number of at least 0"),
+        "simulator": (lambda value: value is None or isinstance(value, HostGame), "a HostGame or None"),
+        "limits": (limits, "a dict: kind -> number of its tasks, at least 1"),
+    }  # fmt: skip
+    for field, (holds, right) in rules.items():
+        if not holds(value := getattr(game, field)):
+            raise ValueError(f"{field} is {shown(value)}; it must be {right}")
+    for action in game.actions:
+        _line(action, "an action in `actions`")
+    words = [folded(action).strip() for action in game.actions]
+    if twice := [word for i, word in enumerate(words) if word in words[:i]]:
+        raise ValueError(f"actions has {twice[0]!r} more than once (capitals do not count); name each action once")
+    if other := [kind for kind in game.limits if kind not in game.kinds]:
+        raise ValueError(f"limits has {other[0]!r}, which is none of the kinds: {', '.join(map(repr, game.kinds))}")
+
+
+def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) -> HostGame:
+    """The game with each function's result looked at; see `checked`."""
+
+    def reset(tasks: Sequence[Task]) -> list[Start]:
+        with blamed("reset"):
+            starts = _list(game.reset(tasks), "reset", Start, len(tasks), "task")
+            return [Start(one.state, _text(one.goal, "a Start's goal"), _text(one.observation, "a Start's observation"))
+                    for one in starts]  # fmt: skip
+
+    def step(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
+        with blamed("step"):
+            outcomes = _list(game.step(states, actions), "step", Outcome, len(states), "state and action")
+            return [_outcome(*pair) for pair in zip(outcomes, actions, strict=True)]
+
+    def examples(label: str, number: int) -> tuple[History, ...]:
+        with blamed("examples"):
+            made = game.examples(label, number)
+            return tuple(_list(made, "examples", History, None, ""))
+
+    readers = {"board": _text, "optimal": _optimal, "expert": _expert(game.actions), "commands": _commands}
+
+    def watched(name):
+        def of_state(state):
+            with blamed(name):
+                return readers[name](getattr(game, name)(state), name)
+
+        return of_state
+
+    own = {name: watched(name) for name in readers if getattr(game, name)}
+    own |= {"examples": examples} if game.examples else {}
+    own |= {"simulator": checked(game.simulator, blamed)} if game.simulator else {}
+    return dataclasses.replace(game, reset=reset, step=step, **own)
+
+
+def _list(value: Any, function: str, kind: type, number: int | None, each: str) -> list:
+    """What a function returns as a list of such values; number: how many, None for any."""
+    fields = f"({', '.join(kind._fields)})" if hasattr(kind, "_fields") else ""
+    right = f"a list of {kind.__name__}{fields}" + (f", one for each {each}" if each else "")
+    if isinstance(value, kind) or not isinstance(value, list | tuple):
+        raise ValueError(f"{function} returned {shown(value)}; it must be {right}")
+    if number is not None and len(value) != number:
+        raise ValueError(f"{function} returned {len(value)} values for {number}; it must be {right}")
+    if wrong := [one for one in value if not isinstance(one, kind)]:
+        raise ValueError(f"{function} returned a list with {shown(wrong[0])}; it must be {right}")
+    return list(value)
+
+
+def _outcome(outcome: Outcome, action: str) -> Outcome:
+    try:
+        text = _text(outcome.observation, "an Outcome's observation")
+        flags = [_flag(getattr(outcome, name), f"an Outcome's {name}") for name in ("done", "success", "valid")]
+        reward = _number(outcome.reward, "an Outcome's reward")
+        return Outcome(outcome.state, text, reward, *flags, _text(outcome.error, "an Outcome's error"))
+    except ValueError as error:
+        raise ValueError(f"{error} (after the action {shown(action)})") from None
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is {shown(value)}; it must be a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} is {shown(value)}, with half of a character (a lone surrogate)") from None
+    return str(value)
+
+
+def _line(value: Any, what: str) -> str:
+    text = _text(value, what)
+    if not text.strip() or len(text.splitlines()) > 1:
+        raise ValueError(f"{what} is {shown(value)}; it must be one line that is not empty")
+    return text
+
+
+def _number(value: Any, what: str) -> float:
+    array = np.asarray(value)
+    if array.shape or array.dtype.kind not in "biuf" and not isinstance(value, numbers.Real):
+        raise ValueError(f"{what} is {shown(value)}; it must be one number")
+    if not np.isfinite(float(value)):
+        raise ValueError(f"{what} is {shown(value)}; it must be a finite number")
+    return float(value)
+
+
+def _flag(value: Any, what: str) -> bool:
+    array = np.asarray(value)
+    if array.shape or array.dtype.kind not in "biu" or value not in (0, 1):
+        raise ValueError(f"{what} is {shown(value)}; it must be True or False")
+    return bool(value)
+
+
+def _optimal(value: Any, what: str) -> int:
+    """The minimum number of actions; -1 for None."""
+    number = -1.0 if value is None else _number(value, what)
+    if number != int(number):
+        raise ValueError(f"{what} is {shown(value)}; it must be a whole number of actions, or None")
+    return int(number)
+
+
+def _expert(actions: tuple[str, ...]) -> Callable[[Any, str], str]:
+    def read(value: Any, what: str) -> str:
+        line = _line(value, f"what {what} returned")
+        if actions and line not in actions:
+            raise ValueError(f"{what} returned {shown(value)}, which is none of the actions: {', '.join(actions)}")
+        return line
+
+    return read
+
+
+def _commands(value: Any, what: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"{what} returned {shown(value)}; it must be a list of strings")
+    return tuple(_line(one, f"a line of {what}") for one in value)
+
+
+def _try(game: HostGame) -> None:
+    """Begins a task of each kind and plays a few steps of the first.
+
+    Raises:
+      ValueError: from `_watched`; one object is the state of two tasks; an episode cannot be repeated.
+    """
+    tasks = [(game.kinds[0], 1), *((kind, 0) for kind in game.kinds[:_KINDS])]
+    starts = game.reset(tasks)
+    if game.examples:
+        game.examples("", 1)
+    for name in generators.OF_STATES:
+        if function := getattr(game, name):
+            function(starts[1].state)
+    before = starts[1].state
+    after = game.step([start.state for start in starts[:2]], [_move(game, before), NOTHING])[1].state
+    one, other = (getattr(state, "state", state) for state in (starts[0].state, before))
+    live = getattr(after, "state", after) is other and not isinstance(other, str | int | float | tuple | frozenset)
+    if one is other and live and other is not None:
+        raise ValueError(f"reset gave two tasks one state, {shown(one)}, which step changes; make one for each task")
+    task = tasks[1]
+    if not game.reversible:
+        begin = lambda: game.reset([task])[0]
+    else:
+        (start,) = game.reset([task])
+        begin = lambda: start
+    first, second = _walk(game, begin()), _walk(game, begin())
+    if first != second:
+        old, new = next(pair for pair in zip([*first, "an end"], [*second, "an end"]) if pair[0] != pair[1])
+        if game.reversible:
+            raise ValueError(
+                "reversible is True, but the same state, stepped twice with the same actions, led to "
+                f"{shown(old)} and to {shown(new)}; set it to False, or let `step` leave the old state as it is"
+            )
+        print(
+            f"warning: {game.name}: the task {task} was played twice with the same actions and led to {shown(old)} "
+            f"and to {shown(new)}; let everything random follow from its seed, else a resumed run is not the same run",
+            file=sys.stderr,
+        )
+
+
+def _move(game: HostGame, state: Any) -> str:
+    return game.expert(state) if game.expert else (*game.actions, NOTHING)[0]
+
+
+def _walk(game: HostGame, start: Start) -> list[tuple]:
+    walk, now = [(start.goal, start.observation)], Outcome(start.state, start.observation)
+    while len(walk) <= _STEPS and not now.done:
+        (now,) = game.step([now.state], [_move(game, now.state)])
+        walk.append(now[1:5])
+    return walk

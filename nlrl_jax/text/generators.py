@@ -1,0 +1,103 @@
+"""Python's and NumPy's global generators, which some environments seed and draw from: one of each for every episode."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nlrl_jax.types import HostGame, Outcome, Start
+
+OF_STATES = ("board", "optimal", "expert", "commands")  # functions of a `HostGame` that take one state
+
+
+class Generators(NamedTuple):
+    """Where the global generators are. python holds 2.5 kB; the tuple of `random.getstate` takes ten times that."""
+
+    python: random.Random
+    numpy: tuple
+
+    @classmethod
+    def now(cls) -> Generators:
+        python = random.Random()
+        python.setstate(random.getstate())
+        return cls(python, np.random.get_state())
+
+    def restore(self) -> None:
+        random.setstate(self.python.getstate())
+        np.random.set_state(self.numpy)
+
+    def equal(self, other: Generators) -> bool:
+        same = self.numpy[2:] == other.numpy[2:] and np.array_equal(self.numpy[1], other.numpy[1])
+        return same and self.python.getstate() == other.python.getstate()
+
+
+class Drawn(NamedTuple):
+    """A state of a game, and the global generators as its episode has left them."""
+
+    state: Any
+    generators: Generators
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """The global generators are afterwards where they were."""
+    before = Generators.now()
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+def are_used(call: Callable[[], Any]) -> bool:
+    """Whether a call seeds the global generators or draws from them, which is undone."""
+    with kept():
+        before = Generators.now()
+        call()
+        return not Generators.now().equal(before)
+
+
+def apart(game: HostGame) -> HostGame:
+    """The game with global generators of its own for each episode, seeded by the task; games are stepped one by one.
+
+    So an episode draws the same whatever is played beside it, and nothing else's draws change.
+    """
+
+    def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
+        starts = []
+        for task in tasks:
+            with kept():
+                seed = zlib.crc32(repr(task).encode())
+                random.seed(seed), np.random.seed(seed)
+                (start,) = game.reset([task])
+                starts.append(start._replace(state=Drawn(start.state, Generators.now())))
+        return starts
+
+    def step(states: Sequence[Drawn], actions: Sequence[str]) -> list[Outcome]:
+        outcomes = []
+        for (state, generators), action in zip(states, actions, strict=True):
+            with kept():
+                generators.restore()
+                (outcome,) = game.step([state], [action])
+                outcomes.append(outcome._replace(state=Drawn(outcome.state, Generators.now())))
+        return outcomes
+
+    return of_states(dataclasses.replace(game, reset=reset, step=step), _drawn)
+
+
+def of_states(game: HostGame, through: Callable[[Callable, Any], Any], *names: str) -> HostGame:
+    """The game with `through(function, state)` in place of each of its functions of one state."""
+    own = {name: getattr(game, name) for name in names or OF_STATES}
+    bound = {name: (lambda state, one=one: through(one, state)) for name, one in own.items() if one}
+    return dataclasses.replace(game, **bound)
+
+
+def _drawn(function: Callable, state: Drawn) -> Any:
+    with kept():
+        state.generators.restore()
+        return function(state.state)
