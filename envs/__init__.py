@@ -67,6 +67,22 @@ def make(name: str, prompt: str = "paper", **options) -> TextGame:
     return _make(TextGame, _TEXT, name, prompt=prompt, **options)
 
 
+def context_of(name: str, context: str = "auto") -> str:
+    """What a model reads of a game before it acts: "state", or "transcript" of the episode; `context` unless "auto".
+
+    Raises:
+      ValueError: your own game cannot be loaded; see `own.load`.
+    """
+    if context != "auto":
+        return context
+    grows = (
+        isinstance(own.load(name, HostGame, TextGame, prompt="paper"), HostGame)
+        if ":" in name
+        else name in IN_TRANSCRIPTS
+    )
+    return "transcript" if grows else "state"
+
+
 def make_board(name: str, **options) -> BoardGame:
     """A game of two players by name: one of `BOARD_GAMES`, or `my_module:board_game`. Errors: see `make`."""
     return _make(BoardGame, _BOARD, name, **options)

@@ -145,9 +145,10 @@ def _list(value: Any, function: str, kind: type, number: int | None, each: str) 
 def _outcome(outcome: Outcome, action: str) -> Outcome:
     try:
         text = _text(outcome.observation, "an Outcome's observation")
-        flags = [_flag(getattr(outcome, name), f"an Outcome's {name}") for name in ("done", "success", "valid")]
+        flags = [_flag(getattr(outcome, name), f"an Outcome's {name}") for name in ("done", "success", "valid", "idle")]
         reward = _number(outcome.reward, "an Outcome's reward")
-        return Outcome(outcome.state, text, reward, *flags, _text(outcome.error, "an Outcome's error"))
+        error = _text(outcome.error, "an Outcome's error")
+        return Outcome(outcome.state, text, reward, *flags[:3], error, flags[3])
     except ValueError as error:
         raise ValueError(f"{error} (after the action {shown(action)})") from None
 

@@ -32,7 +32,6 @@ import jax
 import numpy as np
 
 import envs
-from envs import own
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import DTYPES, check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions
@@ -46,7 +45,7 @@ from nlrl_jax.run.ms_grpo.training import SCRIPT, Training
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import HostGame, Sampling, TextGame
+from nlrl_jax.types import Sampling, TextGame
 from nlrl_jax.updates import keep_finite, over_seeds, seed_mesh, spread, stack
 
 EVAL_SEED = 2**31 - 1  # of the states that a run is evaluated from
@@ -157,17 +156,6 @@ def games_of(config: TrainConfig) -> tuple[TextGame, TextGame]:
         return (envs.make(config.game, prompt),) * 2
     learned, evaluated = (envs.make(config.game, prompt, maps=maps) for maps in config.map_splits)
     return learned, evaluated
-
-
-def context_for(game: str, context: str) -> str:
-    """The context of a game by its name, where it is "auto"."""
-    if context != "auto" or ":" not in game:
-        return {"auto": "transcript" if game in envs.IN_TRANSCRIPTS else "state"}.get(context, context)
-    try:
-        found = own.load(game, HostGame, TextGame, prompt="paper")
-    except ValueError:  # `envs.make` says why
-        return "state"
-    return "transcript" if isinstance(found, HostGame) else "state"
 
 
 def build(config: TrainConfig) -> tuple[TextGame, TextGame, LanguageAgentPolicy, Any]:
@@ -283,7 +271,7 @@ def check_options(config: TrainConfig) -> None:
 def main(argv: list[str]) -> None:
     del argv
     config = COMMAND.parse()
-    config = dataclasses.replace(config, context=context_for(config.game, config.context))
+    config = dataclasses.replace(config, context=envs.context_of(config.game, config.context))
     check_options(config)
     if config.context == "transcript":
         game = envs.make_host(config.game, data=config.data)

@@ -223,7 +223,7 @@ def test_a_fault_is_one_sentence(made, name):
 def test_what_means_the_same_is_taken(made, changes):
     game = made(outcome(**changes))
     (got,) = game.step([0], ["up"])
-    assert [type(value) for value in got[1:]] == [str, float, bool, bool, bool, str]
+    assert [type(value) for value in got[1:]] == [str, float, bool, bool, bool, str, bool]
 
 
 def test_a_fault_that_shows_late_is_the_same_sentence(made):

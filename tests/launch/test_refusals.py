@@ -164,7 +164,7 @@ def own(here, monkeypatch):
         ("train_ms_grpo --game=Snake", "did you mean snake?"),
         ("train_ms_grpo --game=lights.py:text_game", "write the module as Python imports it and a name in it, lights:"),
         ("train_ms_grpo --game=own_games:", "own_games:text_game"),
-        ("train_ms_grpo --game=own_games:number", "has no TextGame named 'number'; it has lake"),
+        ("train_ms_grpo --game=own_games:number", "has no HostGame or TextGame named 'number'; it has lake"),
         ("train_ms_grpo --game=own_games:board_game", "it is a BoardGame, a kind that is played by train_language_td"),
         ("train_ms_grpo --game=own_games:fails", "failed with KeyError: 'x' ("),
         ("train_ms_grpo --game=wrong_syntax:game", "failed with SyntaxError"),

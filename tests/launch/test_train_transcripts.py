@@ -1,11 +1,13 @@
 """MS-GRPO on a game of our own that the host plays, through the script, with a tiny random model."""
 
 import json
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
+from envs import own_host
 from nlrl_jax.algorithms import ms_grpo_transcripts
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
@@ -69,7 +71,8 @@ def lines(folder, monkeypatch):
 
 def train(folder, run_dir, *args):
     try:
-        run(SCRIPT, f"--run_dir={run_dir}", f"--model={folder / 'tiny'}", "--prompt=compact", *SMALL, *args)
+        with mock.patch.object(own_host, "checked", lambda game, blamed: game):  # it would count as steps of the run
+            run(SCRIPT, f"--run_dir={run_dir}", f"--model={folder / 'tiny'}", "--prompt=compact", *SMALL, *args)
     finally:
         directory.close_run(run_dir)
 
