@@ -47,6 +47,7 @@ class Tokenizer:
       bos_id: id of the beginning of a text; None where the model has none.
       post_processor: the post-processor's JSON, only kept so that `save_pretrained` can write it back.
       clean_up: decoding deletes the blanks before punctuation, for vocabularies of words.
+      read_as: id -> the id whose text it has, None where it has none, for ids that do not stand for their own text.
       options: what the chat template is given besides the chat.
     """
 
@@ -61,6 +62,7 @@ class Tokenizer:
     bos_id: int | None = None
     post_processor: Mapping[str, Any] | None = None
     clean_up: bool = False
+    read_as: Mapping[int, int | None] = dataclasses.field(default_factory=dict, repr=False)
     options: TemplateOptions = TemplateOptions()
 
     @staticmethod
@@ -165,7 +167,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        text = self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        ids = [known for i in ids if (known := self.read_as.get(int(i), int(i))) is not None]
+        text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         for blank, mark in _BLANKS if self.clean_up else ():
             text = text.replace(blank, mark)
         return text
@@ -251,6 +254,8 @@ class Tokenizer:
                 table[i] = b"" if added[i].special else added[i].content.encode()
             else:
                 table[i] = read(token)
+        for i, other in self.read_as.items():
+            table[i] = b"" if other is None else table[other]
         offsets = np.cumsum([0] + [len(b) for b in table], dtype=np.int32)
         return np.frombuffer(b"".join(table), np.uint8), offsets
 

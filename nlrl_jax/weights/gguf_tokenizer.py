@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from nlrl_jax.lm.tokenizer import Tokenizer
+from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
 from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT
 from nlrl_jax.weights.gguf_file import GGUFFile
 
@@ -63,15 +63,17 @@ _CODE_ENDS = {
 }
 # How a key ends -> the type of its value; the others are strings.
 _KINDS = {"_token_id": int, "_bos_token": bool, ("tokens", "merges", "token_type"): list}
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # GGUF token types
+_UNDEFINED, _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(7)  # GGUF token types
 
 
 def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     """The tokenizer that a GGUF file carries: byte-level BPE with the family's pre-tokenizer.
 
     Special are the entries of `token_type` 2 and 3 (unknown, control) and those that end a reply; type 4 (user
-    defined) is matched whole but is text. Replies end where llama.cpp ends them: at the tokens of the keys eos, eot
-    and eom, and at some that are known by their text. Where a prompt begins with the bos, the chat template writes it.
+    defined) is matched whole but is text. Types 0 and 5 (undefined, unused) have no text, and those of them behind
+    all other tokens, which fill the weights up, are left out; type 6, "<0x0A>", is a byte. Replies end where llama.cpp
+    ends them: at the tokens of the keys eos, eot and eom, and at some that are known by their text. Where a prompt
+    begins with the bos, the chat template writes it.
 
     Raises:
       FileNotFoundError: no such file.
@@ -111,20 +113,33 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     if len(ids) < len(tokens) or len(types) < len(tokens):
         what = "lists a token twice" if len(ids) < len(tokens) else f"gives a type to {len(types)} tokens only"
         raise ValueError(f"{path}: its vocabulary of {len(tokens)} tokens {what}")
-    backend = _backend(path, ids, merges, pre)
     ends = _ends(path, tokens, ids, read)
-    special = [t for t, kind in zip(tokens, types) if kind in (_UNKNOWN, _CONTROL) or ids[t] in ends]
-    user = [t for t, kind in zip(tokens, types) if kind == _USER_DEFINED and ids[t] not in ends]
+    named = {role: _token_id(path, tokens, read, role) for role in ("bos", "eos", "padding")}
+    read_as = _read_as(tokens, types, ids, ends)
+    needed = {merge.replace(" ", "") for merge in merges} if len(ids) - 1 in read_as else set()
+    while (last := len(ids) - 1) in read_as.keys() - named.values() and not {tokens[last]} & needed:
+        del ids[tokens[last]], read_as[last]
+    backend = _backend(path, ids, merges, pre)
+    special = [t for t, i in ids.items() if types[i] in (_UNKNOWN, _CONTROL) or i in ends]
+    user = [t for t, i in ids.items() if types[i] == _USER_DEFINED and i not in ends]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False) for token in user])
-    named = (_token_id(path, tokens, read, role) for role in ("bos", "eos", "padding"))
-    bos, eos, padding = (None if i is None else tokens[i] for i in named)
+    bos, eos, padding = (None if i is None else tokens[i] for i in named.values())
     tokenizer = Tokenizer.create(backend, read("chat_template"), bos, eos, padding, sorted(ends))
+    tokenizer = dataclasses.replace(tokenizer, read_as=read_as)
     add_bos = read("ggml.add_bos_token")
     if add_bos and bos is None:
         raise ValueError(f"{path}: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing")
     begin = bos is not None and (pre in _LLAMA3 if add_bos is None else add_bos)
     return _begin_with_bos(tokenizer) if begin else tokenizer
+
+
+def _read_as(tokens: list[str], types: list[int], ids: dict[str, int], ends: set[int]) -> dict[int, int | None]:
+    """Tokens whose text is not what stands in the vocabulary, as llama.cpp writes them: `Tokenizer.read_as`."""
+    byte = {f"<0x{value:02x}>": ids.get(character) for value, character in byte_table().items()}
+    found = {i: byte.get(tokens[i].lower()) for i, kind in enumerate(types[: len(tokens)]) if kind == _BYTE}
+    found |= dict.fromkeys(i for i, kind in enumerate(types[: len(tokens)]) if kind in (_UNDEFINED, _UNUSED))
+    return {i: other for i, other in found.items() if i not in ends}
 
 
 def _backend(path: pathlib.Path, ids: dict[str, int], merges: list[str], pre: str) -> tokenizers.Tokenizer:

@@ -22,12 +22,12 @@ FIRST = len(PLAIN)  # the id of the first token that a test adds
 
 @pytest.fixture
 def write(tmp_path):
-    def write(tokens=("<|endoftext|>",), types=None, pre="gpt-2", merges=MERGES, **keys):
+    def write(tokens=("<|endoftext|>",), types=None, pre="gpt-2", merges=MERGES, plain_types=True, **keys):
         writer = reference.GGUFWriter(tmp_path / "model.gguf", "llama")
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list(PLAIN + list(tokens))
         if types != "none":
-            writer.add_token_types([1] * FIRST + list(types or [3] * len(tokens)))
+            writer.add_token_types([1] * FIRST * plain_types + list(types or [3] * len(tokens)))
         if merges is not None:
             writer.add_token_merges(merges)
         if pre is not None:
@@ -81,6 +81,41 @@ def test_without_a_pre_tokenizer_it_is_llama_cpps_default_with_a_warning(write):
     with pytest.warns(UserWarning, match="does not name its pre-tokenizer .tokenizer.ggml.pre.; llama.cpp's default"):
         tokenizer = tokenizer_from_gguf(write(pre=None))
     assert [PLAIN[i] for i in tokenizer.encode(TEXT)] == DEFAULT.split()
+
+
+# What llama.cpp's server (xllamacpp 2026.10.11549) detokenizes, and how it reads the text; -1 stands for the row's id.
+ROWS = [
+    ("plain", 1, "plain", "plain"), ("[PAD7]", 5, "", "[PAD7]"), ("undefined", 0, "", "undefined"),
+    ("<0x41>", 6, "A", "<0x41>"), ("<0xe9>", 6, "\ufffd", "<0xe9>"), ("unknown", 2, "", -1), ("<x>", 3, "", -1),
+    ("<y> z", 4, "<y> z", -1), ("[éé]", 5, "", "[éé]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("last", ["[PAD9]", "<last>"])
+@pytest.mark.parametrize(("text", "kind", "shown", "read"), ROWS)
+def test_rows_of_all_types_have_llama_cpps_texts(write, tmp_path, text, kind, shown, read, last):
+    token = "".join(byte_table()[byte] for byte in text.encode()) if kind == 1 else text
+    tokens, types = [token, "<|endoftext|>", last], [kind, 3, 5 if last == "[PAD9]" else 3]
+    tokenizer = tokenizer_from_gguf(write(tokens, types, eos_token_id=FIRST + 1))
+    a, b = BYTES.index("a"), BYTES.index("b")
+    assert tokenizer.decode([a, FIRST, b, FIRST + 2]) == f"a{shown}b"
+    ids = tokenizer.encode(f"a{text}b")
+    assert ids == [a, FIRST, b] if read == -1 else FIRST not in ids and tokenizer.decode(ids) == f"a{text}b"
+    flat, offsets = tokenizer.token_bytes
+    assert bytes(flat[offsets[FIRST] : offsets[FIRST + 1]]).decode(errors="replace") == shown
+    tokenizer.save_pretrained(tmp_path)
+    assert last == "<last>" or "PAD9" not in (tmp_path / "tokenizer.json").read_text("utf-8")
+
+
+def test_an_unused_row_that_a_merge_makes_is_read_but_not_shown(write):
+    types = [1 + 4 * (token == "the") for token in PLAIN]
+    tokenizer = tokenizer_from_gguf(write(["<|endoftext|>"], [*types, 3], plain_types=False, eos_token_id=FIRST))
+    (the,) = tokenizer.encode("the")
+    assert (
+        PLAIN[the] == "the"
+        and tokenizer.decode([the]) == ""
+        and tokenizer.decode(tokenizer.encode("the abc")) == " abc"
+    )
 
 
 @pytest.mark.parametrize(
