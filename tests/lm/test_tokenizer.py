@@ -1,7 +1,11 @@
 """The tokenizer: ids, text, chats, bytes and pre-token borders."""
 
+import base64
+import importlib.util
 import json
+import pathlib
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -170,3 +174,18 @@ def test_conversion_that_fails_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"no tokenizer.json, .* pip install 'nlrl_jax\[hub\]'"):
         Tokenizer.from_pretrained(tmp_path)
+
+
+def test_metas_tiktoken_file_is_converted_or_the_advice_brings_what_is_missing(tmp_path):
+    words = [bytes([i]) for i in range(256)] + [b"th", b"the"]
+    lines = (f"{base64.b64encode(word).decode()} {rank}\n" for rank, word in enumerate(words))
+    (tmp_path / "tokenizer.model").write_text("".join(lines))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    if importlib.util.find_spec("tiktoken"):
+        tokenizer = Tokenizer.from_pretrained(tmp_path)
+        assert tokenizer.encode("then") == [257, ord("n")]
+        return
+    with pytest.raises(ValueError, match=r"`tiktoken` is required .*pip install 'nlrl_jax\[hub\]' brings"):
+        Tokenizer.from_pretrained(tmp_path)
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert any(line.startswith("tiktoken") for line in project["optional-dependencies"]["hub"])
