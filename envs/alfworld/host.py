@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from envs.alfworld import data as files
 from envs.alfworld import games
 from envs.alfworld.workers import Answer, Request, Workers
 from envs.alfworld.world import NOTHING, World, plan
+from nlrl_jax.roles.actions import unwrapped
 from nlrl_jax.types import HostGame, Outcome, Start
 
 RULES = (
@@ -21,6 +23,10 @@ RULES = (
     "THING in/on PLACE, clean THING with PLACE (at a sinkbasin), heat THING with PLACE (at a microwave), cool THING "
     "with PLACE (at a fridge), use THING (a desklamp), examine THING, inventory, look. If an action is not possible, "
     'the observation is "Nothing happens."'
+)
+
+_COMMAND = re.compile(
+    r"(?:go|open|close|take|put|move|clean|heat|cool|use|examine|slice|inventory|look)\b", re.IGNORECASE
 )
 
 
@@ -37,8 +43,9 @@ class State(NamedTuple):
 
 
 def plain(action: str) -> str:
-    """A command as the engine wants it: in lower case, with single blanks and without a full stop."""
-    return " ".join(action.lower().split()).rstrip(" .")
+    """A command as the engine wants it: in lower case, with single blanks, without brackets, quotes or a full stop."""
+    command = next(filter(_COMMAND.match, unwrapped(action)), action)
+    return " ".join(command.lower().split()).rstrip(" .")
 
 
 @functools.lru_cache(1 << 14)

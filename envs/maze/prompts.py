@@ -21,7 +21,8 @@ import numpy as np
 
 from envs.maze import env as mazes
 from envs.maze.env import ACTIONS, Maze, Walk
-from nlrl_jax.roles.json_reply import read_choice, read_json
+from nlrl_jax.roles.actions import read_action
+from nlrl_jax.roles.json_reply import read_json
 from nlrl_jax.types import Chat
 
 SYSTEM = "You are an expert at solving mazes. Answer with one JSON object and nothing else."
@@ -151,8 +152,8 @@ class MazeRoles:
         word = fields.get("action")
         if word is None:
             return -1, problem or "missing"
-        action = read_choice(word, ACTIONS)
-        return (-1, "illegal") if action is None else (action, problem)
+        action, _ = read_action(str(word), ACTIONS)
+        return (ACTIONS.index(action), problem) if action else (-1, "illegal")
 
     def read_evaluation(self, text: str) -> tuple[str, str]:
         """(evaluation, problem); the evaluation is the JSON object as text, else the reply itself.

@@ -158,9 +158,9 @@ def read_move(reply: str, legal: Sequence[str]) -> Move:
 
 
 def read_value(reply: str) -> float | None:
-    """The number under "final_evaluation", within [-1, 1]."""
+    """The number under "final_evaluation", from -1 to 1; None where there is none, or another one."""
     number = read_number(read_json(reply).fields.get("final_evaluation"))
-    return None if number is None else max(-1.0, min(1.0, number))
+    return number if number is not None and -1 <= number <= 1 else None
 
 
 _COUNTS = re.compile(r"(\d+) of (\d+) games are won by O, (\d+) by X,( \d+)(?= drawn)")

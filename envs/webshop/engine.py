@@ -15,6 +15,7 @@ from typing import NamedTuple
 from envs.webshop import reward
 from envs.webshop.catalogue import Catalogue, Goal, Product, line
 from envs.webshop.search import Index, document
+from nlrl_jax.roles.actions import unwrapped
 
 PAGE, SHOWN = 10, 3
 SEARCH, RESULTS, ITEM, SUB, DONE = "search", "results", "item", "sub", "done"
@@ -22,7 +23,7 @@ BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 SUBPAGES = ("Description", "Features", "Reviews")
 INVALID = "Invalid action!"
 SCORE = "Your score (min 0.0, max 1.0):"
-_ACTION = re.compile(r"\s*(search|click)\[(.+)\]\s*", re.IGNORECASE)
+_ACTION = re.compile(r"(search|click)\s*\[(.+)\]", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Shop:
 
     def step(self, state: State, action: str) -> Moved:
         """The state after an action in words; an episode that is over stays so."""
-        match = _ACTION.fullmatch(action)
+        match = next(filter(None, map(_ACTION.fullmatch, unwrapped(action))), None)
         argument = " ".join(match[2].split()) if match else ""
         if not argument:
             return Moved(state, INVALID, valid=False)

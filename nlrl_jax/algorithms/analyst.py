@@ -12,7 +12,7 @@ import numpy as np
 
 from nlrl_jax.files import write_json
 from nlrl_jax.roles.analyst_replies import written_reward
-from nlrl_jax.roles.json_reply import without_thoughts
+from nlrl_jax.roles.thoughts import without_thoughts
 from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling
 

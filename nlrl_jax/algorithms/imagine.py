@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from nlrl_jax.config import check, option
-from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_action
+from nlrl_jax.roles.actions import read_action
+from nlrl_jax.roles.dialogues import Dialogue, History, Step
 from nlrl_jax.types import LEAST, ROUNDING, Chat, LanguageModel, Reply, Sampling
 
 # Roles of the calls.

@@ -49,6 +49,7 @@ from nlrl_jax.config import check, option, part
 from nlrl_jax.returns import kl_improved_policy
 from nlrl_jax.roles import dialogues
 from nlrl_jax.roles.dialogues import Dialogue, History
+from nlrl_jax.roles.written_numbers import read_share
 from nlrl_jax.types import LanguageModel, can_judge
 
 _FLOOR = 1e-4  # a stated probability is kept this far from 0 and 1
@@ -217,8 +218,8 @@ def evaluate(
     the futures [n][leaves] that they were read from."""
     dialogue = caller.dialogue
     pairs = [(i, action) for i, one in enumerate(candidates) for action in one.actions]
-    words = [word.upper() for word in config.pair()]
-    decided = lambda step: dialogues.verdict(step.note) in words
+    words = config.pair()
+    decided = lambda step: dialogues.verdict(step.note, (*words, dialogues.UNKNOWN)) in map(str.upper, words)
     if config.planning.depth:
         first = [histories[i] for i, _ in pairs], [action for _, action in pairs]
         rollouts = imagine(caller, *first, actions, decided, config.branch)
@@ -248,7 +249,7 @@ def critic(caller: Caller, chats: Sequence, config: LACConfig) -> list[tuple[flo
     if config.critic == "direct":
         values = []
         for text in caller.lines(CRITIC, chats):
-            p = dialogues.read_number(text)
+            p = read_share(text)
             caller.count(CRITIC, "" if p is not None else "no number")
             p = 0.5 if p is None else min(max(p, _FLOOR), 1 - _FLOOR)
             values.append((math.log(p / (1 - p)),))

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Sequence
 
-from nlrl_jax.roles.json_reply import without_thoughts
+from nlrl_jax.roles.thoughts import without_thoughts
 
 _MARKS = "*_`#>\"'\u201c\u201d\u2018\u2019 \t"  # that a reply may put around a label
 _SEPARATOR = re.compile(r"[*_`\"'\u201c\u201d\s]*[:\uff1a=\u2013\u2014-]")

@@ -2,8 +2,8 @@
 
 Two forms are read, with any prose around them and after a reasoning model's <think> part: the paper's (appendix B),
 `{timeslot 12, <critical>, <move left>, <why>}, {timeslot 13, ...}` and `{reward = 0.4, analysis: ...}`, whose angle
-brackets may be missing, and JSON objects with the same fields. Everything else is counted as unreadable. Nothing here
-raises on a text, and the time is linear in its length.
+brackets may be missing, and objects with the same fields in JSON or nearly so. All else is counted as unreadable.
+Nothing here raises on a text, and the time is linear in its length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nlrl_jax.roles.json_reply import without_thoughts
+from nlrl_jax.roles import loose_json
+from nlrl_jax.roles.thoughts import without_thoughts
 from nlrl_jax.roles.trajectories import Action, Verdict
 
 # The text of a field -> the action; None where it is not one of the game's.
@@ -51,7 +52,11 @@ _REWARDS = [
     re.compile(start + _REWARD, re.IGNORECASE | re.MULTILINE)
     for start in (r"(?:\{|\A)[\s\"'*`]{0,9}", r"^[ \t\"'*`#>-]{0,9}(?:the\s|final\s|assigned\s){0,2}", "")
 ]
-_JSON, _DECODER = re.compile(r"[{\[]\s*[\[{\"]"), json.JSONDecoder(strict=False)
+_JSON = re.compile(
+    r"[{\[]\s*(?:[\[{\"'`]|timeslot\s*[:=]\s*[\"']?\d+[\"']?\s*,\s*[\"']?\w{1,40}[\"']?\s*[:=])", re.IGNORECASE
+)
+_DECODER = json.JSONDecoder(strict=False)
+_LONGEST_JSON = 50_000  # characters of what is nearly JSON that are looked at
 _FAILURES = 50  # brackets tried as the start of JSON that turn out not to be
 
 
@@ -195,13 +200,23 @@ def _json_entries(text: str) -> tuple[list[_Entry], bool]:
     entries: list[_Entry] = []
     position, failures = 0, 0
     while failures < _FAILURES and (start := _JSON.search(text, position)):
-        try:
-            value, position = _DECODER.raw_decode(text, start.start())
-        except (ValueError, RecursionError):
-            failures, position = failures + 1, start.start() + 1
-            continue
+        value, position = _decoded(text, start.start())
+        failures += value is None
         entries += _json_walk(value)
     return entries, bool(entries) and failures > 0 and text.rstrip()[-1:] not in "]}`"
+
+
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    """(what begins at `start`, where it ends); (None, the next place) where that is no JSON, nor read as such."""
+    try:
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value, end, whole = loose_json.decode(text[start : start + _LONGEST_JSON], 0)
+    except ValueError:
+        return None, start + 1
+    return (value, start + end) if whole and value else (None, start + 1)
 
 
 def _json_walk(value: Any) -> Iterator[_Entry]:

@@ -15,15 +15,19 @@ model continues it, whatever it was trained on.
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-from nlrl_jax.roles.json_reply import folded
+from nlrl_jax.roles.actions import read_action as read_action
+from nlrl_jax.roles.verdicts import BAD as BAD
+from nlrl_jax.roles.verdicts import GOOD as GOOD
+from nlrl_jax.roles.verdicts import UNKNOWN as UNKNOWN
+from nlrl_jax.roles.verdicts import VERDICT
+from nlrl_jax.roles.verdicts import before_verdict as before_verdict
+from nlrl_jax.roles.verdicts import verdict as verdict
+from nlrl_jax.roles.written_numbers import read_number as read_number
 from nlrl_jax.types import Chat, Start
 
-GOOD, BAD, UNKNOWN = "GOOD", "BAD", "UNKNOWN"
-VERDICT = "This step is"
 PROBABILITY = "The probability that the goal is reached is"
 
 # Label of the note -> what the instructions say about it.
@@ -199,43 +203,3 @@ def _without(history: History, steps: int) -> History:
     gone, rest = history.steps[:steps], history.steps[steps:]
     past = (*history.past, *gone)
     return dataclasses.replace(history, observation=gone[-1].observation, steps=rest, note=gone[-1].note, past=past)
-
-
-def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
-    """The action in a line -> (action, problem or "").
-
-    Args:
-      actions: all there are; none if any text is one. A longer line counts as the action that it begins with.
-    """
-    line = text.strip().splitlines()[0].strip() if text.strip() else ""
-    if not actions:
-        return line, "" if line else "empty"
-    plain, known = folded(line).strip(" .\"'`*"), {folded(action): action for action in actions}
-    if plain in known:
-        return known[plain], ""
-    begun = [action for word, action in known.items() if re.match(rf"{re.escape(word)}(?!\w)", plain)]
-    return (max(begun, key=len), "") if begun else ("", "no action" if plain else "empty")
-
-
-def verdict(note: str) -> str:
-    """The word after the last "This step is", in capitals; "" where there is none."""
-    words = re.findall(rf"{VERDICT}\s+(\w+)", note, re.IGNORECASE)
-    return words[-1].upper() if words else ""
-
-
-def before_verdict(note: str) -> str:
-    """A note up to and including its last "This step is", which is added where it is missing."""
-    matches = list(re.finditer(VERDICT, note, re.IGNORECASE))
-    head = (note[: matches[-1].start()] if matches else note).strip()
-    return f"{head} {VERDICT}" if head else VERDICT
-
-
-def read_number(text: str) -> float | None:
-    """The last number of a line, a quotient or a percentage among them; None without one."""
-    matches = re.findall(r"(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?)|(%))?", text)
-    if not matches:
-        return None
-    number, divisor, percent = matches[-1]
-    if divisor:
-        return float(number) / float(divisor) if float(divisor) else None
-    return float(number) / 100 if percent else float(number)

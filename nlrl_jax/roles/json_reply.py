@@ -10,8 +10,12 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from nlrl_jax.roles import loose_json, written_numbers
+from nlrl_jax.roles.thoughts import without_thoughts
+
 PROBLEMS = ("empty", "prose", "cut", "repaired", "nothing")
-_NUMBER = r"[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+"  # possessive: a long run is read once
+_LONGEST, _TRIED = 50_000, 50  # characters, and brackets as the beginning of an object, that are looked at
+_FINAL = re.compile(r"\b(?:final|answer|correct(?:ed|ion)?|actually|instead|wait|rather|better|no)\b", re.IGNORECASE)
 _DECODER = json.JSONDecoder(strict=False)  # line breaks inside strings are legal: models write boards into them
 
 
@@ -20,8 +24,8 @@ class JsonReply(NamedTuple):
 
     fields: the object; empty if there is none.
     problem: "" for one clean object, else the first that applies: "empty" (no text), "prose" (a whole object with text
-      around it), "cut" (it breaks off; its complete fields are kept), "repaired" (no JSON, but with readable
-      `"name": value` pairs), "nothing" (no field at all).
+      around it), "cut" (it breaks off; its complete fields are kept), "repaired" (no JSON, but read by
+      `loose_json`), "nothing" (no field at all).
     """
 
     fields: dict[str, Any]
@@ -29,30 +33,66 @@ class JsonReply(NamedTuple):
 
 
 def read_json(text: str) -> JsonReply:
-    """The first JSON object of a reply, after its <think> block if it begins with one. Never raises.
+    """The JSON object of a reply, after its thoughts if it begins with them. Never raises.
 
-    Halves of surrogate pairs, which files and tokenizers refuse, become replacement characters.
+    What is no JSON is read as `loose_json` reads it. Of several objects the first counts, and what later ones add to
+    it; a later one that is called the final or the right one counts first. Halves of surrogate pairs, which files and
+    tokenizers refuse, become replacement characters.
     """
     stripped = _whole(text).strip()
     if not _is_object(stripped):  # whose strings may hold what ends a block of thoughts
         stripped = _without_fence(without_thoughts(stripped).strip())
     if not stripped:
         return JsonReply({}, "empty")
-    for start in (match.start() for match in re.finditer(r"\{", stripped)):
-        try:
-            fields, end = _decode(stripped, start)
-        except (ValueError, RecursionError):
-            break  # a broken outer object: its inner ones are not the answer
-        if fields:
-            return JsonReply(fields, "" if start == 0 and not stripped[end:].strip() else "prose")
-    start = stripped.find("{")
-    if start < 0:
-        return JsonReply({}, "nothing")
-    cut = _complete(stripped[start:])
-    if cut:
-        return JsonReply(cut, "cut")
-    pairs = _pairs(stripped[start:])
-    return JsonReply(pairs, "repaired" if pairs else "nothing")
+    reply = _objects(stripped[:_LONGEST])
+    if not reply.fields and r"{\"" in stripped:  # a string that holds an object
+        fields = _objects(stripped[:_LONGEST].replace(r"\"", '"')).fields
+        reply = JsonReply(fields, "repaired" if fields else "nothing")
+    return reply
+
+
+def _objects(text: str) -> JsonReply:
+    """The fields of the objects in a text."""
+    fields, problem, end, starts = {}, "nothing", 0, re.finditer(r"\{", text)
+    for start in itertools.islice((match.start() for match in starts), _TRIED):
+        if start < end:
+            continue
+        read, after, how = _object(text, start)
+        if not read and after == len(text):
+            break
+        if not read:
+            continue
+        if not fields:
+            fields, problem = read, how or ("prose" if text[:start].strip() or text[after:].strip() else "")
+        elif not how:
+            final = _FINAL.search(text, max(end, start - 200), start)
+            fields = {**fields, **read} if final else {**read, **fields}
+        end = after
+        if problem == "cut":
+            break
+    if not fields and (name := re.search(r"[\"'\u201c]\w{1,64}[\"'\u201d]\s*:", text)) and "{" not in text:
+        fields = _clean(loose_json.decode_fields(text, name.start()).value)
+        problem = "repaired" if fields else problem
+    return JsonReply(fields, problem)
+
+
+def _object(text: str, start: int) -> tuple[dict[str, Any], int, str]:
+    """(the fields of the object that begins at `start`, where it ends, "" or its problem)."""
+    try:
+        return *_decode(text, start), ""
+    except (ValueError, RecursionError):
+        pass
+    try:
+        fields, end, whole = loose_json.decode(text, start)
+    except ValueError:
+        return {}, len(text), "nothing"
+    if not whole and (fields_before := _complete(text[start:])):
+        return fields_before, len(text), "cut"
+    return _clean(fields), end, "repaired" if whole else "cut"
+
+
+def _clean(fields: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(_whole(json.dumps(fields, ensure_ascii=False)))
 
 
 def _is_object(text: str) -> bool:
@@ -63,17 +103,14 @@ def _is_object(text: str) -> bool:
 
 
 def read_number(value: Any) -> float | None:
-    """A finite number out of a field: a number, or the first one in a string; else None."""
+    """A finite number out of a field: a number, or the one in a string (`written_numbers.read_field`); else None."""
     if isinstance(value, bool) or value is None:
         return None
-    if isinstance(value, str):
-        match = re.search(_NUMBER, value)
-        value = match.group() if match else None
     try:
-        number = float(value)
+        number = written_numbers.read_field(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if abs(number) < float("inf") else None
+    return number if number is not None and abs(number) < float("inf") else None
 
 
 def read_choice(value: Any, words: Sequence[str]) -> int | None:
@@ -102,16 +139,7 @@ def _whole(text: str) -> str:
 def _decode(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
     """(the object that begins at `start`, where it ends). JSON's escapes can make halves of surrogate pairs too."""
     fields, end = _DECODER.raw_decode(text, start)
-    return json.loads(_whole(json.dumps(fields, ensure_ascii=False))), end
-
-
-def without_thoughts(text: str) -> str:
-    """A reply without a reasoning model's thoughts at its beginning; "" where they never end.
-
-    Some servers leave out the opening tag.
-    """
-    _, ended, answer = text.rpartition("</think>")
-    return "" if not ended and text.lstrip().startswith("<think>") else answer
+    return _clean(fields), end
 
 
 def _without_fence(text: str) -> str:
@@ -158,12 +186,3 @@ def _brackets(is_open: Any) -> str:
         bracket, is_open = is_open
         closing.append(bracket)
     return "".join(closing)
-
-
-def _pairs(text: str) -> dict[str, Any]:
-    """`"name": number` and `"name": "string"` wherever they stand; the first of a name counts."""
-    fields: dict[str, Any] = {}
-    value = rf'({_NUMBER})(?=\s*[,}}\]\n]|\s*$)|"((?:[^"\\]|\\.)*)"'
-    for name, number, string in re.findall(rf'(?<!\w)["\']?(\w{{1,64}}+)["\']?\s*+:\s*+(?:{value})', text):
-        fields.setdefault(name, float(number) if number else string)
-    return fields

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nlrl_jax.roles.dialogues import DROP, Dialogue, History, read_action
+from nlrl_jax.roles.actions import read_action
+from nlrl_jax.roles.dialogues import DROP, Dialogue, History
 from nlrl_jax.rollouts import host_games
 from nlrl_jax.types import HostGame, Outcome, Sampling, Written
 

@@ -60,6 +60,17 @@ def test_of_equal_values_the_likelier_candidate_is_taken():
     assert not any("Value" in step[1] for step in made.thinking[0]["futures"][0][0])
 
 
+@pytest.mark.parametrize("note", ["8", "The value is 85.", "-1", "0.5 to 1", "level 1"])
+def test_a_value_outside_0_to_1_or_unreadable_is_no_success_and_counted(note):
+    class Writer(Corridor):
+        def write(self, chat):
+            return f" {note}" if chat.context["line"].endswith("Value:") else super().write(chat)
+
+    dialogue = methods.METHODS["rafa"].dialogue("Reach 3.", False)
+    made = rafa.decide(Writer(), dialogue, START, ACTIONS, PlanningConfig(depth=3), 0)
+    assert made.thinking[0]["q"] == [0, 0, 0] and made.problems["critic/no number"] == 18
+
+
 def test_planners_need_rollouts_and_rap_needs_log_probabilities():
     dialogue = Dialogue.of("", "")
     assert react.decide(Corridor(), dialogue, START, ACTIONS, PlanningConfig(), 0).actions == ["left", "left"]

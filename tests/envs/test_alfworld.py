@@ -14,6 +14,7 @@ if any(importlib.util.find_spec(name) is None for name in ("alfworld", "textworl
 import envs
 from envs.alfworld import data, games, workers
 from envs.alfworld.engine import Engine, names_of
+from envs.alfworld.host import plain
 from envs.alfworld.workers import Request, Workers
 from envs.alfworld.world import World, plan
 from nlrl_jax.rollouts.host_games import Move, play
@@ -174,6 +175,21 @@ def test_actions_may_be_written_as_sentences():
     assert episode.success and episode.reward == 1 and episode.steps == episode.optimal == len(commands)
     with pytest.raises(ValueError, match="alfworld has no tasks 'juggle'"):
         game.reset([("juggle", 0)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[go to desk 1]",
+        "1. Go to desk 1",
+        "\\boxed{go to desk 1}",
+        "> go to desk 1",
+        "`go  to desk 1`",
+        "(go to desk 1).",
+    ],
+)
+def test_a_command_is_read_in_other_forms(text):
+    assert plain(text) == "go to desk 1" and plain("hello [x]") == "hello [x]"
 
 
 def own_folder(root, problem, goal="put a pen in drawer"):

@@ -242,3 +242,25 @@ def test_an_evaluation_that_contradicts_itself_is_corrected_from_where_it_is_wro
         assert text.startswith(found[0]) and not contradicts("".join(found))
         tokenizer = load_tokenizer("nano_board")
         assert tokenizer.encode(found[0]) + tokenizer.encode(found[1]) == tokenizer.encode("".join(found))
+
+
+@pytest.mark.parametrize(
+    "written, number",
+    [
+        ("0.5", 0.5),
+        ("'−0.5'", -0.5),
+        ("'50%'", 0.5),
+        ("'1/2 for O'", 0.5),
+        ("8", None),
+        ("'8'", None),
+        ("'2 to 3'", None),
+    ],  # noqa: RUF001
+)
+def test_an_evaluation_outside_its_range_or_unreadable_is_none(written, number):
+    assert roles().read_value(f"{{'thought': {{}}, 'final_evaluation': {written}}}") == number
+
+
+def test_a_move_that_names_two_cells_is_none():
+    read = roles().read_move
+    assert read("{'best_move': '7 (the corner)'}", ("3", "7")) == ("7", "repaired")
+    assert read('{"best_move": "7 or 3"}', ("3", "7")) == (None, "no move")

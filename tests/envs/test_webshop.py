@@ -295,6 +295,14 @@ def test_impossible_actions_change_nothing(small):
         assert shop.step(state, action) == (state, INVALID, 0.0, False), action
 
 
+@pytest.mark.parametrize(
+    "action", ["Search[red shoes]", "1. search [red shoes].", "`search[red shoes]`", "Action: **search[red  shoes]**"]
+)
+def test_an_action_is_read_in_other_forms(small, action):
+    shop, state = Shop(small), State(small.tasks[0])
+    assert shop.step(state, action) == shop.step(state, "search[red shoes]") and shop.step(state, action).valid
+
+
 def test_pages_of_results_and_a_query_with_nothing_found():
     shop, state = Shop(catalogue.load("")), State(catalogue.load("").tasks[0])
     nothing = shop.step(state, "search[zzyzx]")

@@ -95,6 +95,13 @@ def test_thoughts_in_front_of_the_answer_are_left_out():
         ' {"timeslot": 13, "critical": false, "corrected_action": null}]\n```',
         'So: {"action": "left", "critical": "yes", "timeslot": "12"}\n{"critical": "not critical", "timeslot": 13.0}',
         '{"verdicts": [{"timeslot": 12, "critical": 1, "action": "left"}, {"timeslot": 13, "critical": "no"}]}',
+        "[{'timeslot': 12, 'critical': True, 'action': 'left', 'why': 'it's'}, {'timeslot': 13, 'critical': False}]",
+        "[{\u201ctimeslot\u201d: 12, \u201ccritical\u201d: true, \u201caction\u201d: 'left'}, "
+        "{'timeslot': 13, 'critical': false,}]",
+        '[{"timeslot": 12, "critical": true, "action": "left",}, // x\n {"timeslot": 13, "critical": false}]',
+        "{timeslot: 12, critical: true, action: 'left'}, {timeslot: 13, critical: false, action: none}",
+        '[{"timeslot": 12, "critical": true, "action": "left", "why": "\u201cx\u201d"}, '
+        '{"timeslot": 13, "critical": "no"}]',
     ],
 )
 def test_prose_around_json_and_missing_brackets_are_read_and_counted(text):

@@ -53,6 +53,80 @@ def test_what_is_read(text, fields, problem):
     assert read_json(text) == (fields, problem)
 
 
+MOVE = {"thought": "x", "best_move": 7}
+LOOSE = [
+    ("{'thought': 'x', 'best_move': 7}", MOVE),
+    ("{“thought”: “x”, “best_move”: 7}", MOVE),
+    ("{‘thought’: ‘x’, ‘best_move’: 7}", MOVE),
+    ("{'thought': \"x\", 'best_move': 7}", MOVE),
+    ("{'thought': 'it's O's turn', 'best_move': 7}", {"thought": "it's O's turn", "best_move": 7}),
+    ('{"thought": "O plays "5" next", "best_move": 7}', {"thought": 'O plays "5" next', "best_move": 7}),
+    ('{"thought": "x", "best_move": 7,}', MOVE),
+    ('{"thought": "x", // note\n "best_move": 7}', MOVE),
+    ('{"thought": "x", # note\n "best_move": 7 /* ok */}', MOVE),
+    ("{'a': True, 'b': None, 'c': False}", {"a": True, "b": None, "c": False}),
+    ('Sure:\n```json\n{"thought": "x", "best_move": 7}\n```\nBye', MOVE),
+    ("```python\n{'thought': 'x', 'best_move': 7}\n```", MOVE),
+    ("Here: {'thought': 'x', 'best_move': 7}. Done", MOVE),
+    ("<think>{\"best_move\": 1}</think>{'thought': 'x', \"best_move\": 7}", MOVE),
+    ('{"thought": "x"}\n{"best_move": 7}', MOVE),
+    ('First {"best_move": 1}. Final answer: {"thought": "x", "best_move": 7}', MOVE),
+    ('{"best_move": 7, "thought": "x"}\nIt is your turn. {"best_move": 3}', MOVE),
+    ("{'thought': 'x', 'best_move': 7", MOVE),
+    ("{'best_move': 7, 'thought': 'well, may", {"best_move": 7, "thought": "well, may"}),
+    ('{"thought": "x" "best_move": 7}', MOVE),
+    ('{thought: "x", best_move: 7}', MOVE),
+    ('{"thought": "x"; "best_move": 7}', MOVE),
+    ('{"thought": "x", "best_move": "7"}', {"thought": "x", "best_move": "7"}),
+    ('{"best_move": 5 (centre)}', {"best_move": "5 (centre)"}),
+    ('{"v": 1/2}', {"v": "1/2"}),
+    ('{"v": .5}', {"v": 0.5}),
+    ('{"v": +0.5}', {"v": 0.5}),
+    ("{'a': ['x', 'y'], 'b': {'c': 'd'}}", {"a": ["x", "y"], "b": {"c": "d"}}),
+    ('{{"thought": "x", "best_move": 7}}', MOVE),
+    ('{\\"thought\\": \\"x\\", \\"best_move\\": 7}', MOVE),
+    ('"thought": "x", "best_move": 7', MOVE),
+    ("The set {1, 2} is free. {'thought': 'x', 'best_move': 7}", MOVE),
+    ('{"thought": """x""", "best_move": 7}', MOVE),
+    ('{"thought": "line\nbreak", \'best_move\': 7}', {"thought": "line\nbreak", "best_move": 7}),
+    ("{'thought': 'say \\'hi\\'', 'best_move': 7}", {"thought": "say 'hi'", "best_move": 7}),
+    ('{"thought" : “x” , "best_move" : 7 }', MOVE),
+    ('{"thought"="x", "best_move"=7}', MOVE),
+    (
+        "{'thought': 'the cells 'a', 'b' are free', 'best_move': 7}",
+        {"thought": "the cells 'a', 'b' are free", "best_move": 7},
+    ),
+    ('[{"thought": "x", "best_move": 7}]', MOVE),
+    ('{"best_move": seven}', {}),
+    ("{'thoughts': 'x', 'final_evaluation': 'it’s good'}", {"thoughts": "x", "final_evaluation": "it’s good"}),
+    ("{\"final evaluation\": 'good'}", {"final evaluation": "good"}),
+    ("{'thought': 'x',, 'best_move': 7}", MOVE),
+    ('json\n{"thought": "x", "best_move": 7}', MOVE),
+    ('{ }\n{"thought": "x", "best_move": 7}', MOVE),
+    ('{"thought": ["a", "b",], "best_move": 7}', {"thought": ["a", "b"], "best_move": 7}),
+    ("{'t': (1, 2)}", {"t": [1, 2]}),
+    ('{"a": NaN2, "best_move": 7}', {"best_move": 7}),
+    ("{'a': 'x'}}", {"a": "x"}),
+    ('{"thought": "x". "best_move": 7}', MOVE),
+    ("{'a': 'don't', 'b': 'can't'}", {"a": "don't", "b": "can't"}),
+    ("no json here", {}),
+    ("{'a': 'b, c: d', 'e': 1}", {"a": "b, c: d", "e": 1}),
+]
+
+
+@pytest.mark.parametrize("text, fields", LOOSE)
+def test_what_a_person_reads(text, fields):
+    assert read_json(text).fields == fields
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [("{'a': 1}", "repaired"), ("so {'a': 1} it is", "repaired"), ("{'a': 1, 'b", "cut"), ("'a': 1", "repaired")],
+)
+def test_a_reply_that_is_no_json_is_counted(text, problem):
+    assert read_json(text) == ({"a": 1}, problem)
+
+
 @pytest.mark.parametrize(
     "value, index",
     [
@@ -87,8 +161,9 @@ def test_any_text_is_read_without_an_error(text):
 @pytest.mark.parametrize(
     "text",
     ['{"best_move": ' + "1" * 50_000 + "x", '{"best_move": ' + "a" * 50_000, "```" + " " * 50_000 + "x{}"]
-    + ['{"a" "b": ' + "1." * 25_000, "{" + '"a" : ' * 20_000, "{" + "a" + " " * 50_000],
-    ids=["digits", "letters", "fence", "points", "names", "blanks"],
+    + ['{"a" "b": ' + "1." * 25_000, "{" + '"a" : ' * 20_000, "{" + "a" + " " * 50_000]
+    + ["{'a': 'x'. " * 4000, "{'" * 20_000, "{'a': '" + "' " * 20_000, "{" * 50_000, "{," * 20_000, "{a=/*" * 9000],
+    ids="digits letters fence points names blanks strings quotes apostrophes brackets commas comments".split(),
 )
 def test_long_runs_are_read_in_no_time(text):
     clock = time.monotonic()

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from nlrl_jax.algorithms.imagine import POLICY, Caller, PlanningConfig, write_notes
 from nlrl_jax.algorithms.lac import Decisions
-from nlrl_jax.roles.dialogues import Dialogue, History, read_action
+from nlrl_jax.roles.actions import read_action
+from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.types import LanguageModel
 
 FORM = 'After "Action:", write only the next action, in tags: <action>ACTION</action>.'

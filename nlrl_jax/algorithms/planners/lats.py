@@ -45,7 +45,8 @@ from typing import Any, NamedTuple
 
 from nlrl_jax.algorithms.imagine import CRITIC, NOTE, WORLD, Caller, PlanningConfig, next_actions, propose
 from nlrl_jax.config import check, option
-from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_number
+from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.roles.written_numbers import read_share
 from nlrl_jax.types import HostGame, LanguageModel, Outcome
 
 REFLECT = "Reflection on this failed attempt, in one sentence on what to do differently:"
@@ -253,9 +254,9 @@ def _expand(caller: Caller, game: HostGame, searches: Sequence[_Search], nodes: 
     shown = caller.trim([one.shown(child.history) for one, child in unknown], 1)
     texts = caller.lines(CRITIC, [caller.dialogue.chat(history, "Value:") for history in shown])
     for (one, child), text in zip(unknown, texts, strict=True):
-        number = read_number(text)
+        number = read_share(text)
         caller.count(CRITIC, "" if number is not None else "no number")
-        child.value = min(max(number or 0.0, 0.0), 1.0)
+        child.value = number or 0.0
         if one.imagined and child.value == 1:
             child.done = child.success = child.closed = True
             child.reward = 1.0

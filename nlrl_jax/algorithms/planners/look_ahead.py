@@ -14,7 +14,8 @@ import numpy as np
 
 from nlrl_jax.algorithms.imagine import Caller, Future, PlanningConfig, imagine, propose
 from nlrl_jax.algorithms.lac import Decisions
-from nlrl_jax.roles.dialogues import Dialogue, History, Step, read_number
+from nlrl_jax.roles.dialogues import Dialogue, History, Step
+from nlrl_jax.roles.written_numbers import read_share
 from nlrl_jax.types import LanguageModel
 
 
@@ -83,12 +84,12 @@ def done(step: Step) -> bool:
 
 
 def number(step: Step) -> float:
-    """The number that the model writes after an imagined step, from 0 to 1; 0 where it writes none."""
-    return min(max(read_number(step.note) or 0.0, 0.0), 1.0)
+    """The number that the model writes after an imagined step, from 0 to 1; 0 where it writes none, or another."""
+    return read_share(step.note) or 0.0
 
 
 def numbers(caller: Caller, role: str, future: Future) -> list[float]:
     """The number after each step of a rollout; where the model writes none, it is 0 and counted."""
-    missing = sum(read_number(step.note) is None for step in future.imagined)
+    missing = sum(read_share(step.note) is None for step in future.imagined)
     caller.count(role, "no number", missing)
     return [number(step) for step in future.imagined]

@@ -1,0 +1,223 @@
+"""Reads the action that a language model's reply names: one reader for all games.
+
+    read_action("Action: `go_forward`.", ("turn left", "go forward")) == ("go forward", "")
+
+A reply is peeled layer by layer (label, bullet, tag, box, brackets, quotes, marks), and a line counts as the action
+that it is, or begins with: "Right, then down" is Right. After a thought, a line with a label or a tag counts, or the
+only line that is an action. Where two actions could be meant ("left or right", "up down", "up? No, down"), or a number
+could be one's place in a list that no prompt shows, there is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nlrl_jax.roles.json_reply import folded, read_json
+from nlrl_jax.roles.thoughts import without_thoughts
+
+NO_ACTION, SEVERAL, EMPTY = "no action", "several actions", "empty"
+
+_NOUN = r"(?:action|answer|move|command|choice|decision|output|response|reply)s?"
+_LABEL = (
+    rf"[\W_]*(?:(?:so|the|my|your|our|final|next|chosen|selected|best|current|correct)\s+){{0,4}}(?:{_NOUN}|step)"
+    r"(?:\s+#?\d{1,3})?(?:\s+(?:to take|is|will be|would be|should be)){0,2}[*_`\"']*"
+)
+_COLON = r"\s*(?:[:=\uff1a\u2192]|[-=]+>)[*_`]*\s*"
+_ACTION_LABEL = re.compile(rf"{_LABEL}{_COLON}(?P<inner>.+)", re.IGNORECASE)
+_BULLET = re.compile(r"(?:[-*\u2022\u2023\u2013\u2014+]\s+|(?:[-=]*>)+\s*|\u2192\s*)(?P<inner>.+)")
+_TAGGED = re.compile(rf"<({_NOUN})>\s*(?P<inner>.*?)\s*(?:</\1>|$)", re.IGNORECASE | re.DOTALL)
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{(?P<inner>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
+_MARKS = re.compile(r"(\*{1,3}|_{1,3}|`{1,3}|~~)(?P<inner>(?:(?!\1).)+)\1")
+_QUOTED = re.compile(
+    r"\"(?P<a>[^\"]+)\"|'(?P<b>.+)'|\u201c(?P<c>[^\u201d]+)\u201d|\u2018(?P<d>.+)\u2019|\u00ab(?P<e>[^\u00bb]+)\u00bb"
+)
+_GENTLE = (_ACTION_LABEL, _TAGGED, _MARKS, _QUOTED)  # where any text is an action, brackets and boxes may belong to it
+_LAYERS = (
+    *_GENTLE,
+    _BULLET,
+    re.compile(rf"{_LABEL}(?:(?<=\bis)|(?<=\bbe)|(?<=action))\s+(?:to\s+)?(?P<inner>.+)", re.IGNORECASE),
+    re.compile(r"(?:step|position|cell|square|number|option|turn)\s+(?P<inner>-?\d+)\W*", re.IGNORECASE),
+    re.compile(r"\(?(?:\d{1,3}|[a-z])[.):]\s+(?P<inner>.+)", re.IGNORECASE),
+    re.compile(rf"\$*{_BOXED.pattern}\$*[\s.]*"),
+    re.compile(r"\$*\\(?:text\w*|math\w*|emph)\s*\{(?P<inner>.*)\}\$*"),
+    re.compile(r"\[(?P<inner>[^\[\]]+)\]|\((?P<a>[^()]+)\)|\{(?P<b>[^{}]+)\}|<(?P<c>[^<>/]+)/?>"),
+    re.compile(r"<[\w:-]+>\s*(?P<inner>.+?)\s*(?:</[\w:-]+>)?"),
+    re.compile(r"(?P<inner>.+?)\s*</[\w:-]+>"),
+    re.compile(r"(?P<inner>.*\w)\(\s*\)[\s.;]*"),  # a call without arguments
+    re.compile(r"(?P<inner>.+?)[\s.!,;:*_`\"']+"),
+    re.compile(r"[*_`\"'.\u201c\u201d]+\s*(?P<inner>.+)"),
+)
+# Words that may stand before an action in a sentence that decides on it.
+_LEAD = re.compile(
+    r"(?:ok(?:ay)?|so|then|now|thus|therefore|hence|well|sure|first|next|finally|please|let'?s|let me|"
+    r"(?:i|we)(?:'ll|'d)?|you|(?:the )?agent|should|would|will|must|shall|(?:am |are )?going to|need to|have to|choose|"
+    r"pick|select|decide|take|do|use|perform|execute|play|to|the action|action)\b[\s,:]*"
+)
+_ENDED = re.compile(r"\W*$|\W*[.,;:!?]|\W*\s(?:to|because|since|as|so|then|and|or|now|again|is|was|would|will|can)\b")
+_OTHER = re.compile(r"[\s*_`\"'\])}>.,;!?]*(?:\bor\b|/|\||\bvs\b)[\s*_`\"'\[({<]*", re.IGNORECASE)
+_BESIDE = re.compile(r"[\s*_`\"'\[\](){}<>]*")
+_DOUBT = re.compile(
+    r"\W*\s(?:is|was|would|will|can|could|does|do)(?: be)?(?:n't|not| not| impossible| blocked)\b|\W*\?.|\W*\sno\b\W"
+)
+_MEANWHILE = re.compile(r"^\W*(?:observation|state|environment|user)\s*:", re.IGNORECASE | re.MULTILINE)
+_FENCE = re.compile(r"^\s*```\w*\s*$", re.MULTILINE)
+_VERB = re.compile(r"(?:move|go|step) (?=.)")
+_FIELDS = re.compile(rf"(?:{_NOUN}|\w*[ _]{_NOUN})", re.IGNORECASE)
+
+
+def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
+    """The action in a reply -> (action, problem or "").
+
+    Args:
+      actions: all there are; none if any text is one, which is then its line without label, tag, quotes or marks.
+
+    Returns:
+      ("", "empty", "no action" or "several actions") where none can be read.
+    """
+    answer = _FENCE.sub("", without_thoughts(text)).strip()
+    if not answer:
+        return "", EMPTY
+    if not actions:
+        return _any_text(answer)
+    words = _Words(actions)
+    answer = "\n".join(line[: words.room] for line in answer.splitlines() if line.strip())
+    for read in (_marked, _first_line, _fields, _only_line):
+        named = read(answer, words)
+        if len(named) > 1:
+            return "", SEVERAL
+        if named:
+            return named.pop(), ""
+    return "", NO_ACTION
+
+
+def unwrapped(text: str, layers: Sequence[re.Pattern[str]] = _LAYERS) -> Iterator[str]:
+    """A text, then what is left of it without one layer after the other: labels, bullets, tags, brackets, quotes."""
+    text = text.strip()
+    for _ in range(12):
+        if text:
+            yield text
+        matches = (layer.fullmatch(text) for layer in layers)
+        inner = next((_inner(match) for match in matches if match and _inner(match) != text), "")
+        if not inner:
+            return
+        text = inner
+
+
+def _inner(match: re.Match[str]) -> str:
+    return next((group for group in match.groupdict().values() if group), "").strip()
+
+
+class _Words:
+    """The actions of a game, to compare texts with."""
+
+    def __init__(self, actions: Sequence[str]):
+        self.by_text = {_plain(action): action for action in actions}
+        self.longest_first = sorted(self.by_text, key=len, reverse=True)
+        self.room = 300 + 2 * len(self.longest_first[0])  # characters of a line that are looked at
+
+    def equal(self, text: str) -> str | None:
+        """The action that a text is, in any case, with underscores, in one word, or with another verb of motion
+        or none; None where none is, or several are."""
+        plain = _plain(text)
+        if plain in self.by_text:
+            return self.by_text[plain]
+        spaced = plain.replace("_", " ")
+        moved = _VERB.sub("", spaced, count=1)
+        named = {action for word, action in self.by_text.items() if _VERB.sub("", word, count=1) == moved}
+        if not named and re.fullmatch(r"[^\W\d]+(?:[\s_-]*[^\W\d]+)*", plain):
+            joined = re.sub(r"[\W_]+", "", plain)
+            named = {action for word, action in self.by_text.items() if re.sub(r"[\W_]+", "", word) == joined}
+        return named.pop() if len(named) == 1 else None
+
+    def begun(self, text: str) -> tuple[str, str]:
+        """(the action that a text begins with, what follows it); ("", text) where there is none."""
+        for plain in dict.fromkeys((_plain(text), _plain(text).replace("_", " "))):
+            for word in self.longest_first:
+                if plain.startswith(word) and not re.match(r"\w|[.,:]\d", plain[len(word) :]):
+                    return self.by_text[word], plain[len(word) :]
+        return "", text
+
+
+def _plain(text: str) -> str:
+    return " ".join(folded(text).split())
+
+
+def _first_line(answer: str, words: _Words) -> set[str]:
+    first, *others = answer.splitlines()
+    named = _line(first, words)
+    if re.match(r"\s*(?:[-*\u2022+]|\(?\w{1,2}[.)])\s", first):  # a list of options
+        return named.union(*(_line(line, words) for line in others))
+    return named
+
+
+def _line(line: str, words: _Words) -> set[str]:
+    """The actions that a line could mean."""
+    layers = list(unwrapped(line))
+    if action := next(filter(None, map(words.equal, layers)), None):
+        return {action}
+    for layer in layers:
+        for n, clause in enumerate(_clauses(layer)):
+            if n and (action := words.equal(clause.rstrip(" .!,;:*_`\"'"))):
+                return {action}
+            action, rest = words.begun(clause)
+            if action and (n == 0 or " " in action or _ENDED.match(rest)):  # not "I left the room"
+                return {action, *_alternatives(rest, words)}
+    return set()
+
+
+def _clauses(text: str) -> Iterator[str]:
+    """A text, then what follows the words that decide on an action: "I will", "So the agent should"."""
+    plain = _plain(text).replace("\u2019", "'").lstrip("*_`\"'[({<")
+    yield plain
+    while lead := _LEAD.match(plain):
+        plain = plain[lead.end() :].lstrip("*_`\"'[({< ")
+        if not plain:
+            return
+        yield plain
+
+
+def _alternatives(rest: str, words: _Words) -> set[str]:
+    """The other action that a line names right after the first one; any where the first one is taken back."""
+    if _DOUBT.match(rest):
+        return {SEVERAL}
+    gap = _OTHER.match(rest) or _BESIDE.match(rest)
+    return {action} if (action := words.begun(rest[gap.end() :])[0]) else set()
+
+
+def _marked(answer: str, words: _Words) -> set[str]:
+    """The actions in tags, in boxes and after labels, before the model goes on with the game."""
+    ahead = _MEANWHILE.search(answer)
+    text = answer[: ahead.start()] if ahead and ahead.start() else answer
+    marked = [match["inner"] for pattern in (_TAGGED, _BOXED) for match in pattern.finditer(text)]
+    labelled = re.finditer(rf"(?:^|[.!?;]\s){_ACTION_LABEL.pattern}$", text, re.IGNORECASE | re.MULTILINE)
+    named = set().union(*(_line(inner, words) for inner in marked or [match["inner"] for match in labelled]))
+    first = words.equal(answer.partition("\n")[0])
+    return named | {first} if named and first else named
+
+
+def _fields(answer: str, words: _Words) -> set[str]:
+    """The actions under "action" and the like in a JSON object."""
+    fields = read_json(answer).fields if "{" in answer else {}
+    values: list[Any] = [value for name, value in fields.items() if _FIELDS.fullmatch(name)]
+    return set().union(*(_line(str(value), words) for value in values))
+
+
+def _only_line(answer: str, words: _Words) -> set[str]:
+    """The actions that whole lines are."""
+    layers = (unwrapped(line) for line in answer.splitlines())
+    return {action for row in layers if (action := next(filter(None, map(words.equal, row)), None))}
+
+
+def _any_text(answer: str) -> tuple[str, str]:
+    """The line of a reply that is the action, where any text is one."""
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    labelled = [line for line in lines if _ACTION_LABEL.fullmatch(line) or _TAGGED.search(line)]
+    line = (labelled or lines)[0]
+    if not _ACTION_LABEL.fullmatch(line) and (tagged := _TAGGED.search(line)):
+        line = tagged["inner"]
+    for inner in unwrapped(line, _GENTLE):
+        line = inner
+    bullet = re.fullmatch(r"[-*\u2022>]\s+(?!\d)(.+)", line)
+    return (bullet[1] if bullet else line), ""

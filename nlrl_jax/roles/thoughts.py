@@ -1,0 +1,24 @@
+"""What a reasoning model writes before its answer."""
+
+from __future__ import annotations
+
+import re
+
+_THOUGHT = re.compile(
+    r"\s*([<\[])((?:seed:|mm:)?think|thinking|thoughts?|reasoning|reflection|scratchpad)([>\]])", re.IGNORECASE
+)
+
+
+def without_thoughts(text: str) -> str:
+    """A reply without a reasoning model's thoughts at its beginning; "" where they never end.
+
+    Some servers leave out the opening tag.
+    """
+    _, ended, answer = text.rpartition("</think>")
+    text = answer if ended else text
+    while thought := _THOUGHT.match(text):
+        end = re.search(rf"{re.escape(thought[1])}/{re.escape(thought[2])}{re.escape(thought[3])}", text, re.IGNORECASE)
+        if end is None:
+            return ""
+        text = text[end.end() :]
+    return text
