@@ -9,7 +9,8 @@ Rules, those of the engine the paper adapts:
 - after the moves every eaten apple reappears on a random empty cell;
 - the game ends when at most one snake lives, so also on the enemy's death.
 The enemy moves uniformly among the moves that avoid the walls and its own body, or among all four if
-there is none. The engine's own start sometimes overlaps heads and apples; here all start cells differ.
+there is none; the tail of three or more cells, which it believes to move away, does not deter it, though
+to enter it is to die. The engine's own start sometimes overlaps heads and apples; here all start cells differ.
 
 Bounds: a snake of `max_length` cells still earns for apples but grows no more. An apple that finds no
 empty cell disappears.
@@ -125,7 +126,8 @@ def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, j
 def enemy_moves(state: EnvState, size: int) -> jax.Array:
     """The enemy's valid actions: bool [4]; all four if none avoids the walls and its own body."""
     cells, inside = targets(state.head[ENEMY], np.arange(4), size)
-    valid = inside & (state.ages[ENEMY][cells] == 0)
+    deters = jnp.where(state.ages[ENEMY].max() > 2, 2, 1)  # the age from which on: a tail has age 1
+    valid = inside & (state.ages[ENEMY][cells] < deters)
     return valid | ~valid.any()
 
 

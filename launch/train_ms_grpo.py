@@ -126,7 +126,7 @@ PRESETS = {
     },
     "laptop": {
         "iterations": 20, "group_size": 8, "group_sample": 4, "max_turns": 3, "max_tokens": 80,
-        "micro_batch": 4, "probe": 8, "eval_episodes": 4, "eval_turns": 6, "checkpoint_every": 5,
+        "micro_batch": 4, "probe": 8, "eval_episodes": 16, "eval_turns": 6, "checkpoint_every": 5,
     },
     "babyai": {
         "game": "babyai", "model": "nano_babyai", "iterations": 60, "group_size": 8, "group_sample": 8, "num_groups": 6,

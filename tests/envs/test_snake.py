@@ -27,7 +27,8 @@ class Reference:
         return all(0 <= part < self.size for part in cell)
 
     def enemy_valid(self):
-        valid = {a for a, cell in enumerate(self.moves(1)) if self.on_board(cell) and cell not in self.snakes[1]}
+        body = self.snakes[1][: -1 if len(self.snakes[1]) > 2 else None]
+        valid = {a for a, cell in enumerate(self.moves(1)) if self.on_board(cell) and cell not in body}
         return valid or set(STEPS)
 
     def step(self, actions):
