@@ -177,7 +177,7 @@ class HostGame:
     Attributes:
       name: e.g. "babyai".
       rules: the game and its actions in words.
-      actions: all there are; empty where any text is one.
+      actions: all there are; empty where any text of one line is one.
       max_steps: horizon; a longer episode is lost.
       kinds: of tasks, e.g. missions; ("",) where there is one.
       reset: tasks -> a start each; a task is (kind, seed), and the same one gives the same episode.
@@ -270,6 +270,7 @@ class Reply(NamedTuple):
     cached: from a cache, at no cost.
     refused: a content filter or the model itself refused.
     log_probs: of the tokens that spell the text, where an endpoint gives them for a sampled reply; else empty.
+    more: more text came after a stop string, which is not in `text`.
     """
 
     text: str
@@ -279,6 +280,7 @@ class Reply(NamedTuple):
     cached: bool = False
     refused: bool = False
     log_probs: tuple[float, ...] = ()
+    more: bool = False
 
 
 # Stands for the log-probability of what a model gives no finite one: below any that a softmax in float32 gives.
@@ -326,7 +328,10 @@ def cut(reply: Reply, stop: Sequence[str]) -> Reply:
     """A reply up to the first occurrence of any of the `stop` strings; it has then ended. Errors: see `check_stop`."""
     check_stop(stop)
     places = [place for place in map(reply.text.find, stop) if place >= 0]
-    return reply._replace(text=reply.text[: min(places)], ended=True) if places else reply
+    if not places:
+        return reply
+    text, rest = reply.text[: min(places)], reply.text[min(places) :]
+    return reply._replace(text=text, ended=True, more=any(map(str.strip, rest.split(stop[0]))))
 
 
 def can_judge(model: LanguageModel) -> bool:

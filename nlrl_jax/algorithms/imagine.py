@@ -21,6 +21,7 @@ from nlrl_jax.types import LEAST, ROUNDING, Chat, LanguageModel, Reply, Sampling
 # Roles of the calls.
 POLICY, WORLD, NOTE, CRITIC = "policy", "world model", "note", "critic"
 NEVER_ENDED = "never ended"
+MORE = "lines after the first, which are not read"
 OUTSIDE = "word not among the likeliest"  # that an endpoint lists: the last one stands for it
 UNLIKELY = "no finite log-probability"  # `types.LEAST` stands for it
 DRAW_TEMPERATURE = 1.0  # candidates are draws from the prior itself (LAC, section 4.1)
@@ -118,6 +119,7 @@ class Caller:
         replies = self.model.complete(chats, sampling, role, self.seed, stop=("\n",))
         for reply in replies:
             self.count(role, "" if reply.ended else NEVER_ENDED)
+            self.count(role, MORE if reply.more else "")
         return replies
 
     def log_probs(self, role: str, chats: Sequence[Chat], texts: Sequence[Sequence[str]]) -> list[list[float]]:

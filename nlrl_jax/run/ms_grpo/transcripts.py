@@ -19,7 +19,7 @@ from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.backends.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.roles.dialogues import History
+from nlrl_jax.roles.dialogues import History, marked
 from nlrl_jax.rollouts.transcripts import Played, Player, play
 from nlrl_jax.run import players
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
@@ -239,7 +239,7 @@ def as_record(played: Played, game: HostGame, tokenizer: Tokenizer) -> dict[str,
         turns.append(
             {
                 "board": boards[t],
-                "prompt": f"Observation: {turn.observation}" if t else prompt,
+                "prompt": f"Observation: {marked(turn.observation)}" if t else prompt,
                 "reply": "\n".join(tokenizer.decode(list(one.tokens)).strip("\n") for one in written),
                 "actions": [] if turn.invalid else [turn.action],
                 "steps": int(not turn.invalid),
