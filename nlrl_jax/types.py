@@ -304,7 +304,8 @@ class Score(NamedTuple):
     """log p(continuation | chat): the sum over its tokens, and their number.
 
     cached: from a cache, at no cost. prompt_tokens: tokens read before it; a chat's are the first continuation's.
-    bounded: the continuation is less likely than that: a server lists only the likeliest tokens.
+    bounded: a server lists only the likeliest tokens, and none begins the continuation: the last one's stands for it.
+    partial: what it does not list may be as likely, so that this is a lower bound.
     """
 
     log_prob: float
@@ -312,6 +313,7 @@ class Score(NamedTuple):
     cached: bool = False
     prompt_tokens: int = 0
     bounded: bool = False
+    partial: bool = False
 
 
 class LanguageModelError(RuntimeError):

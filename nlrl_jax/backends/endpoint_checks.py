@@ -36,7 +36,7 @@ def check_answers(model: EndpointModel) -> None:
 
     def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
         if failure.is_unreachable or failure.status == 200 or failure.status is None and _is_cut(failure):
-            failure.is_final, failure.advice = True, _advice(model, failure)
+            failure.is_final, failure.advice = True, failure.advice or _advice(model, failure)
             return None
         return request.revise(failure, attempt, left)
 
