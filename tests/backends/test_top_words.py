@@ -122,8 +122,8 @@ def capable(*, continues=True, top=20, echo=False):
         number = body.get("top_logprobs", 0) if "messages" in body else body.get("logprobs", 0)
         if body.get("echo") or number > top or not echo and request.path.endswith("/v1/completions"):
             return s.status(400, "not here")
-        text = "ing, all" if body.get("messages", [{}])[-1].get("content") == "Good morn" else "Good morning"
-        return lists(TOP, text if continues else "Good morning")
+        is_open = body.get("messages", [{}])[-1].get("role") == "assistant"
+        return lists(TOP, " 10, 11" if continues and is_open else "Good morning")
 
     return behaviour
 
