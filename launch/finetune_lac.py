@@ -49,11 +49,11 @@ from nlrl_jax.roles.lines import Line
 from nlrl_jax.roles.lines import pairs as pairs_of
 from nlrl_jax.run import adapter_training, app, loop, models, players, plots, processes, results, trajectories
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.lac.prompts import PromptConfig, check_words, dialogue_of, write_form
+from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_within, dialogue_of, write_form
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.types import LanguageModel
 from nlrl_jax.weights import huggingface
-from nlrl_jax.weights.load import load_config, load_tokenizer
+from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "finetune_lac"
 ACTS = {"lac": "lac", "decision_transformer": "react_return"}  # the method of run_lac that plays it, else react
@@ -146,7 +146,7 @@ def gather(config: FinetuneConfig, tokenizer: Tokenizer, run_dir: pathlib.Path |
             f"none of {len(learned)} trajectories has a reflection that ends GOOD or BAD, which --method lac learns; "
             f"add them, or choose a --method that learns actions: {', '.join(offline.METHODS)}"
         )
-    room = min(filter(None, (config.prompts.context_tokens, load_config(config.model).max_positions)))
+    room = context_within(config.model, config.prompts.context_tokens)
     of = lambda name: dialogue_of(METHODS[name], game, config.prompts, config.model, tokenizer, room)
     critic = of("lac")
     if config.method == "lac":
@@ -318,6 +318,7 @@ def main(argv: list[str]) -> None:
     given = () if flags.FLAGS.resume else (config.trajectories, config.held_out)  # a resumed run has its copies
     for file in filter(None, given):
         trajectories.read(pathlib.Path(file).expanduser())
+    context_within(config.model, config.prompts.context_tokens)
     tokenizer = load_tokenizer(config.model, templates=config.templates)
     if config.method in ("lac", "actor_critic"):
         check_words(tokenizer, (GOOD, BAD))

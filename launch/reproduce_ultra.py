@@ -36,7 +36,7 @@ from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.config import flat
 from nlrl_jax.files import write_atomically
 from nlrl_jax.rollouts.control import Trajectories
-from nlrl_jax.run import app, models
+from nlrl_jax.run import app, limits, models
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
 from nlrl_jax.run.report import markdown
@@ -172,6 +172,7 @@ def main(argv: list[str]) -> None:
     config = parse_config()
     run_dir, resume = pathlib.Path(flags.FLAGS.run_dir).expanduser().absolute(), flags.FLAGS.resume
     run, *others = runs = runs_of(config, run_dir, resume)
+    limits.check_horizon(run.game, "episode_steps")
     for name, methods in OF_METHODS.items():
         if not set(run.methods) & set(methods):
             config_flags.leave_out(f"without {' or '.join(methods)} among --methods", name)

@@ -131,7 +131,8 @@ PRESETS = {
     "babyai": {
         "game": "babyai", "model": "nano_babyai", "iterations": 60, "group_size": 8, "group_sample": 8, "num_groups": 6,
         "sampling_temperature": 0.0, "temperature": 1.0, "top_k": 0, "max_tokens": 8, "max_turns": 20, "beta": 0.0,
-        "learning_rate": 1e-3, "eval_episodes": 120, "eval_turns": 30, "eval_every": 20, "checkpoint_every": 5,
+        "learning_rate": 1e-3, "eval_episodes": 120, "eval_turns": 30, "eval_steps": 30, "eval_every": 20,
+        "checkpoint_every": 5,
     },
     "evening": {
         "prompt": "compact", "iterations": 50, "group_size": 8, "group_sample": 4, "num_groups": 8, "max_turns": 3,
@@ -274,9 +275,9 @@ def main(argv: list[str]) -> None:
     config = dataclasses.replace(config, context=envs.context_of(config.game, config.context))
     check_options(config)
     if config.context == "transcript":
-        games = envs.make_host_pair(config.game, config.map_splits, data=config.data)
-        limits.check_horizon(games[0], "max_turns", "eval_turns")
-        training = TranscriptTraining(config, *games)
+        game = envs.make_host(config.game, data=config.data)
+        limits.check_horizon(game, "max_turns", "eval_turns")
+        training = TranscriptTraining(config, game)
     else:
         game = games_of(config)[1]
         limits.check_horizon(game, "max_steps", "eval_steps")

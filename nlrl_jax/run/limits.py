@@ -9,12 +9,12 @@ import jax
 from absl import flags
 
 from nlrl_jax.rollouts import text_games
-from nlrl_jax.types import HostGame, TextGame
+from nlrl_jax.types import ControlGame, HostGame, TextGame
 
 _SAMPLED = 32  # tasks whose shortest solutions are looked at
 
 
-def check_horizon(game: TextGame | HostGame, *names: str) -> None:
+def check_horizon(game: TextGame | ControlGame | HostGame, *names: str) -> None:
     """Refuses options on the command line that count steps beyond those after which the game ends an episode.
 
     Raises:

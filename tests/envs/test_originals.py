@@ -1,6 +1,6 @@
 """MS-GRPO's games against code that the paper's first author has published: what it does and shows, kept as goldens.
 
-`jim-dilkes/FastSnake` (the engine; 60 random positions and six made by hand, each stepped once without new apples) and
+`jim-dilkes/FastSnake` (the engine; 60 positions, six of them made by hand, each stepped once without new apples) and
 the FrozenLake of `jim-dilkes/Verlog`. The wording of texts is ours; coordinates, symbols, order and rules are theirs.
 """
 

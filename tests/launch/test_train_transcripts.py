@@ -103,6 +103,7 @@ def test_leaves_everything(whole, folder):
     (first, *_), after = stored["transcripts"]["before"], stored["transcripts"]["after"]
     assert len(after) == 3 and first["turns"][0]["prompt"].endswith("Action:") and len(first["turns"]) == 2
     assert first["turns"][1]["prompt"] == "Observation: seen 0"
+    assert not first["terminated"]  # two turns of the game's six: the limit of the evaluation cut it
     assert "MS-GRPO: tiny on lines:host_game" in (whole / "report.html").read_text()
     assert json.loads((whole / "config.json").read_text())["context"] == "transcript"
     _, lora = peft.load(whole / "adapter", CONFIG)
@@ -122,8 +123,10 @@ def test_killed_in_an_episode_and_resumed_is_the_same_run_bit_for_bit(whole, fol
     assert results.read(tmp_path / "run") == results.read(whole)
 
 
-def test_an_episode_that_breaks_off_costs_that_episode(whole, folder, lines, tmp_path):
-    train(folder, tmp_path / "run", "--iterations=1", "--eval_turns=1")  # so the second call is the first iteration's
+def test_an_episode_that_breaks_off_costs_that_episode(whole, folder, lines, tmp_path, capsys):
+    more = "--eval_turns=1", "--updates_per_batch=3", "--decay_steps=2"  # so the second call is the first iteration's
+    train(folder, tmp_path / "run", "--iterations=1", *more)
+    assert "the learning rate is 0 after 2 of 3 gradient steps (--decay_steps 2)" in capsys.readouterr().out
     (row,) = read_rows(tmp_path / "run")
     assert row["broke_off"] == 1 / 8 and np.isfinite(row["loss"])
 

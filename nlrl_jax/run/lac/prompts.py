@@ -18,7 +18,7 @@ from nlrl_jax.files import read_json, write_json
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.types import Chat, HostGame, LanguageModel, Reply, Sampling, Score, Start
-from nlrl_jax.weights.load import BUILT_IN
+from nlrl_jax.weights.load import BUILT_IN, load_config
 
 FORM = "dialogue.json"  # in the folder of a fine-tuned model: {"prompt", "examples"} that it learned from
 
@@ -157,6 +157,18 @@ def check_words(tokenizer: Tokenizer, words: Sequence[str]) -> None:
             )
     if ids[0] == ids[1]:
         raise ValueError(f"the model's tokenizer cannot tell {words[0]!r} from {words[1]!r}; choose other --words")
+
+
+def context_within(model: str, tokens: int) -> int:
+    """Tokens of a local model's context: `tokens`, or its own for 0.
+
+    Raises:
+      ValueError: it has fewer.
+    """
+    own = load_config(model).max_positions
+    if tokens > own:
+        raise ValueError(f"--context_tokens is {tokens}, but {model} has {own} positions; give at most {own}")
+    return tokens or own
 
 
 def context_of(model: LanguageModel, tokens: int) -> int:

@@ -71,7 +71,10 @@ class Training:
           shown: episodes of the config's own game that are kept as text.
         """
         if not (resume and (run_dir / results.RESULTS).exists()):
-            print("".join(f"warning: {sentence}\n" for sentence in self.too_short()), end="")
+            warnings, steps = self.too_short(), self.config.iterations * self.config.learning.updates_per_batch
+            if 0 < (last := self.config.learning.decay_steps) < steps:
+                warnings.append(f"the learning rate is 0 after {last} of {steps} gradient steps (--decay_steps {last})")
+            print("".join(f"warning: {sentence}\n" for sentence in warnings), end="")
             print(
                 f"compiling the evaluation and playing {self.config.eval_episodes} episodes before training ...",
                 flush=True,
