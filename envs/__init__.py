@@ -125,6 +125,18 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     return _make(HostGame, _HOST, name, **options)
 
 
+def make_host_pair(name: str, maps: tuple[str, str] = ("train", "held_out"), **options) -> tuple[HostGame, HostGame]:
+    """A host game to train on and the one to evaluate on: two where there are maps for each, else the same one twice.
+
+    Args:
+      maps: of games in `WITH_MAPS`. options: see `make_host`.
+    """
+    if name not in WITH_MAPS:
+        return (make_host(name, **options),) * 2
+    first, other = (make_host(name, maps=one, **options) for one in maps)
+    return first, other if maps[0] != maps[1] else first
+
+
 def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
     if max_steps:
         game = dataclasses.replace(game, params=game.params.replace(max_steps_in_episode=max_steps))

@@ -131,7 +131,7 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     asked, seed = Limits.of(run), options.seed if options["seed"].present else own.seed
     number, tokens = asked.episodes, options.max_tokens or own.sampling.max_tokens
     config = replace(own, eval_episodes=number, eval_turns=asked.max_turns, seed=seed, max_tokens=tokens)
-    game = envs.make_host(own.game, data=own.data)
+    game, evaluated = envs.make_host_pair(own.game, own.map_splits, data=own.data)
     limits.check_horizon(game, "max_turns")
     if config.seed == own.seed and number > own.eval_episodes:
         raise ValueError(
@@ -143,9 +143,9 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
             f"--seed is {config.seed}, but {game.name} has so few tasks that the run, of seed {own.seed}, "
             "may have trained on any but those that it has held out; leave --seed out"
         )
-    training = TranscriptTraining(config, game)
-    first = limits.first_tasks(game, training.tasks.held_out)
-    warn(limits.too_short("the evaluation", game, first, "max_turns", config.eval_turns))
+    training = TranscriptTraining(config, game, evaluated)
+    first = limits.first_tasks(evaluated, training.tasks.held_out.tasks)
+    warn(limits.too_short("the evaluation", evaluated, first, "max_turns", config.eval_turns))
     step, lora = Checkpoints(pathlib.Path(run_dir).expanduser().absolute() / "checkpoints").restore_part(
         "lora", training.state.lora
     )

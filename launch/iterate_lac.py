@@ -7,7 +7,8 @@
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
 many lessons; the last round plays and teaches nothing. After every lesson, or every --eval_every of them, the prior
-alone (--evaluate) plays the held-out tasks: those of `run_lac` with the same --seed, none of which a round plays.
+alone (--evaluate) plays the held-out tasks: those of `run_lac` with the same --seed. No task of a round begins as one
+of them; a game with too few starts for that says how many it has.
 
 Leaves results.json and metrics.jsonl (success, standard errors, tokens), episodes/, the adapter of each round in
 rounds/K/adapter, RUN_DIR/model (the last adapter merged, an ordinary Hugging Face folder for `run_lac`), curves and
@@ -45,7 +46,7 @@ from nlrl_jax.run import app, models, players, results
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
-from nlrl_jax.run.lac.tasks import kinds_of, tasks_of
+from nlrl_jax.run.lac.tasks import RESERVED, Task, distinct, hold_out, kinds_of, not_held_out, tasks_of
 from nlrl_jax.run.lac.threads import jobs_for, rows_at_once
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.reports import lac_iteration as report
@@ -55,7 +56,6 @@ from nlrl_jax.weights.load import load_tokenizer
 
 SCRIPT = "iterate_lac"
 LORA = LoraConfig()  # the adapter of every round
-_HELD_OUT = 5_000  # tasks of a seed that `run_lac` may play; those of the rounds come after them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class IterateConfig:
     evaluate: str = option(
         "lac_no_critic", "methods that play the held-out tasks after each round, separated by commas"
     )
-    eval_tasks: int = option(20, "held-out tasks of each mission", least=1, most=_HELD_OUT)
+    eval_tasks: int = option(20, "held-out tasks of each mission", least=1, most=RESERVED)
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", least=1)
     max_steps: int = option(0, "maximum steps per episode; 0 is the game's own", least=0)
     # the teacher decides the rule; GOOD and BAD; a chain of imagined steps
@@ -106,27 +106,28 @@ class IterateConfig:
     def __post_init__(self):
         check(self)
         parse(self.evaluate)
-        if self.rounds * self.tasks + self.tasks > SEEDS_PER_RUN - _HELD_OUT:
+        if self.rounds * self.tasks + self.tasks > SEEDS_PER_RUN - RESERVED:
             raise ValueError(
                 f"{self.rounds} rounds and a last one of {self.tasks} tasks are {(self.rounds + 1) * self.tasks} of "
-                f"each mission; a seed has {SEEDS_PER_RUN - _HELD_OUT} for them. Lower --rounds or --tasks"
+                f"each mission; a seed has {SEEDS_PER_RUN - RESERVED} for them. Lower --rounds or --tasks"
             )
 
 
-def game_of(config: IterateConfig) -> tuple[HostGame, list[str]]:
-    """The game and the kinds of its tasks that are played. Errors: see `envs.make_host`."""
-    game = envs.make_host(config.game, config.max_steps)
-    return game, kinds_of(game, config.missions)
+def games_of(config: IterateConfig) -> tuple[HostGame, HostGame, list[str]]:
+    """The games of the rounds and of the held-out tasks, and the kinds of tasks that are played. Errors: see
+    `envs.make_host`."""
+    game, evaluated = envs.make_host_pair(config.game, max_steps=config.max_steps)
+    return game, evaluated, kinds_of(game, config.missions)
 
 
-def held_out_of(config: IterateConfig, game: HostGame) -> int:
+def reserved(config: IterateConfig, game: HostGame) -> int:
     """How many tasks of each kind no round plays: those before a round's own.
 
     Raises:
       ValueError: the game has too few tasks for all rounds and an evaluation that share none.
     """
     if not game.limits:
-        return _HELD_OUT
+        return RESERVED
     fewest, wanted = min(game.limits.values()), config.eval_tasks + (config.rounds + 1) * config.tasks
     if wanted > fewest:
         raise ValueError(
@@ -134,6 +135,34 @@ def held_out_of(config: IterateConfig, game: HostGame) -> int:
             f"{config.rounds} rounds and a last one are {wanted}. Lower --tasks, --rounds or --eval_tasks"
         )
     return config.eval_tasks
+
+
+def tasks_for(
+    config: IterateConfig, game: HostGame, evaluated: HostGame, kinds: list[str]
+) -> tuple[list[Task], list[list[Task]]]:
+    """The held-out tasks, and those of each round, each once in it. Prints what a game with few starts has to say.
+
+    Raises:
+      ValueError: there are too few tasks that begin as no held-out one does.
+    """
+    held_out = hold_out(evaluated, kinds, config.eval_tasks * len(kinds), config.seed)
+    if held_out.note and game is evaluated:
+        print(held_out.note, flush=True)
+    looks = held_out.looks if game is evaluated else frozenset()
+    wanted, rounds = (config.rounds + 1) * config.tasks, [[] for _ in range(config.rounds + 1)]
+    first, end = (config.seed * SEEDS_PER_RUN + i for i in (reserved(config, game), SEEDS_PER_RUN))
+    for kind in kinds:
+        last = config.seed * SEEDS_PER_RUN + game.limits[kind] if kind in game.limits else end
+        tasks = not_held_out(game, [(kind, seed) for seed in range(first, last)], wanted, looks)
+        if len(tasks) < wanted:
+            raise ValueError(
+                f"{config.game}: only {len(tasks)} tasks{f' of {kind!r}' * bool(kind)} begin as no held-out one does, "
+                f"and {config.rounds} rounds and a last one take {wanted}. Lower --tasks, --rounds or --eval_tasks"
+            )
+        for k, own in enumerate(rounds):
+            own.append(tasks[k * config.tasks : (k + 1) * config.tasks])
+    in_turn = ([task for row in zip(*own, strict=True) for task in row] for own in rounds)
+    return held_out.tasks, [distinct(game, tasks) for tasks in in_turn]
 
 
 def check_rounds(run_dir: pathlib.Path, rounds: int) -> None:
@@ -148,7 +177,8 @@ class Loop:
 
     def __init__(self, config: IterateConfig, run_dir: pathlib.Path):
         self.config, self.run_dir, self.usage = config, run_dir, Usage(run_dir)
-        self.game, self.kinds = game_of(config)
+        self.game, self.evaluated, self.kinds = games_of(config)
+        self.held_out, self.fresh = tasks_for(config, self.game, self.evaluated, self.kinds)
         self.base = models.local_model(
             config.model,
             lora=LORA,
@@ -178,18 +208,11 @@ class Loop:
         """What the teacher played in round k, under "teacher", and each method on the held-out tasks, where due."""
         config, prior = self.config, self.prior(k)
         model = prior if config.adapter == "all" or k == 0 else lac_iteration.prior_apart(prior, self.base)
-        first = config.seed * SEEDS_PER_RUN + held_out_of(config, self.game) + k * config.tasks
-        fresh = [(kind, first + i) for i in range(config.tasks) for kind in self.kinds]
-        held_out = tasks_of(self.game, self.kinds, config.eval_tasks, config.seed)
-        done = {
-            report.TEACHER: self.play(
-                f"round_{k}", self.method(), self.dialogue(config.teacher), model, fresh, config.seed + 1000 * k
-            )
-        }
+        fresh = (self.game, self.fresh[k], config.seed + 1000 * k)
+        held_out = (self.evaluated, self.held_out, config.seed)
+        done = {report.TEACHER: self.play(f"round_{k}", self.method(), self.dialogue(config.teacher), model, *fresh)}
         for name in parse(config.evaluate) if k % config.eval_every == 0 or k == config.rounds else ():
-            done[name] = self.play(
-                f"after_{k}_{name}", METHODS[name], self.dialogue(name), model, held_out, config.seed
-            )
+            done[name] = self.play(f"after_{k}_{name}", METHODS[name], self.dialogue(name), model, *held_out)
         return done
 
     def method(self) -> Method:
@@ -200,9 +223,9 @@ class Loop:
         decide = lambda *args: lac_iteration.drawn(own.decide(*args), args[-1])
         return dataclasses.replace(own, decide=decide)
 
-    def play(self, name, method: Method, dialogue, model, tasks, seed) -> dict[str, Any]:
+    def play(self, name, method: Method, dialogue, model, game, tasks, seed) -> dict[str, Any]:
         """Episodes, from disk if they are there; see `episodes.run_method`."""
-        setting = dataclasses.replace(self.setting, model=Metered(model, self.usage), seed=seed)
+        setting = dataclasses.replace(self.setting, model=Metered(model, self.usage), game=game, seed=seed)
         run = lambda _: run_method(setting, name, method, dialogue, tasks)
         return finished_methods(self.run_dir, [name], run)[name]
 
@@ -269,9 +292,9 @@ COMMAND = app.Command(
 def main(argv: list[str]) -> None:
     del argv
     config = settled(COMMAND.parse())
-    game, kinds = game_of(config)
+    game, _, kinds = games_of(config)
     tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
-    held_out_of(config, game)
+    reserved(config, game)
     if flags.FLAGS.resume:
         check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
     check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())

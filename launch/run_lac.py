@@ -11,16 +11,15 @@
     python -m launch.run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
     python -m launch.run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
-All methods play the same tasks, --tasks of each mission, in batches of --parallel in lockstep. Leaves
-episodes/METHOD.json, results.json, table.md, plots, report.html and usage.json. Every step is on disk once it is made
-(moves/), so --resume repeats none.
+All methods play the same tasks, --tasks of each mission, --parallel at once in lockstep. Leaves episodes/METHOD.json,
+results.json, table.md, plots, report.html and usage.json. Every step is on disk (moves/), so --resume repeats none.
 
 The built-in model nano_babyai was trained on thousands of transcripts of walkers of mixed quality
 (`envs/babyai/corpus.py`); the paper fine-tunes models of seven or eight billion weights on 18. In its corpus GOOD and
 BAD stand after reflections only, so lac_no_rollout and lac_no_reflection show how it handles text unlike its training
 text (the sign of Q is right in 0.51 of the cases, after reflections in 0.93), not what the algorithm loses. Its
---alpha 0.5 and --floor 0.02 were chosen on seeds 1 and 2 (the paper, too, chooses alpha by model); other models have
-the paper's formula, --alpha 1 --floor 0. Tasks follow from --seed: tune on other seeds than the one you report.
+--alpha 0.5 and --floor 0.02 were chosen on seeds 1 and 2; other models have the paper's formula, --alpha 1 --floor 0.
+Tasks follow from --seed: tune on other seeds than you report. Nothing trains on them (FrozenLake: held-out maps).
 
 The model `expert` knows the true state and is wrong at the rates of --expert (`nlrl_jax/backends/expert.py`): it shows
 how good a critic and an imagination an algorithm needs, not how good it is with a network.
@@ -57,7 +56,7 @@ from nlrl_jax.run.lac import prompts
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig
-from nlrl_jax.run.lac.tasks import Task, distinct, kinds_of, shortage, tasks_of
+from nlrl_jax.run.lac.tasks import RESERVED, Task, distinct, kinds_of, shortage, tasks_of
 from nlrl_jax.run.lac.threads import jobs_for, rows_at_once
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
@@ -111,7 +110,7 @@ class LACRunConfig:
         "with a score that can restore earlier states",
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
-    tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=10_000)
+    tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=RESERVED)
     max_steps: int = option(0, "maximum steps per episode; 0: the game's own (BabyAI-Text 30, WebShop 15)", least=0)
     lac: LACConfig = part(LACConfig(), without=("rule", "alpha", "floor"))  # a method decides the rule
     dials: Dials = part(Dials())
@@ -149,9 +148,10 @@ def make_game(config: LACRunConfig) -> tuple[HostGame, list[Task]]:
     Raises:
       FileNotFoundError, ValueError: an unknown game or mission, or data that is not the game's.
     """
-    game = envs.make_host(config.game, config.max_steps, data=config.data, tagger=config.webshop_tagger)
+    data = {"data": config.data, "tagger": config.webshop_tagger}
+    _, game = envs.make_host_pair(config.game, max_steps=config.max_steps, **data)
     tasks = tasks_of(game, kinds_of(game, config.missions), config.tasks, config.seed)
-    return game, distinct(game, tasks) if ":" in config.game else tasks
+    return game, tasks if config.game in envs.IN_TRANSCRIPTS else distinct(game, tasks)  # theirs differ
 
 
 def complete(config: LACRunConfig, game: HostGame) -> LACRunConfig:

@@ -275,9 +275,9 @@ def main(argv: list[str]) -> None:
     config = dataclasses.replace(config, context=envs.context_of(config.game, config.context))
     check_options(config)
     if config.context == "transcript":
-        game = envs.make_host(config.game, data=config.data)
-        limits.check_horizon(game, "max_turns", "eval_turns")
-        training = TranscriptTraining(config, game)
+        games = envs.make_host_pair(config.game, config.map_splits, data=config.data)
+        limits.check_horizon(games[0], "max_turns", "eval_turns")
+        training = TranscriptTraining(config, *games)
     else:
         game = games_of(config)[1]
         limits.check_horizon(game, "max_steps", "eval_steps")

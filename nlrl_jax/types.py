@@ -186,7 +186,7 @@ class HostGame:
     Attributes:
       name: e.g. "babyai".
       rules: the game and its actions in words.
-      actions: all there are; empty where any text is one.
+      actions: all there are; empty where any text of one line is one.
       max_steps: horizon; a longer episode is lost.
       kinds: of tasks, e.g. missions; ("",) where there is one.
       reset: tasks -> a start each; a task is (kind, seed), and the same one gives the same episode.
@@ -279,6 +279,7 @@ class Reply(NamedTuple):
     cached: from a cache, at no cost.
     refused: a content filter or the model itself refused.
     log_probs: of the tokens that spell the text, where an endpoint gives them for a sampled reply; else empty.
+    more: more text came after a stop string, which is not in `text`.
     """
 
     text: str
@@ -288,6 +289,7 @@ class Reply(NamedTuple):
     cached: bool = False
     refused: bool = False
     log_probs: tuple[float, ...] = ()
+    more: bool = False
 
 
 # Stands for the log-probability of what a model gives no finite one: below any that a softmax in float32 gives.
@@ -311,7 +313,8 @@ class Score(NamedTuple):
     """log p(continuation | chat): the sum over its tokens, and their number.
 
     cached: from a cache, at no cost. prompt_tokens: tokens read before it; a chat's are the first continuation's.
-    bounded: the continuation is less likely than that: a server lists only the likeliest tokens.
+    bounded: a server lists only the likeliest tokens, and none begins the continuation: the last one's stands for it.
+    partial: what it does not list may be as likely, so that this is a lower bound.
     """
 
     log_prob: float
@@ -319,6 +322,7 @@ class Score(NamedTuple):
     cached: bool = False
     prompt_tokens: int = 0
     bounded: bool = False
+    partial: bool = False
 
 
 class LanguageModelError(RuntimeError):
@@ -335,7 +339,10 @@ def cut(reply: Reply, stop: Sequence[str]) -> Reply:
     """A reply up to the first occurrence of any of the `stop` strings; it has then ended. Errors: see `check_stop`."""
     check_stop(stop)
     places = [place for place in map(reply.text.find, stop) if place >= 0]
-    return reply._replace(text=reply.text[: min(places)], ended=True) if places else reply
+    if not places:
+        return reply
+    text, rest = reply.text[: min(places)], reply.text[min(places) :]
+    return reply._replace(text=text, ended=True, more=any(map(str.strip, rest.split(stop[0]))))
 
 
 def can_judge(model: LanguageModel) -> bool:

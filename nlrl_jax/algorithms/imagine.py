@@ -21,7 +21,9 @@ from nlrl_jax.types import LEAST, ROUNDING, Chat, LanguageModel, Reply, Sampling
 # Roles of the calls.
 POLICY, WORLD, NOTE, CRITIC = "policy", "world model", "note", "critic"
 NEVER_ENDED = "never ended"
+MORE = "lines after the first, which are not read"
 OUTSIDE = "word not among the likeliest"  # that an endpoint lists: the last one stands for it
+PARTLY = "word partly among the likeliest"  # the rest of its spellings may weigh as much
 UNLIKELY = "no finite log-probability"  # `types.LEAST` stands for it
 DRAW_TEMPERATURE = 1.0  # candidates are draws from the prior itself (LAC, section 4.1)
 
@@ -118,6 +120,7 @@ class Caller:
         replies = self.model.complete(chats, sampling, role, self.seed, stop=("\n",))
         for reply in replies:
             self.count(role, "" if reply.ended else NEVER_ENDED)
+            self.count(role, MORE if reply.more else "")
         return replies
 
     def log_probs(self, role: str, chats: Sequence[Chat], texts: Sequence[Sequence[str]]) -> list[list[float]]:
@@ -131,6 +134,7 @@ class Caller:
             chats = [self._fit(chat, new) for chat, new in zip(chats, longest, strict=True)]
         rows = self.model.score(chats, texts, role)
         self.count(role, OUTSIDE, sum(score.bounded for row in rows for score in row))
+        self.count(role, PARTLY, sum(score.partial for row in rows for score in row))
         finite = iter(self.finite(role, [score.log_prob for row in rows for score in row]))
         return [[next(finite) / (max(score.tokens, 1) if mean else 1) for score in row] for row in rows]
 

@@ -4,6 +4,7 @@
 
 A server without `continue_final_message` repeats the label, the line or the whole text, in its own case and
 spacing, in quotes or a code fence, or after its thoughts. A reply that does none of this stays as it is.
+Mistral's servers, and llama.cpp's since spring 2026, continue the message and return it with the text sent in front.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def continuation(text: str, reply: str) -> str:
     Returns:
       The reply without what it repeats of the text's end, with one blank in front; as it is if it repeats nothing.
     """
+    if text and reply.startswith(text):
+        reply = reply.removeprefix(text)
+        reply = _glued(reply) if text.endswith(":") else reply
     inner = without_thoughts(reply) if "think>" in reply else reply
     fence = _FENCE.match(inner)
     inner = fence[1] if fence else inner

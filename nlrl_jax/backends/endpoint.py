@@ -111,7 +111,8 @@ class EndpointModel(EndpointServer):
                 if self.cache is not None:
                     self.cache.put_reply(key(one), reply)
                 replies[one] = reply
-            return [(chat, [index]) for index in indices[len(arrived) :]]
+            rest, most = indices[len(arrived) :], self.known.choices or 1
+            return [(chat, rest[i : i + most]) for i in range(0, len(rest), most)]
 
         most = 1 if "n" in extra else MAX_CHOICES
         todo = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,15 +11,19 @@ from typing import Any
 from nlrl_jax.backends import endpoint_scores, prompt_forms, request_pool
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_server import Abilities
-from nlrl_jax.backends.optional_fields import KnownFields, Request
+from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields, Request, without
 from nlrl_jax.backends.responses import read_replies, read_score, read_top
 from nlrl_jax.backends.top_words import TOP
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
 from nlrl_jax.backends.usage import CHECK
 from nlrl_jax.types import Chat, Sampling
 
+HI = [{"role": "user", "content": "Hi"}]
 TOKENS = 16  # of the reply to `check_answers`, at most
 ECHO_SECONDS = 30.0  # for a prompt that is echoed
+# To go on from: more than `TOKENS`, so that a reply which begins with it has it from the server, not from the model.
+COUNT, COUNTED = "Count from 1 to 20.", "Let us count the sheep from one to twenty: 1, 2, 3, 4, 5, 6, 7, 8, 9,"
+_GOES_ON = re.compile(r"[ ,;:.!?)]")  # how no message begins
 FEWER = 5  # likeliest tokens, where the server refuses `TOP`
 # Statuses of a server without a path, or without a field.
 _REFUSED = (200, 400, 404, 405, 415, 422, 500, 501)
@@ -31,12 +36,13 @@ def check_answers(model: EndpointModel) -> None:
     Raises:
       EndpointError: there is none, in a sentence that says what to change. A busy server is retried.
     """
-    whole = {**model.reply_fields(Sampling(TOKENS, 1.0)), "messages": [{"role": "user", "content": "Hi"}]}
-    request = Request(model.known, whole, model.options.extra_fields(), model.options.url)
+    extra = model.options.extra_fields()
+    whole = {**without(model.reply_fields(Sampling(TOKENS, 1.0)), NO_LIMIT.keys() - extra.keys()), "messages": HI}
+    request = Request(model.known, whole, extra, model.options.url)
 
     def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
         if failure.is_unreachable or failure.status == 200 or failure.status is None and _is_cut(failure):
-            failure.is_final, failure.advice = True, _advice(model, failure)
+            failure.is_final, failure.advice = True, failure.advice or _advice(model, failure)
             return None
         return request.revise(failure, attempt, left)
 
@@ -60,8 +66,7 @@ def check_answers(model: EndpointModel) -> None:
 def abilities(model: EndpointModel, scores: bool) -> Abilities:
     """What the server can do, found out by a few small requests, which are counted.
 
-    A prompt goes as text where the model has a `render`; else the server is asked to continue a message that ends
-    inside a word.
+    A prompt goes as text where the model has a `render`; else the server is asked to continue a message.
 
     Args:
       scores: whether log-probabilities are needed: of echoed prompts, else of the likeliest tokens.
@@ -133,16 +138,39 @@ def _with_top(model: EndpointModel, form: str) -> Abilities:
 
 
 def _chat_form(model: EndpointModel) -> str:
-    """Whether the server continues the last message of a chat, or must be asked."""
-    chat = Chat.of("Greet everybody in the morning.", continued="Good morn")
-    model = dataclasses.replace(model, found=Abilities(prompt_forms.CONTINUED))
-    route = model.route([dict(message) for message in chat.messages])
-    body = {**model.reply_fields(Sampling(TOKENS, 0.0)), **route.content, **route.flags}
-    read = lambda response, *tokens: read_replies(response, *tokens, 1)[0].text.startswith("ing")
+    """How the server is made to continue the last message of a chat; else it must be asked."""
+    forms = (prompt_forms.CONTINUED, prompt_forms.PREFIX, prompt_forms.PARTIAL)
+    return next((form for form in forms if _continues(model, form)), prompt_forms.ASKED)
+
+
+def _continues(model: EndpointModel, form: str) -> bool:
+    """Whether a reply goes on from the last message: it begins with the text sent, or as no message begins, or else the
+    server counts the prompt as one whose last message is open. So it does not matter what the model likes to say."""
+    model = dataclasses.replace(model, found=Abilities(form))
+
+    def ask(chat: Chat) -> tuple[str, int]:
+        route = model.route([dict(message) for message in chat.messages])
+        body = {**model.reply_fields(Sampling(TOKENS, 0.0)), **route.content, **route.flags}
+        read = lambda response, *tokens: (read_replies(response, *tokens, 1)[0].text, _prompt_tokens(response))
+        return _probe(model, route.path, body, read)
+
     try:
-        return prompt_forms.CONTINUED if _probe(model, route.path, body, read) else prompt_forms.ASKED
+        text, tokens = ask(Chat.of(COUNT, continued=COUNTED))
+        if text.startswith(COUNTED) or _GOES_ON.match(text):
+            return True
+        if form != prompt_forms.CONTINUED or tokens < TOKENS:
+            return False
+        open_tokens, least = (ask(Chat.of(chat))[1] for chat in (COUNT + COUNTED, COUNT))
+        return least + TOKENS < tokens and open_tokens - 1 <= tokens <= open_tokens  # a closed message has more
     except NotImplementedError:
-        return prompt_forms.ASKED
+        return False
+
+
+def _prompt_tokens(response: dict) -> int:
+    """The prompt's tokens as the server counts them; 0 where it does not."""
+    usage = response.get("usage")
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else 0
+    return tokens if type(tokens) is int else 0
 
 
 def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable[..., Any]) -> Any:
@@ -156,7 +184,8 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable
 
     def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
         endless = bool(body.get("echo")) and "no whole response" in str(failure)
-        failure.is_final |= _is_refused(failure) or endless  # it would be the same another time
+        passing = (failure.status is None or failure.status >= 500) and not endless and attempt == 0 < left
+        failure.is_final |= (_is_refused(failure) or endless) and not passing  # it would be the same another time
         return None if body.get("echo") else request.revise(failure, attempt, left)
 
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from nlrl_jax.backends import prompt_forms
 from nlrl_jax.backends.call_progress import CallProgress
 from nlrl_jax.backends.endpoint_options import EndpointOptions
-from nlrl_jax.backends.optional_fields import KnownFields
+from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields
 from nlrl_jax.backends.prompt_forms import Messages, Route
 from nlrl_jax.backends.reply_cache import DiskCache, cache_key
 from nlrl_jax.backends.transport import ApiKey
@@ -93,12 +93,15 @@ class EndpointServer:
         return prompt_forms.route(messages, self.found.form, self.render, self.options.extra_fields(), words)
 
     def reply_fields(self, sampling: Sampling, stop: Sequence[str] = ()) -> dict[str, Any]:
-        """The fields of a request for replies, but for the chat; `extra` adds to them and replaces them."""
+        """The fields of a request for replies, but for the chat; `extra` adds to them and replaces them. What is not
+        limited is sent too: servers have limits of their own."""
+        no_limit = NO_LIMIT if sampling.temperature > 0 else {"repetition_penalty": NO_LIMIT["repetition_penalty"]}
         fields = {
             "model": self.model,
             "max_tokens": int(sampling.max_tokens),
             "temperature": float(sampling.temperature),
             "top_p": float(sampling.top_p),
+            **no_limit,
         }
         if sampling.top_k > 0:
             fields["top_k"] = int(sampling.top_k)
@@ -113,7 +116,9 @@ class EndpointServer:
         content = route.content
         prompt = json.dumps(content["messages"], sort_keys=True) if route.is_chat else content["prompt"]
         url = (self.cached_as or self.options.url) + route.path
-        parts = {"format": _FORMAT, "url": url, "request": fields, "seed": seed}
+        own = self.options.extra_fields()
+        asked = {name: value for name, value in fields.items() if name in own or value != NO_LIMIT.get(name)}
+        parts = {"format": _FORMAT, "url": url, "request": asked, "seed": seed}
         parts |= {"stop": list(stop)} if stop else {}
         return cache_key({**parts, "asked": prompt, "which": which})
 

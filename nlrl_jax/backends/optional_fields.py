@@ -5,9 +5,13 @@
     request.answered()
 
 A refusal comes in many forms: a status that names the field, a status 500, an error in the body of a 200, a connection
-that is closed. What names a field costs one attempt. Otherwise a field is suspect until a request that has it is
+that is closed. A refusal that names a field costs one attempt; any other failure that may pass is met by the same
+request once more, before a field is blamed. Where none is named, a field is suspect until a request that has it is
 answered: first `n` is left out, then everything suspect at once; where that is answered, later requests bring the
 suspects back one by one. So an outage ends after as many attempts as ever, and a field that has worked is not blamed.
+
+Messages that the model's chat template refuses are folded (`backends.chat_roles`), and what does not fit the server's
+context (`backends.context_limits`) is an error at once.
 """
 
 from __future__ import annotations
@@ -15,19 +19,23 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from nlrl_jax.backends import chat_roles, context_limits
 from nlrl_jax.backends.responses import is_filtered
 from nlrl_jax.backends.transport import Failure
 
 # What makes vLLM, SGLang and llama.cpp continue a chat's last message.
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 _TOKENIZER = "Give the model's tokenizer (--endpoint_tokenizer MODEL), so that prompts go to /completions as text"
+# What no limit on the draws is called, where a server has limits of its own (docs/endpoints.md).
+NO_LIMIT = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 # Fields that a request can do without -> what that means. The last ones are defaults of every server.
 OPTIONAL = {
     "n": "replies are requested one by one",
-    "top_k": "replies are drawn from all tokens",
+    "top_k": "replies are drawn from all tokens, or from as many as the server has set",
+    **dict.fromkeys(("min_p", "repetition_penalty"), "the server's own holds, if it has one"),
     "stop": "replies are cut here, and cost more tokens",
     "seed": "replies do not follow from the run's seed",
     "top_p": "replies are drawn from all tokens",
@@ -36,12 +44,17 @@ OPTIONAL = {
 }
 DEFAULTS = {"temperature": 1.0}  # optional only with this value
 RENAMED = {"max_tokens": "max_completion_tokens"}
-DOUBTFUL = {"n", "top_k", *CONTINUE}  # that many servers do not support
+DOUBTFUL = {"n", *NO_LIMIT, *CONTINUE}  # that many servers do not support
 _CONTENT = {"model", "messages", "prompt"}
 PATIENCE = 3  # attempts at a request that fails without a reason, before suspects are left out
 # Statuses that are about the key, the address or the moment.
 _OTHER = (401, 402, 403, 404, 407, 408, 409, 413, 425, 429)
+_MOST = re.compile(r"(?:<=|at most|than or equal to|maximum(?: value)?(?: of| is)?|up to|between 1 and)\D{0,3}(\d+)")
 _EXACT = re.compile(r"""["']param["']\s*:\s*["'](\w+)|["']loc["']\s*:\s*[\[(]\s*["']body["']\s*,\s*["'](\w+)""")
+_REFUSAL = re.compile(
+    r"un(?:expected|supported|known|recogni[sz]ed)|not (?:supported|allowed|permitted|implemented|accepted)|extra"
+)
+_GUESS = re.compile(r"did you mean[^.}]*", re.IGNORECASE)  # Groq names the field that it knows
 _log = logging.getLogger(__name__)
 
 
@@ -50,12 +63,17 @@ class KnownFields:
 
     Attributes:
       refused, accepted: names of fields. suspects: those of which one or more are refused.
+      most: the greatest `n` that was answered. choices: the greatest that the server takes; 0 if unknown.
+      folded: what of the messages' roles it does not take. no_top_k: the value that is no limit.
     """
 
     def __init__(self):
         self.refused: set[str] = set()
         self.accepted: set[str] = set()
         self.suspects: list[str] = []
+        self.most, self.choices = 1, 0
+        self.folded: set[str] = set()
+        self.no_top_k = NO_LIMIT["top_k"]
         self.lock = threading.RLock()
 
     def allowed(self, body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
@@ -63,19 +81,51 @@ class KnownFields:
         with self.lock:
             suspects = [name for name in self.suspects if name in body]
             out = self.refused.union(name for name in suspects if name not in _group(suspects[0]))
-        return without(body, out.intersection([*_optional(body), *RENAMED]).difference(own))
+            body = without(body, out.intersection([*_optional(body), *RENAMED]).difference(own))
+            if self.folded and "messages" in body:
+                body["messages"] = chat_roles.folded(body["messages"], self.folded)
+            if "n" in body and self.choices:
+                body["n"] = min(body["n"], self.choices)
+            if "top_k" not in own and body.get("top_k") == NO_LIMIT["top_k"]:
+                body["top_k"] = self.no_top_k
+        return body
 
     def doubts(self, body: Mapping[str, Any], own: Collection[str]) -> list[str]:
         """The optional fields of a body that have not been in an answered request."""
-        return [name for name in _optional(body) if name not in self.accepted and name not in own]
+        known = self.accepted - ({"n"} if body.get("n", 1) > self.most else set())
+        return [name for name in _optional(body) if name not in known and name not in own]
 
     def accept(self, body: Mapping[str, Any]) -> None:
         with self.lock:
             self.accepted.update(_optional(body))
+            self.most = max(self.most, body.get("n", 1))
             self.suspects = [name for name in self.suspects if name not in self.accepted]
+
+    def limit_choices(self, choices: int, server: str) -> None:
+        """Requests at most so many at once from now on."""
+        with self.lock:
+            new, self.choices = choices != self.choices, choices
+        if new:
+            _log.warning("%s does not take n above %d, replies are requested so many at a time", server, choices)
+
+    def fold(self, messages: Sequence[dict[str, str]], error: str, server: str) -> list[dict[str, str]] | None:
+        """The messages as an error wants them, from now on; None where it is about something else, or nothing helps."""
+        kinds = chat_roles.refused(error)
+        for more in (kinds, [chat_roles.SYSTEM]) if kinds else ():
+            with self.lock:
+                self.folded.update(more)
+            changed = chat_roles.folded(messages, self.folded)
+            if changed != list(messages):
+                said = "its system text" if chat_roles.SYSTEM in self.folded else "a neighbour's text"
+                _log.warning("%s does not take %s: %s goes into the user's message", server, " and ".join(more), said)
+                return changed
+        return None
 
     def refuse(self, names: Collection[str], server: str) -> None:
         """Leaves fields out from now on, and says so once."""
+        if "n" in names and self.most > 1:
+            self.limit_choices(self.most, server)
+            names = [name for name in names if name != "n"]
         with self.lock:
             new = [name for name in names if name not in self.refused]
             self.refused.update(new)
@@ -97,10 +147,11 @@ class Request:
 
     def __init__(self, known: KnownFields, whole: Mapping[str, Any], own: Collection[str], server: str):
         self.known, self.own, self.server = known, own, server
-        self.body = known.allowed(whole, own)
+        self.body = self._whole = known.allowed(whole, own)
         self._out: list[str] = []  # left out of the last body on suspicion
         self._full: dict[str, Any] | None = None  # the body before all suspects were left out
         self._cleared = self._unsure = False  # it failed without all suspects; without some
+        self._failed = False  # the last body, once
 
     def revise(self, failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
         """The body to send after a failure; None if there is no other one.
@@ -111,17 +162,35 @@ class Request:
         """
         if not _is_about_fields(failure):
             return None
+        marked = marked_fields(failure.body)
+        if not set(marked) - {*_CONTENT, *RENAMED, *RENAMED.values()}:
+            if advice := context_limits.advice(failure.body, self.body):
+                failure.is_final, failure.advice = True, advice
+                return None
+            if messages := self.known.fold(self.body.get("messages", ()), failure.body, self.server):
+                return self._send({**self.body, "messages": messages}, self._out)
         named = [name for name in named_fields(failure.body, self.body) if self._blames(failure, name)]
+        sure = failure.is_final or marked or named and _REFUSAL.search(failure.body)
+        if not sure and not self._failed and left > 0:
+            self._failed = True  # it may pass: the same once more
+            return None
+        doubts = self.known.doubts(self.body, self.own)
+        if other := self._other_value(failure, named, doubts):
+            return self._send({**self.body, **other}, [])
         optional = [name for name in (*_optional(self.body), *RENAMED) if name not in self.own]
         here = {other for name in named if name in optional for other in _group(name) if other in self.body}
         if here:
             self.known.refuse(sorted(here), self.server)
             return self._send(without(self.body, here), [])
-        if named:
-            failure.is_final, failure.advice = True, self._advice(named) or failure.advice
-        doubts = self.known.doubts(self.body, self.own)
-        if named or self._cleared or (left <= 0 and not failure.is_final and "n" not in doubts):
+        roles = "" if named else self._roles(failure)
+        if named or roles:
+            failure.is_final, failure.advice = True, roles or self._advice(named) or failure.advice
+        if named or roles or self._cleared:
             return None
+        if left <= 0 and not failure.is_final:
+            self._unsure = True
+            if "n" not in doubts:
+                return None
         probing = bool(doubts) and set(doubts) <= {*_group(doubts[0])} & {*self.known.suspects}
         if "n" in doubts:
             return self._send(without(self.body, ["n"]), ["n"])
@@ -137,7 +206,8 @@ class Request:
     def answered(self) -> None:
         """Learns from an answer to the last body."""
         self.known.accept(self.body)
-        out = [name for name in self._out if name not in self.known.accepted]
+        doubts = self.known.doubts(self._whole, self.own)
+        out = [name for name in self._out if name in doubts]
         if len({_group(name) for name in out}) == 1 and not self._unsure:
             self.known.refuse(out, self.server)
         elif out:
@@ -147,6 +217,28 @@ class Request:
     def _blames(self, failure: Failure, name: str) -> bool:
         """Whether a failure that names a field is about it: one that has worked may stand in the text of an outage."""
         return failure.is_final or name not in self.known.accepted
+
+    def _other_value(self, failure: Failure, named: Collection[str], doubts: Collection[str]) -> dict[str, Any] | None:
+        """A value that the error gives for a field: fewer choices, or another name of no limit."""
+        text, number = failure.body, self.body.get("n", 1)
+        if "n" in doubts and ("n" in named or re.search(r"\bn\b|n_cmpl|choices", text)):
+            choices = max((int(most) for most in _MOST.findall(text) if 1 < int(most) < number), default=0)
+            if choices:
+                self.known.limit_choices(choices, self.server)
+                return {"n": choices}
+        if "top_k" in named and "top_k" not in self.own and self.body.get("top_k") == 0 and "-1" in text:
+            self.known.no_top_k = -1  # SGLang
+            return {"top_k": -1}
+        return None
+
+    def _roles(self, failure: Failure) -> str:
+        """What helps where the server takes no chat like this one; "" where the failure is about something else."""
+        roles = [message["role"] for message in self.body.get("messages", ())]
+        if roles[-1:] == ["assistant"] and chat_roles.refuses_prefill(failure.body):
+            return f"The server does not continue an assistant message. {_TOKENIZER}"
+        if roles and chat_roles.refused(failure.body):
+            return f"The model's chat template refuses messages of {', '.join(roles)}: serve it with another template"
+        return ""
 
     def _advice(self, named: Collection[str]) -> str:
         if set(named) <= CONTINUE.keys():
@@ -160,7 +252,7 @@ class Request:
         return f"This run needs {needed[0]}; --extra {needed[0]}=null leaves it out, and the server then has its own"
 
     def _send(self, body: dict[str, Any], out: list[str]) -> dict[str, Any]:
-        self.body, self._out = body, out
+        self.body, self._out, self._failed = body, out, False
         return body
 
 
@@ -170,11 +262,17 @@ def without(body: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in names} | renamed
 
 
+def marked_fields(text: str) -> list[str]:
+    """The fields that an error marks as those that it is about."""
+    return [name for match in _EXACT.finditer(text) for name in match.groups() if name]
+
+
 def named_fields(text: str, body: Mapping[str, Any]) -> list[str]:
     """The fields, optional ones or those of a body, that an error is about: those that it marks as such, else all that
     it names. `n` counts only where it is marked: the letter is in many texts.
     """
-    exact = [name for match in _EXACT.finditer(text) for name in match.groups() if name]
+    exact = marked_fields(text)
+    text = _GUESS.sub("", text)
     words = set(exact or re.findall(r"\w+", text)) - (set() if exact else {"n"})
     fields = {*OPTIONAL, *RENAMED, *body} - (set() if exact else _CONTENT)
     return sorted(fields & words)

@@ -1,8 +1,9 @@
-"""How a chat is sent to a server. An open assistant message has three forms:
+"""How a chat is sent to a server. An open assistant message has one of these forms:
 
 TEXT       the whole prompt as text to /completions, rendered by the model's own chat template
 CONTINUED  to /chat/completions as it is, with the fields that make vLLM and SGLang continue the last message;
            llama.cpp's server does so without them
+PREFIX     the same with a mark in that message: Mistral's and DeepSeek's "prefix", PARTIAL for Kimi's and Qwen's
 ASKED      to /chat/completions, with the transcript in the last user message, which asks for what comes next
 """
 
@@ -14,10 +15,12 @@ from typing import Any, NamedTuple
 from nlrl_jax.backends.optional_fields import CONTINUE
 
 Messages = list[dict[str, str]]
-TEXT, CONTINUED, ASKED = "text", "continued", "asked"
+TEXT, CONTINUED, PREFIX, PARTIAL, ASKED = "text", "continued", "prefix", "partial", "asked"
 FORMS = {
     TEXT: "as text to /completions",
     CONTINUED: "as chats whose last message the server continues",
+    PREFIX: 'as chats whose last message the server continues, as it is marked with "prefix"',
+    PARTIAL: 'as chats whose last message the server continues, as it is marked with "partial"',
     ASKED: "as chats whose last message asks for the next line, because the server does not continue messages",
 }
 
@@ -68,6 +71,8 @@ def route(
     text = messages[-1]["content"]
     if form == ASKED:
         return Route("/chat/completions", {"messages": as_question(messages, words)}, {}, text)
+    if form in (PREFIX, PARTIAL):
+        return Route("/chat/completions", {"messages": [*messages[:-1], {**messages[-1], form: True}]}, {}, text)
     flags = {name: value for name, value in CONTINUE.items() if name not in own}
     return Route("/chat/completions", {"messages": messages}, flags, text)
 

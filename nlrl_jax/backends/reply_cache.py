@@ -89,7 +89,8 @@ class DiskCache:
     def put_reply(self, key: str, reply: Reply) -> None:
         """Writes a reply without its token counts."""
         entry = {name: getattr(reply, name) for name in ("text", "ended", "refused")}
-        self.put(key, {**entry, **({"log_probs": reply.log_probs} if reply.log_probs else {})})
+        rare = {name: getattr(reply, name) for name in ("log_probs", "more") if getattr(reply, name)}
+        self.put(key, {**entry, **rare})
 
     def _path(self, key: str) -> pathlib.Path:
         return self.folder / key[:2] / (key + ".json")

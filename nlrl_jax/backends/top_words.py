@@ -9,12 +9,14 @@ begins several of the words counts for none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from nlrl_jax.types import Score
 
+SPELLINGS = 16  # of a word that a vocabulary may have, about: capitals, blanks, marks, first letters
 TOP = 20  # tokens to request: the most that OpenAI and vLLM list
 Top = Sequence[tuple[str, float]]
 _BLANKS = " \t\r\n\u2581\u0120\u010a*_`\"'"  # also as vocabularies write them
@@ -26,8 +28,9 @@ def scores(top: Top, words: Sequence[str], limit: int = TOP) -> list[Score]:
     Args:
       top: (token, log-probability) in any order; the generated token may be there beside the `limit` likeliest.
 
-    Returns: the score of a word that no token begins is that of the last of the `limit` likeliest, which it cannot
-      exceed, and has `bounded`.
+    Returns: the sum over a word's listed spellings, a lower bound; `partial` where those that are not listed may weigh
+      as much. The score of a word that no token begins is that of the last of the `limit` likeliest, and has `bounded`:
+      each of its spellings is at most as likely as that, several together may be likelier.
     """
     ordered = sorted((log_prob for _, log_prob in top), reverse=True)[:limit]
     found: dict[str, list[float]] = {word: [] for word in words}
@@ -35,11 +38,13 @@ def scores(top: Top, words: Sequence[str], limit: int = TOP) -> list[Score]:
         begun = [word for word in found if _begins(token, word.strip())]
         if len(begun) == 1:
             found[begun[0]].append(log_prob)
-    bound = ordered[-1] if ordered else 0.0
-    return [
-        Score(min(0.0, float(np.logaddexp.reduce(found[word]))), 1) if found[word] else Score(bound, 1, bounded=True)
-        for word in words
-    ]
+    last = ordered[-1] if ordered else 0.0
+    rest = 0.0 if len(ordered) < limit else min(1 - sum(map(math.exp, ordered)), SPELLINGS * math.exp(last))
+    made = []
+    for word in words:
+        score = min(0.0, float(np.logaddexp.reduce(found[word]))) if found[word] else last
+        made.append(Score(score, 1, bounded=not found[word], partial=bool(found[word]) and rest > math.exp(score)))
+    return made
 
 
 def _begins(token: str, word: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import email.utils
@@ -12,11 +13,12 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 
+from nlrl_jax.backends import connection
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import LanguageModelError
@@ -67,7 +69,7 @@ class Failure(Exception):
       status: of the response; None where there was none.
       body: of a response that holds no completion, without the key; else "".
       is_final: sending the same again does not help. advice: what does.
-      is_unreachable: there was no connection.
+      is_unreachable: there was no connection. is_sent: the server may have got the request and worked on it.
       wait: seconds that the server asks for. fallback: see `InvalidResponse`.
     """
 
@@ -77,6 +79,7 @@ class Failure(Exception):
     is_final: bool = False
     advice: str = ""
     is_unreachable: bool = False
+    is_sent: bool = True
     wait: float = 0.0
     fallback: Any = None
 
@@ -132,6 +135,9 @@ class Transport:
 
     Attributes:
       failure: the first one given to `stop`.
+
+    Raises:
+      ValueError: a variable of the environment that names a proxy or certificates is wrong.
     """
 
     def __init__(
@@ -143,14 +149,12 @@ class Transport:
     ):
         self.options, self.usage, self.role, self.waiting = options, usage, role, waiting
         self.key = ApiKey(options.api_key_env)
+        self.proxy = connection.proxy_of(options.url)
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._client = httpx.Client(
-            headers=self.key.headers(),
-            timeout=options.timeout,
-            limits=httpx.Limits(max_connections=options.concurrency, max_keepalive_connections=options.concurrency),
-        )
+        reached = connection.client(self.proxy, self.key.headers(), options.timeout, options.concurrency)
+        self._client, self._deadlines = reached
 
     def __enter__(self) -> Transport:
         return self
@@ -223,20 +227,22 @@ class Transport:
 
     def _attempt(self, path: str, body: dict[str, Any], read: Callable[[dict, int, int], T]) -> T:
         sent = json.dumps(body).encode()
-        status, headers, content = self._exchange(path, sent)
+        most = math.ceil(len(sent) / 4) + _most_written(body)
+        self.usage.sent(self.role, most)
+        try:
+            status, headers, content = self._exchange(path, sent)
+        except Failure as failure:
+            self.usage.arrived(self.role, most, lost=failure.is_sent)
+            raise
         excerpt, text = self._excerpt(content), content.decode("utf-8", errors="replace")
-        if status in _RETRIED or status >= 500 and status not in _UNKNOWN:
-            wait = retry_after(headers.get("Retry-After"), time.time())
-            raise Failure(f"status {status}: {excerpt}", status, text, wait=wait)
         if not 200 <= status < 300:
-            place = f" (it redirects to {headers['Location']})" if "Location" in headers else ""
-            advice = _advice(status, self.key)
-            raise Failure(f"status {status}{place}: {excerpt}", status, text, is_final=True, advice=advice)
+            self.usage.arrived(self.role, most)
+            raise self._refusal(status, headers, excerpt, text)
         try:
             response = json.loads(content) if len(content) <= MAX_BYTES else None
         except (ValueError, RecursionError):
             response = None
-        tokens = self._count(response, len(sent), len(content))
+        tokens = self._count(response, len(sent), len(content), most)
         if len(content) > MAX_BYTES:
             raise Failure(f"a response above {MAX_BYTES} bytes: {excerpt}", status)
         if not isinstance(response, dict):
@@ -248,30 +254,40 @@ class Transport:
             message = f"an invalid response ({error}): {excerpt}"
             raise Failure(message, status, text, error.is_final, fallback=error.fallback) from None
 
+    def _refusal(self, status: int, headers: httpx.Headers, excerpt: str, text: str) -> Failure:
+        """What a response with an error status means."""
+        place = f" ({self.proxy})" if self.proxy else ""
+        if status in _RETRIED or status >= 500 and status not in _UNKNOWN:
+            return Failure(f"status {status}{place}: {excerpt}", status, text, wait=retry_after(headers, time.time()))
+        place += f" (it redirects to {headers['Location']})" if "Location" in headers else ""
+        advice = self.proxy.advice if self.proxy and status == 407 else _advice(status, self.key)
+        return Failure(f"status {status}{place}: {excerpt}", status, text, is_final=True, advice=advice)
+
     def _exchange(self, path: str, sent: bytes) -> tuple[int, httpx.Headers, bytes]:
-        """Status, headers and body. The timeout is for all of it, where httpx's is for each piece; the body is cut off
-        above `MAX_BYTES`."""
-        deadline = time.monotonic() + self.options.timeout
+        """Status, headers and body, all of it within the timeout; the body is cut off above `MAX_BYTES`."""
+        self._deadlines.start(self.options.timeout)
         headers = {"Content-Type": "application/json"}
-        content = bytearray()
+        content, place = bytearray(), f" ({self.proxy})" if self.proxy else ""
         try:
             with self._client.stream("POST", self.options.url + path, content=sent, headers=headers) as response:
                 for piece in response.iter_bytes():
                     content += piece
-                    if time.monotonic() > deadline:
-                        raise httpx.ReadTimeout("")
                     if len(content) > MAX_BYTES:
                         break
-        except httpx.TimeoutException:
-            raise Failure(f"no whole response within {self.options.timeout:g} s") from None
+        except (httpx.TimeoutException, TimeoutError) as error:
+            is_sent = not isinstance(error, httpx.ConnectTimeout)
+            raise Failure(f"no whole response within {self.options.timeout:g} s{place}", is_sent=is_sent) from None
         except httpx.HTTPError as error:
-            away = isinstance(error, httpx.ConnectError)
-            raise Failure(self.key.hide(f"{type(error).__name__}: {error}"), is_unreachable=away) from None
+            away = isinstance(error, httpx.ConnectError | httpx.ProxyError)
+            message, advice = self.key.hide(f"{type(error).__name__}: {error}{place}"), ""
+            if away and self.proxy:
+                advice = self.proxy.advice
+            raise Failure(message, is_unreachable=away, is_sent=not away, advice=advice) from None
         if not response.is_success:  # it may quote the key; Latin-1 keeps all other bytes
             content = self.key.hide(content.decode("latin-1")).encode("latin-1")
         return response.status_code, response.headers, bytes(content)
 
-    def _count(self, response: Any, sent: int, received: int) -> tuple[int, int]:
+    def _count(self, response: Any, sent: int, received: int, most: int) -> tuple[int, int]:
         """Tokens read and written, which are in the ledger from now on."""
         usage = response.get("usage") if isinstance(response, dict) else None
         usage = usage if isinstance(usage, dict) else {}
@@ -281,7 +297,7 @@ class Transport:
             count if ok else math.ceil(size / 4) for count, ok, size in zip(counts, known, (sent, received))
         )
         paid, estimated = read + written, int(not all(known))
-        self.usage.add(self.role, prompt_tokens=read, tokens=written, paid=paid, estimated=estimated)
+        self.usage.arrived(self.role, most, prompt_tokens=read, tokens=written, paid=paid, estimated=estimated)
         return read, written
 
     def _excerpt(self, content: bytes) -> str:
@@ -290,17 +306,30 @@ class Transport:
         return repr(text if len(text) <= _EXCERPT else text[:_EXCERPT] + "...")
 
 
-def retry_after(header: str | None, now: float) -> float:
-    """Seconds to wait by a Retry-After header (RFC 9110, 10.2.3: seconds or a date); 0 if it says nothing."""
-    try:
-        wait = float(header or 0)
-    except ValueError:
-        try:
-            date = email.utils.parsedate_to_datetime(header)
-        except ValueError:
-            return 0.0
-        wait = date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp() - now
-    return 0.0 if math.isnan(wait) else max(wait, 0.0)
+def retry_after(headers: Mapping[str, str], now: float) -> float:
+    """Seconds to wait by a response's headers: retry-after-ms, as OpenAI and Azure send it, or Retry-After (RFC 9110,
+    10.2.3: seconds or a date); 0 where they say nothing that can be read."""
+    header = headers.get("Retry-After", "")
+    readers = (
+        lambda: float(headers["retry-after-ms"]) / 1000,
+        lambda: float(header),
+        lambda: _timestamp(email.utils.parsedate_to_datetime(header)) - now,
+    )
+    for read in readers:
+        with contextlib.suppress(KeyError, ValueError, TypeError, IndexError, OverflowError):
+            if not math.isnan(wait := read()):
+                return max(wait, 0.0)
+    return 0.0
+
+
+def _timestamp(date: datetime.datetime) -> float:
+    return date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp()
+
+
+def _most_written(body: Mapping[str, Any]) -> int:
+    """The most tokens that a response to a request holds."""
+    most = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    return max([count for count in most if type(count) is int], default=0) * (body.get("n") or 1)
 
 
 def _advice(status: int, key: ApiKey) -> str:

@@ -15,6 +15,7 @@ model continues it, whatever it was trained on.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -50,6 +51,12 @@ NOTES = {
 }
 THINK, THINK_REPLY = "think:", "OK"
 THINKING = f'An action may also be a thought: "{THINK} ..." changes nothing, and the next observation is {THINK_REPLY}.'
+_TURN = re.compile(  # what begins a line of a transcript, or in some form or other a message
+    r"[^\w\n]*(?:(?:goal of the agent|observation|(?:next |final |your |my )?action|critic|thought|think|reward|value|"
+    r"reflection|earlier attempts|system|user|assistant|human|ai)s?\b[\s\d*_`\])>]*[:\uff1a]|"
+    r"<\||<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<(?:system|user|assistant)>|#+\s*(?:system|user|assistant)\b)",
+    re.IGNORECASE,
+)
 DROP = 2  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
 
 
@@ -150,11 +157,11 @@ class Dialogue:
 
     def text(self, history: History) -> str:
         """The transcript, without a newline at its end. Notes are shown where there is a label."""
-        lines = [f"Goal of the agent: {history.goal}", f"Observation: {history.observation}"]
+        lines = [f"Goal of the agent: {marked(history.goal)}", f"Observation: {marked(history.observation)}"]
         noted = lambda note: [f"{self.label}: {note}"] if self.label and note else []
         lines += noted(history.note)
         for action, observation, note in history.steps:
-            lines += [f"Action: {action}", f"Observation: {observation}", *noted(note)]
+            lines += [f"Action: {action}", f"Observation: {marked(observation)}", *noted(note)]
         return "\n".join(lines)
 
     def chat(self, history: History, line: str) -> Chat:
@@ -196,6 +203,15 @@ class Dialogue:
 
     def _size(self, history: History, line: str) -> int:
         return sum(self.count(message["content"]) for message in self.chat(history, line).messages)
+
+
+def marked(text: str) -> str:
+    """A game's text as it stands in a transcript: a later line that reads like one of the transcript's, or like the
+    beginning of a message, is quoted ("> Action: down"), so that no reader takes it for the model's."""
+    first, *others = text.splitlines() or [""]
+    if not any(map(_TURN.match, others)):
+        return text
+    return "\n".join([first, *(f"> {line}" if _TURN.match(line) else line for line in others)])
 
 
 def _without(history: History, steps: int) -> History:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nlrl_jax.roles.actions import read_action
-from nlrl_jax.roles.dialogues import DROP, Dialogue, History
+from nlrl_jax.roles.dialogues import DROP, Dialogue, History, marked
 from nlrl_jax.rollouts import host_games
 from nlrl_jax.types import HostGame, Outcome, Sampling, Written
 
@@ -213,7 +213,7 @@ def play(
         numbers = [history.task[2] for history in histories]
         for i, history in zip(numbers, histories, strict=True):
             if t:
-                text = f"Observation: {_observation(history, t)}\n{player._begin}"
+                text = f"Observation: {marked(_observation(history, t))}\n{player._begin}"
                 steps[i].append(_thought(player, replies[i][-1]) + player.after(replies[i][-1][-1].written, text))
         prompts = [player.prompt(history, steps[i]) for i, history in zip(numbers, histories, strict=True)]
         said = [()] * len(prompts)

@@ -228,7 +228,9 @@ def tokens(usage: Usage) -> Table:
     sums: dict[str, Counter] = {}
     for row in usage.rows():
         sums.setdefault(row.pop("role").rpartition("/")[2], Counter()).update(row)
-    rare = [name for name in ("refused", "retries", "estimated") if any(row[name] for row in sums.values())]
+    rare = [
+        name for name in ("refused", "retries", "estimated", "unanswered") if any(row[name] for row in sums.values())
+    ]
     rows = [
         {
             "role": role,

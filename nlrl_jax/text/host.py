@@ -30,7 +30,7 @@ def of_text_game(
     """A text game of the device, played on the host.
 
     A text that is none of its actions takes a step, in which time alone passes. An action after which nothing but the
-    time has changed (a wall in the way) is invalid but not fined; a move that `info["illegal_move"]` marks is both.
+    time has changed (a wall in the way) is invalid and `idle`; one that `info["illegal_move"]` marks is only invalid.
 
     A task has one stream of chance; listed several times in one `reset`, it has another one each time.
 

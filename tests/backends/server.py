@@ -133,6 +133,27 @@ def drip(handler, request) -> None:
             time.sleep(0.05)
 
 
+def drip_head(handler, request) -> None:
+    """As `drip`, in the head of the response."""
+    with contextlib.suppress(OSError):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        for _ in range(1000):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+
+
+def drip_gzip(handler, request) -> None:
+    """As `drip`, in a compressed body, which a decoder gives nothing of."""
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.send_header("Content-Length", "1010")
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        for byte in bytes.fromhex("1f8b0808000000000000") + b"x" * 1000:  # the file's name goes on and on
+            handler.wfile.write(bytes([byte]))
+            time.sleep(0.05)
+
+
 def choices(n: int) -> Behaviour:
     """This many choices, whatever was asked for."""
     return lambda handler, request: send(handler, answer(request, n))

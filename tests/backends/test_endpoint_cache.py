@@ -76,7 +76,7 @@ model.complete([Chat.of(f"question {i}", system="rules") for i in range(12)], Sa
 """
 
 
-def test_a_killed_run_pays_nothing_twice_and_its_ledger_agrees(tmp_path):
+def test_a_killed_run_pays_for_nothing_that_arrived_and_its_ledger_agrees(tmp_path, caplog):
     hang = lambda request: s.well if request.number < 5 else s.slow(600)
     with Server(behaviour=hang) as server:
         child = subprocess.Popen([sys.executable, "-c", RUN, server.url, str(tmp_path)])
@@ -90,11 +90,16 @@ def test_a_killed_run_pays_nothing_twice_and_its_ledger_agrees(tmp_path):
         paid = {r.asked for r in server.requests[:5]}
         server.behaviour, server.requests = None, []
         ask = model(server, usage=Usage(tmp_path), cache=DiskCache(tmp_path))
-        assert (spent(ask)["prompt_tokens"], spent(ask)["tokens"], spent(ask)["paid"]) == (50, 25, 75)
+        row = spent(ask)
+        assert (row["prompt_tokens"], row["tokens"], row["unanswered"], row["estimated"]) == (50, 25, 2, 2)
+        assert (
+            75 + 2 * 20 < row["paid"] < 75 + 2 * (20 + 100)
+        )  # the two under way: their bytes / 4, and all they may write
         Metered(ask, ask.usage).complete(chats(12), HOT, "policy")
         assert sorted(server.asked()) == sorted(set(questions(12)) - paid)
     row = spent(ask)
     assert (row["prompt_tokens"], row["tokens"], row["calls"], row["cache_hits"]) == (120, 60, 12, 5)
+    assert caplog.text.count("2 requests of this run were sent and have no answer") == 1
 
 
 def test_an_interrupt_keeps_what_is_under_way_and_sends_no_more(tmp_path):

@@ -98,6 +98,9 @@ def test_an_open_message_is_continued_as_text_where_there_is_a_render(tmp_path):
         "model": "m",
         "max_tokens": 20,
         "temperature": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
         "stop": ["\n"],
         "n": 2,
         "prompt": "goal|Action:",
@@ -173,7 +176,7 @@ def test_a_server_without_log_probabilities_is_refused_after_few_requests(name):
     with Server(behaviour=lambda request: NO_ECHO[name]) as server:
         with pytest.raises(LanguageModelError, match="does not echo.*lists no likeliest tokens.*; or do without"):
             prepared(model(server, render=render))
-        assert len(server.requests) <= 12
+        assert len(server.requests) <= 15
 
 
 @pytest.mark.parametrize("behaviour, sent", [(s.status(401), 1), (s.status(503), 4)])
@@ -221,7 +224,7 @@ def test_words_judged_by_the_likeliest_tokens_have_the_models_probabilities(give
         options = models.Endpoint(server.url, endpoint_model="m", endpoint_tokenizer=given, max_retries=1)
         ask = models.large_model("endpoint", {}, tmp_path, Usage(), options)
         ask = models.prepared(ask, words=True, texts=False, instead="")
-        assert ask.model.found == Abilities(prompt_forms.TEXT if given else prompt_forms.ASKED, top=3)
+        assert ask.model.found == Abilities(prompt_forms.TEXT if given else prompt_forms.CONTINUED, top=3)
         rows = ask.score([chat], [[" GOOD", " BAD"]], "critic")
         wanted = local.score([chat], [[" GOOD", " BAD"]], "critic") if given else rows
         (drawn,) = ask.complete([chat], HOT, "policy", 1)

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from nlrl_jax.backends.optional_fields import named_fields
+from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError
 from nlrl_jax.types import Chat, Sampling
 from tests.backends import endpoints
@@ -33,6 +34,7 @@ FORMS = {
 }
 
 
+FINAL = ("400", "405", "422", "501")
 model = functools.partial(endpoints.model, max_retries=6)
 
 
@@ -50,10 +52,11 @@ def test_a_server_that_refuses_n_in_any_form_gets_single_requests_from_then_on(f
     with Server(behaviour=refuses(FORMS[form], "n")) as server:
         ask = model(server)
         replies = ask.complete(questions(2, 3), ALL, "policy")
-        assert sum("n" in request.body for request in server.requests) == 1
-        assert len(server.requests) == 7 and len({reply.text for reply in replies}) == 6
+        with_n = 1 if form in FINAL else 2  # what may pass is repeated once
+        assert sum("n" in request.body for request in server.requests) == with_n
+        assert len(server.requests) == 6 + with_n and len({reply.text for reply in replies}) == 6
         ask.complete(questions(2, 3), ALL, "policy", 1)
-        assert len(server.requests) == 13
+        assert len(server.requests) == 12 + with_n
         assert all(request.body["top_k"] == 5 and "seed" in request.body for request in server.requests)
     assert [row.message.split("/v1/chat/completions ")[1] for row in caplog.records if row.levelno > logging.INFO] == [
         "does not take n, left out: replies are requested one by one"
@@ -95,11 +98,11 @@ def test_a_named_field_costs_one_attempt(field, form):
 def test_a_field_that_is_not_named_is_found_and_the_others_come_back(field, form):
     with Server(behaviour=refuses(FORMS[form], field)) as server:
         ask = model(server, concurrency=1)
-        for seed in range(8):
+        for seed in range(10):
             assert ask.complete([OPEN], ALL, "policy", seed, stop=["|"])[0].text
         refused = sum(field in request.body for request in server.requests)
         last = server.requests[-1].body
-    assert refused <= {"400": 2, "500": 4, "closed": 4}[form] and len(server.requests) == 8 + refused
+    assert refused <= {"400": 2, "500": 5, "closed": 5}[form] and len(server.requests) == 10 + refused
     assert ({"seed", "top_k", "stop", "continue_final_message"} - last.keys()) == {field}
 
 
@@ -159,3 +162,134 @@ def test_the_fields_that_an_error_names():
     assert named_fields('{"param": "n"}', body) == ["n"]
     assert named_fields('{"message": "seed is not allowed with this model", "param": null}', body) == ["seed"]
     assert named_fields("{'loc': ('body', 'user'), 'input': {'seed': 1}}", body) == ["user"]
+
+
+# What no limit is called.
+
+OFF = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def test_what_is_not_limited_is_sent_since_servers_have_limits_of_their_own(tmp_path):
+    """llama.cpp draws from top_k 40 and min_p 0.05, vLLM by the model's generation_config, where nothing is sent."""
+    with Server() as server:
+        ask = model(server, cache=DiskCache(tmp_path), concurrency=1)
+        for seed, sampling in enumerate((Sampling(20, 1.0), Sampling(20, 1.0, top_k=5), Sampling(20, 0.0))):
+            ask.complete(questions(1), sampling, "policy", seed)
+        sent = [{name: body[name] for name in OFF if name in body} for body in (r.body for r in server.requests)]
+    assert sent == [OFF, {**OFF, "top_k": 5}, {"repetition_penalty": 1.0}]
+    with Server() as server:  # the user's own counts, also in the cache's key
+        ask = model(server, cache=DiskCache(tmp_path), extra="min_p=0.1,top_k=null,repetition_penalty=1.0")
+        ask.complete(questions(1), Sampling(20, 1.0), "policy")
+        (body,) = (request.body for request in server.requests)
+    assert (body["min_p"], body["repetition_penalty"], "top_k" in body) == (0.1, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unrecognized request argument supplied: {}",  # OpenAI
+        "property '{}' is unsupported, did you mean 'top_p'?",  # Groq
+        '{{"detail": [{{"type": "extra_forbidden", "loc": ["body", "{}"], "msg": "Extra inputs"}}]}}',  # Mistral
+        'Invalid JSON payload received. Unknown name \\"{}\\": Cannot find field.',  # Gemini
+    ],
+)
+def test_a_server_that_refuses_them_is_served_without_them_for_the_run(text):
+    def picky(request):
+        bad = next((name for name in OFF if name in request.body), "")
+        return s.status(422 if "detail" in text else 400, text.format(bad)) if bad else s.well
+
+    with Server(behaviour=picky) as server:
+        ask = model(server)
+        for seed in range(2):
+            assert len(ask.complete(questions(3), Sampling(20, 1.0), "policy", seed)) == 3
+        assert len(server.requests) == 3 + 6 and server.requests[-1].body["top_p"] == 1.0
+
+
+def test_a_server_that_calls_no_limit_minus_one_gets_that():
+    def sglang(request):
+        if request.body.get("top_k") == 0:
+            return s.status(400, '{"message": "top_k must be -1 (disable) or at least 1, got 0."}')
+        return s.well
+
+    with Server(behaviour=sglang) as server:
+        ask = model(server, concurrency=1)
+        for seed in range(2):
+            ask.complete(questions(2), Sampling(20, 1.0), "policy", seed)
+        assert [request.body["top_k"] for request in server.requests] == [0, -1, -1, -1, -1]
+
+
+# How many replies at once.
+
+
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("Field 'n': Value must be between 1 <= value <= 4, but got {}", 400),  # llama.cpp of 2026
+        ('{{"message": "Expected a value <= 4, but got {} instead.", "param": "n"}}', 400),  # OpenAI
+        ('{{"detail": [{{"loc": ["body", "n"], "msg": "Input should be less than or equal to 4"}}]}}', 422),
+    ],
+)
+def test_a_server_that_takes_up_to_four_gets_four(text, code):
+    def slots(request):
+        n = request.body.get("n", 1)
+        return s.well if n <= 4 else s.status(code, text.format(n))
+
+    with Server(behaviour=slots) as server:
+        ask = model(server, concurrency=1)
+        replies = ask.complete(questions(1, 10), Sampling(20, 1.0), "policy")
+        assert len({reply.text for reply in replies}) == 10
+        assert [request.body.get("n", 1) for request in server.requests] == [10, 4, 4, 2]
+
+
+def test_a_number_that_was_answered_stays_where_a_greater_one_is_refused():
+    slots = lambda request: s.well if request.body.get("n", 1) <= 4 else s.status(400, "increase -np")
+    with Server(behaviour=slots) as server:
+        ask = model(server, concurrency=1)
+        for seed, number in enumerate((4, 9, 9)):
+            assert len(ask.complete(questions(1, number), Sampling(20, 1.0), "policy", seed)) == number
+        assert [request.body.get("n", 1) for request in server.requests] == [4, 9, 1, 4, 4, 4, 4, 1]
+
+
+# Failures that pass.
+
+
+@pytest.mark.parametrize("failure", ["500", "503", "closed", "an error in a 200"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_one_failure_in_passing_costs_no_field(failure, at):
+    with Server(*[s.well] * at, FORMS[failure]) as server:
+        ask = model(server, concurrency=1)
+        for seed in range(3):
+            assert len(ask.complete(questions(1, 3), ALL, "policy", seed, stop=["|"])) == 3
+        assert not ask.known.refused and len(server.requests) == 4
+        assert all(request.body["n"] == 3 and "seed" in request.body for request in server.requests)
+
+
+def test_one_failure_that_happens_to_name_a_field_costs_none():
+    with Server(s.status(500, "worker died at seed 7, stop")) as server:
+        ask = model(server, concurrency=1)
+        ask.complete(questions(1, 3), ALL, "policy", stop=["|"])
+        assert not ask.known.refused and len(server.requests) == 2
+
+
+def test_without_retries_nothing_is_blamed_for_good():
+    with Server(s.status(500)) as server:
+        ask = model(server, max_retries=0, concurrency=1)
+        for seed in range(2):
+            assert len(ask.complete(questions(1, 3), ALL, "policy", seed)) == 3
+        assert server.requests[-1].body["n"] == 3 and not ask.known.refused
+
+
+# Contexts that are too short (tests/backends/test_context_limits.py has their wordings).
+
+
+@pytest.mark.parametrize("code", [400, 422, 500])
+def test_a_context_that_is_too_short_is_no_unsupported_field(code):
+    too_large = (
+        "'max_tokens' or 'max_completion_tokens' is too large: 20. This model's maximum context length is 4096 "
+        "tokens and your request has 4090 input tokens (20 > 4096 - 4090)."
+    )
+    with Server(behaviour=lambda request: s.status(code, too_large)) as server:
+        ask = model(server)
+        with pytest.raises(EndpointError, match="holds 4096 tokens, .* at least 4110. Give .*--context_tokens 4096"):
+            ask.complete(questions(1, 3), ALL, "policy")
+        assert len(server.requests) == 1 and not ask.known.refused

@@ -48,6 +48,16 @@ def test_a_word_outside_the_list_is_bounded_by_its_last_place():
     assert top_words.scores([], ["GOOD", "BAD"])[0].log_prob == 0.0
 
 
+def test_a_listed_word_is_a_lower_bound_that_is_marked_where_the_rest_may_weigh_as_much():
+    flat = [(" GOOD", math.log(0.05)), *((f" {i}", math.log(0.02)) for i in range(19))]
+    (good,) = top_words.scores(flat, ["GOOD"])
+    # Of what is not listed, 0.57, sixteen spellings may have 0.02 each.
+    assert (good.log_prob, good.bounded, good.partial) == (math.log(0.05), False, True)
+    (good,) = top_words.scores([(" GOOD", math.log(0.5)), *flat[1:]], ["GOOD"])
+    assert (good.bounded, good.partial) == (False, False)
+    assert not top_words.scores(flat[:5], ["GOOD"])[0].partial  # all that there are
+
+
 def test_a_word_of_letters_over_several_tokens_is_begun_by_its_bytes():
     top = [(token_log_probs.spelt("\ufffd", [0xE5, 0xA5]), -0.5), (token_log_probs.spelt("bytes:\\xe5\\x9d"), -2.0)]
     good, bad = top_words.scores(top, [" \u597d", " \u574f"])
@@ -112,8 +122,8 @@ def capable(*, continues=True, top=20, echo=False):
         number = body.get("top_logprobs", 0) if "messages" in body else body.get("logprobs", 0)
         if body.get("echo") or number > top or not echo and request.path.endswith("/v1/completions"):
             return s.status(400, "not here")
-        text = "ing, all" if body.get("messages", [{}])[-1].get("content") == "Good morn" else "Good morning"
-        return lists(TOP, text if continues else "Good morning")
+        is_open = body.get("messages", [{}])[-1].get("role") == "assistant"
+        return lists(TOP, " 10, 11" if continues and is_open else "Good morning")
 
     return behaviour
 

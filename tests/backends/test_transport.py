@@ -7,6 +7,7 @@ import time
 import pytest
 
 from nlrl_jax.backends import transport
+from nlrl_jax.backends.optional_fields import DOUBTFUL
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError, retry_after, retry_wait
 from nlrl_jax.backends.usage import BudgetExceeded, Usage
@@ -64,7 +65,7 @@ def test_a_lasting_failure_ends_in_a_clear_error_and_what_was_paid_for_is_cached
         assert caught.value.status == int(name) and name in str(caught.value)
 
 
-@pytest.mark.parametrize("behaviour", [s.slow(20.0), s.drip])
+@pytest.mark.parametrize("behaviour", [s.slow(20.0), s.drip, s.drip_head, s.drip_gzip])
 def test_the_timeout_is_for_the_whole_answer(behaviour):
     start = time.monotonic()
     with Server(behaviour) as server:
@@ -89,13 +90,41 @@ def test_retry_after_is_honoured_up_to_the_longest_wait(monkeypatch):
     assert 0.2 <= second - first < 60
 
 
-def test_retry_after_reads_seconds_and_dates():
-    now = 1_700_000_000.0
-    assert retry_after("7", now) == 7.0
-    assert retry_after(email.utils.formatdate(now + 30, usegmt=True), now) == 30.0
-    assert retry_after(email.utils.formatdate(now - 30, usegmt=True), now) == 0.0
-    assert retry_after("-5", now) == 0.0
-    assert retry_after(None, now) == retry_after("soon", now) == retry_after("nan", now) == 0.0
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    "header, wait",
+    [
+        ("7", 7.0),
+        ("0.5", 0.5),
+        (email.utils.formatdate(NOW + 30, usegmt=True), 30.0),
+        (email.utils.formatdate(NOW - 30, usegmt=True), 0.0),
+        ("Thu, 01 Jan 0001 00:00:00 +2359", 0.0),
+        ("-5", 0.0),
+        ("1e400", float("inf")),
+        ("9" * 400, float("inf")),
+        *(
+            (absurd, 0.0)
+            for absurd in ("Fri, 31 Dec 99999 23:59:59 GMT", "Mon, 99 Foo 2026 99:99:99 GMT", "1, 2 3 4 5 6")
+        ),
+        *((nothing, 0.0) for nothing in ("", "soon", "nan", "5, 10", ",", "\u0664 Jan")),
+    ],
+)
+def test_retry_after_reads_seconds_and_dates_and_nothing_else(header, wait):
+    assert retry_after({"Retry-After": header}, NOW) == wait
+    assert retry_after({}, NOW) == 0.0 and 0 <= retry_wait(3, wait) <= transport.LONGEST_WAIT
+
+
+@pytest.mark.parametrize("header, wait", [("250", 0.25), ("-1", 0.0), ("inf", float("inf")), ("soon", 7.0)])
+def test_retry_after_may_be_in_milliseconds(header, wait):
+    assert retry_after({"retry-after-ms": header, "Retry-After": "7"}, NOW) == wait
+
+
+@pytest.mark.parametrize("header", ["Fri, 31 Dec 99999 23:59:59 GMT", "1e400", "-7", "\xb2"])
+def test_an_absurd_retry_after_is_no_end(header):
+    with Server(s.status(429, Retry_After=header)) as server:
+        assert model(server).complete(chats(1), HOT, "policy")[0].ended
 
 
 def test_waits_double_with_jitter_and_are_never_longer_than_allowed(monkeypatch):
@@ -140,8 +169,10 @@ def test_a_refusal_wakes_those_who_wait_and_keeps_what_is_under_way(tmp_path, mo
     plans = {0: s.status(429, Retry_After="30"), 1: s.slow(0.4), 2: s.status(401)}
     start = time.monotonic()
     with Server(behaviour=lambda request: plans[int(request.asked[-1])]) as server:
+        ask = model(server, cache=DiskCache(tmp_path))
+        ask.known.accepted.update(DOUBTFUL)  # so that none goes first, alone
         with pytest.raises(EndpointError, match="401"):
-            model(server, cache=DiskCache(tmp_path)).complete(chats(3), HOT, "policy")
+            ask.complete(chats(3), HOT, "policy")
     assert time.monotonic() - start < 5
     assert entries(DiskCache(tmp_path)) == 1
 

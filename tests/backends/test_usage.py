@@ -46,7 +46,7 @@ def test_calls_tokens_hits_cuts_and_refusals_are_summed_by_role():
     policy, value = usage.rows()
     assert value.pop("seconds") >= 0.02
     counts = {"calls": 8, "prompt_tokens": 20, "tokens": 14, "cache_hits": 2, "cut": 2, "refused": 2}
-    assert value == {"role": "value", **counts, "paid": 0, "retries": 0, "estimated": 0}
+    assert value == {"role": "value", **counts, "paid": 0, "retries": 0, "estimated": 0, "unanswered": 0}
     assert (policy["role"], policy["calls"]) == ("policy", 4)
 
 
@@ -97,6 +97,30 @@ def test_a_ledger_in_a_folder_is_on_disk_after_every_change_and_continues(tmp_pa
     Usage(tmp_path).check_budget(10)
     with pytest.raises(BudgetExceeded, match="9 tokens are spent and the limit is 9; raise --token_budget"):
         Usage(tmp_path).check_budget(9)
+
+
+def test_a_request_under_way_is_on_disk_as_paid_without_an_answer(tmp_path, caplog):
+    usage, row = Usage(tmp_path), lambda: Usage(tmp_path).rows()[0]
+    usage.section = "lac/"
+    usage.sent("policy", 50)
+    usage.sent("policy", 70)
+    assert usage.rows() == [] and usage.check_budget(1) is None  # what is under way stops nothing
+    killed = row()
+    assert (killed["role"], killed["paid"], killed["unanswered"], killed["estimated"]) == ("lac/policy", 120, 2, 2)
+    usage.arrived("policy", 70, tokens=5, paid=15)
+    usage.arrived("policy", 50, lost=True)
+    assert (row()["paid"], row()["unanswered"], row()["tokens"]) == (65, 1, 5) and row() == usage.rows()[0]
+    again = Usage(tmp_path)
+    for _ in range(2):
+        again.sent("policy", 1)
+    assert caplog.text.count("1 requests of this run were sent and have no answer") == 1
+
+
+def test_a_request_that_was_refused_leaves_no_ledger(tmp_path):
+    usage = Usage(tmp_path)
+    usage.sent("policy", 50)
+    usage.arrived("policy", 50)
+    assert not (tmp_path / "usage.json").exists()
 
 
 def test_sections_are_rows_of_their_own():

@@ -1,16 +1,39 @@
-"""The tasks of a run: so many of each kind, each once."""
+"""The tasks of a run: so many of each kind, each once, and those that training never shows.
+
+What makes a start the one it is, is what a player or onlooker sees of it, its `Look`, not its seed. Tasks that look
+alike are the same if they answer the same actions alike; what differs then is hidden in them, or chance.
+"""
 
 from __future__ import annotations
 
 import pickle
+import random
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from nlrl_jax.config import listed
 from nlrl_jax.types import MOST_RUN_SEED, SEEDS_PER_RUN, HostGame, Start
 
 Task = tuple[str, int]
+Look = tuple[str, str, str, str]  # kind, goal, first observation, board
+RESERVED = 5_000  # tasks of each kind and seed that are evaluated on, by any script; those trained on come after them
+_AT_ONCE = 16  # a game on the device steps as many rows as once began
+_TRIED, _STEPS = 2, 20  # sequences of actions by which tasks that look alike are compared, and their length
+_COUNTED = 500  # tasks among which starts are counted
+_LEAST = 4  # starts of which one is held out
+
+
+class HeldOut(NamedTuple):
+    """What is evaluated on.
+
+    tasks: each once. looks: how they begin, as no task of training does; empty where tasks differ in chance alone.
+    note: a sentence of a game with few starts, else "".
+    """
+
+    tasks: list[Task]
+    looks: frozenset[Look]
+    note: str
 
 
 def tasks_of(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> list[Task]:
@@ -36,21 +59,95 @@ def kinds_of(game: HostGame, missions: str) -> list[str]:
     return listed("--missions", missions) if missions else list(game.kinds)
 
 
+def looks_of(game: HostGame, tasks: Sequence[Task]) -> list[Look]:
+    """How each task begins."""
+    game = game.simulator or game
+    batches = (tasks[first : first + _AT_ONCE] for first in range(0, len(tasks), _AT_ONCE))
+    starts = [start for batch in batches for start in game.reset(batch)]
+    board = game.board or (lambda state: "")
+    return [
+        (kind, start.goal, start.observation, board(start.state))
+        for (kind, _), start in zip(tasks, starts, strict=True)
+    ]
+
+
 def distinct(game: HostGame, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks without those that begin as an earlier one does, the unseen part of their states included: played again
-    they would count twice in a mean and its error."""
+    """The tasks without those that are the same as an earlier one: played again they would count twice in a mean and
+    its error. In a game of chance tasks with equal starts differ."""
+    alike: dict[Look, list[Task]] = {}
+    for task, look in zip(tasks, looks_of(game, tasks), strict=True):
+        alike.setdefault(look, []).append(task)
+    first = {task for group in alike.values() for task in (_different(game, group) if len(group) > 1 else group)}
+    return [task for task in tasks if task in first]
+
+
+def _different(game: HostGame, tasks: Sequence[Task]) -> list[Task]:
+    """Of tasks that look alike, the first of each that answers otherwise."""
     first: dict[Any, Task] = {}
-    for task, start in zip(tasks, game.reset(tasks), strict=True):
-        first.setdefault(_content(task, start), task)
+    for task, answers in zip(tasks, _answers(game.simulator or game, tasks), strict=True):
+        first.setdefault(answers, task)
     return list(first.values())
 
 
+def _answers(game: HostGame, tasks: Sequence[Task]) -> list[Any]:
+    """What each task answers to the same random actions. Where any text is one: its state, or, where that cannot be
+    written down, the task itself."""
+    if not game.actions:
+        return [_content(task, start) for task, start in zip(tasks, game.reset(tasks), strict=True)]
+    rng, answers = random.Random(0), [[] for _ in tasks]
+    for _ in range(_TRIED):
+        states, live = [start.state for start in game.reset(tasks)], list(range(len(tasks)))
+        for _ in range(min(_STEPS, game.max_steps)):
+            if not live:
+                break
+            outcomes = game.step([states[i] for i in live], [rng.choice(game.actions)] * len(live))
+            for i, outcome in zip(live, outcomes, strict=True):
+                states[i] = outcome.state
+                answers[i].append((outcome.observation, outcome.reward, outcome.done, outcome.success))
+            live = [i for i, outcome in zip(live, outcomes, strict=True) if not outcome.done]
+    return [tuple(row) for row in answers]
+
+
 def _content(task: Task, start: Start) -> Any:
-    """What makes a task the one it is; the task itself where its state cannot be written down."""
     try:
-        return task[0], start.goal, start.observation, pickle.dumps(start.state)
+        return pickle.dumps(start.state)
     except Exception:  # of whatever kind the state's own class raises
         return task
+
+
+def hold_out(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> HeldOut:
+    """The first `number` tasks of a seed, kinds in turn, and how they begin.
+
+    Of a game with few starts a quarter is held out; a game of chance whose few starts training has to show is
+    evaluated on them, with other seeds.
+    """
+    tasks = tasks_of(game, kinds, -(-number // len(kinds)), seed)[:number]
+    looks = dict(zip(tasks, looks_of(game, tasks), strict=True))
+    held = dict.fromkeys(looks.values())
+    if len(held) == len(tasks):
+        return HeldOut(tasks, frozenset(held), "")
+    some = max(_COUNTED, 4 * number)
+    known = held.keys() | set(looks_of(game, tasks_of(game, kinds, -(-some // len(kinds)), seed)))
+    different = distinct(game, tasks)
+    if _LEAST * len(held) <= len(known):
+        return HeldOut(different, frozenset(held), "")
+    starts = "1 start" if len(known) == 1 else f"{len(known)} different starts"
+    has = f"{game.name} has {starts} among {some} tasks"
+    if len(different) > len(held) or len(known) < _LEAST:
+        unlike = "in what is hidden or left to chance" if len(different) > len(held) else "in nothing"
+        return HeldOut(different, frozenset(), f"{has}: training shows all, and held-out tasks differ {unlike}")
+    kept = frozenset(list(held)[: len(known) // _LEAST])
+    note = f"{has}: {len(kept)} are held out, and the other {len(known) - len(kept)} are trained on"
+    return HeldOut([task for task in different if looks[task] in kept], kept, note)
+
+
+def not_held_out(game: HostGame, tasks: Iterable[Task], number: int, looks: frozenset[Look]) -> list[Task]:
+    """The first `number` of these tasks, or fewer, that begin as no held-out one does."""
+    tasks, chosen = list(tasks), []
+    while len(chosen) < number and tasks:
+        batch, tasks = tasks[: number - len(chosen)], tasks[number - len(chosen) :]
+        chosen += [task for task, look in zip(batch, looks_of(game, batch), strict=True) if look not in looks]
+    return chosen
 
 
 def shortage(asked: int, kinds: Sequence[str], tasks: Sequence[Task]) -> str:

@@ -19,16 +19,17 @@ from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.backends.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.roles.dialogues import History
+from nlrl_jax.roles.dialogues import History, marked
 from nlrl_jax.rollouts.transcripts import Played, Player, play
 from nlrl_jax.run import players
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
-from nlrl_jax.run.lac.tasks import Task, kinds_of, tasks_of
+from nlrl_jax.run.lac.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
 from nlrl_jax.run.lac.threads import rows_at_once
 from nlrl_jax.run.limits import first_tasks, too_short
 from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling
 
+_DRAWS = 200  # after which no start is taken to be left
 _SHARED = 64  # tokens that all prompts begin with, from which on they are read once and not in each row
 
 
@@ -36,39 +37,68 @@ class Tasks(NamedTuple):
     """The tasks of a run.
 
     Attributes:
-      held_out: those that are evaluated on, the ones that `run_lac` plays with the same --seed.
-      fresh: kind -> the seeds to train on.
+      game: that is trained on.
+      held_out: tasks that are evaluated on, the first of those that `run_lac` plays with the same --seed, and how they
+        begin.
+      fresh: kind -> the seeds to train on, but for those that begin as a held-out one does.
     """
 
-    held_out: list[Task]
+    game: HostGame
+    held_out: HeldOut
     fresh: dict[str, range]
 
     @classmethod
-    def of(cls, game: HostGame, missions: str, number: int, seed: int) -> Tasks:
-        """The first `number` tasks of a seed, kinds in turn, are held out, and the others trained on.
+    def of(cls, game: HostGame, evaluated: HostGame, missions: str, number: int, seed: int) -> Tasks:
+        """The first `number` tasks of a seed, kinds in turn, are held out, and later ones trained on.
+
+        Args:
+          evaluated: the game to evaluate on. If it is another than `game`, none of its starts is one of that.
 
         Raises:
-          ValueError: a kind that the game does not have; one that has no task to train on.
+          ValueError: a kind that the game does not have; one that has no task to train on; too many held out.
         """
         kinds = kinds_of(game, missions)
         each, first = -(-number // len(kinds)), seed * SEEDS_PER_RUN
-        held_out = tasks_of(game, kinds, each, seed)[:number]
-        fresh = {kind: range(first + each, first + game.limits.get(kind, SEEDS_PER_RUN)) for kind in kinds}
+        if each > RESERVED:
+            raise ValueError(f"--eval_episodes is {number}, but a seed has {RESERVED} tasks of each kind for it")
+        held_out = hold_out(evaluated, kinds, number, seed)
+        held_out = held_out if evaluated is game else held_out._replace(looks=frozenset(), note="")
+        fresh = {
+            kind: range(first + each, first + game.limits[kind])
+            if kind in game.limits
+            else range(first + RESERVED, first + SEEDS_PER_RUN)
+            for kind in kinds
+        }
         for kind, seeds in fresh.items():
             if not seeds:
                 named = f" of {kind!r}" if kind else ""
                 raise ValueError(
-                    f"{game.name} has {game.limits.get(kind, SEEDS_PER_RUN)} tasks{named}, and {each} of them are held "
-                    "out, which leaves none to train on; lower --eval_episodes"
+                    f"{game.name} has {game.limits[kind]} tasks{named}, and {each} of them are held out, which leaves "
+                    "none to train on; lower --eval_episodes"
                 )
-        return cls(held_out, fresh)
+        return cls(game, held_out, fresh)
 
     def draw(self, number: int, rng: np.random.Generator) -> list[Task]:
-        """Tasks to train on: kinds in turn, from a random one on, a random seed of each."""
+        """Tasks to train on: kinds in turn, from a random one on, a random seed of each.
+
+        Raises:
+          ValueError: all that were drawn begin as held-out ones do.
+        """
         kinds = list(self.fresh)
         at = int(rng.integers(len(kinds)))
-        turn = (kinds[(at + i) % len(kinds)] for i in range(number))
-        return [(kind, int(rng.choice(self.fresh[kind]))) for kind in turn]
+        pick = lambda kind: (kind, int(rng.choice(self.fresh[kind])))
+        tasks = [pick(kinds[(at + i) % len(kinds)]) for i in range(number)]
+        if not self.held_out.looks:
+            return tasks
+        for _ in range(_DRAWS):
+            shown = [look in self.held_out.looks for look in looks_of(self.game, tasks)]
+            if not any(shown):
+                return tasks
+            tasks = [pick(task[0]) if again else task for task, again in zip(tasks, shown, strict=True)]
+        raise ValueError(
+            f"{self.game.name}: {_DRAWS} tasks in a row begin as one of the {len(self.held_out.looks)} held-out ones, "
+            "which leaves none to train on; lower --eval_episodes"
+        )
 
 
 class TranscriptTraining(Training):
@@ -76,12 +106,15 @@ class TranscriptTraining(Training):
 
     Args:
       config: of `launch.train_ms_grpo`.
+      game, evaluated: to train on, and to evaluate on.
     """
 
-    def __init__(self, config: Any, game: HostGame):
+    def __init__(self, config: Any, game: HostGame, evaluated: HostGame):
         learning = config.learning
-        self.config, self.game, self.legend = config, game, game.legend
-        self.tasks = Tasks.of(game, config.missions, config.eval_episodes, config.seed)
+        self.config, self.game, self.evaluated, self.legend = config, game, evaluated, game.legend
+        self.tasks = Tasks.of(game, evaluated, config.missions, config.eval_episodes, config.seed)
+        if self.tasks.held_out.note:
+            print(self.tasks.held_out.note, flush=True)
         self.mesh = mesh = players.parse_mesh(config.mesh)
         loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
         self.network, network = loaded.config, Transformer(loaded.config, mesh=mesh)
@@ -101,12 +134,12 @@ class TranscriptTraining(Training):
     def too_short(self) -> list[str]:
         """See `Training.too_short`."""
         train = [(kind, seed) for kind, seeds in self.tasks.fresh.items() for seed in seeds[:4]]
-        named = (("training", train, "max_turns", self.config.learning.max_turns),)
-        named += (("the evaluation", self.tasks.held_out, "eval_turns", self.config.eval_turns),)
+        named = (("training", self.game, train, "max_turns", self.config.learning.max_turns),)
+        named += (("the evaluation", self.evaluated, self.tasks.held_out.tasks, "eval_turns", self.config.eval_turns),)
         return [
             sentence
-            for what, tasks, name, turns in named
-            for sentence in too_short(what, self.game, first_tasks(self.game, tasks), name, turns)
+            for what, game, tasks, name, turns in named
+            for sentence in too_short(what, game, first_tasks(game, tasks), name, turns)
         ]
 
     def check_room(self) -> None:
@@ -116,7 +149,7 @@ class TranscriptTraining(Training):
           ValueError: says what takes how many tokens.
         """
         player = self.player({}, greedy=False)
-        firsts = [(kind, seeds[0]) for kind, seeds in self.tasks.fresh.items()]
+        firsts = self.tasks.draw(len(self.tasks.fresh), np.random.default_rng(0))
         seen = [(start.goal, start.observation) for start in self.game.reset(firsts)]
         examples = self.game.examples("", 1) if self.game.examples else ()
         seen += [(example.goal, step.observation) for example in examples for step in example.steps]
@@ -129,13 +162,6 @@ class TranscriptTraining(Training):
         sampling = Sampling(sampling.max_tokens, temperature=0.0) if greedy else sampling
         return Player(self.writer.with_variables(variables), self.dialogue, sampling, self.room)
 
-    def play(
-        self, player: Player, tasks: Sequence[Task], steps: int, seed: int, give_up: int = 0, pictured: int = 0
-    ) -> list[Played]:
-        """Episodes of at most so many steps, and no more than the game has; the first ones with boards."""
-        game = dataclasses.replace(self.game, max_steps=min(steps, self.game.max_steps))
-        return play(player, game, tasks, seed, give_up, pictured)
-
     def update(self, state: TrainState, key: jax.Array) -> tuple[TrainState, dict[str, Any]]:
         """One iteration of Algorithm 1. The same state and key give the same bits."""
         learning, G = self.config.learning, self.config.learning.group_size
@@ -144,7 +170,7 @@ class TranscriptTraining(Training):
         tasks = self.tasks.draw(learning.num_groups, np.random.default_rng(seed))
         player = self.player({"params": state.params, "lora": state.lora}, greedy=False)
         repeated = [task for task in tasks for _ in range(G)]
-        played = self.play(player, repeated, learning.max_turns, seed, self.config.give_up)
+        played = play(player, limited(self.game, learning.max_turns), repeated, seed, self.config.give_up, 0)
         groups = [played[i * G : (i + 1) * G] for i in range(len(tasks))]
         reader = self.reader
         if not all(one.begins(reader.begin) for one in played):
@@ -163,10 +189,15 @@ class TranscriptTraining(Training):
     def judge(self, variables: dict[str, Any], shown: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """See `Training.judge`; on the held-out tasks."""
         player = self.player(variables, greedy=True)
-        played = self.play(player, self.tasks.held_out, self.config.eval_turns, 0, pictured=shown)
-        most = min(self.config.eval_turns, self.game.max_steps)
-        text = [as_record(one, most, self.writer.tokenizer) for one in played[:shown]]
+        game = limited(self.evaluated, self.config.eval_turns)
+        played = play(player, game, self.tasks.held_out.tasks, 0, pictured=shown)
+        text = [as_record(one, game.max_steps, self.writer.tokenizer) for one in played[:shown]]
         return summarize(played, self.config.learning.invalid_action_reward), text
+
+
+def limited(game: HostGame, steps: int) -> HostGame:
+    """The game with episodes of at most so many steps."""
+    return dataclasses.replace(game, max_steps=min(steps, game.max_steps))
 
 
 @functools.lru_cache(2)
@@ -209,7 +240,7 @@ def as_record(played: Played, max_steps: int, tokenizer: Tokenizer) -> dict[str,
         turns.append(
             {
                 "board": boards[t],
-                "prompt": f"Observation: {turn.observation}" if t else prompt,
+                "prompt": f"Observation: {marked(turn.observation)}" if t else prompt,
                 "reply": "\n".join(tokenizer.decode(list(one.tokens)).strip("\n") for one in written),
                 "actions": [] if turn.invalid else [turn.action],
                 "steps": int(not turn.invalid),

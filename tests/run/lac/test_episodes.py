@@ -16,9 +16,8 @@ from nlrl_jax.config import replace
 from nlrl_jax.run.lac import journal, threads
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method, unreadable
 from nlrl_jax.run.lac.prompts import acts_apart, check_words, inner_model
-from nlrl_jax.run.lac.tasks import distinct, shortage, tasks_of
 from nlrl_jax.run.models import local_model
-from nlrl_jax.types import Outcome, Start
+from nlrl_jax.types import Outcome
 from nlrl_jax.weights.load import load_tokenizer
 from tests.algorithms.corridor import ACTIONS, GAME, START, Corridor
 from tests.backends.server import Server
@@ -211,28 +210,10 @@ def test_words_that_a_model_cannot_tell_apart_are_refused():
         check_words(Poor, ("GOOD", "BAD"))
 
 
-def test_tasks_and_names():
-    assert tasks_of(GAME, [""], 2, 3) == [("", 30_000), ("", 30_001)]
-    with pytest.raises(ValueError, match="no tasks 'swim'"):
-        tasks_of(GAME, ["swim"], 1, 0)
-    few = dataclasses.replace(GAME, kinds=("a", "b"), limits={"a": 2})
-    tasks = tasks_of(few, ["a", "b"], 3, 0)
-    assert tasks == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2)]
-    assert shortage(3, ["a", "b"], tasks) == (
-        "--tasks is 3, but there are only 2 of 'a' different ones; each is played once"
-    )
-    assert shortage(2, ["a", "b"], tasks) == ""
+def test_names():
     assert methods.parse("lac, rap,lac") == ["lac", "rap"]
     with pytest.raises(ValueError, match="methods is 'magic'"):
         methods.parse("magic")
-
-
-def test_a_task_that_comes_again_is_played_once():
-    start = lambda state: lambda tasks: [Start(state(seed), "the same", "text") for _, seed in tasks]
-    once = lambda state: distinct(dataclasses.replace(GAME, reset=start(state)), TASKS)
-    assert once(lambda seed: {"word": seed % 3}) == TASKS[:3]
-    assert once(lambda seed: ("secret", seed)) == TASKS  # they begin alike, but differ in what is hidden
-    assert once(lambda seed: lambda: seed) == TASKS  # a state that cannot be compared
 
 
 def test_parts_at_once_do_what_they_do_one_by_one(tmp_path):

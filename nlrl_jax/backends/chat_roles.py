@@ -1,0 +1,52 @@
+"""Chats for models whose template takes no system message, or wants user and assistant in turn.
+
+folded([system, user, user], {SYSTEM, TURNS}) == [user]    # their texts with an empty line between them
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+SYSTEM, TURNS = "system messages", "two messages of one role in a row"
+# What chat templates and servers say: Gemma, Mistral, Phi, Gemini, Bedrock, OpenAI's o1-mini, Anthropic, llama.cpp.
+_NEGATED = r"(?:\bnot?\b|\bonly\b|n't|n\u2019t|unsupported|unexpected|unknown|invalid|beginning)"
+_SYSTEM = r"(?:\bsystem[ _]?(?:role|message|prompt|instruction)s?\b|[\"'`]system\b|role\W{1,4}system\b)"
+_REFUSALS = {
+    SYSTEM: rf"{_SYSTEM}[^.]{{0,60}}{_NEGATED}|{_NEGATED}[^.]{{0,50}}{_SYSTEM}|developer instruction is not"
+    r"|\bonly user\b[^.]{0,30}\broles?\b",
+    TURNS: r"\balternat(?:e|es|ing)\b[^.]{0,60}\b(?:user|role)|\broles?\b[^.]{0,30}\b(?:alternat|in a row)"
+    r"|consecutive (?:user|messages|roles)|conversation must start with an? user|first message must[^.]{0,20} user",
+}
+_NO_PREFILL = re.compile(
+    r"prefill|(?:last|final) (?:message|role)|(?:must|should|needs? to) end with|messages at the end of", re.IGNORECASE
+)
+
+
+def refused(error: str) -> list[str]:
+    """What of `SYSTEM` and `TURNS` an error says that the model does not take."""
+    return [kind for kind, pattern in _REFUSALS.items() if re.search(pattern, error, re.IGNORECASE)]
+
+
+def refuses_prefill(error: str) -> bool:
+    """Whether an error says that the last message must not be the assistant's."""
+    return _NO_PREFILL.search(error) is not None
+
+
+def folded(messages: Sequence[dict[str, str]], kinds: Collection[str]) -> list[dict[str, str]]:
+    """The messages without what the `kinds` name: a system text stands before the first message of the user."""
+    messages = list(messages)
+    if SYSTEM in kinds:
+        system = [message["content"] for message in messages if message["role"] == "system"]
+        messages = [message for message in messages if message["role"] != "system"]
+        first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+        if system and first is None:
+            messages.insert(0, {"role": "user", "content": "\n\n".join(system)})
+        elif system:
+            messages[first] = {**messages[first], "content": "\n\n".join([*system, messages[first]["content"]])}
+    merged: list[dict[str, str]] = []
+    for message in messages:
+        if TURNS in kinds and merged and merged[-1]["role"] == message["role"]:
+            message = {**message, "content": f"{merged.pop()['content']}\n\n{message['content']}"}
+        merged.append(message)
+    return merged
