@@ -12,6 +12,7 @@ import pathlib
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from nlrl_jax.files import read_json, write_atomically, write_json
 from nlrl_jax.run import directory
 
 TENSORBOARD = "tensorboard"
+FLUSH_SECONDS = 10.0  # between writes of the events to the disk
 CSV = "metrics.csv"
 WANDB = "wandb.json"  # in a run's folder: {"project": ..., "id": ...}
 _UNKNOWN_TO_TENSORBOARD = re.compile(r"[^-/\w.]")
@@ -38,18 +40,31 @@ class Board(Protocol):
 
 
 class TensorBoard:
-    """Event files in RUN_DIR/tensorboard, written anew."""
+    """Event files in RUN_DIR/tensorboard, written anew.
+
+    Not by tensorboardX's `SummaryWriter`, whose thread dies of a full disk: nobody is told, and later events wait for
+    ever.
+    """
 
     def __init__(self, run_dir: pathlib.Path):
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
 
-        shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
-        self._writer = SummaryWriter(str(run_dir / TENSORBOARD), flush_secs=10, purge_step=0)
+        folder = run_dir / TENSORBOARD
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer, self._flushed = EventsWriter(str(folder / "events")), 0.0
 
     def add(self, row: Row) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
         for name, value in row.items():
             if name != "iteration":
-                self._writer.add_scalar(_UNKNOWN_TO_TENSORBOARD.sub("_", name), value, row["iteration"])
+                summary = scalar(_UNKNOWN_TO_TENSORBOARD.sub("_", name), value)
+                self._writer.write_event(Event(summary=summary, step=row["iteration"], wall_time=time.time()))
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         self._writer.close()

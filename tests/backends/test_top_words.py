@@ -252,4 +252,4 @@ def test_a_drawn_token_without_a_number_is_unlikely_and_counted(missing):
         ask = model(server, found=Abilities(prompt_forms.CONTINUED, top=3))
         caller = Caller(ask, Dialogue.of("rules"), PlanningConfig(draws=3), 0)
         (found,) = imagine.propose(caller, [History("goal", "a wall")], ["turn left", "turn right"])
-    assert found.log_prior == (LEAST - 0.5,) and caller.problems == {"policy/" + imagine.UNLIKELY: 3}
+    assert found.log_prior == (LEAST - 0.5,) and caller.problems["policy/" + imagine.UNLIKELY] == 3

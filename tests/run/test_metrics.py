@@ -1,9 +1,11 @@
 """metrics.jsonl survives kills; TensorBoard, metrics.csv and wandb repeat it."""
 
 import csv
+import errno
 import json
 import math
 import sys
+import threading
 import types
 
 import numpy as np
@@ -137,6 +139,18 @@ def test_tensorboard_shows_the_same_numbers(tmp_path):
         there = ~np.isnan(columns[name])
         assert [step for step, _ in points] == columns["iteration"][there].tolist()
         np.testing.assert_array_equal(np.float32([v for _, v in points]), columns[name][there].astype(np.float32))
+
+
+def test_a_full_disk_is_one_error_where_the_metrics_are_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    threads = threading.active_count()
+    writer = MetricsWriter(tmp_path)
+    monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.flush", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.write(0, {"a": 1.0})
+    assert threading.active_count() == threads
 
 
 def test_names_that_tensorboard_refuses(tmp_path, caplog):
