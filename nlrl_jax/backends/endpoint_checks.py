@@ -12,6 +12,7 @@ from nlrl_jax.backends import endpoint_scores, prompt_forms, request_pool
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields, Request, without
+from nlrl_jax.backends.prompt_forms import PromptText
 from nlrl_jax.backends.responses import read_replies, read_score, read_top
 from nlrl_jax.backends.top_words import TOP
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
@@ -75,16 +76,33 @@ def abilities(model: EndpointModel, scores: bool) -> Abilities:
       NotImplementedError: they are needed, and there are none.
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
+    if not scores and model.render is None:
+        return Abilities(_chat_form(model))
     if not scores:
-        return Abilities(_chat_form(model) if model.render is None else prompt_forms.TEXT)
+        return Abilities(prompt_forms.TEXT, adds_bos=_adds_bos(model))
+    adds_bos = _adds_bos(model)
+    model = model.knowing(dataclasses.replace(model.found, adds_bos=adds_bos))
     as_text = [lambda: _with_echo(model), lambda: _with_top(model, prompt_forms.TEXT)]
     refusals = []
     for find in (*(as_text if model.render else ()), lambda: _with_top(model, _chat_form(model))):
         try:
-            return find()
+            return dataclasses.replace(find(), adds_bos=adds_bos)
         except NotImplementedError as error:
             refusals.append(str(error))
     raise NotImplementedError("; ".join(refusals))
+
+
+def _adds_bos(model: EndpointModel) -> bool | None:
+    """Whether the server puts a bos before a text; None where that does not matter, or it does not count tokens."""
+    bos = model.render.bos if isinstance(model.render, PromptText) else ""
+    if not bos:
+        return None
+    body = {**model.reply_fields(Sampling(1, 0.0)), "prompt": bos}
+    try:
+        tokens = _probe(model, "/completions", body, lambda response, *_: _prompt_tokens(response))
+    except NotImplementedError:
+        return None
+    return tokens == 2 if tokens in (1, 2) else None
 
 
 def _with_echo(model: EndpointModel) -> Abilities:

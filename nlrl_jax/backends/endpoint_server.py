@@ -11,7 +11,7 @@ from nlrl_jax.backends import prompt_forms
 from nlrl_jax.backends.call_progress import CallProgress
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields
-from nlrl_jax.backends.prompt_forms import Messages, Route
+from nlrl_jax.backends.prompt_forms import Messages, PromptText, Route
 from nlrl_jax.backends.reply_cache import DiskCache, cache_key
 from nlrl_jax.backends.transport import ApiKey
 from nlrl_jax.backends.usage import Usage
@@ -29,11 +29,13 @@ class Abilities:
       form: of open messages, one of `prompt_forms.FORMS`.
       echo: whether /completions echoes a prompt with its log-probabilities.
       top: how many likeliest tokens it lists with each one it writes; 0: none, or nobody has asked.
+      adds_bos: whether it puts a bos before a text of /completions; None: it does not say, or nobody has asked.
     """
 
     form: str
     echo: bool = False
     top: int = 0
+    adds_bos: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class EndpointServer:
       cache: None requests everything anew.
       render: messages -> the model's prompt as text, up to where its reply begins (`Tokenizer.render_chat`): for open
         messages, and for scores by a server whose /completions echoes a prompt with its log-probabilities (vLLM and
-        SGLang do; OpenAI and llama.cpp do not). Servers put the beginning-of-sequence token in front by themselves.
+        SGLang do; OpenAI and llama.cpp do not); see `prompt_forms.PromptText`.
       cached_as: the address in the cache's keys, where it is another one than the server has now.
       found: what the server can do; by default texts with echo where there is a `render`, else continued messages.
       known: which fields its answers have shown it to take.
@@ -87,6 +89,13 @@ class EndpointServer:
     def can_judge(self) -> bool:
         """Whether `score` works for single words."""
         return self.found.echo or self.found.top > 0
+
+    def knowing(self, found: Abilities) -> EndpointServer:
+        """The same with what has been found out."""
+        render = self.render
+        if isinstance(render, PromptText) and found.adds_bos is not None:
+            render = dataclasses.replace(render, adds_bos=found.adds_bos)
+        return dataclasses.replace(self, found=found, render=render)
 
     def route(self, messages: Messages, words: Sequence[str] = ()) -> Route:
         """How a chat is sent; `words`: what its reply is one of."""

@@ -9,6 +9,7 @@ ASKED      to /chat/completions, with the transcript in the last user message, w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,25 @@ FORMS = {
     PARTIAL: 'as chats whose last message the server continues, as it is marked with "partial"',
     ASKED: "as chats whose last message asks for the next line, because the server does not continue messages",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptText:
+    """Messages -> the prompt as text, without the bos where the server puts one there: llama.cpp, vLLM and SGLang do in
+    /completions if the model's tokenizer does, also before a text that begins with one.
+
+    Attributes:
+      render: messages -> text with the bos, if the model has one. bos: its text, or "".
+      adds_bos: whether the server puts one before a text.
+    """
+
+    render: Callable[[Sequence[Mapping[str, str]]], str]
+    bos: str
+    adds_bos: bool
+
+    def __call__(self, messages: Sequence[Mapping[str, str]]) -> str:
+        text = self.render(messages)
+        return text.removeprefix(self.bos) if self.adds_bos else text
 
 
 class Route(NamedTuple):

@@ -45,7 +45,7 @@ class Tokenizer:
       eos_ids: every id that ends a reply; the first is the one that is learned.
       pad_id: id to pad with. Never infer a mask from it: for several models it is also an eos id.
       bos_id: id of the beginning of a text; None where the model has none.
-      post_processor: the post-processor's JSON, only kept so that `save_pretrained` can write it back.
+      post_processor: the post-processor's JSON, for `save_pretrained` and `adds_bos`; `encode` adds nothing.
       clean_up: decoding deletes the blanks before punctuation, for vocabularies of words.
       read_as: id -> the id whose text it has, None where it has none, for ids that do not stand for their own text.
       options: what the chat template is given besides the chat.
@@ -106,6 +106,15 @@ class Tokenizer:
         """name, such as "bos_token" -> text, of all special tokens that have a name."""
         named = {f"{role}_token": getattr(self, f"{role}_token") for role in _ROLES}
         return {**{name: text for name, text in named.items() if text is not None}, **self.other_tokens}
+
+    @functools.cached_property
+    def adds_bos(self) -> bool:
+        """Whether others who read these files, such as a server, put the bos before a text."""
+        if self.bos_token is None or self.post_processor is None:
+            return False
+        small = json.loads(tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, "x")).to_str())
+        whole = tokenizers.Tokenizer.from_str(json.dumps({**small, "post_processor": self.post_processor}))
+        return whole.encode("x").tokens[:1] == [self.bos_token]
 
     @property
     def end_id(self) -> int:

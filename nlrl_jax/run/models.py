@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from nlrl_jax.backends.endpoint import NO_SCORES, EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.local import LocalModel
+from nlrl_jax.backends.prompt_forms import PromptText
 from nlrl_jax.backends.reply_cache import DiskCache, cache_key
 from nlrl_jax.backends.scripted import Script, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
@@ -161,13 +161,10 @@ def _first_address(cache: DiskCache, url: str) -> str:
     return path.read_text().strip()
 
 
-def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> Callable[[Sequence[Mapping[str, str]]], str]:
-    """Messages -> the prompt as text, without a beginning-of-sequence token where the server adds one itself."""
-    bos = json.dumps(tokenizer.bos_token, ensure_ascii=False)
-    added = bos in json.dumps(tokenizer.post_processor, ensure_ascii=False)
-    if tokenizer.bos_token and added and options.extra_fields().get("add_special_tokens") is not False:
-        return lambda messages: tokenizer.render_chat(messages).removeprefix(tokenizer.bos_token)
-    return tokenizer.render_chat
+def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> PromptText:
+    """How chats become text for a server whose model has this tokenizer."""
+    adds_bos = tokenizer.adds_bos and options.extra_fields().get("add_special_tokens") is not False
+    return PromptText(tokenizer.render_chat, tokenizer.bos_token or "", adds_bos)
 
 
 def prepared(model: LanguageModel, words: bool, texts: bool, instead: str) -> LanguageModel:
@@ -185,7 +182,7 @@ def prepared(model: LanguageModel, words: bool, texts: bool, instead: str) -> La
         return dataclasses.replace(model, model=prepared(model.model, words, texts, instead))
     try:
         if isinstance(model, EndpointModel):
-            model = dataclasses.replace(model, found=_abilities(model, words or texts))
+            model = model.knowing(_abilities(model, words or texts))
         if texts and not model.can_score or words and not can_judge(model):
             raise NotImplementedError(NO_SCORES if can_judge(model) else "this model does not score")
     except NotImplementedError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from nlrl_jax.lm.tokenizer import Tokenizer, byte_table
 from nlrl_jax.lm.tokenizer_files import QWEN2, SPLIT
@@ -131,7 +132,9 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
     if add_bos and bos is None:
         raise ValueError(f"{path}: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing")
     begin = bos is not None and (pre in _LLAMA3 if add_bos is None else add_bos)
-    return _begin_with_bos(tokenizer) if begin else tokenizer
+    if not begin:
+        return tokenizer
+    return _begin_with_bos(dataclasses.replace(tokenizer, post_processor=_adding(bos, backend)))
 
 
 def _read_as(tokens: list[str], types: list[int], ids: dict[str, int], ends: set[int]) -> dict[int, int | None]:
@@ -180,6 +183,13 @@ def _ends(path: pathlib.Path, tokens: list[str], ids: dict[str, int], read: Call
     if not found:
         warnings.warn(f"{path} names no token that ends a reply; replies run to their limit", stacklevel=3)
     return found
+
+
+def _adding(bos: str, backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """The post-processor, as JSON, that puts the bos before a text, as llama.cpp does with such a file."""
+    tokens = [(bos, backend.token_to_id(bos))]
+    single, pair = [bos, "$A"], [bos, "$A", bos, "$B:1"]
+    return json.loads(processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens).__getstate__())
 
 
 def _begin_with_bos(tokenizer: Tokenizer) -> Tokenizer:

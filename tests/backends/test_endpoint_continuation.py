@@ -23,10 +23,8 @@ from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, HOT, model
 from tests.backends.model_server import serves
 from tests.backends.server import Server, writes
-from tests.tokenizers_from_wheels import small_tokenizer
 
 OPEN = Chat.of("goal", continued="Action:")
-NO_SPECIAL = "add_special_tokens=false"
 # Of the endpoint http://x/v1, the chat "hi", `Sampling(20, 1.0, 5)`, extra `top_p=null` and seed 3, as written before
 # there were stop strings.
 OLD_KEY = "086062964ada3ce96a1c0ff1f19789e14f7844fff6d99de655332e0315ae9b1c"
@@ -242,24 +240,6 @@ def test_a_tokenizers_name_makes_a_scripts_endpoint_score(tmp_path):
     assert prompt.endswith("<|im_start|>assistant\nAction: left") and "goal" in prompt
     with pytest.raises(FileNotFoundError, match="no model at 'nowhere'"):
         models.check_large_model("endpoint", dataclasses.replace(options, endpoint_tokenizer="nowhere"), 8)
-
-
-@pytest.mark.parametrize("added, extra, first", [(True, "", ""), (False, "", "<s>"), (True, NO_SPECIAL, "<s>")])
-def test_a_beginning_of_sequence_token_that_the_server_adds_is_not_sent(tmp_path, added, extra, first):
-    single = [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    special = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}
-    adds = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special}
-    tokenizer = dataclasses.replace(
-        small_tokenizer(),
-        chat_template="{{ bos_token }}" + small_tokenizer().chat_template,
-        bos_token="<|endoftext|>",
-        post_processor=adds if added else None,
-    )
-    tokenizer.save_pretrained(tmp_path / "model")
-    folder = str(tmp_path / "model")
-    options = models.Endpoint("http://x/v1", extra=extra, endpoint_model="m", endpoint_tokenizer=folder)
-    ask = models.large_model("endpoint", {}, tmp_path, Usage(), options).model
-    assert ask.render(OPEN.messages).replace("<|endoftext|>", "<s>").startswith(first + "<|im_start|>user\ngoal")
 
 
 def test_stop_is_left_out_for_a_server_that_refuses_it():

@@ -111,6 +111,8 @@ FOLDERS = {
     "an eos that is a plain word": (None, {"tokenizer_config": {"eos_token": "Ġ||", "bos_token": "P"}}),
     "bos and eos are added": (
         None, {"tokenizer_config": END | {"bos_token": "<|im_start|>", "add_bos_token": True, "add_eos_token": True}}),
+    "a bos that is named, and added by no post-processor": (
+        None, {"tokenizer_config": END | {"bos_token": "<|im_start|>", "add_bos_token": True}}),
     "null and false": (
         None,
         {"tokenizer_config": {
@@ -253,6 +255,8 @@ def check_same(ours, theirs, more_ends=frozenset()):
         for skip in (False, True):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
     assert set(ours.eos_ids) == {theirs.eos_token_id} - {None} | more_ends
+    bos = theirs.bos_token_id
+    assert ours.adds_bos == (bos is not None and theirs.encode("x")[:1] == [bos])
     if theirs.pad_token_id is not None:
         assert ours.pad_id == theirs.pad_token_id
     expected = rendered(lambda *args, **given: theirs.apply_chat_template(*args, tokenize=False, **given))
