@@ -65,7 +65,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     text = path.read_bytes()
     try:
         contents = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply
         raise ValueError(f"{path} is not valid JSON: {error if text.strip() else 'it is empty'}") from None
     if not isinstance(contents, dict):
         raise ValueError(f"{path} holds a JSON {type(contents).__name__}, not an object")

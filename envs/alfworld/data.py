@@ -78,7 +78,7 @@ def load(path: pathlib.Path) -> GameFile:
 def _read(path: pathlib.Path) -> dict:
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a game of ALFWorld: it holds no JSON object")

@@ -128,7 +128,7 @@ def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
         raise FileNotFoundError(f"{folder} has no {' or '.join(names)}; WebShop's data folder has it")
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=lambda name: None)  # NaN
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, kind) or not data:
         shape = "a list of products" if kind is list else "a table with the ids of products"
@@ -210,7 +210,7 @@ def _product(asin: str, item: Mapping[str, Any], attributes: Any) -> Product:
     if not isinstance(choices, Mapping):
         raise ValueError(f"customization_options of product {asin} is {choices!r}; it must be a table")
     options = {
-        name.lower(): tuple(_option(value, asin) for value in _list(values))
+        _whole(name).lower(): tuple(_option(value, asin) for value in _list(values))
         for name, values in choices.items()
         if values is not None
     }
@@ -234,7 +234,12 @@ def _text(value: Any, name: str) -> str:
     """A text, which may be a number in the file; null is ""."""
     if value is not None and not isinstance(value, str | int | float):
         raise ValueError(f"{name} is {value!r}, not a text")
-    return "" if value is None else str(value)
+    return "" if value is None else _whole(str(value))
+
+
+def _whole(text: str) -> str:
+    """With marks for the halves of characters that JSON can hold and no tokenizer takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _texts(values: Any, name: str) -> tuple[str, ...]:
@@ -247,7 +252,7 @@ def _texts(values: Any, name: str) -> tuple[str, ...]:
 def _option(content: Any, asin: str) -> str:
     if not isinstance(content, Mapping) or content.get("value") is None:
         raise ValueError(f"product {asin} has an option {content!r} without a value")
-    return line(str(content["value"]).replace("/", " | ").lower())
+    return line(_whole(str(content["value"])).replace("/", " | ").lower())
 
 
 def line(text: str) -> str:

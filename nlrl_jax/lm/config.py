@@ -10,6 +10,7 @@ from nlrl_jax.config import check, option
 
 DTYPES = ("float32", "bfloat16", "float16")
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+LARGEST = 2**31 - 1  # of a size or a position
 MODEL_TYPES = {"llama": ARCHITECTURES[0], "qwen2": ARCHITECTURES[1], "qwen3": ARCHITECTURES[2]}
 
 
@@ -172,8 +173,8 @@ def _size(hf: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """A positive whole number; without a default it must be there."""
     value = hf[name] if default is None else hf.get(name)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+        raise ValueError(f"{name} is {value!r:.60}; it must be a whole number from 1 to {LARGEST}")
     return value
 
 
@@ -181,7 +182,7 @@ def _number(hf: Mapping[str, Any], name: str, default: float | None = None) -> f
     """A positive number; without a default it must be there."""
     value = hf[name] if default is None else hf.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value!r}; it must be a number above 0")
+        raise ValueError(f"{name} is {value!r:.60}; it must be a number above 0")
     return float(value)
 
 
@@ -208,8 +209,9 @@ def _refuse_unsupported(hf: Mapping[str, Any], architecture: str) -> None:
     for name, values in wanted.items():
         if hf.get(name) not in (*values, None):
             raise ValueError(f"{name}={hf[name]!r} is not implemented; this decoder has {name}={values[0]!r}")
-    if (layer_types := hf.get("layer_types")) and layer_types != ["full_attention"] * layers:
-        raise ValueError(f"layer_types={layer_types!r} is not implemented; only full_attention in all {layers} is")
+    if types := hf.get("layer_types"):
+        if not isinstance(types, list) or len(types) != layers or any(kind != "full_attention" for kind in types):
+            raise ValueError(f"layer_types={types!r:.200} is not implemented; only full_attention in all {layers} is")
     if hf.get("quantization_config") is not None:
         raise ValueError("quantization_config is not implemented; give unquantised weights")
 

@@ -168,7 +168,7 @@ def part_of(folder: str | os.PathLike) -> str:
 def _number(run_dir: str | os.PathLike) -> str:
     try:
         return json.loads((pathlib.Path(run_dir) / CONFIG).read_text()).get(_MARK, "")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""
 
 
@@ -193,7 +193,7 @@ def read_config(run_dir: str | os.PathLike) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         what = "is a file, not a run's folder" if pathlib.Path(run_dir).is_file() else "holds no run"
         raise ValueError(f"{run_dir} {what}: there is no {CONFIG} in it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); start again in another --run_dir") from None
 
 

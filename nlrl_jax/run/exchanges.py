@@ -56,7 +56,7 @@ def read_pairs(path: pathlib.Path) -> Pairs:
         rows = [json.loads(line) for line in lines if line]
         reply = lambda given: given if isinstance(given, str) else [Piece(*piece) for piece in given]
         return [(Chat(tuple(row["messages"])), reply(row["reply"])) for row in rows]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is needed to resume and cannot be read ({error}); start again in another --run_dir, and copy the "
             "folder cache there, if this run has one: cached replies cost nothing"

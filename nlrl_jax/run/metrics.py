@@ -143,7 +143,7 @@ def _parse(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any]]]:
             row = {name: value if name == "iteration" else float(value) for name, value in row.items()}
             if type(row["iteration"]) is not int:
                 raise ValueError("iteration is not a number")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if number == len(lines):
                 break
             raise ValueError(f"{path}, line {number}, is damaged ({error}): {line[:80]!r}") from None

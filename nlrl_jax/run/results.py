@@ -81,7 +81,7 @@ def read(run_dir: str | os.PathLike) -> dict[str, Any]:
         stored["transcripts"] = {"before": [], "after": []} | stored.get("transcripts", {})
         for episode in [*stored["transcripts"]["before"], *stored["transcripts"]["after"]]:
             check_episode(episode)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error!r:.80}); delete it; the run's --resume writes it again") from None
     return stored
 

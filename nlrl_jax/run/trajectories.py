@@ -51,7 +51,9 @@ def read(path: pathlib.Path) -> list[Trajectory]:
         the field and what would be right.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also cut at U+2028, which JSON allows
+        lines = path.read_text(encoding="utf-8-sig").split(
+            "\n"
+        )  # `splitlines` would also cut at U+2028, which JSON allows
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"trajectories cannot be read from {path}: {error}") from None
     found = []
@@ -59,7 +61,7 @@ def read(path: pathlib.Path) -> list[Trajectory]:
         if line.strip():
             try:
                 found.append(_trajectory(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if not found:
         raise ValueError(f"{path} holds no trajectory; it must hold a JSON object on each line")
@@ -98,7 +100,16 @@ def _step(name: str, step: Any) -> Step:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f'"{name}" is {_shown(value)}; it must be non-empty text')
+    _check_whole(name, value)
     return value.strip()
+
+
+def _check_whole(name: str, value: str) -> None:
+    """JSON can hold halves of characters, which no file and no tokenizer takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f'"{name}" is {_shown(value)}, with half of a character (a lone surrogate)') from None
 
 
 def _line(name: str, value: Any) -> str:
@@ -112,9 +123,10 @@ def _note(name: str, value: Any) -> str:
         return value
     if not isinstance(value, str) or len(value.strip().splitlines()) != 1 or not _ENDS.search(value.strip()):
         raise ValueError(f'"{name}" is {_shown(value)}; it {_NOTE}')
+    _check_whole(name, value)
     return value.strip()
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from nlrl_jax.lm.attention import llama3_factors
-from nlrl_jax.lm.config import MODEL_TYPES, ModelConfig, RopeScaling
+from nlrl_jax.lm.config import LARGEST, MODEL_TYPES, ModelConfig, RopeScaling
 from nlrl_jax.weights import layout, names
 from nlrl_jax.weights.gguf_file import GGUFFile
 
@@ -51,8 +51,9 @@ def load(
     file = GGUFFile(path)
     config = _config(file)
     config = dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype, **overrides)
-    expected = {names.gguf(where, layer): shape for where, layer, shape in layout.tensors(config)}
     found = {name: file.shape(name) for name in file if name != _ROPE_FACTORS}
+    layout.check_sizes(file.path, config, found, "its metadata call for")
+    expected = {names.gguf(where, layer): shape for where, layer, shape in layout.tensors(config)}
     layout.check_tensors(file.path, expected, found, "its metadata call for")
     file.check_readable()
     orders = {}
@@ -62,7 +63,9 @@ def load(
 
     def fetch(where, layer, index):
         name = names.gguf(where, layer)
-        return file.read(name, index[::-1], orders.get(where)).T if layout.transposed(where) else file.read(name, index)
+        turned = layout.transposed(where)
+        values = file.read(name, index[::-1], orders.get(where)).T if turned else file.read(name, index)
+        return layout.finite(values, file.path, name)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
 
@@ -115,17 +118,17 @@ _NEUTRAL = {
 def _config(file: GGUFFile) -> ModelConfig:
     meta, path = file.metadata, file.path
     architecture, kind = meta.get("general.architecture"), meta.get("general.type", "model")
-    if architecture not in MODEL_TYPES or kind != "model":
-        what = f"architecture {architecture!r}" if kind == "model" else f"general.type {kind!r}"
+    if not isinstance(architecture, str) or architecture not in MODEL_TYPES or kind != "model":
+        what = f"architecture {architecture!r:.60}" if kind == "model" else f"general.type {kind!r:.60}"
         raise ValueError(f"{path} has {what}; whole models of {', '.join(MODEL_TYPES)} are implemented")
     keys = _Keys(path, meta, architecture)
     if keys.get("expert_count", 0):
         raise ValueError(
-            f"{path} is a mixture of {keys.get('expert_count')} experts; only dense decoders are implemented"
+            f"{path} is a mixture of {keys.get('expert_count')!r:.60} experts; only dense decoders are implemented"
         )
     for key, values in _NEUTRAL.items():
         if keys.get(key, values[0]) not in values:
-            found = f"{architecture}.{key} = {keys.get(key)!r}"
+            found = f"{architecture}.{key} = {keys.get(key)!r:.60}"
             raise ValueError(f"{path} has {found}, which is not implemented; {values[0]!r} is")
     if _EMBEDDING not in file:
         raise ValueError(f"{path}: tensor {_EMBEDDING} missing")
@@ -172,10 +175,10 @@ class _Keys:
 
     def size(self, key: str, *default: int) -> int:
         value = self.get(key, *default)
-        if isinstance(value, list) and len(set(value)) == 1:  # for each layer
+        if isinstance(value, list) and value and all(one == value[0] for one in value):  # for each layer
             value = value[0]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._refused(key, "one whole number of at least 1 is implemented")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+            raise self._refused(key, f"one whole number from 1 to {LARGEST} is implemented")
         return value
 
     def number(self, key: str, *default: float) -> float:
@@ -185,7 +188,7 @@ class _Keys:
         return float(str(np.float32(value)))  # the decimal number that was rounded to float32
 
     def _refused(self, key: str, needed: str) -> ValueError:
-        return ValueError(f"{self.path} has {self.architecture}.{key} = {self.get(key)!r}; {needed}")
+        return ValueError(f"{self.path} has {self.architecture}.{key} = {self.get(key)!r:.60}; {needed}")
 
 
 def _rope_scaling(file: GGUFFile, keys: _Keys, theta: float, head_dim: int) -> RopeScaling | None:
@@ -198,13 +201,13 @@ def _rope_scaling(file: GGUFFile, keys: _Keys, theta: float, head_dim: int) -> R
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
     if kind not in ("none", "linear", "yarn") or (kind != "none" and factor not in (0, 1)):
         raise ValueError(
-            f"{file.path} has rope scaling {kind!r} of factor {factor!r}; only Llama-3.1's ({_ROPE_FACTORS}) is "
-            "implemented"
+            f"{file.path} has rope scaling {kind!r:.60} of factor {factor!r:.60}; only Llama-3.1's ({_ROPE_FACTORS}) "
+            "is implemented"
         )
     if _ROPE_FACTORS not in file:
         return None
     divisors = file.read(_ROPE_FACTORS, (slice(None),)).astype(np.float64)
-    original = int(keys.get("rope.scaling.original_context_length", 8192))
+    original = keys.size("rope.scaling.original_context_length", 8192)
     scaling = RopeScaling(factor=float(divisors.max()), original_max_positions=original)
     wanted = 1 / llama3_factors(scaling, theta, head_dim)
     if divisors.shape != wanted.shape or not np.allclose(wanted, divisors, rtol=1e-3):

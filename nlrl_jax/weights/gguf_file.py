@@ -24,6 +24,7 @@ _NUMBERS = dict(enumerate("u1 i1 u2 i2 u4 i4 f4 ?".split())) | {10: "u8", 11: "i
 _STRING, _ARRAY = 8, 9  # the other types of values
 _ALIGNMENT = 32  # where a file does not say
 _ROW = 4096  # numbers
+_MOST_AXES = 4  # of a tensor (ggml.h)
 
 
 class _Tensor(NamedTuple):
@@ -51,14 +52,15 @@ class GGUFFile:
             try:
                 self._read_head(_Cursor(bytes_))
                 whole = all(t.begin + self._row_bytes(t) * _rows(t) <= len(bytes_) for t in self._tensors.values())
-            except (struct.error, UnicodeDecodeError, LookupError, ArithmeticError, TypeError):
+            except (struct.error, UnicodeDecodeError, LookupError, ArithmeticError, TypeError, RecursionError):
                 whole = False
         if not whole:
             raise ValueError(f"{path} is damaged or cut off; download it again")
-        if (parts := self.metadata.get("split.count") or 1) > 1:
+        part, parts = (self._number(f"split.{name}", default=0) for name in ("no", "count"))
+        if parts > 1:
             raise ValueError(
-                f"{path} is file {self.metadata.get('split.no', 0) + 1} of {parts} of one model; give the whole: "
-                "llama.cpp's `llama-gguf-split --merge` makes one file of them"
+                f"{path} is file {part + 1} of {parts} of one model; give the whole: llama.cpp's `llama-gguf-split "
+                "--merge` makes one file of them"
             )
 
     def __iter__(self) -> Iterator[str]:
@@ -114,12 +116,21 @@ class GGUFFile:
         for _ in range(tensors):
             name = cursor.string()
             shape = cursor.numbers("u8", cursor.number("u4"))[::-1]
+            if not 1 <= len(shape) <= _MOST_AXES or not all(shape):
+                raise struct.error
             kind, offset = cursor.number("u4"), cursor.number("u8")
             self._check_kind(name, kind)
             places.append((name, tuple(shape), kind, offset))
-        alignment = self.metadata.get("general.alignment", _ALIGNMENT)
+        alignment = self._number("general.alignment", default=_ALIGNMENT)
         start = -(-cursor.at // alignment) * alignment
         self._tensors = {name: _Tensor(shape, kind, start + offset) for name, shape, kind, offset in places}
+
+    def _number(self, name: str, default: int) -> int:
+        """A whole number of the metadata."""
+        value = self.metadata.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{self.path} has {name} = {value!r:.60}; it must be a whole number")
+        return value
 
     def _check_kind(self, name: str, kind: int) -> None:
         with contextlib.suppress(ValueError):

@@ -97,7 +97,7 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
 
     model, pre = read("ggml.model"), read("ggml.pre")
     if model != "gpt2":
-        raise ValueError(f"{path} has a tokenizer of kind {model!r}; only 'gpt2' (byte-level BPE) is read")
+        raise ValueError(f"{path} has a tokenizer of kind {model!r:.60}; only 'gpt2' (byte-level BPE) is read")
     if not pre:
         warnings.warn(
             f"{path} does not name its pre-tokenizer (tokenizer.ggml.pre); llama.cpp's default is taken, which may "
@@ -106,8 +106,11 @@ def tokenizer_from_gguf(path: str | pathlib.Path) -> Tokenizer:
         )
     pre = pre or "default"
     if pre not in PRE_TOKENIZERS:
-        raise ValueError(f"{path} names the pre-tokenizer {pre!r}; known are {sorted(PRE_TOKENIZERS)}")
+        raise ValueError(f"{path} names the pre-tokenizer {pre!r:.60}; known are {sorted(PRE_TOKENIZERS)}")
     tokens, merges = needed("ggml.tokens"), needed("ggml.merges")
+    for name, texts in (("tokens", tokens), ("merges", merges)):
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"{path} has {str(wrong[0])[:40]} in tokenizer.ggml.{name}; it must hold texts")
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # as llama.cpp calls it
     types = read("ggml.token_type", [1] * len(tokens))
     ids = {token: i for i, token in enumerate(tokens)}

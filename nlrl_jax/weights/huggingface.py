@@ -76,7 +76,8 @@ def load(
 
     def fetch(path, layer, index):
         name = hugging_face(path, layer)
-        return tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
+        values = tensors.read(name, index[::-1]).T if transposed(path) else tensors.read(name, index)
+        return layout.finite(values, folder, name)
 
     return config, layout.assemble(config, fetch, mesh=mesh)
 
@@ -213,8 +214,9 @@ def _stored_dtype(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -
 
 def _check(folder: pathlib.Path, config: ModelConfig, tensors: Tensors) -> None:
     """Checks that exactly the tensors of the config are there, in their shapes and a known dtype."""
-    expected = {hugging_face(path, layer): shape for path, layer, shape in layout.tensors(config)}
     found = {name: tensors.shape(name) for name in tensors if not _BUFFER.match(name)}
+    layout.check_sizes(folder, config, found, "config.json calls for")
+    expected = {hugging_face(path, layer): shape for path, layer, shape in layout.tensors(config)}
     own_head = _HEAD in expected.keys() - found.keys()
     hint = " (tie_word_embeddings is false in config.json)" if own_head else ""
     layout.check_tensors(folder, expected, found, "config.json calls for", hint)

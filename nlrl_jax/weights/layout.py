@@ -29,6 +29,7 @@ Fetch = Callable[[Path, int | None, tuple[slice, ...]], np.ndarray]
 
 PIECE_BYTES = 2**25  # of a parameter, on the host at a time
 _NUMBERS = 2**19  # fetched at a time
+_FAR = 16  # times as large: no near miss, which `check_tensors` names better
 _ROWS = 32  # transposed at a time: a block of columns of the result that stays in the processor's cache
 
 
@@ -83,6 +84,46 @@ def check_tensors(
     for name, shape in expected.items():
         if found[name] != shape:
             raise ValueError(f"{source}: {name} has shape {found[name]}; {wanted_by} {shape}")
+
+
+def check_sizes(
+    source: pathlib.Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]], wanted_by: str
+) -> None:
+    """Checks that no size of a config is far beyond a file's tensors, before anything of such a size is made.
+
+    Args:
+      found: name -> shape. wanted_by: see `check_tensors`.
+
+    Raises:
+      ValueError: a size that is too large, in words.
+    """
+    largest = max((size for shape in found.values() for size in shape), default=0)
+    sizes = {
+        "layers": (config.num_layers, len(found)),
+        "numbers for all heads": (max(config.num_heads, config.num_kv_heads) * config.head_dim, largest),
+        "tokens": (config.vocab_size, largest),
+        "hidden numbers": (config.hidden_size, largest),
+        "intermediate numbers": (config.intermediate_size, largest),
+    }
+    for what, (size, limit) in sizes.items():
+        if size > _FAR * limit:
+            raise ValueError(
+                f"{source}: {wanted_by} {size} {what}, which its {len(found)} tensors, of sizes up to {largest}, "
+                "cannot hold"
+            )
+
+
+def finite(values: np.ndarray, source: Any, name: str) -> np.ndarray:
+    """The values themselves. A part of a nanosecond a number, on plain numbers, which NumPy compares faster.
+
+    Raises:
+      ValueError: one of them is not finite; says which tensor of the source holds it.
+    """
+    infinity = np.array(np.inf, values.dtype).view(_bits(values.dtype))
+    if values.size and (values.view(infinity.dtype) & infinity).max() == infinity:
+        wrong = values[~np.isfinite(values)][0]
+        raise ValueError(f"{source}: {name} holds {wrong:g}, which is no number a model can compute with")
+    return values
 
 
 def assemble(

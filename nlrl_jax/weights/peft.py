@@ -176,8 +176,8 @@ def load(
             return np.zeros([part.stop - part.start for part in index], np.float32)
         name, (own_rank, own_alpha) = _tensor_name(path, layer), adapted[path[:-1], layer]
         if (own_rank, own_alpha) == (rank, alpha):
-            return file.read(name, index[::-1]).T
-        whole = file.read(name, (slice(None),) * 2).T.astype(np.float32)
+            return layout.finite(file.read(name, index[::-1]).T, folder, name)
+        whole = layout.finite(file.read(name, (slice(None),) * 2).T.astype(np.float32), folder, name)
         if path[-1] == "a":
             return np.pad(whole, ((0, 0), (0, rank - own_rank)))[index]
         return np.pad(whole * np.float32(own_alpha / own_rank / (alpha / rank)), ((0, rank - own_rank), (0, 0)))[index]

@@ -112,6 +112,13 @@ def test_products_may_lack_all_but_id_and_name():
         assert product == "B000000001" and not skipped["products"], change
 
 
+def test_halves_of_characters_are_marked(tmp_path):
+    colours = {"Col\ud83dour": [{"value": "red \udc00"}]}
+    found = catalogue.load(write(tmp_path, [{**ITEMS[0], "name": "Boots \ud83d", "customization_options": colours}]))
+    (product,) = found.products.values()
+    assert (product.title, product.options) == ("Boots \ufffd", (("col\ufffdour", ("red \ufffd",)),))
+
+
 def test_instructions_that_cannot_be_played_are_skipped_and_counted():
     rows = [ask(), None, "buy", {}, ask(None), ask(options="red"), ask(attributes=[None]), ask(attributes="soft")]
     gone = {"B000000077": [ask()] * 2, "B000000078": None}
@@ -139,7 +146,7 @@ def test_folders_that_are_not_webshops_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no items_shuffle_1000.json"):
         catalogue.load(str(tmp_path))
     file = pathlib.Path(write(tmp_path)) / catalogue.ITEMS[0]
-    damaged = [(content, "is not JSON") for content in (b"[1, 2", b"\xff\xfe", b"")]
+    damaged = [(content, "is not JSON") for content in (b"[1, 2", b"\xff\xfe", b"", b"[" * 100_000)]
     for content, says in [(b"{}", "must be a list of products"), (b"[]", "it is list with 0 entries"), *damaged]:
         file.write_bytes(content)
         with pytest.raises(ValueError, match=says):

@@ -41,6 +41,9 @@ def test_notes_may_be_left_out(tmp_path):
         ({"steps": [["a", "o", "Well done. GOOD"]]}, r'"steps\[0\], note" .* ends "This step is GOOD\."'),
         ({"steps": [["a", "o", "This step is GOOD. So it is."]]}, r'"steps\[0\], note"'),
         ({"note": None}, '"note" is null'),
+        ({"goal": "a \ud83d key"}, r'"goal" is "a .ud83d key", with half of a character'),
+        ({"steps": [["left", "\udc00"]]}, r'"steps\[0\], observation" .* half of a character'),
+        ({"note": "\ud800. This step is BAD."}, '"note" .* half of a character'),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path, change, says):
@@ -56,6 +59,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, change, says):
         ("", "holds no trajectory; it must hold a JSON object on each line"),
         ("[1]", r"line 1: it is \[1\]; a trajectory is a JSON object with goal, observation"),
         ("{", "line 1: it is not JSON"),
+        ("[" * 100_000, "line 1: maximum recursion depth"),
         ('{"goal": "g"}', 'line 1: "observation" is missing'),
     ],
 )

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 
@@ -157,6 +158,7 @@ def keys(**values):
         ({"attention__layer_norm_rms_epsilon": float("nan")}, "llama.attention.layer_norm_rms_epsilon = nan"),
         ({"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
         ({"feed_forward_length": -2}, "llama.feed_forward_length = -2; one whole number"),
+        ({"feed_forward_length": [[40], [48]]}, r"llama.feed_forward_length = \[\[40\], \[48\]\]; one whole number"),
         ({"feed_forward_length": [40, 48]}, r"llama.feed_forward_length = \[40, 48\]; one whole number"),
     ],
 )
@@ -191,6 +193,76 @@ def test_a_missing_key_is_named(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"llama.block_count", b"llama.blocks_num_"))
     with pytest.raises(ValueError, match="lacks the metadata key llama.block_count"):
         gguf.read_config(path)
+
+
+NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 50_000 + struct.pack("<IQ", 4, 0)
+VALUES = {
+    "text": struct.pack("<IQ1s", 8, 1, b"2"),
+    "odd": struct.pack("<IB", 7, 1),
+    "list": struct.pack("<IIQI", 9, 4, 1, 8),
+    "large": struct.pack("<IQ", 10, 10**9),
+    "absurd": struct.pack("<IQ", 10, 2**62),
+    "many": struct.pack("<IIQ", 9, 4, 2**60),
+    "nested": NESTED,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("split.count", "text", "has split.count = '2'; it must be a whole number"),
+        ("split.no", "list", r"has split.no = \[8\]; it must be a whole number"),
+        ("general.alignment", "text", "has general.alignment = '2'; it must be a whole number"),
+        ("general.alignment", "odd", "has general.alignment = True; it must be a whole number"),
+        ("general.architecture", "list", r"has architecture \[8\]; whole models"),
+        ("anything", "nested", "is damaged or cut off"),
+        ("anything", "many", "is damaged or cut off"),
+        ("llama.block_count", "large", "its metadata call for 1000000000 layers, which its .* tensors"),
+        ("llama.block_count", "absurd", "block_count = 4611686018427387904; one whole number from 1 to 2147483647"),
+        ("llama.feed_forward_length", "large", "1000000000 intermediate numbers, which .* cannot hold"),
+        ("llama.embedding_length", "large", "1000000000 hidden numbers, which .* cannot hold"),
+        ("llama.attention.key_length", "large", "rope.dimension_count = 8; 1000000000, all of a head"),
+        ("llama.context_length", "absurd", "context_length = 4611686018427387904; one whole number from 1"),
+        ("llama.rope.scaling.original_context_length", "text", "original_context_length = '2'; one whole number"),
+    ],
+)
+def test_absurd_metadata(key, value, message, tmp_path):
+    """A value of the file is put in the place of another, as bytes: the package's writer would refuse some."""
+    change = lambda tensors: None
+    if "original" in key:
+        change = lambda tensors: tensors.update({"rope_freqs.weight": np.ones(4, np.float32)})
+
+    def extra(writer):
+        writer.kv_data[0].pop(key, None)
+        writer.add_uint32(key, 0xABCDEF01)
+
+    path = write(tmp_path / "model.gguf", "llama", extra=extra, change=change)
+    raw, name = path.read_bytes(), struct.pack("<Q", len(key)) + key.encode()
+    at, end = raw.index(name) + len(name), raw.index(struct.pack("<II", 4, 0xABCDEF01)) + 8
+    path.write_bytes(raw[:at] + VALUES[value] + raw[end:] + bytes(64))  # the tensors begin elsewhere
+    with pytest.raises(ValueError, match=message) as error:
+        gguf.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rank", [0, 5, 2**31])
+def test_a_tensor_has_one_to_four_axes(rank, tmp_path):
+    path = write(tmp_path / "model.gguf", "llama")
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight")
+    raw[at : at + 4] = rank.to_bytes(4, "little")
+    path.write_bytes(bytes(raw))
+    with pytest.raises(ValueError, match="is damaged or cut off"):
+        gguf.load(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["blk.1.attn_q.weight", "output_norm.weight"])
+def test_a_number_that_is_not_finite_is_refused_with_its_tensor(name, value, tmp_path):
+    change = lambda tensors: tensors[name].reshape(-1).__setitem__(3, value)
+    path = write(tmp_path / "model.gguf", "llama", change=change)
+    with pytest.raises(ValueError, match=f"{name} holds {value:g}, which is no number"):
+        gguf.load(path)
 
 
 @pytest.mark.parametrize(("count", "whole"), [(1, True), (2, False)])

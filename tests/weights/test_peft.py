@@ -199,6 +199,19 @@ def test_a_dtype_that_is_not_read_is_named(config, folder):
         peft.load(folder, config)
 
 
+@pytest.mark.parametrize("change", [{}, {"alpha_pattern": {"up_proj": 5}}])
+def test_a_number_that_is_not_finite_is_refused_with_its_tensor(config, folder, change):
+    tensors, name = (
+        load_file(folder / "adapter_model.safetensors"),
+        "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight",
+    )
+    tensors[name][1, 2] = np.nan
+    save_file(tensors, folder / "adapter_model.safetensors")
+    edit_config(folder, **change)
+    with pytest.raises(ValueError, match=f"{folder}: {name} holds nan, which is no number"):
+        peft.load(folder, config)
+
+
 def test_missing_tensor_is_named(config, folder):
     tensors = load_file(folder / "adapter_model.safetensors")
     name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
