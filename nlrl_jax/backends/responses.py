@@ -96,13 +96,20 @@ def _reason(choice: dict) -> str:
     return re.sub(r"[\W_]+", "", str(reason)).casefold().removeprefix("finishreason")
 
 
+def _refusal(choice: dict) -> str:
+    """What a model says in refusing; "" where it does not refuse."""
+    message = choice.get("message")
+    return (_text(message.get("refusal")) if isinstance(message, dict) else "") or ""
+
+
 def _is_refused(choice: dict) -> bool:
-    """Whether a content filter stopped a choice."""
+    """Whether a content filter, or the model itself, stopped a choice."""
     results = choice.get("content_filter_results")
     filtered = [one for one in results.values() if isinstance(one, dict)] if isinstance(results, dict) else []
     error = choice.get("error")
     by_error = bool(error) and _FILTER.search(json.dumps(error)) is not None
-    return by_error or any(one.get("filtered") is True for one in filtered) or bool(_REFUSED.search(_reason(choice)))
+    by_filter = any(one.get("filtered") is True for one in filtered) or bool(_REFUSED.search(_reason(choice)))
+    return by_error or by_filter or bool(_refusal(choice))
 
 
 def _broken(choice: dict) -> bool:
@@ -118,10 +125,9 @@ def _read_choice(choice: dict) -> Reply | None:
         return None
     message = choice.get("message", {"content": choice.get("text")})
     message = message if isinstance(message, dict) else {}
-    text, refusal = _text(message.get("content")), _text(message.get("refusal"))
-    if _is_refused(choice) or refusal:
-        return Reply(refusal or "", ended=False, refused=True)
-    cut = _reason(choice) in _CUT
+    if _is_refused(choice):
+        return Reply(_refusal(choice), ended=False, refused=True)
+    text, cut = _text(message.get("content")), _reason(choice) in _CUT
     return Reply(text or "", ended=not cut) if text is not None or cut else None
 
 

@@ -6,6 +6,7 @@ The variables HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as they do 
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import re
 
@@ -65,4 +66,8 @@ def snapshot(name: str, revision: str = "", weights: bool = True) -> pathlib.Pat
         ) from None
     except Exception as error:  # a proxy, a broken connection, a full disk: each has an exception of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise OSError(f"{name} cannot be downloaded from the Hub: {reason}") from error
+        proxies = sorted(
+            one for one in os.environ if one.lower() in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+        )
+        by = f" (with {' and '.join(f'${one}' for one in proxies)})" if proxies else ""
+        raise OSError(f"{name} cannot be downloaded from the Hub{by}: {reason}") from error

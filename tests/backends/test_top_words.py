@@ -195,6 +195,7 @@ FILTERED = {
     "null text": judged(None, finish_reason="content_filter"),
     "a text": judged("GO", {"content": None}, finish_reason="content_filter"),
     "results": judged(None, content_filter_results={"hate": {"filtered": True}}),
+    "refusal": s.raw(b'{"choices": [{"message": {"content": null, "refusal": "No."}, "finish_reason": "stop"}]}'),
     "null text and no reason": judged(None),
     "no text and no reason": judged(""),
 }

@@ -194,6 +194,16 @@ def test_the_usual_environment_variables(server, tmp_path):
     assert any((tmp_path / "home" / "hub").iterdir())
 
 
+def test_a_proxy_variable_that_stops_a_download_is_named(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "::1/128")
+    fail = lambda *_, **__: (_ for _ in ()).throw(RuntimeError("Invalid port: ':1'"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(
+        OSError, match=r"org/proxied cannot be downloaded from the Hub \(with .*\$NO_PROXY.*: Invalid port"
+    ):
+        load_config("org/proxied")
+
+
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"no folder 'org/else' here; .* pip install 'nlrl_jax\[hub\]'"):

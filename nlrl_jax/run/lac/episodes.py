@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -128,16 +129,15 @@ def _play_batch(
         return made
 
     if method.plan and not earlier:
-        plans = method.plan(model, dialogue, game, tasks, setting.config.planning, setting.lats, seed(0))
+        with _named(f"{method.title} on {game.name}"):
+            plans = method.plan(model, dialogue, game, tasks, setting.config.planning, setting.lats, seed(0))
         earlier, counted = _moves_of(plans), {"problems": plans.problems, "calls": plans.calls}
         # One line, so that a kill leaves the whole plan or none of it.
         journal.add({"part": batch, **cost(), **counted, "plan": [move._asdict() for move in earlier]})
 
     def decide(histories, t):
-        try:
+        with _named(f"{method.title} on {game.name}, step {t + 1}"):
             made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
-        except NoLogProbability as error:
-            raise ValueError(f"{method.title} on {game.name}, step {t + 1}: {error}") from None
         counts.update(problems=made.problems, calls=made.calls)
         return made
 
@@ -146,6 +146,15 @@ def _play_batch(
         progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
 
     return play(game, decide, tasks, earlier, report)
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Says where a model gave no log-probability."""
+    try:
+        yield
+    except NoLogProbability as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
