@@ -51,7 +51,7 @@ def proxy_of(url: str) -> Proxy | None:
     address = address if "://" in address else f"http://{address}"
     address = re.sub("^socks://", "socks5://", address, flags=re.IGNORECASE)  # as desktops write it
     form = "http://HOST:PORT or socks5://HOST:PORT"
-    wrong = f"${variable} is {_without_user(address)!r}; it must look like {form}, or be unset"
+    wrong = f"${variable} is {_without_user(found[1])!r}; it must look like {form}, or be unset"
     try:
         proxy = urllib.parse.urlsplit(address)
         if proxy.scheme not in _PROXY_SCHEMES or not proxy.hostname or proxy.port == 0 or re.search(r"\s", address):
@@ -77,7 +77,7 @@ def _variable(name: str) -> tuple[str, str] | None:
 
 
 def _without_user(address: str) -> str:
-    return re.sub(r"//[^/]*@", "//", address)
+    return re.sub(r"(^|//)[^/]*@", r"\1", address)
 
 
 def _is_direct(server: urllib.parse.SplitResult, no_proxy: str) -> bool:

@@ -277,8 +277,8 @@ class Transport:
         except (httpx.TimeoutException, TimeoutError) as error:
             is_sent = not isinstance(error, httpx.ConnectTimeout)
             raise Failure(f"no whole response within {self.options.timeout:g} s{place}", is_sent=is_sent) from None
-        except httpx.HTTPError as error:
-            away = isinstance(error, httpx.ConnectError | httpx.ProxyError)
+        except (httpx.HTTPError, UnicodeError) as error:  # a host's name may be none
+            away = isinstance(error, httpx.ConnectError | httpx.ProxyError | UnicodeError)
             message, advice = self.key.hide(f"{type(error).__name__}: {error}{place}"), ""
             if away and self.proxy:
                 advice = self.proxy.advice

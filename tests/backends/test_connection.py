@@ -78,7 +78,8 @@ def test_which_variable_counts(variables, wanted, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "value", ["foo:bar", "ftp://x:1", "http://", "http://u:secret@[::1", "socks4://x:1", "http://a b:1"]
+    "value",
+    ["foo:bar", "ftp://x:1", "http://", "http://u:secret@[::1", "socks4://x:1", "http://a b:1", "me:secret@x:y"],
 )
 def test_what_is_no_proxy_is_named_with_its_variable(value, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", value)
