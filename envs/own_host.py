@@ -78,7 +78,7 @@ def _check_fields(game: HostGame) -> None:
         "examples": (lambda value: value is None or callable(value), f"a function of a label and a number{optional}"),
         "legend": (lambda value: isinstance(value, Mapping), "a dict: character on boards -> meaning"),
         "score": (lambda value: isinstance(value, str), "a string: the reward's name in tables, or ''"),
-        "reversible": (lambda value: isinstance(value, bool), "True or False"),
+        **{name: (lambda value: isinstance(value, bool), "True or False") for name in ("reversible", "has_success")},
         "history": (lambda value: whole(value, 0), "a whole number of at least 0"),
         "simulator": (lambda value: value is None or isinstance(value, HostGame), "a HostGame or None"),
         "limits": (limits, "a dict: kind -> number of its tasks, at least 1"),

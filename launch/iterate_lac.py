@@ -272,9 +272,10 @@ def iterate(loop: Loop) -> list[dict[str, float]]:
         spent += rows[-1]["played_tokens"] + lesson.get("tokens", 0)
         with MetricsWriter(run_dir, resume_from=k) as metrics:
             metrics.write(k, rows[-1])
-        scores = ", ".join(f"{name} {rows[-1][f'{name}/success']:.3f}" for name in played)
+        measured = report.measured(rows)
+        scores = ", ".join(f"{name} {rows[-1][f'{name}/{measured}']:.3f}" for name in played)
         print(f"after {k} rounds: {scores}; {rows[-1]['tokens_before']:,.0f} tokens spent before", flush=True)
-        numbers = lambda row: {name: value for name, value in row.items() if name.endswith("/success")}
+        numbers = lambda row, end=f"/{measured}": {name: value for name, value in row.items() if name.endswith(end)}
         after = numbers(rows[-1]) if k == config.rounds else {}
         results.write(run_dir, script=SCRIPT, before=numbers(rows[0]), after=after, seeds=[config.seed], rounds=rows)
     loop.write_model()

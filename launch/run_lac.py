@@ -329,7 +329,8 @@ def main(argv: list[str]) -> None:
     model = config.endpoint.endpoint_model if config.model == "endpoint" else config.model
     model += f", actions by {config.policy}" if config.policy else ""
     scores = {name: tables.summarize(result) for name, result in finished.items()}
-    metrics = ("success", "steps", *(["reward"] if game.score else []))
+    score = game.score or ("" if game.has_success else "return")
+    metrics = (*(["success"] if game.has_success else []), "steps", *(["reward"] if score else []))
     results.write(
         run_dir,
         script=SCRIPT,
@@ -341,9 +342,8 @@ def main(argv: list[str]) -> None:
         **({"about": about} if about else {}),
     )
     page = report.write(run_dir, model, flat(config), finished, usage, notes, game.legend, about)
-    last = "reward" if game.score else "success"
-    text = ", ".join(f"{name} {one[last]:.3f}" for name, one in scores.items())
-    print(f"report: {page}\n{game.score or 'success'}: {text} ({model})")
+    text = ", ".join(f"{name} {one['reward' if score else 'success']:.3f}" for name, one in scores.items())
+    print(f"report: {page}\n{score or 'success'}: {text} ({model})")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ class TextGame:
       legend: meaning of the characters that `board` draws, for reports, e.g. {"G": "goal"}.
       optimal: one state, on the host -> the fewest actions to success (on slippery ice: with luck), None where there is
         no way; None where a game cannot tell.
+      unknown_action: the environment's action for a word that is none, played in transcripts; None: time alone passes.
     """
 
     name: str
@@ -56,6 +57,7 @@ class TextGame:
     max_actions_per_turn: int = 3
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optimal: Callable[[Any], int | None] | None = None
+    unknown_action: int | None = None
 
     @property
     def max_steps(self) -> int | None:
@@ -198,6 +200,7 @@ class HostGame:
       examples: (label of the notes, or "Think" for thoughts among the actions; number) -> `roles.dialogues.History` of
         as many episodes, to read first; None where there are none.
       score: name of an episode's reward in tables, beside success; "" if it says no more than success.
+      has_success: whether the game has a notion of success; where not, tables show the score alone.
       reversible: whether any state can be stepped again, with the same outcome, as often as one likes. Where not, an
         episode steps each of its states once; what imagines several actions steps copies or repeats the episode.
       history: maximum steps that a prompt shows, for games of many steps; 0 is no limit.
@@ -220,6 +223,7 @@ class HostGame:
     examples: Callable[[str, int], Sequence[Any]] | None = None
     legend: Mapping[str, str] = dataclasses.field(default_factory=dict)
     score: str = ""
+    has_success: bool = True
     reversible: bool = False
     history: int = 0
     expert: Callable[[Any], str] | None = None

@@ -301,4 +301,5 @@ def text_game(
         success=env.success,
         legend=LEGEND,
         optimal=lambda state: int(distances(env.maze)[state.position]),
+        unknown_action=len(ACTIONS),
     )

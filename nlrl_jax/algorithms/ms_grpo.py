@@ -222,7 +222,10 @@ def make_update(
         if config.probe:
             metrics["state_dependence"] = collapse.state_dependence(policy, acts, turns, config.probe)
         metrics["row_use"] = row_use(jnp.where(turns.active, turns.turn.reply_lengths, 0), policy.model.mesh)
-        return new_state, {**metrics, **episode_metrics(episodes, returns)}
+        metrics |= episode_metrics(episodes, returns)
+        if game.success is None:
+            del metrics["success"]
+        return new_state, metrics
 
     return keep_finite(update)
 

@@ -29,8 +29,9 @@ def of_text_game(
 ) -> HostGame:
     """A text game of the device, played on the host.
 
-    A text that is none of its actions takes a step, in which time alone passes. An action after which nothing but the
-    time has changed (a wall in the way) is invalid and `idle`; one that `info["illegal_move"]` marks is only invalid.
+    A text that is none of its actions takes a step, the game's `unknown_action` or one of time alone. An action after
+    which nothing but the time has changed (a wall in the way) is invalid and `idle`; one that `info["illegal_move"]`
+    marks is only invalid.
 
     A task has one stream of chance; listed several times in one `reset`, it has another one each time.
 
@@ -49,13 +50,16 @@ def of_text_game(
 
     def transition(key, state, action):
         """(state, reward, terminated, truncated, whether the action is valid, whether it was one without an effect)."""
-        _, after, reward, terminated, info = env.step_env(key, state, jnp.maximum(action, 0), params)
-        known, waited = action >= 0, _at(state, after.time)
+        known, unknown = action >= 0, game.unknown_action
+        played = jnp.where(known, action, unknown or 0)
+        _, after, reward, terminated, info = env.step_env(key, state, played, params)
+        waited = _at(state, after.time)
         idle = jnp.all(jnp.stack([jnp.all(a == b) for a, b in zip(*map(jax.tree.leaves, (after, waited)))]))
-        illegal = jnp.asarray(info.get("illegal_move", False), bool)
-        after = jax.tree.map(lambda a, b: jnp.where(known, a, b), after, waited)
-        ended, known = (known & terminated, game.truncated(after)), known & ~illegal
-        return after, jnp.where(action >= 0, reward, 0), *ended, known & ~idle, known & idle
+        legal = known & ~jnp.asarray(info.get("illegal_move", False), bool)
+        if unknown is None:
+            after = jax.tree.map(lambda a, b: jnp.where(known, a, b), after, waited)
+            reward, terminated = jnp.where(known, reward, 0), known & terminated
+        return after, reward, terminated, game.truncated(after), legal & ~idle, legal & idle
 
     step = jax.jit(jax.vmap(transition))
     won = jax.jit(jax.vmap(game.success)) if game.success else None
@@ -101,7 +105,7 @@ def of_text_game(
         keys = jax.vmap(lambda seed, time: jax.random.fold_in(jax.random.key(seed), time))(seeds, before.time)
         states = step(keys, before, padded([np.int32(i) for i in ids], size))
         after, reward, terminated, truncated, valid, idle = jax.device_get(states)
-        success = jax.device_get(won(after)) if won else terminated & (reward > 0)
+        success = jax.device_get(won(after)) if won else np.zeros(size, bool)
         outcomes = []
         for i, (state, text) in enumerate(zip(rows(after, len(ids)), read(after, len(ids)), strict=True)):
             observation = text[1] if ids[i] >= 0 else f"{NOTHING} {text[1]}"
@@ -120,6 +124,8 @@ def of_text_game(
         board=lambda state: render(game.board, jax.tree.map(lambda leaf: np.asarray(leaf)[None], state[1]), 1)[0],
         optimal=(lambda state: optimal(state[1])) if optimal else None,
         legend=game.legend,
+        score="" if game.success else "return",
+        has_success=game.success is not None,
         reversible=True,
     )
 

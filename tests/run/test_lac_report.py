@@ -10,6 +10,7 @@ from envs.babyai.env import text_game
 from envs.babyai.host import host_game
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.reports import lac as page
+from nlrl_jax.run.reports import lac_iteration as rounds
 from nlrl_jax.run.reports import lac_q as q_values
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.run.reports.lac_stories import stories
@@ -51,6 +52,38 @@ def test_summary():
     unknown = method([episode(True, optimal=-1)])
     assert math.isnan(tables.summarize(unknown)["above_optimal"])
     assert "above the optimum" not in tables.cost_table({"lac": unknown})[0]
+
+
+def test_a_game_without_success_shows_its_return(tmp_path):
+    made = {
+        name: {**method([{**episode(False, ("", i)), "reward": reward + i} for i in range(4)], name), "score": "return",
+               "measure": "reward"}
+        for name, reward in (("lac", 1.0), ("react", 0.5), ("lac_no_critic", 0.0))
+    }  # fmt: skip
+    assert tables.line_of(made["lac"], "return").startswith("return 2.500 ± ")
+    (first, *_), (compared, other) = tables.main_table(made), tables.comparison_table(made, ["react"])
+    assert first == {"": "LAC", "all (4)": "2.50 ± 2.05"} and compared["return"] == "2.50 ± 2.05"
+    assert other["LAC − it"] == "+0.50 (all equal)"
+    assert not {"success", "only it solved", "return: LAC − it"} & set(other)
+    assert tables.cost_table(made)[0]["return"] == "2.50" and tables.by_mission(made["lac"])[""].mean == 2.5
+    assert page.headline(made) == "LAC has a mean return of 2.50, ReAct, no thoughts 2.00 (not known)"
+    (told,) = stories(made)
+    assert told["outcome"].startswith("return 1, ") and told["success"] is None
+    page.write(tmp_path, "m", {"game": "snake"}, made, Usage())
+    text = (tmp_path / "report.html").read_text()
+    assert "Mean return" in text and "tasks solved" not in text and "failure" not in text
+
+
+def test_rounds_of_a_game_without_success_show_its_return():
+    made = {
+        **method([{**episode(False, ("", i)), "reward": float(i)} for i in range(4)]),
+        "score": "return",
+        "measure": "reward",
+    }
+    rows = [rounds.row_of({rounds.TEACHER: made, "lac": made}, {"tokens": 1.0}, 0.0)] * 2
+    assert rounds.measured(rows) == "reward" and rounds.methods(rows) == [rounds.TEACHER, "lac"]
+    assert rounds.table(rows, "lac")[0]["LAC, held out (4 tasks)"] == "1.50 ± 2.05"
+    assert rounds.headline(rows, "lac").startswith("LAC 1.500 -> 1.500")
 
 
 def test_games_with_a_score_show_its_mean():

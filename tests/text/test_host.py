@@ -118,6 +118,21 @@ def test_an_action_that_changes_nothing_is_invalid_and_not_fined(name, actions, 
     assert [outcome.idle for outcome in outcomes] == list(map(bool, idle))
 
 
+def test_a_game_without_success_has_a_return():
+    host = envs.make_host("snake")
+    outcomes = played(host, *["Up"] * 6)  # into the wall at last
+    assert (host.score, host.has_success) == ("return", False) and not any(outcome.success for outcome in outcomes)
+    lake = envs.make_host("frozen_lake")
+    assert (lake.score, lake.has_success) == ("", True)
+
+
+def test_an_unknown_word_costs_what_the_original_says():
+    """LMRL-Gym's mazes: -4 and a step."""
+    one, other = played(envs.make_host("maze_double_t"), "fly", "move up")
+    assert (one.reward, one.valid, one.idle, other.reward) == (-4.0, False, False, -1.0)
+    assert (one.state[1].time, other.state[1].time) == (1, 2) and one.observation.startswith("Nothing happens. ")
+
+
 def test_an_illegal_move_is_invalid():
     game = envs.make("tic_tac_toe", side="X")
     first, again = played(of_text_game(game), game.actions[0], game.actions[0])

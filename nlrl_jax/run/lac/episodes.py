@@ -64,7 +64,8 @@ def run_method(
     whole episodes whose search is over.
 
     Returns:
-      {"method", "score": the reward's name in tables or "", "seconds", "problems", "calls",
+      {"method", "score": the reward's name in tables or "", "measure": the field of episodes that tables show first,
+       "seconds", "problems", "calls",
        "tokens": {"read", "written"}, "episodes": one dict each}. Seconds are those of all batches together. A step
       that was interrupted and played again counts once; `usage` has both, because both were computed.
     """
@@ -82,6 +83,7 @@ def run_method(
     return {
         "method": name,
         "score": game.score,
+        "measure": "success" if game.has_success else "reward",
         "seconds": sum(row["seconds"] for row in done),
         "problems": {**total("problems"), **broken},
         "calls": total("calls"),

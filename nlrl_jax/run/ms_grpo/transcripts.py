@@ -129,7 +129,8 @@ class TranscriptTraining(Training):
         self.reader = transcripts.Reader(network, config.sampling.temperature, begin if len(begin) >= _SHARED else ())
         key = jax.random.fold_in(jax.random.key(config.seed), 0)
         self.state = init_state(network, loaded.params, learning, key)
-        self.shows, self.score = ("env_return" if game.score else "success"), game.score
+        self.shows = "env_return" if game.score or not game.has_success else "success"
+        self.score = game.score
 
     def too_short(self) -> list[str]:
         """See `Training.too_short`."""
@@ -177,6 +178,8 @@ class TranscriptTraining(Training):
             reader = dataclasses.replace(reader, begin=())
         lesson = transcripts.teach(groups, learning, key_sample, reader, self.room)
         lesson.metrics["row_use"] = player.model.row_steps.use
+        if not self.game.has_success:
+            del lesson.metrics["success"]
         del player  # and with it the copies of a large model's weights that it wrote with
         if Shapes(self.network).large:
             malloc.release()  # their place is in pieces; what the update takes comes beside it
@@ -191,8 +194,8 @@ class TranscriptTraining(Training):
         player = self.player(variables, greedy=True)
         game = limited(self.evaluated, self.config.eval_turns)
         played = play(player, game, self.tasks.held_out.tasks, 0, pictured=shown)
-        text = [as_record(one, game.max_steps, self.writer.tokenizer) for one in played[:shown]]
-        return summarize(played, self.config.learning.invalid_action_reward), text
+        text = [as_record(one, game, self.writer.tokenizer) for one in played[:shown]]
+        return summarize(played, game, self.config.learning.invalid_action_reward), text
 
 
 def limited(game: HostGame, steps: int) -> HostGame:
@@ -210,11 +213,12 @@ def dialogue_for(game: HostGame, prompts: PromptConfig, model: str, tokenizer: T
     return dialogue_of(METHODS["cot" if think else "react"], game, prompts, model, tokenizer, 0)
 
 
-def summarize(played: Sequence[Played], invalid_action_reward: float) -> dict[str, float]:
+def summarize(played: Sequence[Played], game: HostGame, invalid_action_reward: float) -> dict[str, float]:
     """Means over episodes, named as in `players.summarize`."""
     episodes, turns = [one.episode for one in played], [turn for one in played for turn in one.turns]
     returns = np.array([one.reward for one in episodes])
     penalties = np.array([sum(turn.invalid for turn in one.turns) for one in played]) * invalid_action_reward
+    won = {"success": float(np.mean([one.success for one in episodes]))} if game.has_success else {}
     return {
         "episodes": len(played),
         "env_return": float(returns.mean()),
@@ -223,12 +227,12 @@ def summarize(played: Sequence[Played], invalid_action_reward: float) -> dict[st
         "turns": len(turns) / len(played),
         "invalid_actions": float(np.mean([turn.invalid for turn in turns])),
         "format_penalty": float(np.mean([transcripts.format_penalty(turn) for turn in turns])),
-        "success": float(np.mean([one.success for one in episodes])),
+        **won,
     }
 
 
-def as_record(played: Played, max_steps: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """An episode of at most so many steps in the form of `transcript.transcripts`: the first prompt is whole, of the
+def as_record(played: Played, game: HostGame, tokenizer: Tokenizer) -> dict[str, Any]:
+    """An episode of a game with its limit, in the form of `transcript.transcripts`: the first prompt is whole, of the
     others what is new in them."""
     episode = played.episode
     boards = list(episode.boards) or [turn.observation for turn in played.turns]
@@ -250,5 +254,6 @@ def as_record(played: Played, max_steps: int, tokenizer: Tokenizer) -> dict[str,
                 "cut": not all(one.ended for one in written),
             }
         )
-    ended = {"success": episode.success, "terminated": not episode.error and len(turns) < max_steps}
+    success = episode.success if game.has_success else None
+    ended = {"success": success, "terminated": not episode.error and len(turns) < game.max_steps}
     return {**ended, "env_return": episode.reward, "final_board": final, "turns": turns}

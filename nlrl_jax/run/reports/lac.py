@@ -28,10 +28,9 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     method has Q-values.
     """
     summaries = {name: lac_tables.summarize(result) for name, result in results.items()}
-    success, reward = (
-        {name: lac_tables.over_tasks(result["episodes"], field) for name, result in results.items()}
-        for field in ("success", "reward")
-    )
+    success = {name: lac_tables.overall(result) for name, result in results.items()}
+    reward = {name: lac_tables.over_tasks(result["episodes"], "reward") for name, result in results.items()}
+    measured = lac_tables.measure_name(results)
     bar = lambda name, estimate: Bar(title(name), estimate.mean, estimate.arms)
     whole = lambda names: [bar(name, success[name]) for name in names]
     variants = lac_tables.ablations(results)
@@ -40,6 +39,7 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     first = planners if apart else list(results)
     panels = {"all tasks": whole(first)}
     scores = {name: result["score"] for name, result in results.items() if result.get("score") and name in first}
+    scores = scores if measured == "success" else {}
     if scores:
         panels[f"mean {next(iter(scores.values()))}"] = [bar(name, reward[name]) for name in scores]
     kinds = list(dict.fromkeys(kind for name in first for kind in summaries[name]["by_mission"]))
@@ -49,22 +49,22 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
     arms = "Arms are 95 % intervals over tasks."
     drawn = [
         Picture(
-            bars(panels, run_dir / "success.png", "success or score" if scores else "success"),
-            f"Share of tasks solved by each method, over all tasks and by kind of task. {arms}",
+            bars(panels, run_dir / "success.png", "success or score" if scores else measured),
+            f"{_measured(measured)} of each method, over all tasks and by kind of task. {arms}",
         )
     ]
     if apart:
         selected = [name for name in results if name in variants or name == "lac"]
-        picture = bars({"variants of LAC, all tasks": whole(selected)}, run_dir / "ablations.png", "success")
-        drawn.append(Picture(picture, f"Share of tasks solved by LAC and by its variants. {arms}"))
+        picture = bars({"variants of LAC, all tasks": whole(selected)}, run_dir / "ablations.png", measured)
+        drawn.append(Picture(picture, f"{_measured(measured)} of LAC and of its variants. {arms}"))
     costs = {"tokens": "tokens per task", "seconds": "seconds per task", "steps": "moves per task"}
     panels = {
         label: [Point(title(name), s[key], success[name].mean, success[name].arms) for name, s in summaries.items()]
         for key, label in costs.items()
     }
-    picture = points(panels, run_dir / "cost.png", "success")
-    drawn.append(Picture(picture, f"What each method costs per task, against the share of tasks it solves. {arms}"))
-    curves = {name: lac_q.q_curves(result) for name, result in results.items()}
+    picture = points(panels, run_dir / "cost.png", measured)
+    drawn.append(Picture(picture, f"What each method costs per task, against its {measured}. {arms}"))
+    curves = {name: lac_q.q_curves(result) for name, result in results.items() if measured == "success"}
     panels = {
         title(name): [
             Series(f"{kind} episodes", [i / 10 for i in range(11)], rows) for kind, rows in found.items() if len(rows)
@@ -82,13 +82,15 @@ def figures(results: Results, run_dir: pathlib.Path) -> list[Picture]:
 
 def headline(results: Results) -> str:
     """LAC's success, and that of the best of the others: planners if there are any, else variants of LAC."""
-    success = {name: lac_tables.over_tasks(result["episodes"]) for name, result in results.items()}
+    success = {name: lac_tables.overall(result) for name, result in results.items()}
     first = "lac" if "lac" in results else max(success, key=lambda name: success[name].mean, default="")
     if not first:
         return ""
     planners = [name for name in success if name != first and name not in lac_tables.ablations(results)]
     others = planners or [name for name in success if name != first]
-    line = f"{title(first)} solves {success[first].mean:.2f} of the tasks"
+    measured = lac_tables.measure_name(results)
+    solves = "solves {:.2f} of the tasks" if measured == "success" else f"has a mean {measured} of {{:.2f}}"
+    line = f"{title(first)} {solves.format(success[first].mean)}"
     if not others:
         return line
     best = max(others, key=lambda name: success[name].mean)
@@ -97,10 +99,14 @@ def headline(results: Results) -> str:
     return f"{line}, {title(best)} {success[best].mean:.2f}{noise}"
 
 
-def explained() -> str:
+def _measured(name: str) -> str:
+    return "Share of tasks solved" if name == "success" else f"Mean {name}"
+
+
+def explained(measured: str = "success") -> str:
     """Explains the numbers of this table and of the following ones."""
     return (
-        f"Share of tasks solved; the header has the number of tasks. {header('tasks', shares=True)} In all tables, "
+        f"{_measured(measured)}; the header has the number of tasks. {header('tasks', shares=True)} In all tables, "
         "differences are paired task by task, and a difference is within noise if its interval contains 0."
     )
 
@@ -120,7 +126,7 @@ def tables(results: Results) -> list[Table]:
         ),
         Table(
             "Q along time",
-            lac_q.correlation_table(results),
+            lac_q.correlation_table(results) if lac_tables.measure_name(results) == "success" else [],
             "Pearson correlation of the Q of the action taken, and of P(GOOD) and P(BAD), with the number of the move, "
             "within each episode of at least three moves: mean, interval and standard deviation over tasks.",
         ),
@@ -162,7 +168,8 @@ def write(
     Returns:
       The page's path.
     """
-    main = Table("Success", lac_tables.main_table(results), explained())
+    measured = lac_tables.measure_name(results)
+    main = Table(measured.capitalize(), lac_tables.main_table(results), explained(measured))
     made = [main, *tables(results)]
     parts = [f"# {table.title}\n\n{markdown(table.rows)}" + f"\n{table.note}\n" * bool(table.note) for table in made]
     write_atomically(

@@ -12,7 +12,7 @@ from nlrl_jax.backends.usage import Usage
 from nlrl_jax.run.plots import Series, compare
 from nlrl_jax.run.report import Picture, Stories, Table, model_name, tokens, write_report
 from nlrl_jax.run.reports.lac_stories import stories
-from nlrl_jax.run.reports.lac_tables import Result, Rows, over_tasks, title
+from nlrl_jax.run.reports.lac_tables import Result, Rows, measure, overall, title
 from nlrl_jax.statistics import Estimate, header
 
 TEACHER = "teacher"
@@ -29,8 +29,8 @@ def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: flo
     """
     row = {"tokens_before": spent}
     for name, result in played.items():
-        solved = over_tasks(result["episodes"])
-        row |= {f"{name}/success": solved.mean, f"{name}/success_se": solved.error, f"{name}/tasks": solved.units}
+        mean, field = overall(result), measure(result)
+        row |= {f"{name}/{field}": mean.mean, f"{name}/{field}_se": mean.error, f"{name}/tasks": mean.units}
         row[f"{name}/steps"] = float(np.mean([one["moves"] for one in result["episodes"]]))
         row[f"{name}/tokens"] = sum(result["tokens"].values()) / len(result["episodes"])
     row["played_tokens"] = float(sum(played[TEACHER]["tokens"].values()))
@@ -39,15 +39,21 @@ def row_of(played: Mapping[str, Result], lesson: Mapping[str, float], spent: flo
 
 def methods(rows: Sequence[Row]) -> list[str]:
     """Who played in round 0; who plays held-out tasks may be missing in later ones."""
-    return [name.removesuffix("/success") for name in rows[0] if name.endswith("/success")]
+    return [name.removesuffix("/tasks") for name in rows[0] if name.endswith("/tasks")]
+
+
+def measured(rows: Sequence[Row]) -> str:
+    """What rounds are judged by: "success", or "reward" where a game has no such notion."""
+    return "reward" if f"{TEACHER}/reward" in rows[0] else "success"
 
 
 def table(rows: Sequence[Row], teacher: str) -> Rows:
     """A row per round."""
     kind = lambda name: f"{title(teacher)}, fresh" if name == TEACHER else f"{title(name)}, held out"
     labels = {name: f"{kind(name)} ({rows[0][f'{name}/tasks']:.0f} tasks)" for name in methods(rows)}
-    keys = ("success", "success_se", "tasks")
-    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys), True) if f"{name}/success" in row else ""
+    field = measured(rows)
+    keys, share = (field, f"{field}_se", "tasks"), field == "success"
+    of = lambda row, name: Estimate(*(row[f"{name}/{key}"] for key in keys), share) if f"{name}/{field}" in row else ""
     return [
         {
             "rounds": k,
@@ -61,7 +67,8 @@ def table(rows: Sequence[Row], teacher: str) -> Rows:
 
 def headline(rows: Sequence[Row], teacher: str) -> str:
     """ "LAC without critic 0.333 -> 0.483, LAC 0.442 -> 0.517"; the teacher, which plays fresh tasks, is last."""
-    change = lambda name: f"{rows[0][f'{name}/success']:.3f} -> {rows[-1][f'{name}/success']:.3f}"
+    field = measured(rows)
+    change = lambda name: f"{rows[0][f'{name}/{field}']:.3f} -> {rows[-1][f'{name}/{field}']:.3f}"
     order = sorted(methods(rows), key=lambda name: name == TEACHER)
     return ", ".join(f"{title(teacher if name == TEACHER else name)} {change(name)}" for name in order)
 
@@ -80,17 +87,18 @@ def write(
       config: flat, with "teacher", "model" and "game".
       ends: {METHOD: its first and last play of the held-out tasks}; the first method's episodes are shown.
     """
-    teacher = config["teacher"]
+    teacher, field = config["teacher"], measured(rows)
+    share = "Share of tasks solved" if field == "success" else "Mean return"
     label = lambda name: f"{title(teacher)}, fresh tasks" if name == TEACHER else f"{title(name)}, held-out tasks"
     points = {
-        name: [(k, row[f"{name}/success"]) for k, row in enumerate(rows) if f"{name}/success" in row]
+        name: [(k, row[f"{name}/{field}"]) for k, row in enumerate(rows) if f"{name}/{field}" in row]
         for name in methods(rows)
     }
     lines = [
         Series(label(name), [k for k, _ in found], np.array([[value for _, value in found]]))
         for name, found in points.items()
     ]
-    picture = compare({"success": lines}, run_dir / "rounds.png", "rounds of learning", "success")
+    picture = compare({field: lines}, run_dir / "rounds.png", "rounds of learning", field)
     episodes = [
         story
         for name, ends_of in list(ends.items())[:1]
@@ -98,7 +106,7 @@ def write(
         for story in stories({f"{title(name)} {when} learning": result})
     ]
     about = (
-        f"Share of tasks solved. {header('tasks', shares=True)} The prior was trained once, so the interval does not "
+        f"{share}. {header('tasks', shares=True)} The prior was trained once, so the interval does not "
         "cover other trainings. Fresh tasks are new in each round; held-out tasks are the same in every round. Tokens "
         "are those read and written in play, with the whole prompt counted at each call, and those read in "
         "fine-tuning, times the passes over them; held-out tasks are not counted."
@@ -110,10 +118,10 @@ def write(
         config=config,
         blocks=[
             Table("Results", table(rows, teacher), about),
-            Picture(picture, "Share of tasks solved after each round of play and fine-tuning."),
+            Picture(picture, f"{share} after each round of play and fine-tuning."),
             tokens(usage),
             Stories(episodes, "The first held-out task of each kind, before and after learning."),
         ],
-        headline=f"success of {headline(rows, teacher).partition(', ')[0]}",
+        headline=f"{field} of {headline(rows, teacher).partition(', ')[0]}",
         legend=legend,
     )

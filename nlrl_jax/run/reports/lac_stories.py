@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 from nlrl_jax.roles.dialogues import BAD, GOOD, verdict
 from nlrl_jax.run.reports.lac_q import Turn, turns
-from nlrl_jax.run.reports.lac_tables import Results, title
+from nlrl_jax.run.reports.lac_tables import Results, measure, title
 
 NOTE = "The first task of each kind, as LAC played it, or the first method where LAC was not run."
 _COLUMNS = {"log_prior": "prior", "q": "Q", "improved": "improved"}
@@ -22,19 +22,22 @@ def stories(results: Results) -> list[dict[str, Any]]:
     first: dict[str, Mapping[str, Any]] = {}
     for episode in results[method]["episodes"] if method else ():
         first.setdefault(episode["task"][0], episode)
-    return [story(title(method), episode) for episode in first.values()]
+    result = results.get(method, {})
+    named = "" if measure(result) == "success" else result.get("score") or "return"
+    return [story(title(method), episode, named) for episode in first.values()]
 
 
-def story(who: str, episode: Mapping[str, Any]) -> dict[str, Any]:
+def story(who: str, episode: Mapping[str, Any], score: str = "") -> dict[str, Any]:
     """What the page shows of an episode: "title", "success", "outcome", "lead", "turns", "board" and "end" (the last
-    board and observation). The first turn is open."""
+    board and observation). The first turn is open. `score`: the reward's name, where there is no success."""
     made = turns(episode)
     kind, moves, optimal = episode["task"][0], episode["moves"], episode["optimal"]
     shortest = f", at best {optimal}" if optimal >= 0 else ""
+    ended = f"{score} {episode['reward']:g}" if score else "success" if episode["success"] else "failure"
     return {
         "title": f"{who} on {kind}" if kind else who,
-        "success": episode["success"],
-        "outcome": f"{'success' if episode['success'] else 'failure'}, {moves} move{'s' * (moves != 1)}{shortest}",
+        "success": None if score else episode["success"],
+        "outcome": f"{ended}, {moves} move{'s' * (moves != 1)}{shortest}",
         "lead": f"Goal: {episode['goal']}.",
         "turns": [_turn(turn, _largest(made), t == 0) for t, turn in enumerate(made)],
         "board": episode["boards"][-1] if episode["boards"] else "",

@@ -36,11 +36,27 @@ def over_tasks(episodes: Sequence[Mapping[str, Any]], field: str = "success") ->
     return estimate([e[field] for e in episodes], tasks_of(episodes), field == "success")
 
 
+def measure(result: Result) -> str:
+    """The field of episodes that says how well they went: "success", or "reward" where a game has no such notion."""
+    return result.get("measure", "success")
+
+
+def measure_name(results: Results) -> str:
+    """Its name in tables: success, or the score's."""
+    result = next(iter(results.values()), {})
+    return "success" if measure(result) == "success" else result.get("score") or "return"
+
+
+def overall(result: Result) -> Estimate:
+    """The measure's mean over all tasks."""
+    return over_tasks(result["episodes"], measure(result))
+
+
 def by_mission(result: Result) -> dict[str, Estimate]:
-    """Success in each kind of task."""
-    episodes = result["episodes"]
+    """The measure's mean in each kind of task."""
+    episodes, field = result["episodes"], measure(result)
     kinds = dict.fromkeys(e["task"][0] for e in episodes)
-    return {kind: over_tasks([e for e in episodes if e["task"][0] == kind]) for kind in kinds}
+    return {kind: over_tasks([e for e in episodes if e["task"][0] == kind], field) for kind in kinds}
 
 
 def title(name: str) -> str:
@@ -92,21 +108,20 @@ class Comparison(NamedTuple):
 def line_of(result: Result, score: str) -> str:
     """A method's scores in a line; `score` is the reward's name, "" where it says no more than success."""
     summary, episodes = summarize(result), result["episodes"]
-    reward = f"{score} {over_tasks(episodes, 'reward').text('.3f')}, " if score else ""
-    return (
-        f"success {over_tasks(episodes).text('.3f')}, {reward}{summary['steps']:.1f} steps and "
-        f"{summary['tokens']:.0f} tokens per task"
-    )
+    fields = {"success": "success"} if measure(result) == "success" else {}
+    fields |= {"reward": score or "return"} if score or not fields else {}
+    means = "".join(f"{name} {over_tasks(episodes, field).text('.3f')}, " for field, name in fields.items())
+    return f"{means}{summary['steps']:.1f} steps and {summary['tokens']:.0f} tokens per task"
 
 
-def paired(a: Result, b: Result, field: str = "success") -> Comparison:
-    """Success (or `field`) of `a` minus `b`, over the tasks that both played.
+def paired(a: Result, b: Result, field: str = "") -> Comparison:
+    """The measure (or `field`) of `a` minus `b`, over the tasks that both played.
 
     Raises:
       ValueError: there is none.
     """
     by_task = lambda result, name: by_unit([e[name] for e in result["episodes"]], tasks_of(result["episodes"]))
-    won, values = ([by_task(result, name) for result in (a, b)] for name in ("success", field))
+    won, values = ([by_task(result, name or measure(a)) for result in (a, b)] for name in ("", field))
     both = [task for task in values[0] if task in values[1]]
     if not both:
         raise ValueError(f"{a['method']} and {b['method']} have no task in common; compare runs with the same --seed")
@@ -119,8 +134,8 @@ def main_table(results: Results) -> Rows:
     rows = []
     for name, result in results.items():
         by = {f"{kind} ({one.units})": str(one) for kind, one in by_mission(result).items()}
-        whole, reward = (over_tasks(result["episodes"], field) for field in ("success", "reward"))
-        scored = {f"mean {result['score']}": str(reward)} if result.get("score") else {}
+        whole, reward = overall(result), over_tasks(result["episodes"], "reward")
+        scored = {f"mean {result['score']}": str(reward)} if _has_both(result) else {}
         rows.append({"": title(name), f"all ({whole.units})": str(whole), **scored, **(by if len(by) > 1 else {})})
     return rows
 
@@ -134,17 +149,21 @@ def comparison_table(results: Results, names: Sequence[str], first: str = "lac")
     """LAC against other methods, task by task (Figures 2 and 4). [] where nothing is to be compared."""
     if first not in results or not names:
         return []
-    rows: Rows = [{"": title(first), "success": str(over_tasks(results[first]["episodes"]))}]
+    measured = measure_name(results)
+    rows: Rows = [{"": title(first), measured: str(overall(results[first]))}]
     for name in names:
         compared, score = paired(results[first], results[name]), results[first].get("score")
-        rewards = paired(results[first], results[name], "reward") if score else None
+        rewards = paired(results[first], results[name], "reward") if _has_both(results[first]) else None
         rows.append(
             {
                 "": title(name),
-                "success": str(over_tasks(results[name]["episodes"])),
+                measured: str(overall(results[name])),
                 f"{title(first)} − it": compared.difference.text("+.2f"),
-                f"only {title(first)} solved": compared.only_first,
-                "only it solved": compared.only_second,
+                **(
+                    {f"only {title(first)} solved": compared.only_first, "only it solved": compared.only_second}
+                    if measured == "success"
+                    else {}
+                ),
                 f"{title(first)} is": compared.difference.verdict,
                 **({f"{score}: {title(first)} − it": rewards.difference.text("+.2f")} if rewards else {}),
             }
@@ -163,10 +182,14 @@ def cost_table(results: Results) -> Rows:
         rows.append(
             {
                 "per task": title(name),
-                "success": f"{summary['success']:.2f}",
+                measure_name(results): f"{overall(result).mean:.2f}",
                 "moves": f"{summary['steps']:.1f}",
                 "invalid moves": f"{invalid:.1f}",
-                "moves of successes": _or_dash(summary["steps_of_successes"]),
+                **(
+                    {"moves of successes": _or_dash(summary["steps_of_successes"])}
+                    if measure(result) == "success"
+                    else {}
+                ),
                 **({"above the optimum": _or_dash(summary["above_optimal"])} if known else {}),
                 "calls": f"{sum(result['calls'].values()) / n:,.0f}",
                 "tokens read": f"{tokens['read']:,.0f}",
@@ -175,6 +198,11 @@ def cost_table(results: Results) -> Rows:
             }
         )
     return rows
+
+
+def _has_both(result: Result) -> bool:
+    """Whether tables show a score beside success."""
+    return bool(result.get("score")) and measure(result) == "success"
 
 
 def _or_dash(x: float) -> str:
