@@ -208,7 +208,8 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bo
             starts, reserve = game.reset(tasks[: config.parallel]), config.lac.planning.reserve(room)
             for name in methods.parse(config.methods):
                 dialogue = prompts.dialogue_of(METHODS[name], game, config.prompts, model, tokenizer, room)
-                prompts.check_room(dialogue, starts, reserve, (model, config.game))
+                chosen = most if model == "endpoint" or room < prompts.context_within(model, 0) else 0
+                prompts.check_room(dialogue, starts, reserve, (model, config.game), chosen)
 
 
 def run(

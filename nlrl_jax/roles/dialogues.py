@@ -57,6 +57,7 @@ _TURN = re.compile(  # what begins a line of a transcript, or in some form or ot
     r"<\||<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<(?:system|user|assistant)>|#+\s*(?:system|user|assistant)\b)",
     re.IGNORECASE,
 )
+_SHORTEST = 8  # tokens of a line, below which shorter ones are no advice
 DROP = 2  # the oldest steps leave a full context in groups, so that the text begins alike for some steps
 
 
@@ -181,14 +182,17 @@ class Dialogue:
             history = _without(history, -(-more // DROP) * DROP)
         found = self._cut(history, "", reserve)
         if self.room and not found.history.steps and (size := self._size(found.history, "")) + reserve > self.room:
-            lower = "--line_tokens or --examples" if self.examples else "--line_tokens"
-            helps = self.examples or size < self.room
+            lower = "--line_tokens, so that these are at most {}"
             raise ValueError(
-                f"instructions, goal and one observation take {size} tokens, and {reserve} more are needed; the "
-                f"model's context holds {self.room}. "
-                + (f"Lower {lower}" if helps else "Give a model with a longer context, or raise --context_tokens")
+                f"{self.contents} take {size} tokens, and {reserve} more are needed; the model's context holds "
+                f"{self.room}. {room_advice(self, found.history, size, self.room, reserve, lower)}"
             )
         return found
+
+    @property
+    def contents(self) -> str:
+        """What a prompt without steps holds, in words."""
+        return f"instructions,{' examples,' if self.examples else ''} goal and one observation"
 
     def fit(self, chat: Chat, reserve: int) -> Trimmed:
         """As `trim`, for a chat of this dialogue with the line that it ends in; one without steps stays as it is."""
@@ -203,6 +207,22 @@ class Dialogue:
 
     def _size(self, history: History, line: str) -> int:
         return sum(self.count(message["content"]) for message in self.chat(history, line).messages)
+
+
+def room_advice(dialogue: Dialogue, history: History, size: int, room: int, reserve: int, lower: str, lines=1) -> str:
+    """What would make a prompt without steps fit.
+
+    Args:
+      size: its tokens. room: of the context. reserve: that so many lines need.
+      lower: the option for the length of lines, and "{}" where the tokens stand that are left for each.
+    """
+    examples = size - dialogue._size(history, "") + dataclasses.replace(dialogue, examples=())._size(history, "")
+    for given, taken in (("", size), ("--examples 0", examples)) if dialogue.examples else (("", size),):
+        if given and taken + reserve <= room:
+            return f"Give {given}"
+        if (left := (room - taken) // lines) >= _SHORTEST:
+            return f"{f'Give {given} and lower' if given else 'Lower'} {lower.format(left)}"
+    return f"Give a model whose context holds {size + reserve} tokens or more"
 
 
 def marked(text: str) -> str:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nlrl_jax.roles.actions import read_action
-from nlrl_jax.roles.dialogues import DROP, Dialogue, History, marked
+from nlrl_jax.roles.dialogues import DROP, Dialogue, History, marked, room_advice
 from nlrl_jax.rollouts import host_games
 from nlrl_jax.types import HostGame, Outcome, Sampling, Written
 
@@ -150,10 +150,17 @@ class Player:
                 return head + tuple(token for step in kept for token in step)
             if dropped == n:
                 raise ValueError(
-                    f"instructions, goal and one observation take {size} tokens, and a turn up to {self.reserve} more; "
-                    f"the model's context holds {self.room}. Lower max_tokens or give a model with a longer context"
+                    f"{self.dialogue.contents} take {size} tokens, and a turn up to {self.reserve} more; the model's "
+                    f"context holds {self.room}. {self._advice(history, size)}"
                 )
             dropped += DROP
+
+    def _advice(self, history: History, size: int) -> str:
+        last = History(history.goal, _observation(history, len(history.steps)))
+        lines = 2 if self.dialogue.label else 1
+        written = lines * self.sampling.max_tokens
+        size += self.reserve - written
+        return room_advice(self.dialogue, last, size, self.room, written, "--max_tokens to {}", lines)
 
     def beginning(self) -> tuple[int, ...]:
         """The tokens that prompts of all tasks begin with: instructions and examples."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 
 import jax
 import numpy as np
@@ -147,6 +148,32 @@ def test_a_context_that_is_too_short_for_one_turn_is_refused():
         play(player([], room=30), GAME, [("", 0)], 0)
     with pytest.raises(ValueError, match="label is 'Critic'"):
         player([], label="Critic")
+
+
+@pytest.mark.parametrize("label", ["", "Thought"])
+@pytest.mark.parametrize("examples", [0, 1])
+def test_the_advice_on_a_short_context_helps(label, examples):
+    """What it says is done, at every length of context, and then the prompt fits."""
+    count = lambda text: len(TOKENIZER.encode(text))
+    shown = (History("3", "you are at 0", (Step("Up", "you are at 1"),) * 3),) * examples
+    dialogue = Dialogue.of("Get to 3.", label, compact=True, examples=shown, count=count)
+    history, advised = History("3", "you are at 0"), set()
+    for room in range(5, 330, 3):
+        who = Player(Scripted([]), dialogue, Sampling(30), room)
+        for _ in range(2):
+            try:
+                who.prompt(history, ())
+                break
+            except ValueError as error:
+                said = str(error).split(". ")[-1]
+            advised.add(re.sub(r"\d+", "N", said))
+            dialogue_now = dataclasses.replace(who.dialogue, examples=() if "--examples 0" in said else shown)
+            tokens, holds = (re.search(rf"{words} (\d+)", said) for words in ("--max_tokens to", "context holds"))
+            new = Sampling(int(tokens[1])) if tokens else who.sampling
+            who = Player(who.model, dialogue_now, new, int(holds[1]) if holds else room)
+        who.prompt(history, ())
+    assert "Give a model whose context holds N tokens or more" in advised and "Lower --max_tokens to N" in advised
+    assert ("Give --examples N" in advised) == bool(examples)
 
 
 def test_an_observation_that_the_context_cannot_hold_breaks_its_episode_off():

@@ -121,8 +121,13 @@ def write_form(folder: pathlib.Path, config: PromptConfig, model: str, **more: s
     write_json(folder / FORM, {"prompt": prompt, "examples": examples, **more})
 
 
-def check_room(dialogue: Dialogue, starts: Sequence[Start], reserve: int, names: tuple[str, str]) -> None:
+def check_room(
+    dialogue: Dialogue, starts: Sequence[Start], reserve: int, names: tuple[str, str], chosen: int = 0
+) -> None:
     """Refuses a model whose context cannot hold the first prompts with `reserve` more tokens. names: (model, game).
+
+    Args:
+      chosen: --context_tokens, where it is less than the model has.
 
     Raises:
       ValueError: it cannot.
@@ -131,7 +136,8 @@ def check_room(dialogue: Dialogue, starts: Sequence[Start], reserve: int, names:
         try:
             dialogue.trim(History(start.goal, start.observation), reserve)
         except ValueError as error:
-            raise ValueError(f"--model {names[0]} cannot hold a prompt of {names[1]}: {error}") from None
+            more = f", or raise --context_tokens, which is {chosen}" if chosen else ""
+            raise ValueError(f"--model {names[0]} cannot hold a prompt of {names[1]}: {error}{more}") from None
 
 
 def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
