@@ -151,7 +151,8 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     )
     with waiting(f"playing {number} episodes"):
         summary, text = training.judge({"params": training.state.params, "lora": lora}, int(options.watch))
-    tasks = "its held-out tasks" if config.seed == own.seed else "tasks of another seed"
+    others = f"tasks of another seed, {'not' if evaluated is game else 'of maps that were'} held out"
+    tasks = "its held-out tasks" if config.seed == own.seed else others
     return f"{run_dir} at iteration {step} on {own.game} ({tasks}), greedy, seed {config.seed}", summary, text
 
 

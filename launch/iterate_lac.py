@@ -42,7 +42,7 @@ from nlrl_jax.files import write_json
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
-from nlrl_jax.run import app, models, players, results
+from nlrl_jax.run import app, limits, models, players, results
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
 from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
@@ -146,8 +146,11 @@ def tasks_for(
       ValueError: there are too few tasks that begin as no held-out one does.
     """
     held_out = hold_out(evaluated, kinds, config.eval_tasks * len(kinds), config.seed)
-    if held_out.note and game is evaluated:
-        print(held_out.note, flush=True)
+    notes = [held_out.note] if held_out.note and game is evaluated else []
+    if config.max_steps:
+        first = limits.first_tasks(evaluated, held_out.tasks)
+        notes += limits.too_short("the evaluation", evaluated, first, "max_steps", config.max_steps)
+    print("".join(f"{note}\n" for note in notes), end="", flush=True)
     looks = held_out.looks if game is evaluated else frozenset()
     wanted, rounds = (config.rounds + 1) * config.tasks, [[] for _ in range(config.rounds + 1)]
     first, end = (config.seed * SEEDS_PER_RUN + i for i in (reserved(config, game), SEEDS_PER_RUN))

@@ -277,11 +277,14 @@ def main(argv: list[str]) -> None:
     if config.context == "transcript":
         games = envs.make_host_pair(config.game, config.map_splits, data=config.data)
         limits.check_horizon(games[0], "max_turns", "eval_turns")
+        beyond = limits.capped(games[0], max_turns=config.learning.max_turns, eval_turns=config.eval_turns)
         training = TranscriptTraining(config, *games)
     else:
         game = games_of(config)[1]
         limits.check_horizon(game, "max_steps", "eval_steps")
+        beyond = limits.capped(game, max_steps=config.learning.max_steps, eval_steps=config.eval_steps)
         training = Agents(config, {config.game: game}, EVAL_SEED)
+    print("".join(f"{sentence}\n" for sentence in beyond), end="")
     size = config.learning.micro_batch
     if size != (rows := whole_rows(size, training.mesh)):
         print(f"micro_batch {size} becomes {rows}: equally many replies on each of the devices that share a batch")

@@ -29,6 +29,13 @@ def check_horizon(game: TextGame | ControlGame | HostGame, *names: str) -> None:
             )
 
 
+def capped(game: TextGame | HostGame, **options: int) -> list[str]:
+    """A sentence for each option that counts steps beyond those after which the game ends an episode."""
+    horizon = game.max_steps
+    beyond = [(name, number) for name, number in options.items() if horizon and number > horizon]
+    return [f"{game.name} ends an episode after {horizon} steps, before --{name} {number}" for name, number in beyond]
+
+
 def too_short(
     what: str, game: TextGame | HostGame, states: Iterable[Any], turns: str, max_turns: int, max_steps: int = 0
 ) -> list[str]:

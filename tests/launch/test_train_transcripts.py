@@ -145,11 +145,19 @@ def test_equal_returns_change_nothing_and_are_said(whole, folder, lines, tmp_pat
     assert not any(np.any(leaf) for path, leaf in leaves if path[-1].key == "b")
 
 
-def test_evaluate_plays_the_held_out_tasks(whole, lines, capsys):
+def test_evaluate_plays_the_held_out_tasks(whole, folder, lines, capsys, tmp_path):
     run("evaluate", f"--run_dir={whole}", "--json")
     assert json.loads(capsys.readouterr().out) == {"game": "lines:host_game", **results.read(whole)["after"]}
     run("evaluate", f"--run_dir={whole}", "--watch", "--max_turns=1")
     assert "task 0" in capsys.readouterr().out
+    train(folder, tmp_path / "kinds", "--game=lines:kinds", "--iterations=1", "--eval_episodes=2")
+    capsys.readouterr()
+    for args, says in (
+        ((), "(its held-out tasks), greedy, seed 0"),
+        (("--seed=7",), "(tasks of another seed, not held out)"),
+    ):
+        run("evaluate", f"--run_dir={tmp_path / 'kinds'}", *args)
+        assert says in capsys.readouterr().out
     wrong = lambda *args: refusal("evaluate", f"--run_dir={whole}", *args)
     assert "--episodes is 4, but the run has held out 3 tasks and trained on the others" in wrong("--episodes=4")
     assert "--seed is 1, but lines has so few tasks that the run, of seed 0" in wrong("--seed=1")
