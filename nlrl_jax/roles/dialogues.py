@@ -127,6 +127,7 @@ class Dialogue:
       examples: episodes that the model reads first, with notes of the same kind.
       count: tokens of a text. room: tokens of a prompt and what is written after it; 0 is no limit.
       last: maximum steps that a prompt shows, the last ones; 0 is no limit.
+      is_set: whether the room is the user's (--context_tokens) and not the model's own.
     """
 
     instructions: str
@@ -135,6 +136,7 @@ class Dialogue:
     count: Callable[[str], int] = len
     room: int = 0
     last: int = 0
+    is_set: bool = False
 
     @classmethod
     def of(cls, rules: str, label: str = "Critic", compact: bool = False, thinks: bool = False, **more) -> Dialogue:
@@ -222,7 +224,8 @@ def room_advice(dialogue: Dialogue, history: History, size: int, room: int, rese
             return f"Give {given}"
         if (left := (room - taken) // lines) >= _SHORTEST:
             return f"{f'Give {given} and lower' if given else 'Lower'} {lower.format(left)}"
-    return f"Give a model whose context holds {size + reserve} tokens or more"
+    longer = "--context_tokens of" if dialogue.is_set else "a model whose context holds"
+    return f"Give {longer} {size + reserve} tokens or more"
 
 
 def marked(text: str) -> str:

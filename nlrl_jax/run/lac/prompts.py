@@ -71,10 +71,11 @@ def dialogue_of(
     with_examples = number and form == "paper" and game.examples
     label = "Think" if method.thinks else method.label
     examples = tuple(game.examples(label, number)) if with_examples else ()
+    is_set = 0 < room == config.context_tokens
     if tokenizer and room:  # the chat template takes its share
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         room -= len(tokenizer.encode(tokenizer.render_chat(empty))) + 2
-    more = {"count": counter(tokenizer), "room": room, "last": config.history or game.history}
+    more = {"count": counter(tokenizer), "room": room, "last": config.history or game.history, "is_set": is_set}
     return method.dialogue(game.rules, form == "compact", examples=examples, **more)
 
 
