@@ -13,7 +13,7 @@ from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields, Request, without
 from nlrl_jax.backends.prompt_forms import PromptText
-from nlrl_jax.backends.responses import read_replies, read_score, read_top
+from nlrl_jax.backends.responses import BrokenOff, read_replies, read_score, read_top
 from nlrl_jax.backends.top_words import TOP
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse, Transport
 from nlrl_jax.backends.usage import CHECK
@@ -199,17 +199,32 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable
       EndpointError, BudgetExceeded: as `EndpointModel.complete`.
     """
     request = Request(model.known, body, model.options.extra_fields(), model.options.url)
+    broken_off = False
+
+    def read_whole(response: dict, *tokens: int) -> Any:
+        nonlocal broken_off
+        try:
+            return read(response, *tokens)
+        except InvalidResponse as error:
+            broken_off = isinstance(error, BrokenOff)
+            raise
 
     def revise(failure: Failure, attempt: int, left: int) -> dict[str, Any] | None:
         endless = bool(body.get("echo")) and "no whole response" in str(failure)
         passing = (failure.status is None or failure.status >= 500) and not endless and attempt == 0 < left
-        failure.is_final |= (_is_refused(failure) or endless) and not passing  # it would be the same another time
+        refused = _is_refused(failure) and not (broken_off and failure.status == 200)
+        failure.is_final |= (refused or endless) and not passing  # it would be the same another time
         return None if body.get("echo") else request.revise(failure, attempt, left)
 
     try:
-        return _post(model, path, request.body, read, revise)
+        return _post(model, path, request.body, read_whole, revise)
     except EndpointError as error:
-        if _is_refused(error) or body.get("echo") and "no whole response" in str(error):
+        if (
+            _is_refused(error)
+            and not (broken_off and error.status == 200)
+            or body.get("echo")
+            and "no whole response" in str(error)
+        ):
             raise NotImplementedError(str(error)) from None
         raise
 

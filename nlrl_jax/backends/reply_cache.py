@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import tempfile
@@ -146,7 +147,8 @@ class CachedModel:
             return entry and Score(**entry, cached=True)
 
         def put(key: str, score: Score) -> None:
-            self.cache.put(key, {"log_prob": score.log_prob, "tokens": score.tokens})
+            if math.isfinite(score.log_prob):
+                self.cache.put(key, {"log_prob": score.log_prob, "tokens": score.tokens})
 
         def compute(missing: Sequence[tuple[Chat, str]]) -> list[Score]:
             by_chat: dict[int, tuple[Chat, list[str]]] = {}  # continuations of one chat object stay together

@@ -31,6 +31,10 @@ _REFUSED = re.compile(
 )
 
 
+class BrokenOff(InvalidResponse):
+    """A reply that is not whole, because of a fault that may pass."""
+
+
 def read_replies(
     response: dict, prompt_tokens: int, tokens: int, count: int, edit: Callable[[Reply], Reply] = lambda reply: reply
 ) -> list[Reply]:
@@ -44,8 +48,8 @@ def read_replies(
       edit: reply -> the reply whose text counts; of the log-probabilities those of this text stay.
 
     Raises:
-      InvalidResponse: it has an error, no list of choices, or no valid one. If a message is well-formed but for its
-        text, the fallback is an empty reply that has not ended.
+      InvalidResponse: it has an error, no list of choices, or no valid one (`BrokenOff` where that may pass). If a
+        message is well-formed but for its text, the fallback is an empty reply that has not ended.
       EndpointError: a log-probability is above 0.
     """
     choices = _choices(response)
@@ -54,11 +58,11 @@ def read_replies(
     read = [(reply, _tokens(choice)) for choice in choices if (reply := _read_choice(choice)) is not None]
     replies = [reply for reply, _ in read]
     if not replies:
-        broken = [f"finish_reason {json.dumps(choice['finish_reason'])[:60]}" for choice in choices if _broken(choice)]
-        lacking = any(_lacks_text(choice) and not _broken(choice) for choice in choices)
-        empty = [Reply("", prompt_tokens, tokens, ended=False)] if lacking else None
-        why = f" that has ended: {broken[0]}" if broken else ""
-        raise InvalidResponse(f"it has {len(choices)} choices and none with a text{why}", empty)
+        if any(map(_lacks_text, choices)):
+            raise InvalidResponse("it has no text", [Reply("", prompt_tokens, tokens, ended=False)])
+        for choice in choices:
+            _check_ended(choice)
+        raise InvalidResponse(f"it has {len(choices)} choices and none with a text")
     lengths = list(itertools.accumulate((len(reply.text) + 1 for reply in replies), initial=0))
     ends = [round(tokens * length / lengths[-1]) for length in lengths]
     made = []
@@ -118,6 +122,13 @@ def _broken(choice: dict) -> bool:
     return not _is_refused(choice) and (not known or bool(choice.get("error")))
 
 
+def _check_ended(choice: dict) -> None:
+    """Raises BrokenOff: its reply is not whole."""
+    if _broken(choice):
+        why = choice.get("error") or {"finish_reason": choice.get("finish_reason")}
+        raise BrokenOff(f"its reply is not whole: {json.dumps(why)[:200]}")
+
+
 def _read_choice(choice: dict) -> Reply | None:
     """One choice of /chat/completions or /completions, without tokens. No text is an empty one if the server says why,
     else no reply."""
@@ -154,8 +165,7 @@ def read_top(response: dict) -> Tokens:
     choice = (_choices(response) or [{}])[0]
     if _is_refused(choice):
         return []
-    if _broken(choice):
-        raise InvalidResponse(f"its finish_reason is {json.dumps(choice['finish_reason'])[:60]}")
+    _check_ended(choice)
     try:
         found = choice["logprobs"]
         if "content" in found:
@@ -173,7 +183,7 @@ def lacks_text(response: dict) -> bool:
     choice = (_choices(response) or [{}])[0]
     message = choice.get("message", {"content": choice.get("text")})
     empty = isinstance(message, dict) and _text(message.get("content")) == ""
-    return not _broken(choice) and (_lacks_text(choice) or empty)
+    return _lacks_text(choice) or empty and not _broken(choice)
 
 
 def _text(content: Any) -> str | None:
@@ -189,9 +199,9 @@ def _text(content: Any) -> str | None:
 
 
 def _lacks_text(choice: dict) -> bool:
-    """Whether it is well-formed but for the text, which is null or missing."""
-    message = choice.get("message")
-    return message.get("content") is None if isinstance(message, dict) else choice.get("text", "") is None
+    """Whether it has ended and is well-formed but for the text, which is null or missing."""
+    message = choice.get("message", {"content": choice.get("text", "")})
+    return isinstance(message, dict) and message.get("content") is None and not _broken(choice)
 
 
 def read_score(response: dict, continuation: str) -> Score:
@@ -204,8 +214,8 @@ def read_score(response: dict, continuation: str) -> Score:
       InvalidResponse: fields are missing, or it broke off.
     """
     choice = (_choices(response) or [{}])[0]
-    if _broken(choice) and choice.get("finish_reason") is not None:
-        raise InvalidResponse(f"its finish_reason is {json.dumps(choice['finish_reason'])[:60]}")
+    if choice.get("finish_reason") is not None:  # an echo writes nothing that could end
+        _check_ended(choice)
     try:
         tokens = [spelt(token) for token in choice["logprobs"]["tokens"]]
         log_probs = list(choice["logprobs"]["token_logprobs"])

@@ -170,6 +170,16 @@ def test_a_score_is_computed_once_also_across_a_kill(tmp_path, monkeypatch):
         ask.score([a], [["x"], ["x"]], "role")
 
 
+def test_a_score_that_is_not_finite_is_passed_on_and_not_kept(tmp_path):
+    class Never(Model):
+        def score(self, chats, continuations, role):
+            return [[Score(-float("inf"), 1) for _ in row] for row in continuations]
+
+    model = CachedModel(Never([]), DiskCache(tmp_path))
+    assert model.score([Chat.of("a")], [["b"]], "r") == [[Score(-float("inf"), 1)]]
+    assert not [*tmp_path.glob("*/*.json")]
+
+
 def test_an_entry_with_a_number_that_is_not_finite_counts_as_absent_and_is_not_written(tmp_path):
     cache = DiskCache(tmp_path)
     cache.put("ab", {"log_probs": [-1.0]})

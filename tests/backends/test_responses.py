@@ -143,6 +143,7 @@ def holds_an_error(whole):
 
 
 def choice_holds_an_error(whole):
+    del whole["choices"][0]["finish_reason"]
     whole["choices"][0]["error"] = {"code": 502, "message": "provider disconnected"}
 
 
@@ -159,6 +160,9 @@ def test_an_error_beside_a_text_is_no_reply(tmp_path):
     with Server(s.says(holds_an_error)) as server:
         ask = model(server, cache=DiskCache(tmp_path))
         assert ask.complete(chats(1), HOT, "policy")[0].ended and len(server.requests) == 2
+    with Server(behaviour=lambda request: s.says(choice_holds_an_error)) as server:
+        with pytest.raises(EndpointError, match="failed 4 times.*not whole.*provider disconnected"):
+            model(server).complete(chats(1), HOT, "policy")
 
 
 def flagged(whole):

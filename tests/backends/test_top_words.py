@@ -150,6 +150,18 @@ def test_what_a_server_can_do_is_found_out_once_and_said(server_is, form, top, t
     assert said.count("endpoint: prompts go") == 1 and prompt_forms.FORMS[form] in said
 
 
+def test_a_probe_that_breaks_off_is_sent_again(tmp_path):
+    broken = s.raw(b'{"choices": [{"message": {"content": "Good"}, "finish_reason": "error"}]}')
+    able = capable()
+    first = lambda request: broken if request.number in (0, 2) else able(request)
+    with Server(behaviour=first) as server:
+        found = models.prepared(model(server, cache=DiskCache(tmp_path)), True, False, "").found
+    assert (found.form, found.top) == (prompt_forms.CONTINUED, 3)
+    with Server(behaviour=lambda request: broken) as server:
+        with pytest.raises(LanguageModelError, match='failed 4 times.*not whole: {"finish_reason": "error"}'):
+            models.prepared(model(server), True, False, "")
+
+
 def test_without_top_logprobs_only_the_form_is_used():
     with Server(behaviour=capable(top=0, continues=False)) as server:
         assert models.prepared(model(server), False, False, "").found == Abilities(prompt_forms.ASKED)
