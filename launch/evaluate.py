@@ -2,12 +2,13 @@
 
     python -m launch.evaluate --run_dir runs/demo --game frozen_lake_slippery --episodes 500
     python -m launch.evaluate --model smollm2 --game snake --episodes 8 --max_tokens 100
+    python -m launch.evaluate --model smollm2 --game my_module:host_game --episodes 8 --max_tokens 20
     python -m launch.evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
 
 With --run_dir, the model, prompt form and latest checkpoint are the run's, and so are maps, episodes, their limits,
 their initial states and the fine for invalid actions unless options say otherwise: the numbers are those of the run's
-own evaluation. Otherwise give --model and, if there is one, --adapter. The same --seed always gives the same initial
-states.
+own evaluation. Otherwise give --model and, if there is one, --adapter; games of the host, your own too, are then played
+in transcripts (--context). The same --seed always gives the same initial states.
 """
 
 from __future__ import annotations
@@ -23,14 +24,32 @@ from absl import flags
 
 import envs
 from launch.train_ms_grpo import EVAL_SEED, TrainConfig
+from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import MOST_SEED, replace
 from nlrl_jax.config import options as option_list
 from nlrl_jax.lm.chat_template import TemplateOptions
+from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.rollouts.transcripts import Player as TranscriptPlayer
+from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
-from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
-from nlrl_jax.run.players import MODELS, NANO_TOKENS, evaluator, load, load_trained, make_policy, prompt_for, summarize
+from nlrl_jax.run.lac.prompts import PromptConfig
+from nlrl_jax.run.lac.tasks import tasks_of
+from nlrl_jax.run.lac.threads import rows_at_once
+from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining, as_record, dialogue_for, limited
+from nlrl_jax.run.ms_grpo.transcripts import summarize as summarize_transcripts
+from nlrl_jax.run.players import (
+    MODELS,
+    NANO_TOKENS,
+    check_reader,
+    evaluator,
+    load,
+    load_trained,
+    make_policy,
+    prompt_for,
+    summarize,
+)
 from nlrl_jax.run.progress import waiting
 from nlrl_jax.run.transcript import print_transcript, transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
@@ -82,7 +101,7 @@ def player() -> Player:
     templates = config_flags.parse(TemplateOptions)
     if options.run_dir:
         why = "with --run_dir, whose run has its own"
-        config_flags.leave_out(why, "model", "revision", "adapter", "prompt", "template", "date")
+        config_flags.leave_out(why, "model", "revision", "adapter", "prompt", "template", "date", "context")
         return _trained_player(pathlib.Path(options.run_dir))
     prompt = prompt_for(options.model, options.prompt)
     game, maps = _game(options.game or "frozen_lake", prompt, options.maps or "all")
@@ -94,6 +113,36 @@ def player() -> Player:
     return Player(
         options.model, maps, game, make_policy(game, loaded._replace(config=config), sampling, prompt), variables
     )
+
+
+def on_the_host(name: str) -> tuple[str, dict[str, float], list[dict[str, Any]]]:
+    """(who played what, metrics, an episode to watch) of a model in transcripts of a game that the host plays.
+
+    Raises:
+      FileNotFoundError, ValueError: there is no such model, game or task; the model's context is too short.
+    """
+    options, asked = flags.FLAGS, Limits.of({})
+    config_flags.leave_out("in a game that is played in transcripts, where a turn is one step", "max_steps", "maps")
+    game = envs.make_host(name)
+    limits.check_horizon(game, "max_turns")
+    tasks = tasks_of(game, game.kinds, -(-asked.episodes // len(game.kinds)), asked.seed)[: asked.episodes]
+    warning = check_reader(options.model, name, envs.READ_BY.get(name, ""), options["model"].present)
+    short = limits.too_short("the evaluation", game, limits.first_tasks(game, tasks), "max_turns", asked.max_turns)
+    warn([*filter(None, [warning]), *short])
+    loaded = load(options.model, revision=options.revision, templates=config_flags.parse(TemplateOptions))
+    config, variables = loaded.config, {"params": loaded.params}
+    if options.adapter:
+        config, variables["lora"] = peft.load(options.adapter, config)
+    writer = LocalModel(Transformer(config), variables, loaded.tokenizer, rows_at_once(options.model))
+    prompts = PromptConfig(prompt=options.prompt)
+    dialogue = dialogue_for(game, prompts, options.model, loaded.tokenizer, False)
+    sampling = Sampling(options.max_tokens or (NANO_TOKENS if options.model in BUILT_IN else 200), temperature=0.0)
+    player = TranscriptPlayer(writer, dialogue, sampling, config.max_positions)
+    with waiting(f"playing {len(tasks)} episodes"):
+        played = play(player, limited(game, asked.max_turns), tasks, 0, pictured=int(options.watch))
+    text = [as_record(one, game, loaded.tokenizer) for one in played[: int(options.watch)]]
+    title = f"{options.model} on {game.name} in transcripts, greedy, seed {asked.seed}"
+    return title, summarize_transcripts(played, game, asked.fine), text
 
 
 def _game(name: str, prompt: str, maps: str) -> tuple[TextGame, str]:
@@ -124,7 +173,8 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     """
     options = flags.FLAGS
     why = "for a run that was trained in transcripts, which plays its own game"
-    config_flags.leave_out(why, "model", "revision", "adapter", "prompt", "template", "date", "game", "maps")
+    own_options = ("model", "revision", "adapter", "prompt", "template", "date", "game", "maps", "context")
+    config_flags.leave_out(why, *own_options)
     config_flags.leave_out("for a run that was trained in transcripts, where a turn is one step", "max_steps")
     known = {one.name for one in option_list(TrainConfig)}
     own = replace(TrainConfig(), **{name: value for name, value in run.items() if name in known and name != "mesh"})
@@ -170,6 +220,9 @@ def main(argv: list[str]) -> None:
     if run.get("context") == "transcript":
         title, summary, text = in_transcripts(options.run_dir, run)
         game = run["game"]
+    elif not options.run_dir and options.game and envs.context_of(options.game, options.context) == "transcript":
+        title, summary, text = on_the_host(options.game)
+        game = options.game
     else:
         who, (num, turns, steps, seed, fine) = player(), Limits.of(run)
         limits.check_horizon(who.game, "max_steps")
@@ -195,7 +248,16 @@ def define_flags() -> None:
     flags.DEFINE_string("revision", "", "branch, tag or commit of a Hub id")
     config_flags.define(TemplateOptions())
     flags.DEFINE_string("adapter", "", "without --run_dir: folder of a LoRA adapter in PEFT's format")
-    flags.DEFINE_string("game", "", "game to play, or my_module:text_game; by default the run's own, or frozen_lake")
+    flags.DEFINE_string(
+        "game", "", "game to play, or my_module:text_game or host_game; by default the run's own, or frozen_lake"
+    )
+    flags.DEFINE_enum(
+        "context",
+        "auto",
+        ["auto", "state", "transcript"],
+        "without --run_dir: what the model reads before it acts, the current state or the transcript of the episode so "
+        f"far; auto: the transcript in {', '.join(envs.IN_TRANSCRIPTS)} and your own host_game, else the state",
+    )
     flags.DEFINE_enum(
         "maps",
         "",

@@ -30,6 +30,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
 
 import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
@@ -275,6 +276,9 @@ def main(argv: list[str]) -> None:
     config = dataclasses.replace(config, context=envs.context_of(config.game, config.context))
     check_options(config)
     if config.context == "transcript":
+        chosen = flags.FLAGS["model"].present or flags.FLAGS.resume
+        if warning := players.check_reader(config.model, config.game, envs.READ_BY.get(config.game, ""), chosen):
+            print(f"warning: {warning}")
         games = envs.make_host_pair(config.game, config.map_splits, data=config.data)
         limits.check_horizon(games[0], "max_turns", "eval_turns")
         beyond = limits.capped(games[0], max_turns=config.learning.max_turns, eval_turns=config.eval_turns)

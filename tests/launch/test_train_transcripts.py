@@ -11,7 +11,7 @@ from envs import own_host
 from nlrl_jax.algorithms import ms_grpo_transcripts
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
-from nlrl_jax.run import directory, results
+from nlrl_jax.run import directory, players, results
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.weights import huggingface, peft
 from nlrl_jax.weights.load import load_tokenizer
@@ -162,6 +162,30 @@ def test_evaluate_plays_the_held_out_tasks(whole, folder, lines, capsys, tmp_pat
     assert "--episodes is 4, but the run has held out 3 tasks and trained on the others" in wrong("--episodes=4")
     assert "--seed is 1, but lines has so few tasks that the run, of seed 0" in wrong("--seed=1")
     assert "--game does nothing for a run that was trained in transcripts" in wrong("--game=webshop")
+
+
+def test_evaluate_plays_a_host_game_with_any_model(whole, folder, lines, capsys):
+    """The same model, adapter, tasks and limits give the numbers of the run's own evaluation."""
+    given = (f"--model={folder / 'tiny'}", "--game=lines:host_game", "--prompt=compact", "--max_tokens=6", "--json")
+    limits = ("--episodes=3", "--max_turns=2")
+    with mock.patch.object(own_host, "checked", lambda game, blamed: game):
+        run("evaluate", *given, *limits, f"--adapter={whole / 'adapter'}")
+    got = json.loads(capsys.readouterr().out)
+    want = results.read(whole)["after"]
+    assert got == {"game": "lines:host_game", **want}
+    run("evaluate", *given[:-1], "--watch", "--max_turns=1")
+    assert "task 0" in capsys.readouterr().out
+    run("evaluate", *given[:-1], "--game=lines:kinds", "--episodes=3", "--max_turns=1")
+    assert "tiny on kinds in transcripts, greedy, seed 0" in capsys.readouterr().out
+
+
+def test_a_model_that_has_not_learned_the_game_is_said(lines, tmp_path):
+    with pytest.raises(ValueError, match="nano has not learned x's transcripts.* give --model smollm2"):
+        players.check_reader("nano", "x", "", given=False)
+    assert "hardly any of its actions" in players.check_reader("nano", "x", "", given=True)
+    assert "--model nano_babyai, which has, or" in players.check_reader("nano", "babyai", "nano_babyai", given=True)
+    assert not players.check_reader("nano_babyai", "babyai", "nano_babyai", given=False)
+    assert not players.check_reader("smollm2", "x", "", given=False)
 
 
 def test_bad_input(folder, lines, tmp_path):
