@@ -195,7 +195,7 @@ def examples_of(
         pairs = offline.pairs(weights, data.dialogue, data.trajectories, model, data.critic, joined)
     examples = sft.tokenize(tokenizer, pairs)
     chat, pieces = pairs[0]
-    whole = tokenizer.render_chat(chat.messages) + "".join(piece.text for piece in pieces)
+    whole = tokenizer.render_chat(chat.messages) + tokenizer.as_content("".join(piece.text for piece in pieces))
     if joined and examples[0].tokens != tokenizer.encode(whole):
         raise ValueError(
             f"{config.model}'s tokenizer splits a transcript differently from its lines; choose --rows pairs"

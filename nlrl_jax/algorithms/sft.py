@@ -33,6 +33,7 @@ from nlrl_jax.config import check, option, seed_option
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.score import token_log_probs
 from nlrl_jax.lm.sharding import whole_rows
+from nlrl_jax.lm.thoughts import closing
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Pairs, Piece
@@ -181,9 +182,13 @@ def tokenize(tokenizer: Tokenizer, pairs: Pairs) -> list[Example]:
             prompts[text] = tokenizer.encode(text)
         if isinstance(reply, str):
             reply = [Piece(reply)] if chat.is_open else [Piece(reply), Piece(None)]
+        if not chat.is_open and (
+            end_of_thought := closing(text)
+        ):  # the template opens a thought: an empty one is learned
+            reply = [Piece(end_of_thought), *reply]
         tokens, weights = list(prompts[text]), []
         for piece in reply:
-            new = [end] if piece.text is None else tokenizer.encode(piece.text)
+            new = [end] if piece.text is None else tokenizer.encode(tokenizer.as_content(piece.text))
             tokens += new
             weights += [piece.learned] * len(new)
         examples.append(Example(tokens, len(prompts[text]), weights))

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.placement import gathered
 from nlrl_jax.lm.sharding import whole
+from nlrl_jax.lm.thoughts import answer, thought_end
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Chat, Reply, Sampling, Score, Written, check_stop, cut
@@ -103,16 +104,21 @@ class LocalModel:
     ) -> list[Reply]:
         """One reply per chat. A reply's token counts are those of its text, also where a duplicate cost nothing.
 
+        Where the chat template opens a thought, the reply is what follows it, and one that never ends it is cut.
+
         Raises:
           ValueError: a prompt and `sampling.max_tokens` do not fit the model's context; the chat template refuses a
             chat or writes nothing; a stop string is empty.
         """
-        ends = self._ends(stop)
-        prompts, which = self._prompts(chats, [sampling.max_tokens] * len(chats))
-        replies = []
-        for prompt, written in zip(which, self._replies(prompts, which, sampling, ends, f"{seed}/{role}"), strict=True):
-            text = self.tokenizer.decode([token for token in written.tokens if token not in self.tokenizer.eos_ids])
-            replies.append(cut(Reply(text, len(prompts[prompt]), len(written.tokens), written.ended), stop))
+        texts = [self.tokenizer.render_chat(chat.messages) for chat in chats]
+        thoughts = ["" if chat.is_open else thought_end(text) for chat, text in zip(chats, texts)]
+        prompts, which = self._prompts(texts, [sampling.max_tokens] * len(chats))
+        ends, replies = self._ends(stop, any(thoughts)), []
+        written = self._replies(prompts, which, sampling, ends, f"{seed}/{role}")
+        for prompt, one, thought in zip(which, written, thoughts, strict=True):
+            text = answer(self.tokenizer, one.tokens, thought)
+            ended = one.ended and text is not None  # else it is still thinking
+            replies.append(cut(Reply(text or "", len(prompts[prompt]), len(one.tokens), ended), stop))
         return replies
 
     def write(
@@ -163,7 +169,7 @@ class LocalModel:
         """
         if len(chats) != len(continuations):
             raise ValueError(f"{len(chats)} chats but {len(continuations)} lists of continuations; give one per chat")
-        encode = self._encoder()
+        encode = functools.cache(lambda text: tuple(self.tokenizer.encode(self.tokenizer.as_content(text))))
         tokens = [[encode(text) for text in texts] for texts in continuations]
         for i, (texts, ids) in enumerate(zip(continuations, tokens, strict=True)):
             if not all(ids):
@@ -172,12 +178,13 @@ class LocalModel:
                 )
         if not chats:
             return []
-        prompts, which = self._prompts(chats, [max(map(len, ids), default=0) for ids in tokens])
+        texts = [self.tokenizer.render_chat(chat.messages, thinks=False) for chat in chats]
+        prompts, which = self._prompts(texts, [max(map(len, ids), default=0) for ids in tokens])
         pairs, place = batching.distinct([(which[i], c) for i, ids in enumerate(tokens) for c in ids])
         known, net = {}, self._net()
         if self.cache is not None:
-            texts = [(prompts[prompt], ids) for prompt, ids in pairs]
-            known = kv_generation.log_probs(self._network(net), texts, self.rows)
+            rows = [(prompts[prompt], ids) for prompt, ids in pairs]
+            known = kv_generation.log_probs(self._network(net), rows, self.rows)
         left = [n for n in range(len(pairs)) if n not in known]
         log_probs = known | dict(zip(left, self._log_probs(net, prompts, [pairs[n] for n in left]))) if left else known
         malloc.trim()
@@ -205,14 +212,9 @@ class LocalModel:
         """The variables of `_net` as they write replies."""
         return variables if self.model.mesh is not None else self._views
 
-    def _encoder(self) -> Callable[[str], tuple[int, ...]]:
-        """Token ids of a text, computed once per text of a call."""
-        return functools.cache(lambda text: tuple(self.tokenizer.encode(text)))
-
-    def _prompts(self, chats, room) -> tuple[list[tuple[int, ...]], list[int]]:
-        """The distinct prompts as token ids, and which of them each chat is; each needs `room` for new tokens."""
-        encode = self._encoder()
-        prompts = [encode(self.tokenizer.render_chat(chat.messages)) for chat in chats]
+    def _prompts(self, texts: Sequence[str], room) -> tuple[list[tuple[int, ...]], list[int]]:
+        """The distinct prompts as token ids, and which of them each text is; each needs `room` for new tokens."""
+        prompts = list(map(functools.cache(lambda text: tuple(self.tokenizer.encode(text))), texts))
         self._check_room(prompts, room)
         return batching.distinct(prompts)
 
@@ -227,12 +229,13 @@ class LocalModel:
                     f"model has {most}. Shorten the prompt or lower max_tokens"
                 )
 
-    def _ends(self, stop: Sequence[str]) -> np.ndarray:
-        """bool [V]: the end tokens and those that contain a stop string. (One that spans tokens ends no row.)"""
+    def _ends(self, stop: Sequence[str], thinks: bool = False) -> np.ndarray:
+        """bool [V]: the end tokens and those that contain a stop string, but for replies with a thought of several
+        lines. (A string that spans tokens ends no row.)"""
         check_stop(stop)
         ends = np.zeros(self.model.config.vocab_size, bool)
         ends[list(self.tokenizer.eos_ids)] = True
-        if stop:
+        if stop and not thinks:
             flat, offsets = self.tokenizer.token_bytes
             flat = flat.tobytes()
             for text in map(str.encode, stop):

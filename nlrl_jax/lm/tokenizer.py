@@ -6,8 +6,9 @@ jinja2. `transformers` is imported only to convert folders that `tokenizer_files
     tokenizer = Tokenizer.from_pretrained("models/Qwen2.5-3B-Instruct")
     ids = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "Hello"}]))
 
-`encode` never adds special tokens; a special token that is written in the text is recognised. The
-text after a chat template is therefore the whole truth about the ids.
+`encode` never adds special tokens; a special token that is written in the text is recognised. The text after a chat
+template is therefore the whole truth about the ids. In the content of messages special tokens are letters: see
+`as_content`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import numpy as np
 import tokenizers
 
 from nlrl_jax.lm.chat_template import TemplateOptions, render
+from nlrl_jax.lm.control_tokens import MARK, ControlTokens
+from nlrl_jax.lm.thoughts import NO_THOUGHTS, closing
 from nlrl_jax.lm.tokenizer_files import TokenizerFiles, build_backend, read_token_ids, read_tokenizer
 
 _ROLES = ("bos", "eos", "pad")
@@ -171,8 +174,18 @@ class Tokenizer:
         _write_json(folder / "generation_config.json", {**self.token_ids, "eos_token_id": list(self.eos_ids)})
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; nothing is added."""
+        """Token ids of `text`; nothing is added. What `as_content` has marked is letters."""
+        if MARK in text:
+            return self._control_tokens.encode(text)
         return self.backend.encode(text, add_special_tokens=False).ids
+
+    def as_content(self, text: str) -> str:
+        """A text that is not the template's, such as a game's: `encode` spells special tokens in it by letters."""
+        return self._control_tokens.marked(text)
+
+    @functools.cached_property
+    def _control_tokens(self) -> ControlTokens:
+        return ControlTokens(self.backend)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -213,32 +226,44 @@ class Tokenizer:
         touching = {right[0] for left, right in itertools.pairwise(words) if left[1] == right[0]}
         return touching | {0, len(text)}
 
-    def render_chat(self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, thinks: bool = True
+    ) -> str:
         """The chat as the model's one text.
 
         Args:
-          chat: messages `{"role": ..., "content": ...}`.
+          chat: messages `{"role": ..., "content": ...}`. Special tokens in a content are marked (`as_content`).
           add_generation_prompt: whether to open the assistant's turn at the end. If the last message is the
             assistant's, it is left open: its content follows the opened turn unchanged. Without a chat template
             such a chat is the contents of its messages with an empty line between them.
+          thinks: False closes a thought that the template opens for the reply, as the template itself does without
+            thoughts. An open message always stands after the thought.
 
         Raises:
           ValueError: there is no chat template and no open message, or the template refuses the chat.
         """
         if add_generation_prompt and chat and chat[-1]["role"] == "assistant":
             if self.chat_template is None:
-                return "\n\n".join(message["content"] for message in chat)
-            return self.render_chat(chat[:-1]) + chat[-1]["content"]
+                return "\n\n".join(self.as_content(message["content"]) for message in chat)
+            return self.render_chat(chat[:-1], thinks=False) + self.as_content(chat[-1]["content"])
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
+        text = self._render(chat, add_generation_prompt)
+        if thinks or not closing(text):
+            return text
+        without = (self._render(chat, add_generation_prompt, **{name: False}) for name in NO_THOUGHTS)
+        return next((other for other in without if not closing(other)), text + closing(text))
+
+    def _render(self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool, **variables: Any) -> str:
+        content = lambda value: self.as_content(value) if isinstance(value, str) else value
         return render(
             self.chat_template,
             self.options.date,
-            messages=[{name: value for name, value in message.items() if value is not None} for message in chat],
+            messages=[{name: content(value) for name, value in one.items() if value is not None} for one in chat],
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
-            **{**self.special_tokens, **self.options.variables()},
+            **{**self.special_tokens, **self.options.variables(), **variables},
         )
 
     @functools.cached_property

@@ -176,6 +176,7 @@ class Player:
         """What a transcript continues with: the line that was written, its newline, and a text."""
         ends = self.model.tokenizer.eos_ids
         own = written.tokens[:-1] if written.tokens and written.tokens[-1] in ends else written.tokens
+        text = self.model.tokenizer.as_content(text)
         return own + self.encode(text if "\n" in self._text(written) else f"\n{text}")
 
     def _text(self, written: Written) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -79,7 +80,8 @@ class LanguageAgentPolicy:
         """
         config = model.config
         tokenizer.check_fits(config.vocab_size)
-        template = compile_template(chat_prompt(game, tokenizer.render_chat, prompt, sampling.max_tokens), tokenizer)
+        render = functools.partial(tokenizer.render_chat, thinks=False)  # the reply format has a thought of its own
+        template = compile_template(chat_prompt(game, render, prompt, sampling.max_tokens), tokenizer)
         longest = len(template.prefix) + template.max_length + sampling.max_tokens
         if longest > config.max_positions:
             raise ValueError(

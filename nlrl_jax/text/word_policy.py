@@ -9,6 +9,7 @@ are played in `rollouts/scored_words.py`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -59,10 +60,11 @@ class MovePolicy:
         legal = jax.eval_shape(start, jax.random.key(0)).get("legal")
         if legal is None or legal.shape != (len(game.actions),):
             raise ValueError(f"{game.name} has no field 'legal' of {len(game.actions)} values, one per action")
+        render_chat = functools.partial(tokenizer.render_chat, thinks=False)  # a word is no thought
         if user is None:
-            template = chat_prompt(game, tokenizer.render_chat, "compact", max_tokens=1)
+            template = chat_prompt(game, render_chat, "compact", max_tokens=1)
         else:
-            render = lambda text: tokenizer.render_chat(Chat.of(text, system).messages)
+            render = lambda text: render_chat(Chat.of(text, system).messages)
             template = in_chat(user, render, game.name)
         text = template.render(sample_fields(template, num_random=1)[-1])
         before, words = tokenizer.encode(text), []

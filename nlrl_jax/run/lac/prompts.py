@@ -145,7 +145,8 @@ def counter(tokenizer: Tokenizer | None) -> Callable[[str], int]:
     """Text -> its tokens; without a tokenizer a third of its characters, which is more than most have."""
     if tokenizer is None:
         return lambda text: -(-len(text) // 3)
-    line = functools.lru_cache(1 << 14)(lambda text: len(tokenizer.encode(text)))  # transcripts grow by lines
+    count = lambda text: len(tokenizer.encode(tokenizer.as_content(text)))
+    line = functools.lru_cache(1 << 14)(count)  # transcripts grow by lines
     return lambda text: sum(line(one) + 1 for one in text.split("\n")) - 1
 
 

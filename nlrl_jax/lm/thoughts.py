@@ -1,0 +1,39 @@
+"""Chat templates that open a thought for the reply: the prompt ends in "<think>\\n", as with Qwen3.5 or DeepSeek-R1."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nlrl_jax.lm.tokenizer import Tokenizer
+
+_OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
+_TAIL = 80  # characters of a prompt that are looked at
+NO_THOUGHTS = ("enable_thinking", "thinking")  # variables whose False makes templates leave thoughts out
+
+
+def thought_end(prompt: str) -> str:
+    """The mark that ends the thought which a prompt has begun; "" where it has begun none."""
+    match = _OPEN.search(prompt[-_TAIL:])
+    if match is None:
+        return ""
+    return f"</{match[1]}>" if match[1] else "[/THINK]" if match[2] else "<|close|>think<|sep|>"
+
+
+def closing(prompt: str) -> str:
+    """What ends the thought that a prompt has begun, as templates write an empty one; "" where it has begun none."""
+    match = _OPEN.search(prompt[-_TAIL:])
+    blank = match[3] if match else None
+    return "\n" * max(2 - len(blank), 0) + thought_end(prompt) + "\n\n" if blank else thought_end(prompt)
+
+
+def answer(tokenizer: Tokenizer, tokens: Sequence[int], end: str) -> str | None:
+    """The text of a reply after its thought, which ends in the mark `end`; None where it never does. "": none."""
+    tokens = [token for token in tokens if token not in tokenizer.eos_ids]
+    mark = tokenizer.backend.token_to_id(end) if end else None
+    if mark in tokens:  # decoding may leave it out
+        tokens, end = tokens[len(tokens) - tokens[::-1].index(mark) :], ""
+    _, ended, text = tokenizer.decode(tokens).rpartition(end) if end else ("", True, tokenizer.decode(tokens))
+    return text if ended else None
