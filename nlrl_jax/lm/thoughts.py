@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from nlrl_jax.lm.tokenizer import Tokenizer
+from typing import Any
 
 _OPEN = re.compile(r"(?:<((?:\w+:)?think(?:ing)?)>|\[(THINK)\])(\s*)\Z|<\|open\|>think<\|sep\|>\Z")
 _TAIL = 80  # characters of a prompt that are looked at
@@ -29,8 +26,11 @@ def closing(prompt: str) -> str:
     return "\n" * max(2 - len(blank), 0) + thought_end(prompt) + "\n\n" if blank else thought_end(prompt)
 
 
-def answer(tokenizer: Tokenizer, tokens: Sequence[int], end: str) -> str | None:
-    """The text of a reply after its thought, which ends in the mark `end`; None where it never does. "": none."""
+def answer(tokenizer: Any, tokens: Sequence[int], end: str) -> str | None:
+    """The text of a reply after its thought, which ends in the mark `end`; None where it never does. "": no thought.
+
+    tokenizer: `lm.tokenizer.Tokenizer`.
+    """
     tokens = [token for token in tokens if token not in tokenizer.eos_ids]
     mark = tokenizer.backend.token_to_id(end) if end else None
     if mark in tokens:  # decoding may leave it out

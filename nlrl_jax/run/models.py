@@ -27,6 +27,7 @@ from nlrl_jax.files import write_atomically
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.control_tokens import broken
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import processes
@@ -162,9 +163,13 @@ def _first_address(cache: DiskCache, url: str) -> str:
 
 
 def _prompt_text(tokenizer: Tokenizer, options: EndpointOptions) -> PromptText:
-    """How chats become text for a server whose model has this tokenizer."""
+    """How chats become text for a server whose model has this tokenizer.
+
+    The server reads control tokens in it, so those in contents get a blank: "< |im_end|>".
+    """
+    render = lambda messages: broken(tokenizer.render_chat(messages))
     adds_bos = tokenizer.adds_bos and options.extra_fields().get("add_special_tokens") is not False
-    return PromptText(tokenizer.render_chat, tokenizer.bos_token or "", adds_bos)
+    return PromptText(render, tokenizer.bos_token or "", adds_bos)
 
 
 def prepared(model: LanguageModel, words: bool, texts: bool, instead: str) -> LanguageModel:

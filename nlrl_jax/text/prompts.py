@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from nlrl_jax.lm.control_tokens import MARK
 from nlrl_jax.text.compile import sample_fields
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
@@ -81,6 +82,10 @@ def in_chat(state: Template, render: Callable[[str], str], name: str) -> Templat
         if wrong[-1] is None:
             return template
     text = state.render(wrong[0])
+    if MARK in render(text):
+        raise ValueError(
+            f"{name} shows {text!r}, in which this model's tokenizer sees a control token; give another observation"
+        )
     raise ValueError(
         f"the chat template changes what {name} shows: of {text!r} it makes {_middle(before, render(text), after)!r}; "
         "give an observation that it leaves alone, or a model with another chat template"
