@@ -235,7 +235,7 @@ class Tokenizer:
           chat: messages `{"role": ..., "content": ...}`. Special tokens in a content are marked (`as_content`).
           add_generation_prompt: whether to open the assistant's turn at the end. If the last message is the
             assistant's, it is left open: its content follows the opened turn unchanged. Without a chat template
-            such a chat is the contents of its messages with an empty line between them.
+            such a chat is the contents of its messages as they are, with an empty line between them.
           thinks: False closes a thought that the template opens for the reply, as the template itself does without
             thoughts. An open message always stands after the thought.
 
@@ -244,7 +244,7 @@ class Tokenizer:
         """
         if add_generation_prompt and chat and chat[-1]["role"] == "assistant":
             if self.chat_template is None:
-                return "\n\n".join(self.as_content(message["content"]) for message in chat)
+                return "\n\n".join(message["content"] for message in chat)
             return self.render_chat(chat[:-1], thinks=False) + self.as_content(chat[-1]["content"])
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template; use an instruct model's, or pass chat_template=")
