@@ -6,9 +6,8 @@ jinja2. `transformers` is imported only to convert folders that `tokenizer_files
     tokenizer = Tokenizer.from_pretrained("models/Qwen2.5-3B-Instruct")
     ids = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": "Hello"}]))
 
-`encode` never adds special tokens; a special token that is written in the text is recognised. The text after a chat
-template is therefore the whole truth about the ids. In the content of messages special tokens are letters: see
-`as_content`.
+`encode` never adds special tokens; one that is written in the text is recognised, but in the content of messages it is
+letters (`as_content`). The text after a chat template is therefore the whole truth about the ids.
 """
 
 from __future__ import annotations
@@ -175,9 +174,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; nothing is added. What `as_content` has marked is letters."""
-        if MARK in text:
-            return self._control_tokens.encode(text)
-        return self.backend.encode(text, add_special_tokens=False).ids
+        marked = MARK in text
+        return self._control_tokens.encode(text) if marked else self.backend.encode(text, add_special_tokens=False).ids
 
     def as_content(self, text: str) -> str:
         """A text that is not the template's, such as a game's: `encode` spells special tokens in it by letters."""
@@ -234,10 +232,9 @@ class Tokenizer:
         Args:
           chat: messages `{"role": ..., "content": ...}`. Special tokens in a content are marked (`as_content`).
           add_generation_prompt: whether to open the assistant's turn at the end. If the last message is the
-            assistant's, it is left open: its content follows the opened turn unchanged. Without a chat template
-            such a chat is the contents of its messages as they are, with an empty line between them.
-          thinks: False closes a thought that the template opens for the reply, as the template itself does without
-            thoughts. An open message always stands after the thought.
+            assistant's, it is left open: its content follows the opened turn, after a thought, unchanged. Without a
+            chat template such a chat is the contents of its messages as they are, an empty line between them.
+          thinks: False closes a thought that the template opens for the reply, as the template does without thoughts.
 
         Raises:
           ValueError: there is no chat template and no open message, or the template refuses the chat.
@@ -255,11 +252,11 @@ class Tokenizer:
         return next((other for other in without if not closing(other)), text + closing(text))
 
     def _render(self, chat: Sequence[Mapping[str, str]], add_generation_prompt: bool, **variables: Any) -> str:
-        content = lambda value: self.as_content(value) if isinstance(value, str) else value
+        marked = lambda value: self.as_content(value) if isinstance(value, str) else value
         return render(
             self.chat_template,
             self.options.date,
-            messages=[{name: content(value) for name, value in one.items() if value is not None} for one in chat],
+            messages=[{name: marked(value) for name, value in one.items() if value is not None} for one in chat],
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
