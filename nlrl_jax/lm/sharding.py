@@ -86,8 +86,9 @@ def platform_of(mesh: Mesh | None) -> str:
 
 def memory_of(mesh: Mesh | None) -> int | None:
     """Bytes that a program may use on each device of the mesh, or on the one at hand; None where nobody says."""
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    if device.device_kind in MEMORY and device.client is not jax.devices()[0].client:
+    devices = jax.local_devices()[:1] if mesh is None else mesh.devices.flat
+    device = next((one for one in devices if one in jax.local_devices()), devices[0])  # another process's does not say
+    if device.device_kind in MEMORY and device.client is not jax.local_devices()[0].client:
         return int(MEMORY[device.device_kind] * PREALLOCATED)
     return (device.memory_stats() or {}).get("bytes_limit")
 

@@ -37,7 +37,7 @@ def start(model: Transformer, params: Any, optimizer: optax.GradientTransformati
     lora = placement.fresh_lora(model, jax.random.fold_in(jax.random.key(check_seed(seed)), 0))
     if model.mesh is None:
         state = State(params, lora, optimizer.init(lora), jnp.zeros((), jnp.int32))
-        return jax.device_put(state, jax.devices()[0])
+        return jax.device_put(state, jax.local_devices()[0])
     iteration = jnp.zeros((), jnp.int32, device=NamedSharding(model.mesh, PartitionSpec()))
     return State(params, lora, placement.start(optimizer, lora, model.mesh), iteration)
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from nlrl_jax import multihost
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, layout, make_update
 from nlrl_jax.algorithms.policy_gradient import rows_at_a_time
 from nlrl_jax.backends.scripted import CHARACTERS
@@ -54,10 +55,13 @@ def fitted(policy: LanguageAgentPolicy, game: Any, learning: MSGRPOConfig, seeds
     Raises:
       ValueError: one reply at a time does not fit.
     """
-    mesh = policy.model.mesh
-    memory = memory_of(mesh)
-    if learning.micro_batch or memory is None:
+    if learning.micro_batch:
         return learning, ""
+    mesh = policy.model.mesh
+    known = multihost.every(memory_of(mesh))
+    if None in known:
+        return learning, ""
+    memory = min(known)  # one program for all processes
     episodes = learning.group_sample if learning.sampling_temperature else learning.group_size
     replies, least = learning.num_groups * episodes * learning.max_turns, rows_at_a_time(1, 1, mesh)
 

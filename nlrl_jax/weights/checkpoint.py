@@ -337,7 +337,7 @@ def _place(leaf: Any) -> Any:
     """Where Orbax puts a leaf: on the template's devices, or on the host."""
     ocp = _orbax()
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return ocp.ArrayRestoreArgs(sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+        return ocp.ArrayRestoreArgs(sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
     return ocp.RestoreArgs(restore_type=np.ndarray)
 
 
