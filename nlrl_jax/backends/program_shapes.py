@@ -6,7 +6,8 @@ than a call needs is used until it has wasted as much as compiling a better one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nlrl_jax.backends import batching
 from nlrl_jax.lm import acting
@@ -38,6 +39,14 @@ class Shapes:
         self.room = WASTE if self.large else MORE
         self.compiling = {program: COMPILING * (SLOWER[program] if self.large else 1) for program in STEPS}
         self.wasted: dict[str, dict[Shape, float]] = {program: {} for program in STEPS}
+
+    def dump(self) -> dict[str, list[Any]]:
+        """What its next choices depend on, as JSON."""
+        return {program: [[list(shape), waste] for shape, waste in of.items()] for program, of in self.wasted.items()}
+
+    def load(self, dumped: Mapping[str, Sequence[Any]]) -> None:
+        """Chooses from now on as the one that was dumped."""
+        self.wasted = {program: {tuple(shape): waste for shape, waste in of} for program, of in dumped.items()}
 
     def cost(self, program: str, shape: Shape) -> float:
         """Multiplications by weights and keys, and what takes as long: the reading of keys, and before it their loading

@@ -19,6 +19,7 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig, Plans
 from nlrl_jax.algorithms.planners.methods import Method
 from nlrl_jax.backends.endpoint import EndpointModel
+from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check_seed
 from nlrl_jax.files import write_json
@@ -31,6 +32,9 @@ from nlrl_jax.run.lac.tasks import Task
 from nlrl_jax.types import HostGame, LanguageModel
 
 _ENOUGH = 20  # actions by which a model is judged
+# Steps after which keys and values are forgotten. They differ in the last bits from those that are computed anew, so a
+# run goes on from such a step: it repeats the steps since then, and computes what an unbroken run computes.
+PERIOD = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +120,9 @@ def _play_batch(
     spent, counts, journal = Usage(), {}, progress.journal
     model, game = Metered(threads.alone(setting.model, setting.jobs), spent), setting.game
     seed = lambda t: _seed(setting.seed, batch, t)
+    memory = threads.caches(model)
+    if memory:
+        _go_back(journal, batch, memory)
     earlier = [Move(**move) for move in journal.moves(batch)]
     before, clock = Counter(), time.perf_counter()
 
@@ -138,13 +145,18 @@ def _play_batch(
         journal.add({"part": batch, **cost(), **counted, "plan": [move._asdict() for move in earlier]})
 
     def decide(histories, t):
+        for cache in memory if t % PERIOD == 0 else ():
+            cache.clear()
         with _named(f"{method.title} on {game.name}, step {t + 1}"):
             made = method.decide(model, dialogue, histories, game.actions, setting.config, seed(t))
         counts.update(problems=made.problems, calls=made.calls)
         return made
 
     def report(t, move, running):
-        journal.add({"part": batch, **cost(), **counts, **move._asdict()})
+        more = {"open": running if t + 1 < game.max_steps else 0}
+        if memory and (t + 1) % PERIOD == 0:
+            more["shapes"] = [cache.shapes.dump() for cache in memory]
+        journal.add({"part": batch, **cost(), **counts, **move._asdict(), **more})
         progress.show(batch, f"step {t + 1}, {running} of {len(tasks)} episodes are still open")
 
     return play(game, decide, tasks, earlier, report)
@@ -157,6 +169,18 @@ def _named(where: str) -> Iterator[None]:
         yield
     except NoLogProbability as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _go_back(journal: Journal, batch: int, memory: Sequence[KVCache]) -> None:
+    """Drops the steps of an unfinished batch since its models last forgot all texts, and gives the shapes of their
+    programs back, which follow from earlier calls."""
+    rows = journal.of(batch)
+    if not rows or not rows[-1].get("open"):
+        return
+    whole = len(rows) // PERIOD * PERIOD
+    journal.drop(batch, whole)
+    for cache, shapes in zip(memory, rows[whole - 1]["shapes"] if whole else ()):
+        cache.shapes.load(shapes)
 
 
 def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:

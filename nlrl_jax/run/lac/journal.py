@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from nlrl_jax.files import dump_json, write_atomically
@@ -28,8 +29,21 @@ class Journal:
 
     def moves(self, batch: int) -> list[dict[str, Any]]:
         """The moves of a batch so far, as the fields of `host_games.Move`."""
-        own = [row for row in self.rows if row["part"] == batch]
-        return [{name: move[name] for name in Move._fields} for row in own for move in row.get("plan", [row])]
+        return [
+            {name: move[name] for name in Move._fields} for row in self.of(batch) for move in row.get("plan", [row])
+        ]
+
+    def of(self, batch: int) -> list[dict[str, Any]]:
+        """The rows of a batch."""
+        return [row for row in self.rows if row["part"] == batch]
+
+    def drop(self, batch: int, rows: int) -> None:
+        """Takes back the rows of a batch after the first `rows`."""
+        with self._lock:
+            dropped = set(map(id, self.of(batch)[rows:]))
+            self.rows = [row for row in self.rows if id(row) not in dropped]
+            if dropped and self.path:
+                _write(self.path, self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
         """Raises `_Stopped`, after writing, where the run has been `stopped`."""
@@ -54,5 +68,9 @@ def _read(journal: pathlib.Path | None) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except ValueError:
             break
-    write_atomically(journal, "".join(dump_json(row, journal) + "\n" for row in rows))
+    _write(journal, rows)
     return rows
+
+
+def _write(journal: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
+    write_atomically(journal, "".join(dump_json(row, journal) + "\n" for row in rows))

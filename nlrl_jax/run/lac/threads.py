@@ -12,6 +12,7 @@ from typing import TypeVar
 import jax
 
 from nlrl_jax.backends.by_role import ByRole
+from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.run.lac.journal import Journal
@@ -65,6 +66,15 @@ def alone(model: LanguageModel, jobs: int) -> LanguageModel:
     if not isinstance(model, LocalModel) or model.cache is None:
         return model
     return dataclasses.replace(model, cache_mb=model.cache_mb / jobs)
+
+
+def caches(model: LanguageModel) -> list[KVCache]:
+    """The key/value caches of the local models in a model."""
+    if isinstance(model, ByRole):
+        return [cache for one in (model.model, *model.others.values()) for cache in caches(one)]
+    if isinstance(model, Metered | Prompted):
+        return caches(model.model)
+    return [model.cache] if isinstance(model, LocalModel) and model.cache is not None else []
 
 
 def one_at_a_time(game: HostGame) -> HostGame:

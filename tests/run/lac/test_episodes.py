@@ -10,10 +10,12 @@ from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.endpoint import EndpointModel
 from nlrl_jax.backends.endpoint_options import EndpointOptions
+from nlrl_jax.backends.program_shapes import Shapes
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
-from nlrl_jax.run.lac import journal, threads
+from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.run.lac import episodes, journal, threads
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method, unreadable
 from nlrl_jax.run.lac.prompts import acts_apart, check_words, inner_model
 from nlrl_jax.run.models import local_model
@@ -77,6 +79,45 @@ def test_a_killed_run_asks_for_nothing_twice(tmp_path):
     assert steps == len(journal.read_text().splitlines()) - made
     again = Corridor()
     assert run(again, folder)["episodes"] == whole["episodes"] and not again.roles
+
+
+class Memory:
+    """A key/value cache that counts what it was asked since it was last cleared."""
+
+    def __init__(self):
+        self.cleared, self.shapes = 0, Shapes(ModelConfig(8, 4, 4, 1, 1, 1, 4, 8))
+
+    def clear(self):
+        self.cleared += 1
+
+
+def test_a_model_that_keeps_texts_goes_on_where_it_forgot_them(tmp_path, monkeypatch):
+    """Every second step; with the shapes of programs that it had then."""
+    monkeypatch.setattr(episodes, "PERIOD", 2)
+    memories = []
+
+    def caches(model):
+        memories.append(Memory())
+        memories[-1].shapes.choose("read", [(32, 2, 64, 4)])
+        return memories[-1:]
+
+    monkeypatch.setattr(threads, "caches", caches)
+    whole = run(Corridor(), tmp_path / "whole", "react", tasks=TASKS[:2])
+    lines = (tmp_path / "whole" / "moves" / "react.jsonl").read_text().splitlines()
+    assert memories[0].cleared == -(-len(lines) // 2)
+    assert [("shapes" in json.loads(line)) for line in lines] == [i % 2 == 1 for i in range(len(lines))]
+    for steps in (1, 2, 3, len(lines)):
+        folder = tmp_path / str(steps)
+        (folder / "moves").mkdir(parents=True)
+        (folder / "moves" / "react.jsonl").write_text("".join(f"{line}\n" for line in lines[:steps]))
+        model = Corridor()
+        resumed = run(model, folder, "react", tasks=TASKS[:2])
+        assert resumed["episodes"] == whole["episodes"] and resumed["tokens"] == whole["tokens"]
+        repeated = sum(role == "policy" for role, _ in model.roles) - (len(lines) - steps)
+        assert repeated == (steps % 2 if steps < len(lines) else 0)  # an episode that is over is over
+        shapes = memories[-1].shapes
+        assert shapes.choose("read", [(32, 2, 64, 4)]) == memories[0].shapes.choose("read", [(32, 2, 64, 4)])
+        assert shapes.dump()["read"] == json.loads(json.dumps(shapes.dump()["read"]))
 
 
 class Paid(Corridor):
