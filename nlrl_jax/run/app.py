@@ -47,11 +47,11 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
     def wrapped(argv):
         if len(argv) > 1 and not takes_names:
             sys.exit(f"error: unexpected argument {argv[1]!r}; options are written --name=value or --name value")
-        use_compilation_cache()
         # Orbax logs every step of a save, JAX every missing backend, httpx every request.
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
         join_processes()
+        use_compilation_cache()
         malloc.keep()
         try:
             check_numbers()
@@ -112,9 +112,11 @@ def use_compilation_cache() -> None:
     """Keeps compiled programs in ~/.cache/nlrl_jax (or $JAX_COMPILATION_CACHE_DIR) between runs.
 
     Not those for several simulated CPU devices: read from the cache, their collectives can wait for each other for ever
-    (jax 0.10.2).
+    (jax 0.10.2). Nor those for several processes on CPUs: only the first process writes to the cache, the others may
+    read a program that it has compiled and run its collectives in another order, which ends both.
     """
-    if jax.config.jax_num_cpu_devices > 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    several = jax.config.jax_num_cpu_devices > 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if several or (jax.distributed.is_initialized() and jax.default_backend() == "cpu"):
         jax.config.update("jax_enable_compilation_cache", False)
         return
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

@@ -30,7 +30,7 @@ def finish(process):
     assert process.returncode == 0, errors[-2000:]
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 def test_sigkill_at_random_moments_and_the_same_bits(tmp_path):
     whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(0)
     finish(start(whole))

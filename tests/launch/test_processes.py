@@ -104,14 +104,14 @@ def assert_same(run_dir, alone, tolerance=1e-6):
     assert [row["return"] for row in metrics(run_dir)] == [row["return"] for row in metrics(alone)]  # the same episodes
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 def test_two_processes_equal_one(tmp_path, alone):
     texts = finish(start_two(tmp_path / "two", "--iterations=2"))
     assert_same(tmp_path / "two", alone)
     assert "report:" in texts[0] and "report:" not in texts[1]  # one speaks
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 @pytest.mark.parametrize("script", OTHERS)
 def test_every_trainer_learns_over_two_processes_what_it_learns_in_one(tmp_path, script):
     what = {"script": script, "options": (*OTHERS[script], "--mesh=2,2,2")}
@@ -153,7 +153,7 @@ print([found, asked], file=sys.stderr)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 def test_a_reply_is_asked_for_once_and_all_processes_have_it():
     texts = run_two(ASKING, 1)
     said = "['from process 0', 'from process 0', 'the budget is spent']"
@@ -200,7 +200,7 @@ print([step, same, len(refused), now(checkpoints) if me else checkpoints.steps()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 def test_a_refused_checkpoint_is_saved_over_by_all(tmp_path):
     texts = run_two(SAVING, 2, str(tmp_path / "saved"))
     assert all("[2, True, 1, [2, 3, 4], True]" in text for text in texts), texts
@@ -214,10 +214,32 @@ def test_a_refused_checkpoint_is_saved_over_by_all(tmp_path):
         Checkpoints(tmp_path / "saved").restore(leaf, step=4)
 
 
+KEEPING = """
+import sys
+import jax, jax.numpy as jnp
+from nlrl_jax.run import app, processes
+
+processes.start(sys.argv[1], 2, int(sys.argv[2]))
+app.use_compilation_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.jit(lambda x: x @ x)(jnp.ones((8, 8))).block_until_ready()
+"""
+
+
+@pytest.mark.promises
+def test_programs_of_several_processes_on_cpus_are_not_kept(tmp_path, monkeypatch):
+    """One process could run what the first has compiled, and another what it compiles itself."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    texts = run_two(KEEPING, 1)
+    assert not any("Error" in text for text in texts), texts
+    assert not list(tmp_path.rglob("*"))
+
+
 ALIKE = "error: the processes of a run must be started alike, but --seed is not given in process 0 and 8 in process 1"
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 @pytest.mark.parametrize(
     "what, says",
     [
@@ -236,7 +258,7 @@ def test_what_cannot_be_meant_ends_both_before_anything_is_written(tmp_path, wha
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_signal_to_one_process_stops_both_after_the_iteration(tmp_path, stopped):
     run_dir = tmp_path / "stopped"
@@ -250,7 +272,7 @@ def test_a_signal_to_one_process_stops_both_after_the_iteration(tmp_path, stoppe
     assert (run_dir / "checkpoints" / str(len(metrics(run_dir)))).is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.promises
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_process_ends_the_other_and_the_run_goes_on(tmp_path, alone, killed):
     run_dir = tmp_path / "killed"
