@@ -16,6 +16,7 @@ from nlrl_jax.backends.prompt_forms import Route
 from nlrl_jax.backends.reply_cache import cache_key
 from nlrl_jax.backends.responses import is_filtered, read_replies
 from nlrl_jax.backends.transport import EndpointError, Transport
+from nlrl_jax.roles.thoughts import answered
 from nlrl_jax.types import Chat, Reply, Sampling, Score, check_stop, cut
 
 MAX_CHOICES = 16  # replies per request (`n`)
@@ -130,7 +131,7 @@ class EndpointModel(EndpointServer):
         server, text = self.options.url + route.path, route.open_text
 
         def edit(reply: Reply) -> Reply:
-            return cut(reply._replace(text=continuation(text, reply.text)) if text else reply, stop)
+            return cut(reply._replace(text=continuation(text, reply.text)) if text else answered(reply), stop)
 
         def post(body: dict[str, Any]) -> list[Reply]:
             request = Request(self.known, body, extra, server)

@@ -28,6 +28,7 @@ from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.thoughts import answer, thought_end
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import KeyValues, Transformer
+from nlrl_jax.roles.thoughts import answered
 from nlrl_jax.types import Chat, Reply, Sampling, Score, Written, check_stop, cut
 
 # Programs are kept by shapes, model and options, never by parameters: every LocalModel of one config shares them.
@@ -104,7 +105,7 @@ class LocalModel:
     ) -> list[Reply]:
         """One reply per chat. A reply's token counts are those of its text, also where a duplicate cost nothing.
 
-        Where the chat template opens a thought, the reply is what follows it, and one that never ends it is cut.
+        A reply is what follows its thoughts, also where the chat template opens them; one that never ends them is cut.
 
         Raises:
           ValueError: a prompt and `sampling.max_tokens` do not fit the model's context; the chat template refuses a
@@ -115,10 +116,10 @@ class LocalModel:
         prompts, which = self._prompts(texts, [sampling.max_tokens] * len(chats))
         ends, replies = self._ends(stop, any(thoughts)), []
         written = self._replies(prompts, which, sampling, ends, f"{seed}/{role}")
-        for prompt, one, thought in zip(which, written, thoughts, strict=True):
+        for chat, prompt, one, thought in zip(chats, which, written, thoughts, strict=True):
             text = answer(self.tokenizer, one.tokens, thought)
-            ended = one.ended and text is not None  # else it is still thinking
-            replies.append(cut(Reply(text or "", len(prompts[prompt]), len(one.tokens), ended), stop))
+            reply = Reply(text or "", len(prompts[prompt]), len(one.tokens), one.ended and text is not None)
+            replies.append(cut(reply if chat.is_open else answered(reply), stop))
         return replies
 
     def write(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from nlrl_jax.types import Reply
+
 _THOUGHT = re.compile(
     r"\s*([<\[])((?:seed:|mm:)?think|thinking|thoughts?|reasoning|reflection|scratchpad)([>\]])", re.IGNORECASE
 )
@@ -22,3 +24,12 @@ def without_thoughts(text: str) -> str:
             return ""
         text = text[end.end() :]
     return text
+
+
+def answered(reply: Reply) -> Reply:
+    """A reply without the thoughts that it begins with; one that is still thinking is cut."""
+    begun = reply.text.lstrip()
+    if not _THOUGHT.match(begun) and ("</think>" not in begun or begun.startswith(("{", "["))):
+        return reply
+    text = without_thoughts(begun)
+    return reply._replace(text=text, ended=reply.ended and (bool(text) or "</" in begun))

@@ -192,6 +192,21 @@ def test_a_text_in_parts_is_read_without_the_thoughts():
         assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize(
+    "content, text, ended",
+    [
+        ("<think>left?</think>\n\nup", "\n\nup", True),
+        ("left?</think>up", "up", True),
+        ("<think>left", "", False),
+        ('{"thought": "</think>"}', '{"thought": "</think>"}', True),
+    ],
+)
+def test_a_reply_is_what_follows_its_thoughts(content, text, ended):
+    with Server(s.says(lambda whole: whole["choices"][0]["message"].update(content=content))) as server:
+        (reply,) = model(server).complete(chats(1), HOT, "policy")
+        assert (reply.text, reply.ended) == (text, ended)
+
+
 def test_a_giant_response_is_cut_off_while_it_arrives_and_sent_again(monkeypatch):
     monkeypatch.setattr(transport, "MAX_BYTES", 100_000)
     cut_off = threading.Event()

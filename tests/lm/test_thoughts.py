@@ -102,6 +102,14 @@ def test_a_thought_that_never_ends_is_a_cut_reply():
     assert answer(PLAIN, "I think").ended and answer(ALWAYS, "x</think>y").ended
 
 
+def test_thoughts_that_the_model_opens_are_no_part_of_its_reply():
+    assert answer(PLAIN, "<think>left?</think>up").text == "up"
+    cut = answer(PLAIN, '<think>is it {"move": 1}')
+    assert (cut.text, cut.ended) == ("", False)
+    assert answer(PLAIN, '{"thought": "</think>"}').text == '{"thought": "</think>"}'
+    assert answer(PLAIN, "<think></think>").ended and answer(PLAIN, "a < b > c").text == "a < b > c"
+
+
 def test_an_open_message_is_continued_at_once():
     opened = Chat.of("Hi", continued="This step is")
     assert answer(ALWAYS, " GOOD.", chat=opened).text == " GOOD."
