@@ -80,8 +80,8 @@ class TrainConfig:
     think: bool = option(False, "transcripts: the model writes a line of thought before each action")
     give_up: int = option(
         0,
-        "transcripts: an episode in training ends after so many invalid actions in a row, and is fined for the turns "
-        "that were left, too; 0: never",
+        "transcripts: an episode in training ends after so many actions in a row that were invalid or changed nothing, "
+        "and is fined for the turns that were left, too; 0: never",
         least=0,
     )
     prompts: PromptConfig = part(PromptConfig(), without=("prompt", "context_tokens"))

@@ -286,3 +286,15 @@ def test_episodes_of_a_game_that_draws_from_the_global_generator_have_one_of_the
     if seeded:  # as the environment draws where nothing else does
         one = Dice(3)
         assert together[2] == [one.roll() for _ in range(4)]
+
+
+def test_a_function_that_refuses_no_horizon_is_called_without_one(monkeypatch):
+    def picky(max_steps=6):
+        if max_steps < 1:
+            raise ValueError("max_steps must be positive")
+        return of(max_steps=max_steps)()
+
+    monkeypatch.setitem(sys.modules, "picky", module := types.ModuleType("picky"))
+    module.host_game = picky
+    assert envs.context_of("picky:host_game") == "transcript"
+    assert [envs.make_host("picky:host_game", steps).max_steps for steps in (0, 3)] == [6, 3]

@@ -20,7 +20,7 @@ Look = tuple[str, str, str, str]  # kind, goal, first observation, board
 RESERVED = 5_000  # tasks of each kind and seed that are evaluated on, by any script; those trained on come after them
 _AT_ONCE = 16  # a game on the device steps as many rows as once began
 _TRIED, _STEPS = 2, 20  # sequences of actions by which tasks that look alike are compared, and their length
-_COUNTED = 500  # tasks among which starts are counted
+_COUNTED = 200  # tasks among which starts are counted
 _LEAST = 4  # starts of which one is held out
 
 

@@ -75,7 +75,7 @@ def test_tasks_of_a_maze_are_its_free_cells():
     held = hold_out(game, [""], 50, 0)
     assert len(held.tasks) == len(held.looks) == free // 4
     assert held.note == (
-        f"maze_double_t has {free} different starts among 500 tasks: {free // 4} are held out, and the other "
+        f"maze_double_t has {free} different starts among 200 tasks: {free // 4} are held out, and the other "
         f"{free - free // 4} are trained on"
     )
 
@@ -89,11 +89,11 @@ def test_slippery_ice_makes_another_task_of_every_seed():
 @pytest.mark.parametrize(
     "game, says",
     [
-        (envs.make_host("tic_tac_toe"), "10 different starts among 500 tasks: training shows all, and held-out tasks "
+        (envs.make_host("tic_tac_toe"), "10 different starts among 200 tasks: training shows all, and held-out tasks "
          "differ in what is hidden or left to chance"),
-        (line(lambda seed: [seed, seed % 2], lambda state: state[1]), "2 different starts among 500 tasks: training "
+        (line(lambda seed: [seed, seed % 2], lambda state: state[1]), "2 different starts among 200 tasks: training "
          "shows all, and held-out tasks differ in nothing"),
-        (line(Live, lambda state: 0, lambda state: state.rng.choice((0, 1))), "has 1 start among 500"),
+        (line(Live, lambda state: 0, lambda state: state.rng.choice((0, 1))), "has 1 start among 200"),
     ],
 )  # fmt: skip
 def test_a_game_with_few_starts_says_how_many(game, says):
