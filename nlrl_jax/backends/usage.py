@@ -84,8 +84,8 @@ class Usage:
         with self._lock:
             if self._lost:
                 _log.warning(
-                    "%d requests of this run were sent and have no answer, as it was stopped or they took too long: "
-                    "they count as paid and are sent again", self._lost,
+                    "requests that were sent and have no answer: %d (the run was stopped, or they took too long); they "
+                    "count as paid and are sent again", self._lost,
                 )  # fmt: skip
             self._lost = 0
             self._open.setdefault(self.section + role, []).append(most)

@@ -99,7 +99,7 @@ def test_a_killed_run_pays_for_nothing_that_arrived_and_its_ledger_agrees(tmp_pa
         assert sorted(server.asked()) == sorted(set(questions(12)) - paid)
     row = spent(ask)
     assert (row["prompt_tokens"], row["tokens"], row["calls"], row["cache_hits"]) == (120, 60, 12, 5)
-    assert caplog.text.count("2 requests of this run were sent and have no answer") == 1
+    assert caplog.text.count("requests that were sent and have no answer: 2 ") == 1
 
 
 def test_an_interrupt_keeps_what_is_under_way_and_sends_no_more(tmp_path):

@@ -15,7 +15,7 @@ from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.run import models
-from nlrl_jax.types import LEAST, Chat, LanguageModelError, Score
+from nlrl_jax.types import LEAST, Chat, LanguageModelError, Reply, Score
 from tests.backends import server as s
 from tests.backends.endpoints import GREEDY, HOT, model
 from tests.backends.server import Server
@@ -250,12 +250,18 @@ def test_a_model_that_gives_no_log_probabilities_is_refused(number):
     class Wrong:
         can_score = True
 
+        def complete(self, chats, sampling, role, seed=0, stop=()):
+            return [Reply("turn left", log_probs=(-1.0, number)) for _ in chats]
+
         def score(self, chats, continuations, role):
             return [[Score(number, 1) for _ in row] for row in continuations]
 
     caller = Caller(Wrong(), Dialogue.of("rules"), PlanningConfig(), 0)
     with pytest.raises(ValueError, match=f"gives {number} as a log-probability .critic."):
         lac.critic(caller, [OPEN], lac.LACConfig())
+    Wrong.can_score = False
+    with pytest.raises(ValueError, match=f"gives {number} as a log-probability .policy."):
+        imagine.propose(caller, [History("goal", "a wall")], ["turn left", "turn right"])
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, -math.inf])

@@ -113,7 +113,7 @@ def test_a_request_under_way_is_on_disk_as_paid_without_an_answer(tmp_path, capl
     again = Usage(tmp_path)
     for _ in range(2):
         again.sent("policy", 1)
-    assert caplog.text.count("1 requests of this run were sent and have no answer") == 1
+    assert caplog.text.count("requests that were sent and have no answer: 1 ") == 1
 
 
 def test_a_request_that_was_refused_leaves_no_ledger(tmp_path):
