@@ -235,7 +235,11 @@ class Request:
         """What helps where the server takes no chat like this one; "" where the failure is about something else."""
         roles = [message["role"] for message in self.body.get("messages", ())]
         if roles[-1:] == ["assistant"] and chat_roles.refuses_prefill(failure.body):
-            return f"The server does not continue an assistant message. {_TOKENIZER}"
+            thinks = "enable_thinking" in failure.body  # llama.cpp of early 2026
+            off = (
+                ", or leave thoughts out: --extra 'chat_template_kwargs={\"enable_thinking\": false}'" if thinks else ""
+            )
+            return f"The server does not continue an assistant message. {_TOKENIZER}{off}"
         if roles and chat_roles.refused(failure.body):
             return f"The model's chat template refuses messages of {', '.join(roles)}: serve it with another template"
         return ""
