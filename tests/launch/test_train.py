@@ -134,7 +134,7 @@ def test_runs_are_compared_on_one_page(whole, tmp_path, capsys):
     run("compare", whole, other, f"--out={tmp_path / 'page.html'}")
     page = (tmp_path / "page.html").read_text()
     words = (
-        " compared</h1>",
+        " compared on frozen_lake</h1>",
         "beta",
         "0.3",
         "success (before → after)",
