@@ -4,7 +4,7 @@
 
 A reply is peeled layer by layer (label, bullet, tag, box, brackets, quotes, marks), and a line counts as the action
 that it is, or begins with: "Right, then down" is Right. After a thought, a line with a label or a tag counts, or the
-only line that is an action. Where two actions could be meant ("left or right", "up down", "up? No, down"), or a number
+only line that is an action. Where two actions could be meant ("left or right", "up, down", "up? No, down"), or a number
 could be one's place in a list that no prompt shows, there is none.
 """
 
@@ -39,7 +39,8 @@ _LAYERS = (
     _BULLET,
     re.compile(rf"{_LABEL}(?:(?<=\bis)|(?<=\bbe)|(?<=action))\s+(?:to\s+)?(?P<inner>.+)", re.IGNORECASE),
     re.compile(r"(?:step|position|cell|square|number|option|turn)\s+(?P<inner>-?\d+)\W*", re.IGNORECASE),
-    re.compile(r"\(?(?:\d{1,3}|[a-z])[.):]\s+(?P<inner>.+)", re.IGNORECASE),
+    re.compile(r"(?:#\d{1,3}[.):]?|\(?(?:\d{1,3}|[a-z])[.):])\s+(?P<inner>.+)", re.IGNORECASE),
+    re.compile(rf"[\[(<]\|?{_NOUN}\|?[\])>]\s*(?P<inner>.+)", re.IGNORECASE),
     re.compile(rf"\$*{_BOXED.pattern}\$*[\s.]*"),
     re.compile(r"\$*\\(?:text\w*|math\w*|emph)\s*\{(?P<inner>.*)\}\$*"),
     re.compile(r"\[(?P<inner>[^\[\]]+)\]|\((?P<a>[^()]+)\)|\{(?P<b>[^{}]+)\}|<(?P<c>[^<>/]+)/?>"),
@@ -48,15 +49,27 @@ _LAYERS = (
     re.compile(r"(?P<inner>.*\w)\(\s*\)[\s.;]*"),  # a call without arguments
     re.compile(r"(?P<inner>.+?)[\s.!,;:*_`\"']+"),
     re.compile(r"[*_`\"'.\u201c\u201d]+\s*(?P<inner>.+)"),
+    re.compile(r"(?![-+]\s?\d)[^\w\s]+\s+(?P<inner>.+)"),
 )
 # Words that may stand before an action in a sentence that decides on it.
 _LEAD = re.compile(
     r"(?:ok(?:ay)?|so|then|now|thus|therefore|hence|well|sure|first|next|finally|please|let'?s|let me|"
-    r"(?:i|we)(?:'ll|'d)?|you|(?:the )?agent|should|would|will|must|shall|(?:am |are )?going to|need to|have to|choose|"
-    r"pick|select|decide|take|do|use|perform|execute|play|to|the action|action)\b[\s,:]*"
+    r"(?:i|we)(?:'ll|'d)?|you|(?:the )?agent|assistant|should|would|will|must|shall|(?:am |are )?going to|need to|"
+    r"have to|choose|pick|select|decide|take|do|use|perform|execute|play|to|the action|action)\b[\s,:]*"
+)
+# A decision within a sentence: "the best action is ...", "so I ...", "I will ...".
+_DECIDED = re.compile(
+    rf"(?<!last )(?<!previous )\b(?:{_NOUN}(?: to take)?(?: now| here)?(?:\s*:|\s+(?:is|will be|would be|should be)\b)|"
+    r"(?:so|therefore|thus|hence),? (?:i|we|the agent|let's)\b|"
+    r"(?:i|we|the agent)(?:'ll| will| should| would| must| need to| choose(?: to)?| decide to| am going to)\b)"
+    r"(?:\s+to\b)?\s*(?P<inner>[^\n]+)",
+    re.IGNORECASE,
 )
 _ENDED = re.compile(r"\W*$|\W*[.,;:!?]|\W*\s(?:to|because|since|as|so|then|and|or|now|again|is|was|would|will|can)\b")
-_OTHER = re.compile(r"[\s*_`\"'\])}>.,;!?]*(?:\bor\b|/|\||\bvs\b)[\s*_`\"'\[({<]*", re.IGNORECASE)
+_OTHER = re.compile(
+    r"[\s*_`\"'\])}>.]*(?:,\s*or\b|,\s*and\b(?! then)|\b(?:or|vs|and(?! then))\b|[,;/|&+]|[-=]+>|\u2192)"
+    r"(?!\s*(?:and )?(?:then|next|after)\b)[\s*_`\"'\[({<|]*"
+)
 _BESIDE = re.compile(r"[\s*_`\"'\[\](){}<>]*")
 _DOUBT = re.compile(
     r"\W*\s(?:is|was|would|will|can|could|does|do)(?: be)?(?:n't|not| not| impossible| blocked)\b|\W*\?.|\W*\sno\b\W"
@@ -83,7 +96,7 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
         return _any_text(answer)
     words = _Words(actions)
     answer = "\n".join(line[: words.room] for line in answer.splitlines() if line.strip())
-    for read in (_marked, _first_line, _fields, _only_line):
+    for read in (_marked, _first_line, _fields, _only_line, _decided):
         named = read(answer, words)
         if len(named) > 1:
             return "", SEVERAL
@@ -182,8 +195,11 @@ def _alternatives(rest: str, words: _Words) -> set[str]:
     """The other action that a line names right after the first one; any where the first one is taken back."""
     if _DOUBT.match(rest):
         return {SEVERAL}
-    gap = _OTHER.match(rest) or _BESIDE.match(rest)
-    return {action} if (action := words.begun(rest[gap.end() :])[0]) else set()
+    if other := _OTHER.match(rest):
+        begun = (words.begun(clause)[0] for clause in _clauses(rest[other.end() :]))
+        return {action for action in begun if action}
+    action, _ = words.begun(rest[_BESIDE.match(rest).end() :])
+    return {action} if action else set()
 
 
 def _marked(answer: str, words: _Words) -> set[str]:
@@ -208,6 +224,16 @@ def _only_line(answer: str, words: _Words) -> set[str]:
     """The actions that whole lines are."""
     layers = (unwrapped(line) for line in answer.splitlines())
     return {action for row in layers if (action := next(filter(None, map(words.equal, row)), None))}
+
+
+def _decided(answer: str, words: _Words) -> set[str]:
+    """The actions that sentences decide on."""
+    begun = [
+        words.begun(match["inner"].lstrip("*_`\"'[({<\\ "))
+        for match in _DECIDED.finditer(answer.replace("\u2019", "'"))
+    ]
+    named = [(action, rest) for action, rest in begun if action and (" " in action or _ENDED.match(rest))]
+    return set().union(*({action, *_alternatives(rest, words)} for action, rest in named))
 
 
 def _any_text(answer: str) -> tuple[str, str]:

@@ -22,15 +22,19 @@ _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)"
 _POWER = r"(?:[eE][-+]?\d+|\s*(?:[x*\u00d7]|\\times)\s*10\s*(?:\^|\*\*)\s*\{?[-+]?\d+\}?)?"
 _PLAIN = rf"[-+]?{_DIGITS}{_POWER}"
 _PERCENT = r"(?:\s*\\?%|\s*(?:percent|per\s?cent|pct)\b)"
-_OF = r"\s*(?:/|(?:\w+[ -]){0,2}\(?\s*out\s+of(?:\s+(?:a\s+)?(?:possible|total|maximum)(?:\s+of)?)?|of)\s*(?:the\s+)?"
+_OF = (
+    r"\s*(?:/|(?:\w+[ -]){0,2}\(?\s*out\s+of(?:\s+(?:a\s+)?(?:possible|total|maximum)(?:\s+of)?)?|of|in(?=\s*\d))"
+    r"\s*(?:the\s+)?"
+)
 _GOOD = (
     rf"(?P<whole>\d+)\s+(?P<part>\d+)\s?/\s?(?P<parts>\d+)|(?P<number>{_PLAIN})(?:{_OF}(?P<total>{_DIGITS})\)?|"
     rf"(?P<percent>{_PERCENT})|\s*\(\s*out\s+of\s+(?P<most>{_DIGITS})\s*\))?(?:\s*(?:\u00b1|\+/?-)\s*{_DIGITS}%?)?"
 )
 _VALUE = rf"{_PLAIN}(?:\s?/\s?{_DIGITS}|{_PERCENT})?"
 _BAD = (
-    r"[$\u20ac\u00a3\u00a5]\s*\d[\d.,]*|"  # money
+    r"[$\u20ac\u00a3\u00a5]\s*\d[\d.,]*|\b50\s?/\s?50\b|"  # money, an even chance or a full score
     r"\d+(?:\.\d+){2,}|\d+(?:/\d+){2,}|\d+(?:-\d+){2,}|\d+\s?:\s?\d+(?:\.\d+)?|"  # versions, dates, times
+    rf"{_VALUE}(?:[,;]\s+{_VALUE})+(?=[\s.*]*$)|"  # lists
     rf"{_VALUE}\s*(?:-|\u2013|\u2014|\.\.+|to|or|and|through|~)\s*{_VALUE}|"  # ranges, alternatives
     rf"(?:[<>\u2264\u2265]=?|\b(?:less|more|greater|lower|higher|fewer)\s+than|\bat\s+(?:least|most)|\b(?:below|above|under|over|"
     rf"up\s+to|beyond))\s*{_VALUE}|"  # bounds
@@ -131,6 +135,8 @@ _SIGNS = {0x2212: "-", 0xFF0D: "-", 0x2010: "-", 0x2011: "-", 0x2044: "/", 0x221
 
 def _vulgar(character: str) -> str:
     parts = unicodedata.normalize("NFKC", character)
+    if "\uff01" <= character <= "\uff5e":  # of full width
+        return parts
     return f" {parts.replace(chr(0x2044), '/')}" if chr(0x2044) in parts and len(parts) > 2 else character
 
 
