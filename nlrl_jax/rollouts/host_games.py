@@ -125,7 +125,10 @@ def play(
             raise ValueError(
                 f"step {t} has {len(move.actions)} moves for {len(live)} episodes: they are of another run"
             )
-        outcomes = game.step([states[i] for i in live], move.actions)
+        try:
+            outcomes = game.step([states[i] for i in live], move.actions)
+        except ValueError as error:
+            raise ValueError(f"{error} (step {t + 1} of {len(live)} episode{'s' * (len(live) != 1)})") from error
         for k, i in enumerate(live):
             outcome, history = rule(histories[i], outcomes[k]), histories[i]
             history = history.noted(move.notes[k]) if move.notes[k] else history

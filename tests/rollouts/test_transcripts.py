@@ -302,3 +302,13 @@ def test_what_all_prompts_begin_with_is_the_instructions_and_examples():
     assert text_of(shared).startswith("<|im_start|>user\nGet to the number.") and "An example:" in text_of(shared)
     assert one.begins(shared) and one.begins(()) and not one.begins((*shared[:-1], -1))
     assert not one.begins(one.turns[0].replies[0].prompt)  # something must follow
+
+
+def test_a_fault_of_the_game_names_the_step():
+    def fails(states, actions):
+        if states[0]:
+            raise ValueError("mine: no such cell")
+        return [Outcome(x + 1, "on") for x in states]
+
+    with pytest.raises(ValueError, match=r"mine: no such cell \(step 2 of 1 episode\)"):
+        play(player(["Up\n", "Up\n"]), dataclasses.replace(GAME, step=fails), TWO[1:], 0)

@@ -106,8 +106,9 @@ def _measured(name: str) -> str:
 def explained(measured: str = "success") -> str:
     """Explains the numbers of this table and of the following ones."""
     return (
-        f"{_measured(measured)}; the header has the number of tasks. {header('tasks', shares=True)} In all tables, "
-        "differences are paired task by task, and a difference is within noise if its interval contains 0."
+        f"{_measured(measured)}; the header has the number of tasks. {header('tasks', shares=True)} Tasks that begin "
+        "alike are one, unless chance or what is hidden in them differs. In all tables, differences are paired task by "
+        "task, and a difference is within noise if its interval contains 0."
     )
 
 
