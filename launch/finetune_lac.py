@@ -303,7 +303,7 @@ def write_model(config: FinetuneConfig, folder: pathlib.Path, base: LocalModel, 
 
 COMMAND = app.Command(
     SCRIPT, FinetuneConfig, dry_run="count pairs, tokens and steps, then stop", several=True,
-    may_change=("checkpoint_every", "iterations", "micro_batch", "remat", "mesh"),
+    may_change=("checkpoint_every", "iterations", "learning_rate", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 
 

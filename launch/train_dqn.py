@@ -67,7 +67,7 @@ PRESETS = {
 }  # fmt: skip
 
 
-COMMAND = app.Command(SCRIPT, DQNRunConfig, PRESETS, may_change=("iterations", "checkpoint_every"))
+COMMAND = app.Command(SCRIPT, DQNRunConfig, PRESETS, may_change=("iterations", "checkpoint_every", "learning_rate"))
 
 
 class Trainer:
@@ -106,6 +106,8 @@ class Trainer:
     def update(self, state, key):
         """One iteration. The state holds the randomness, so `key` is not used."""
         del key
+        if not self.config.sweep:  # a resumed run may have another
+            state = state.replace(learning_rate=jnp.float32(self.dqn.learning_rate))
         state, metrics = self._chunk(state)
         return state, {name: np.asarray(value, np.float64).mean() for name, value in metrics.items()}
 

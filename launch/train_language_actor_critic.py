@@ -137,7 +137,7 @@ PRESETS = {
 
 COMMAND = app.Command(
     SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
-    may_change=("iterations", "prompted", "micro_batch", "remat", "mesh"),
+    may_change=("iterations", "learning_rate", "policy_learning_rate", "prompted", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 
 

@@ -68,7 +68,14 @@ PRESETS = {
 }  # fmt: skip
 
 
-COMMAND = app.Command(SCRIPT, RunConfig, PRESETS, "scale", several=True, may_change=("iterations", "remat", "mesh"))
+COMMAND = app.Command(
+    SCRIPT,
+    RunConfig,
+    PRESETS,
+    "scale",
+    several=True,
+    may_change=("iterations", "learning_rate", "critic_learning_rate", "remat", "mesh"),
+)
 
 
 def policy_of(config: RunConfig, start: LocalModel) -> MovePolicy:

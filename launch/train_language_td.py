@@ -110,7 +110,7 @@ PRESETS = {
 
 COMMAND = app.Command(
     SCRIPT, RunConfig, PRESETS, "scale", dry_run="print the run's calls and tokens, then stop", several=True,
-    may_change=("iterations", "micro_batch", "remat", "mesh"),
+    may_change=("iterations", "learning_rate", "micro_batch", "remat", "mesh"),
 )  # fmt: skip
 
 

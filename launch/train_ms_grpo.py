@@ -146,8 +146,8 @@ PRESETS = {
 
 COMMAND = app.Command(
     SCRIPT, TrainConfig, PRESETS, several=True,
-    # its length, speed or logging, not what it learns
-    may_change=("iterations", "checkpoint_every", "micro_batch", "remat", "mesh", "probe"),
+    # its length, speed or logging, and how fast it learns
+    may_change=("iterations", "checkpoint_every", "learning_rate", "micro_batch", "remat", "mesh", "probe"),
 )  # fmt: skip
 
 

@@ -87,7 +87,10 @@ class WarmStartConfig:
 
 
 COMMAND = app.Command(
-    "warm_start", WarmStartConfig, several=True, may_change=("checkpoint_every", "micro_batch", "remat", "mesh")
+    "warm_start",
+    WarmStartConfig,
+    several=True,
+    may_change=("checkpoint_every", "learning_rate", "micro_batch", "remat", "mesh"),
 )
 
 

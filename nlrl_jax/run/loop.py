@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
+from nlrl_jax.files import read_json, write_json
 from nlrl_jax.rollouts.text_games import MOST
 from nlrl_jax.run import alarms, processes, results
 from nlrl_jax.run.directory import check_done, part_of
@@ -37,6 +38,9 @@ class State(Protocol):
 
     def replace(self, **fields: Any) -> Any:
         """The state with other fields."""
+
+
+REDRAWN = "redrawn.json"  # {iteration: how often its update was not finite}
 
 
 def restore(run_dir: pathlib.Path, state: Any) -> Any:
@@ -69,6 +73,7 @@ class Plan(NamedTuple):
       columns: the metrics that progress shows.
       resume: keep the metrics written before `state.iteration`.
       game: its name, for messages.
+      rate: the learning rate's option, which --resume may lower; "" where it may not.
     """
 
     seed: int | Sequence[int]
@@ -78,6 +83,7 @@ class Plan(NamedTuple):
     resume: bool = False
     eval_every: int = 1
     game: str = ""
+    rate: str = "--learning_rate"
 
 
 def train(
@@ -90,7 +96,8 @@ def train(
 ) -> Any:
     """Calls `state, metrics = update(state, key)` from `state.iteration` up to `plan.iterations`.
 
-    The key of iteration i is `fold_in(key(seed), i + 1)`, so a resumed run computes the same bits. SIGTERM and Ctrl-C
+    The key of iteration i is `fold_in(key(seed), i + 1)`, so a resumed run computes the same bits; where its update was
+    not finite n times, `fold_in(fold_in(key(seed), i + 1), n)`, so that the resumed run can go on. SIGTERM and Ctrl-C
     let the running iteration finish, save, and end the process with status 0; Ctrl-C calls `finish` first, so that the
     report of what is done is written. A second signal ends the process at once.
 
@@ -121,6 +128,7 @@ def train(
     check_done(run_dir, iterations)
     _check_disk(run_dir, state)
     origin = {"run": part_of(run_dir)}
+    redrawn = processes.from_first(lambda: _redrawn(run_dir)) if plan.resume else {}
     for folder in folders if plan.resume else ():
         _check_metrics(folder, run_dir, start)
     with stop_signals() as signals:
@@ -132,15 +140,16 @@ def train(
             watch = alarms.Watch()
             for i in range(start, iterations):
                 clock = time.monotonic()
-                state, metrics = update(state, fold_in(key, i + 1))
+                own_key, times = fold_in(key, i + 1), redrawn.get(str(i), 0)
+                state, metrics = update(state, fold_in(own_key, times) if times else own_key)
                 metrics = {name: np.asarray(value, np.float64) for name, value in metrics.items()}
                 bad_turn = int(np.max(metrics.pop("bad_reward_turn", 0)))
                 if not metrics.pop("finite", np.ones(())).all():
                     if (np.ravel(state.iteration) == i).all():  # the update kept the last good state
                         checkpoints.save(i, state.learned(), origin | {"stopped": "non-finite"})
-                    raise ValueError(
-                        _not_finite(i, metrics, checkpoints, bad_turn and _bad_reward(plan.game, bad_turn))
-                    )
+                    if processes.first():
+                        write_json(run_dir / REDRAWN, {**redrawn, str(i): times + 1})
+                    raise ValueError(_not_finite(i, metrics, checkpoints, _advice(plan, bad_turn)))
                 metrics |= evaluate(i + 1, state) if evaluate else {}
                 _write(writers, i, metrics, time.monotonic() - clock)
                 means = {name: np.mean(value) for name, value in metrics.items()}
@@ -235,21 +244,25 @@ def _check_metrics(folder: pathlib.Path, run_dir: pathlib.Path, start: int) -> N
         )
 
 
-def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Checkpoints, cause: str) -> str:
+def _redrawn(run_dir: pathlib.Path) -> dict[str, int]:
+    return read_json(run_dir / REDRAWN) if (run_dir / REDRAWN).is_file() else {}
+
+
+def _not_finite(iteration: int, metrics: dict[str, np.ndarray], checkpoints: Checkpoints, advice: str) -> str:
     bad = ", ".join(f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value).all())
     checkpoints.wait()
     kept = checkpoints.latest_step()
     where = "no state was saved" if kept is None else f"the last good state is in {checkpoints.folder / str(kept)}"
-    return (
-        f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {where}. "
-        f"{cause or 'Lower --learning_rate'}"
-    )
+    return f"iteration {iteration} is not finite ({bad or 'in its gradients'}). Stopped; {where}. {advice}"
 
 
-def _bad_reward(game: str, turn: int) -> str:
-    return (
-        f"{game or 'The game'} paid a reward in turn {turn} that is not finite, or beyond {MOST:g}: mend its step_env"
-    )
+def _advice(plan: Plan, bad_turn: int) -> str:
+    """What to do where an update was not finite."""
+    if bad_turn:
+        paid = f"{plan.game or 'The game'} paid a reward in turn {bad_turn} that is not finite, or beyond {MOST:g}"
+        return f"{paid}: mend its step_env"
+    lower = f" and a lower {plan.rate}" if plan.rate else ""
+    return f"Continue with --resume{lower}; what is random is drawn anew"
 
 
 @contextlib.contextmanager

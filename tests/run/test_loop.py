@@ -188,11 +188,41 @@ def test_a_run_that_is_not_finite_keeps_the_last_good_state(tmp_path):
         keep = lambda a, b: jnp.where(fine, a, b)
         return jax.tree.map(keep, new, state), {**metrics, "loss": jnp.where(fine, 0.0, jnp.nan), "finite": fine}
 
-    with pytest.raises(ValueError, match=r"iteration 7 is not finite \(loss nan\).*Lower --learning_rate"):
+    with pytest.raises(
+        ValueError,
+        match=r"iteration 7 is not finite \(loss nan\).*Continue with --resume and a lower --learning_rate; what is random",
+    ):
         train(tmp_path, jax.jit(breaks))
     step, learned, metadata = Checkpoints(tmp_path / "checkpoints").restore(initial().learned())
     np.testing.assert_array_equal(learned["x"], train(tmp_path / "whole", jax.jit(breaks), iterations=7).x)
     assert step == 7 and metadata["stopped"] == "non-finite" and len(read_rows(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_run_that_was_not_finite_once_goes_on(tmp_path, kept):
+    """With other random numbers in that iteration, the same ones after any kill, and as before in all others."""
+    draws = {}
+
+    def breaks(state, key):
+        draws[int(state.iteration)] = drawn = float(jax.random.normal(key))
+        new, metrics = update(state, key)
+        good = drawn != unlucky
+        return (new if good or not kept else state), {**metrics, "finite": good}
+
+    unlucky = None
+    train(tmp_path / "whole", breaks)
+    usual, unlucky = dict(draws), draws[7]
+    with pytest.raises(ValueError, match="Continue with --resume"):
+        train(tmp_path / "run", breaks)
+    assert json.loads((tmp_path / "run" / "redrawn.json").read_text()) == {"7": 1}
+    draws.clear()
+    train(tmp_path / "run", breaks)
+    assert min(draws) == (7 if kept else 5) and [i for i in draws if draws[i] != usual[i]] == [7]
+    assert [row["iteration"] for row in read_rows(tmp_path / "run")] == list(range(STEPS))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # from the start on, the same
+    rows = read_rows(tmp_path / "run")
+    train(tmp_path / "run", breaks)
+    assert read_rows(tmp_path / "run") == rows
 
 
 def test_a_reward_that_is_not_finite_is_the_games_fault(tmp_path):

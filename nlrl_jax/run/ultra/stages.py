@@ -103,7 +103,7 @@ class Run:
             return state
         print(f"base agent: {count(config.base_iterations, 'update')} of PPO", flush=True)
         columns = ("env_return", "env_steps", "entropy", "value_loss")
-        plan = loop.Plan(self.seed, config.base_iterations, config.checkpoint_every, columns, self.resume)
+        plan = loop.Plan(self.seed, config.base_iterations, config.checkpoint_every, columns, self.resume, rate="")
         return loop.train(folder, update, state, plan)
 
     def _copied(self, folder: pathlib.Path, fresh: PPOState) -> PPOState:
@@ -247,7 +247,7 @@ class Run:
                 scores = self.scores(states, config.curve_episodes) if due else {}
                 return {f"eval/{kind}": score for kind, score in scores.items()}
 
-            plan = loop.Plan(self.seeds, config.iterations, config.checkpoint_every, columns, self.resume)
+            plan = loop.Plan(self.seeds, config.iterations, config.checkpoint_every, columns, self.resume, rate="")
             states = loop.train(folder, update, states, plan, evaluate)
         if not (self.resume and self.is_scored(name)):
             after = self.scores(states, config.eval_episodes)
