@@ -12,7 +12,8 @@ of them; a game with too few starts for that says how many it has.
 
 Leaves results.json and metrics.jsonl (success, standard errors, tokens), episodes/, the adapter of each round in
 rounds/K/adapter, RUN_DIR/model (the last adapter merged, an ordinary Hugging Face folder for `run_lac`), curves and
-report.html. Every step of play is on disk once it is made, and so is every adapter: --resume repeats none.
+report.html. Every step of play is on disk once it is made, and so is every adapter: --resume repeats at most
+seven steps of a batch, to come to the same bits.
 
 The last line reads `LAC without critic 0.333 -> 0.483, LAC 0.442 -> 0.517`.
 """

@@ -12,7 +12,8 @@
     python -m launch.run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
 All methods play the same tasks, --tasks of each mission, --parallel at once in lockstep. Leaves episodes/METHOD.json,
-results.json, table.md, plots, report.html and usage.json. Every step is on disk (moves/), so --resume repeats none.
+results.json, table.md, plots, report.html and usage.json. Every step is on disk (moves/): --resume repeats none, or of
+a local model's at most the last seven, to come to the same bits.
 
 The built-in model nano_babyai was trained on thousands of transcripts of walkers of mixed quality
 (`envs/babyai/corpus.py`); the paper fine-tunes models of seven or eight billion weights on 18. In its corpus GOOD and

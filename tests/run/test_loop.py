@@ -188,10 +188,7 @@ def test_a_run_that_is_not_finite_keeps_the_last_good_state(tmp_path):
         keep = lambda a, b: jnp.where(fine, a, b)
         return jax.tree.map(keep, new, state), {**metrics, "loss": jnp.where(fine, 0.0, jnp.nan), "finite": fine}
 
-    with pytest.raises(
-        ValueError,
-        match=r"iteration 7 is not finite \(loss nan\).*Continue with --resume and a lower --learning_rate; what is random",
-    ):
+    with pytest.raises(ValueError, match=r"7 is not finite \(loss nan\).*--resume and a lower --learning_rate"):
         train(tmp_path, jax.jit(breaks))
     step, learned, metadata = Checkpoints(tmp_path / "checkpoints").restore(initial().learned())
     np.testing.assert_array_equal(learned["x"], train(tmp_path / "whole", jax.jit(breaks), iterations=7).x)
