@@ -20,10 +20,11 @@ _CLOSING = {'"': '"\u201d\u201c', "'": "'\u2019", "\u201c": '\u201d"', "\u2018":
 _CLOSING |= {"`": "`", "\u00ab": "\u00bb"}
 _BLANK = re.compile(r"(?:\s++|//[^\n]*+|#[^\n]*+|/\*.*?\*/)*+", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_$][\w$-]{0,63}+(?: [\w$-]{1,20}+){0,3}+(?=\s*+[:=])")
-_NUMBER = re.compile(r"[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+(?=\s*+(?:[,}\])\n#]|//|/\*|\Z))")
+_NUMBER = re.compile(r"[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+(?=\s*+(?:,(?!\d)|[}\])\n#]|//|/\*|\Z))")
+_ITEM = re.compile(_NUMBER.pattern.replace(r",(?!\d)", ","))  # in a list, where "1,2" is two numbers
 _WORD = re.compile(r"(?:true|false|null|none|nil|undefined|nan|-?infinity)\b", re.IGNORECASE)
 _WORDS = {"true": True, "false": False, "nan": float("nan"), "infinity": float("inf"), "-infinity": float("-inf")}
-_RAW = re.compile(r"[-+.]?\d[^,{}\[\]\n\"]{0,80}+")  # "5 (centre)", "1/2"
+_RAW = re.compile(r"[-+.]?\d(?:[^,{}\[\]\n\"]|,(?=\d)){0,80}+")  # 5 (centre), 1/2, 0,85
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _JUNK = re.compile(r"[^,}\])\"'\u201c\u2018]*+")
@@ -81,7 +82,8 @@ class _Reader:
             return self._nested(character)
         if character in _CLOSING and character:
             return self._string(inside)
-        for pattern, make in ((_NUMBER, _number), (_WORD, lambda word: _WORDS.get(word.lower())), (_RAW, str.strip)):
+        number = _ITEM if inside == "]" else _NUMBER
+        for pattern, make in ((number, _number), (_WORD, lambda word: _WORDS.get(word.lower())), (_RAW, str.strip)):
             if match := pattern.match(self.text, self.position):
                 self.position = match.end()
                 return make(match.group())

@@ -14,10 +14,9 @@ GOOD, BAD, UNKNOWN = "GOOD", "BAD", "UNKNOWN"
 VERDICT = "This step is"
 
 _GAP = r"[\s*_`\"'\u201c\u201d\u2018\u2019#~$]+"
-_STEP = (
-    rf"(?:(?:this|that|the|my|last|previous){_GAP}){{1,2}}(?:step|action|move){_GAP}"
-    r"(?:is|was|has been|counts as|should be)"
-)
+_SEEMS = r"(?:is|was|seems|looks|appears|has been|counts as|should be|can be)"
+_STEP = rf"this{_GAP}step{_GAP}{_SEEMS}"
+_ACTION = rf"(?:(?:the|this|my|last|previous){_GAP}){{1,2}}(?:step|action|move){_GAP}{_SEEMS}"  # counts without `_STEP`
 _TITLE = (
     r"(?:verdict|judge?ment|rating|assessment|conclusion|evaluation|label|answer|critic|step|"
     r"(?:judged?|rated?|mark(?:ed)?|call) (?:it|this|this step)(?: as)?)(?:\W{0,4}\b(?:is|was))?"
@@ -26,9 +25,10 @@ _TITLE = (
 # Between the phrase and the word: marks, tags, LaTeX, and words that change nothing.
 _BETWEEN = (
     r"(?:\W|_|</?\w{1,20}>|\\\w{1,10}\{|\b(?:an?|the|very|really|clearly|definitely|therefore|thus|so|hence|probably|"
-    r"likely|certainly|considered|judged|rated|marked|label+ed|classified|deemed|as|to be|also|still|overall|simply|"
-    r"quite|indeed|currently|now|rather)\b){0,40}?"
+    r"likely|certainly|absolutely|mostly|potentially|considered|judged|rated|marked|label+ed|classified|deemed|as|"
+    r"to be|also|still|overall|simply|quite|indeed|currently|now|rather)\b){0,40}?"
 )
+_SO = r"\b(?i:it is|it's|say|so|therefore|thus|hence|verdict|conclusion|overall)\b[,:]?\s"
 _NOT = r"(?:n't|n\u2019t|\b(?:not|never|neither|no|hardly|far from)\b)"
 
 
@@ -54,16 +54,20 @@ def before_verdict(note: str) -> str:
 
 def _judgement(note: str, words: Sequence[str]) -> tuple[int, str]:
     """(where the last judgement of a note begins, its word); (the note's length, "") where there is none."""
-    word, places = "|".join(map(re.escape, words)), [(-1, len(note), "")]
-    choice = rf"[\s*_`\"']*(?:,|/|\||\bor\b)[\s*_`\"']*(?:or\s+)?(?:{word})\b"
+    word, places = "|".join(map(re.escape, words)), []
+    choice = rf"[\s*_`\"']*(?:,|/|\||\bor\b|\band\b)[\s*_`\"']*(?:or\s+)?(?:{word})\b"
     ending = rf"(?P<not>{_NOT})?{_BETWEEN}(?:(?P<word>{word})(?![^\W_])(?P<choice>{choice})?|(?P<cut>[^\W_]+)$)"
-    for match in re.finditer(rf"\b(?:{_STEP}|{_TITLE}){_BETWEEN}{ending}", note, re.IGNORECASE):
-        if match["word"]:
-            named = "" if match["not"] or match["choice"] else match["word"].upper()
-            places.append((match.start("word"), match.start(), named))
-        elif any(word.upper().startswith(match["cut"].upper()) for word in words):
-            places.append((match.start("cut"), match.start(), ""))
-    alone = re.search(rf"(?:(?<=[.!?;:)]\s)|(?<=\u2014\s)|(?<=->)|(?<=\u2192))[\W_]*(?P<word>{word})[\W_]*$", note)
-    if alone := alone or re.fullmatch(rf"[\W_]*(?P<word>{word})[\W_]*", note, re.IGNORECASE):
-        places.append((alone.start("word"), alone.start(), alone["word"].upper()))
-    return max(places, key=lambda place: place[0])[1:]
+    for phrase in (rf"(?:{_STEP}|{_TITLE})", _ACTION):
+        for match in re.finditer(rf"\b{phrase}{_BETWEEN}{ending}", note, re.IGNORECASE):
+            if match["word"]:
+                named = "" if match["not"] or match["choice"] else match["word"].upper()
+                places.append((match.start("word"), match.start(), named))
+            elif any(one.upper().startswith(match["cut"].upper()) for one in words):
+                places.append((match.start("cut"), match.start(), ""))
+        if places:
+            break
+    before = r"[.!?;:)]\s|[\u2014-]\s|->|\u2192|\\boxed\{" + ("" if places else f"|{_SO}")
+    alone = re.search(rf"(?:{before})(?P<all>[\W_]*(?P<word>{word})[\W_]*$)", note)
+    if alone := alone or re.fullmatch(rf"(?P<all>[\W_]*(?P<word>{word})[\W_]*)", note, re.IGNORECASE):
+        places.append((alone.start("word"), alone.start("all"), alone["word"].upper()))
+    return max(places, key=lambda place: place[0], default=(0, len(note), ""))[1:]

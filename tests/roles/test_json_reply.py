@@ -55,6 +55,7 @@ def test_what_is_read(text, fields, problem):
 
 MOVE = {"thought": "x", "best_move": 7}
 LOOSE = [
+    ("{'a': 0,85, 'b': [1,2,]}", {"a": "0,85", "b": [1, 2]}),
     ("{'thought': 'x', 'best_move': 7}", MOVE),
     ("{“thought”: “x”, “best_move”: 7}", MOVE),
     ("{‘thought’: ‘x’, ‘best_move’: 7}", MOVE),

@@ -84,6 +84,22 @@ NOTES = [
     ("It is bad.", ""),
     ("Step: GOOD", "GOOD"),
     ('"This step is GOOD."', "GOOD"),
+    ("This step is GOOD. The last action was BAD.", "GOOD"),
+    ("The last action was BAD.", "BAD"),
+    ("This step seems GOOD.", "GOOD"),
+    ("This step is GOOD and BAD", ""),
+    ("This step is absolutely not GOOD", ""),
+    ("It's GOOD.", "GOOD"),
+    ("I would say GOOD.", "GOOD"),
+    ("I would not say GOOD or BAD", ""),
+    ("The door is open, so BAD.", "BAD"),
+    ("Therefore, GOOD", "GOOD"),
+    ("Verdict GOOD", "GOOD"),
+    ("\\boxed{BAD}", "BAD"),
+    ("Conclusion - BAD", "BAD"),
+    ("This step is mostly GOOD", "GOOD"),
+    ("That is so good", ""),
+    ("The other step was good.", ""),
 ]
 
 
