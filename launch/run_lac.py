@@ -50,7 +50,7 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import DTYPES, check, flat, option, part, replace
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
-from nlrl_jax.run import app, limits, models, results
+from nlrl_jax.run import app, limits, models, players, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.lac import prompts
@@ -203,6 +203,8 @@ def check_model(config: LACRunConfig, game: HostGame, tasks: list[Task], ask: bo
         prompts.check_words(tokenizer, config.lac.pair())
     readers = {config.model: tokenizer} | ({config.policy: load_tokenizer(config.policy)} if config.policy else {})
     for model, tokenizer in readers.items():
+        if warning := players.check_reader(model, config.game, envs.READ_BY.get(config.game, ""), True):
+            print(f"warning: {warning}", flush=True)
         most = config.prompts.context_tokens
         room = most if model == "endpoint" else prompts.context_within(model, most)
         if room and model != envs.READ_BY.get(config.game):
