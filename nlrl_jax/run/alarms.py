@@ -13,6 +13,7 @@ import numpy as np
 from nlrl_jax.run.metrics import read_metrics
 
 MEASURES = ("surprisal", "distinct_replies", "state_dependence", "return_spread")
+_LONGER = "longer episodes (--max_turns, outside transcripts --max_steps too)"
 _ENOUGH = 20  # iterations that `Watch` looks back on
 _ENDS = 5  # iterations at least that are an end of a run; a run of fewer than two ends is short
 _UNPAID = 10  # iterations without a reward of the game, after which that is said
@@ -104,8 +105,8 @@ class Watch:
 def _unpaid(iterations: int) -> str:
     return (
         f"the game paid no reward in the last {iterations} iterations: the model can only learn to avoid penalties, "
-        "best by risking nothing. Try longer episodes (--max_turns, --max_steps), more of them (--group_size, "
-        "--num_groups), a higher --temperature, a larger --beta, or `nlrl-jax warm_start`"
+        f"best by risking nothing. Try {_LONGER}, more of them (--group_size, --num_groups), a higher "
+        "--temperature, a larger --beta, or `nlrl-jax warm_start`"
     )
 
 
@@ -122,5 +123,5 @@ def _advice(steps: float, turns: float, surprisal: float = 1.0) -> str:
         )
     return (
         "Try more episodes per group (--group_size), more initial states (--num_groups), a higher --temperature, "
-        "longer episodes (--max_turns, --max_steps) or a game that also rewards the way to its goal"
+        f"{_LONGER} or a game that also rewards the way to its goal"
     )
