@@ -12,6 +12,7 @@ its 95 % interval. Groups of iterate_lac also get a table by round and a curve o
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any
 
@@ -64,20 +65,38 @@ def read_run(run_dir: pathlib.Path) -> dict[str, Any]:
 def groups_of(names: list[str]) -> dict[str, list[pathlib.Path]]:
     """{title: the folders of its seeds} of TITLE=A,B,C; a part of any other run is a group by itself, under its path.
 
+    Folders may have "=" and "," in their names: what exists counts.
+
     Raises:
       ValueError: a title or a folder of a group comes twice.
     """
     groups: dict[str, list[pathlib.Path]] = {}
     for name in names:
-        title, equals, listed = name.rpartition("=")
-        if not equals or pathlib.Path(name).expanduser().exists():
+        if not _is_group(name):
             groups |= {str(part): [part] for part in parts_of(pathlib.Path(name).expanduser())}
             continue
-        folders = [pathlib.Path(one).expanduser() for one in listed.split(",")]
+        signs = [i for i, character in enumerate(name) if character == "="]
+        splits = [(name[:i], _listed(name[i + 1 :])) for i in signs]
+        title, folders = next((split for split in splits if all(map(os.path.exists, split[1]))), splits[-1])
         if title in groups or len(set(folders)) < len(folders):
             raise ValueError(f"{name} names a group or a folder twice; a seed counts once")
         groups[title] = folders
     return groups
+
+
+def _is_group(name: str) -> bool:
+    return "=" in name and not os.path.exists(os.path.expanduser(name))
+
+
+def _listed(text: str) -> list[pathlib.Path]:
+    """The folders of a list with commas between them; a folder's own commas stay where it exists."""
+    commas = [i for i, character in enumerate(text) if character == ","]
+    for end in (len(text), *reversed(commas)):
+        if os.path.exists(os.path.expanduser(text[:end])):
+            rest = text[end + 1 :]
+            return [pathlib.Path(text[:end]).expanduser(), *(_listed(rest) if rest else [])]
+    first, comma, rest = text.partition(",")
+    return [pathlib.Path(first).expanduser(), *(_listed(rest) if comma else [])]
 
 
 def read_group(title: str, folders: list[pathlib.Path]) -> dict[str, Any]:
@@ -128,7 +147,7 @@ def main(argv: list[str]) -> None:
         raise ValueError("name the runs: python -m launch.compare runs/a runs/b")
     groups = groups_of(argv[1:])
     runs = [read_group(title, folders) for title, folders in groups.items()]
-    titled = argv[1].rpartition("=")[0] in groups
+    titled = _is_group(argv[1])
     beside = groups[runs[0]["name"]][0] if titled else pathlib.Path(argv[1])
     out = page_of(flags.FLAGS.out or beside / "comparison.html")
     out.parent.mkdir(parents=True, exist_ok=True)

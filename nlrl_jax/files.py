@@ -6,8 +6,27 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
+
+# With these in a path Orbax and TensorStore do not find again what they wrote: patterns to them, or another scheme.
+_UNSTORABLE = re.compile(r"\\|\[.*\]|gs:(?:/|$)", re.DOTALL)
+
+
+def check_storable(path: pathlib.Path) -> pathlib.Path:
+    """The absolute path of a folder for checkpoints, as it is.
+
+    Raises:
+      ValueError: checkpoints in it could not be read again, because of its name or that of a folder above it.
+    """
+    text = str(path)
+    if _UNSTORABLE.search(text) or text.encode(errors="replace").decode() != text:
+        raise ValueError(
+            f"{text!r} has a backslash, brackets [ ], a folder that ends in gs: or bytes of no text in its path, "
+            "where Orbax does not find checkpoints again; choose another name"
+        )
+    return path
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:

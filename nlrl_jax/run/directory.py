@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from nlrl_jax.backends.endpoint_options import MAY_CHANGE
-from nlrl_jax.files import write_json
+from nlrl_jax.files import check_storable, write_json
 
 CONFIG = "config.json"
 LOCK = ".lock"
@@ -106,10 +106,10 @@ def check_inputs(run_dir: pathlib.Path, values: dict[str, Any]) -> None:
       ValueError: names the option.
     """
     for name, value in values.items():
-        for text in value.split(",") if isinstance(value, str) else ():
+        for text in {value, *value.split(",")} if isinstance(value, str) else ():
             path = pathlib.Path(text.strip()).expanduser().absolute()
             named = os.sep in text or path != run_dir  # the folder may be called like a built-in model
-            if named and path.exists() and path.resolve().is_relative_to(run_dir.resolve()):
+            if named and os.path.exists(path) and path.resolve().is_relative_to(run_dir.resolve()):
                 raise ValueError(f"--overwrite would delete --{name} {text}; choose another --run_dir")
 
 
@@ -244,11 +244,12 @@ def _is_path(name: str, old: Any, new: Any) -> bool:
 
 
 def _lock(run_dir: pathlib.Path) -> None:
+    check_storable(run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        why = "it is a file" if run_dir.is_file() else error.strerror
+        why = "it is a file" if os.path.isfile(run_dir) else error.strerror
         raise ValueError(f"--run_dir {run_dir} cannot be written: {why}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,10 +28,10 @@ import jax
 import numpy as np
 
 from nlrl_jax import multihost
+from nlrl_jax.files import check_storable
 from nlrl_jax.weights.checksum import checksums
 
 T = TypeVar("T")
-
 _FORMAT = "nlrl_jax checkpoint 1"
 _REMAINS = ".orbax-checkpoint-tmp"
 _CONTENTS = {"index", "tree", "_CHECKPOINT_METADATA"}
@@ -52,7 +52,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike, keep: int = 3):
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
-        self.folder, self.keep = pathlib.Path(folder).expanduser().absolute(), keep
+        self.folder, self.keep = check_storable(pathlib.Path(folder).expanduser().absolute()), keep
         self._manager: Any = None
 
     def save(self, step: int, tree: Any, metadata: dict[str, Any] | None = None) -> None:

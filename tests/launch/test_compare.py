@@ -48,6 +48,29 @@ def test_seeds_are_a_mean_and_a_band_and_parts_are_lines(matrix, tmp_path, capsy
     assert "2 ± 13" in page and "95 % interval of the mean (Student&#39;s t) over the seeds of a run" in page
 
 
+@pytest.mark.parametrize(
+    ("name", "title", "folders"),
+    [
+        ("t=a", "t", ["a"]),
+        ("t=a,b", "t", ["a", "b"]),
+        ("t=a,b,b=c", "t", ["a,b", "b=c"]),
+        ("t=u=a", "t=u", ["a"]),
+        ("t=b=c", "t", ["b=c"]),
+        ("b=c", "b=c", ["b=c"]),
+        ("t=a,b,c", "t", ["a,b", "c"]),
+        ("t=gone,a,b", "t", ["gone", "a,b"]),
+        ("t=gone", "t", ["gone"]),
+        ("t=" + "x" * 300, "t", ["x" * 300]),
+    ],
+)
+def test_commas_and_equals_signs_in_the_names_of_folders(tmp_path, monkeypatch, name, title, folders):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b", "c", "b=c", "a,b")[: 3 if name == "t=a,b" else 5]:
+        (tmp_path / folder).mkdir()
+    groups = report.groups_of([name])
+    assert [(key, list(map(str, value))) for key, value in groups.items()] == [(title, folders)]
+
+
 def test_seeds_in_folders_of_their_own_are_a_group(tmp_path):
     for seed, values in enumerate(([0.0, 1.0, 2.0], [2.0, 3.0])):
         write(make_run(tmp_path / str(seed), seed=seed), values)

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -84,6 +85,21 @@ def test_resume_alone_takes_the_stored_config_and_says_where_it_is(whole, tmp_pa
     assert config["group_size"] == 8 and config["script"] == "train_ms_grpo"
     assert "holds no run" in refusal("train_ms_grpo", f"--run_dir={tmp_path / 'rum'}", "--resume")
     assert not (tmp_path / "rum").exists()
+
+
+@pytest.mark.parametrize("name", ["-50% a#b?[c=d,e:f\n&é*", "--resume", "é" * 127])
+def test_any_name_holds_a_run(whole, tmp_path, monkeypatch, name):
+    shutil.copytree(whole, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="checkpoint")  # a refused one, with another in its place
+        run("train_ms_grpo", f"--run_dir={name}", "--resume", "--iterations=5")
+        run("export", f"--run_dir={name}", f"--out={name}/model")
+    assert read_rows(tmp_path / name)[-1]["iteration"] == 4 and (tmp_path / name / "checkpoints/5").is_dir()
+    run("compare", tmp_path / name)
+    assert "before and after" in (tmp_path / name / "comparison.html").read_text()
+    run("compare", f"a=b={name}", f"--out={name}/page.html")
+    assert (tmp_path / name / "model" / "model.safetensors").is_file()
 
 
 def test_another_configuration_is_not_resumed(whole):

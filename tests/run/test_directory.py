@@ -153,6 +153,10 @@ def test_overwriting_what_the_run_is_to_read_is_refused(tmp_path, monkeypatch):
             ValueError, match=f"--overwrite would delete --{next(iter(values))} .*model; choose another"
         ):
             directory.check_inputs(run_dir, values)
+    (run_dir / "with,comma" / "adapter").mkdir(parents=True)
+    with pytest.raises(ValueError, match="--overwrite would delete --adapter .*with,comma/adapter; choose another"):
+        directory.check_inputs(run_dir, {"adapter": f"{run_dir}/with,comma/adapter"})
+    directory.check_inputs(run_dir, {"prompt": "a long word " * 100, "model": "x" * 300})
     directory.check_inputs(run_dir, {"model": f"{run_dir}/gone", "game": "format", "seed": 3})
     directory.check_inputs(tmp_path / "other", {"model": f"{run_dir}/model"})
 
@@ -226,3 +230,10 @@ def test_two_processes(run_dir):
     other.wait()
     open_run(run_dir, {"a": 1}, resume=True)
     assert read_config(run_dir) == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["a\\b", "[a]", "a[b/c]d", "gs:", "xgs:/run", "\udcff", "x" * 256])
+def test_names_that_cannot_hold_checkpoints_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="Orbax does not find checkpoints again|--run_dir .*: File name too long"):
+        open_run(tmp_path / name, {})
+    assert not any(tmp_path.iterdir())
