@@ -54,7 +54,7 @@ test: install alfworld  ## 13 to 20 minutes on 2 cores, 25 to 36 of CPU time, wi
 	$(TEST)
 
 test-promises: install  ## Two processes equal one, kills and resumes of every trainer, the wheel beside other people's code.
-	$(TEST) -m promises
+	$(TEST) -m "promises and not slow"
 
 test-all: install alfworld  ## Also the slow tests, and those that need PyTorch where it is installed.
 	$(TEST) -m ''

@@ -111,8 +111,11 @@ def test_two_processes_equal_one(tmp_path, alone):
     assert "report:" in texts[0] and "report:" not in texts[1]  # one speaks
 
 
+LONG = "finetune_lac"  # more than two minutes of CPU time
+
+
+@pytest.mark.parametrize("script", [pytest.param(x, marks=pytest.mark.slow) if x == LONG else x for x in OTHERS])
 @pytest.mark.promises
-@pytest.mark.parametrize("script", OTHERS)
 def test_every_trainer_learns_over_two_processes_what_it_learns_in_one(tmp_path, script):
     what = {"script": script, "options": (*OTHERS[script], "--mesh=2,2,2")}
     finish([start(tmp_path / "one", 8, **what)])
