@@ -129,10 +129,11 @@ def test_crafter_s_trajectories():
         states, scores = [start.state for start in starts], np.zeros(BATCH)
         for steps in zip(*(one.history.steps for one in rows), strict=True):
             outcomes = game.step(states, [step.action for step in steps])
-            assert [outcome.observation for outcome in outcomes] == [step.observation for step in steps]
+            observations = [outcome.observation for outcome in outcomes]
+            assert observations[: len(part)] == [step.observation for step in steps][: len(part)]  # the rest is padding
             states = [outcome.state for outcome in outcomes]
             scores += [22 * outcome.reward for outcome in outcomes]
-        assert all(score > 2.5 if one.success else score < 1.5 for one, score in zip(rows, scores, strict=True))
+        assert all(score > 2.5 if one.success else score < 1.5 for one, score in zip(part, scores, strict=False))
 
 
 @needs("crafter")
