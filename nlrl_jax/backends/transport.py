@@ -296,6 +296,7 @@ class Transport:
         read, written = (
             count if ok else math.ceil(size / 4) for count, ok, size in zip(counts, known, (sent, received))
         )
+        written = max(written, _tokens_listed(response))
         paid, estimated = read + written, int(not all(known))
         self.usage.arrived(self.role, most, prompt_tokens=read, tokens=written, paid=paid, estimated=estimated)
         return read, written
@@ -324,6 +325,18 @@ def retry_after(headers: Mapping[str, str], now: float) -> float:
 
 def _timestamp(date: datetime.datetime) -> float:
     return date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp()
+
+
+def _tokens_listed(response: Any) -> int:
+    """Tokens written in a chat's choices, where they are listed with log-probabilities.
+
+    llama.cpp's server (xllamacpp 2026.10.11549) counts those of one choice alone, whatever `n` is.
+    """
+    number = 0
+    for choice in (response.get("choices") if isinstance(response, dict) else None) or ():
+        with contextlib.suppress(AttributeError, KeyError, TypeError):  # another form, or none
+            number += len(choice["logprobs"]["content"])
+    return number
 
 
 def _most_written(body: Mapping[str, Any]) -> int:

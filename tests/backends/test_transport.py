@@ -258,3 +258,14 @@ def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(monkeypatch
     with Server() as server:
         model(server).complete(chats(1), HOT, "policy")
         assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("body, listed", [
+    ({"choices": [{"logprobs": {"content": [{}] * 5}}, {"logprobs": {"content": [{}] * 4}}]}, 9),
+    ({"choices": [{"logprobs": None}, {"message": {}}, {"logprobs": {"tokens": ["a"]}}, None]}, 0),
+    ({"choices": None}, 0),
+    ([], 0),
+])  # fmt: skip
+def test_listed_tokens_are_counted_over_all_choices(body, listed):
+    """llama.cpp's `usage` has the tokens of one choice alone."""
+    assert transport._tokens_listed(body) == listed
