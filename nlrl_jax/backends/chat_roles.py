@@ -10,13 +10,19 @@ from collections.abc import Collection, Sequence
 
 SYSTEM, TURNS = "system messages", "two messages of one role in a row"
 # What chat templates and servers say: Gemma, Mistral, Phi, Gemini, Bedrock, OpenAI's o1-mini, Anthropic, llama.cpp.
-_NEGATED = r"(?:\bnot?\b|\bonly\b|n't|n\u2019t|unsupported|unexpected|unknown|invalid|beginning)"
-_SYSTEM = r"(?:\bsystem[ _]?(?:role|message|prompt|instruction)s?\b|[\"'`]system\b|role\W{1,4}system\b)"
+_NEGATED = r"(?:\bnot?\b|\bonly\b|n't|n\u2019t|unsupported|unexpected|unknown|undefined|invalid|beginning|be the first)"
+_SYSTEM = r"(?:\b(?:system|developer)[ _]?(?:role|message|prompt|instruction)s?\b|[\"'`]system\b|role\W{1,4}system\b)"
 _REFUSALS = {
-    SYSTEM: rf"{_SYSTEM}[^.]{{0,60}}{_NEGATED}|{_NEGATED}[^.]{{0,50}}{_SYSTEM}|developer instruction is not"
-    r"|\bonly user\b[^.]{0,30}\broles?\b",
-    TURNS: r"\balternat(?:e|es|ing)\b[^.]{0,60}\b(?:user|role)|\broles?\b[^.]{0,30}\b(?:alternat|in a row)"
-    r"|consecutive (?:user|messages|roles)|conversation must start with an? user|first message must[^.]{0,20} user",
+    SYSTEM: rf"{_SYSTEM}[^.]{{0,60}}{_NEGATED}|{_NEGATED}[^.]{{0,50}}{_SYSTEM}|\bonly user\b[^.]{{0,30}}\broles?\b"
+    # A list of the roles there are: pydantic, jsonschema, Gemini.
+    r"|(?:should be|must be|permitted|one of|expected|valid role|are)\W{1,4}user\W{1,6}"
+    r"(?:or\W+|and\W+)?(?:assistant|model)"
+    r"(?:\W{1,6}(?:or\W+|and\W+)?(?:tool|function)\b)*+(?!\W{1,6}(?:or\W+|and\W+)?system)",
+    TURNS: r"\balternat(?:e|es|ing)\b[^.]{0,60}\b(?:user|role)|\broles?\b[^.]{0,30}\balternat"
+    r"|messages? \w+(?: to)? alternat"
+    r"|consecutive (?:user|messages|roles)|\b(?:user|messages|roles?)\b[^.]{0,30}\bin (?:a row|succession)"
+    r"|role \W?(\w+)\W? after role \W?\1\b|\b(?:start|begin)s? with (?:an? |the )?(?:role )?\W?user"
+    r"|(?:first message|messages\W0\W.{0,4}role)\b[^.]{0,10}\b(?:must|should)[^.]{0,20} \W?user",
 }
 _NO_PREFILL = re.compile(
     r"prefill|(?:last|final) (?:message|role)|(?:must|should|needs? to) end with|messages at the end of", re.IGNORECASE

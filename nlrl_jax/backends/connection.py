@@ -1,4 +1,4 @@
-"""Connections to a server: through which proxy, and a deadline for all of a request.
+"""Connections to a server: with which key, through which proxy, and a deadline for all of a request.
 
 The environment says which proxy, as curl and Go read it: NO_PROXY may hold hosts, domains, ports, addresses and
 networks (10.0.0.0/8, ::1/128). httpx reads most of these forms otherwise, or not at all.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import ipaddress
+import json
 import os
 import re
 import threading
@@ -19,6 +20,30 @@ from typing import Any
 import httpx
 
 _PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
+
+
+class ApiKey:
+    """A key from an environment variable. Neither `repr` nor a traceback that prints variables shows it."""
+
+    def __init__(self, variable: str):
+        """Raises ValueError: an HTTP header cannot hold the variable's value."""
+        self.variable = variable
+        self._value = os.environ.get(variable, "").strip() if variable else ""
+        if not all("!" <= letter <= "~" for letter in self._value):
+            raise ValueError(f"the key in ${variable} has blanks or letters outside ASCII; set it to the bare key")
+
+    def __repr__(self) -> str:
+        return f"ApiKey(${self.variable}, {'set' if self._value else 'not set'})"
+
+    def headers(self) -> httpx.Headers:
+        return httpx.Headers({"Authorization": f"Bearer {self._value}"} if self._value else {})
+
+    def hide(self, text: str) -> str:
+        """The text with the key blotted out, plain or as JSON writes it."""
+        escaped = json.dumps(self._value)[1:-1]
+        for form in {self._value, escaped, escaped.replace("/", "\\/")} - {""}:
+            text = text.replace(form, "[key hidden]")
+        return text
 
 
 @dataclasses.dataclass(frozen=True)

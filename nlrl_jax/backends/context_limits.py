@@ -10,31 +10,38 @@ _COUNT = r"\b(\d[\d,_]*\d|\d)\b"
 _TOO_LONG = re.compile(
     r"context_(?:length|window)_exceeded|exceed_context_size|string_above_max_length|inputs`? tokens \+"
     r"|context[ -]?(?:length|size|window|limit)|maximum (?:model|prompt|input|sequence) length|max_(?:model|seq)_len"
+    r"|context of \d|\bn_ctx\b|session_len|(?:sequence|total) length[^.]{0,40} exceed|token limit exceeded\W+\d"
     r"|model token limit|range of input length|total tokens limit|too many (?:input |prompt )?tokens"
     r"|reduce (?:the |your )?(?:length|prompt|message|input)"
     r"|(?:prompt|inputs?|messages?|request)\b[^.]{0,40}\b"
-    r"(?:is too long|too large for model|exceeds? the (?:limit|maximum)|must have less than)",
+    r"(?:too long|too large for model|exceeds? (?:the )?(?:limit|max)|must have less than)",
     re.IGNORECASE,
 )
 _REPLY = re.compile(
-    r"max_(?:completion_|new_|output_)?tokens\b[^.]{0,40}(?:too large|greater than|less than|range|exceed| > )",
+    r"max_(?:completion_|new_|output_)?tokens\b[^.]{0,40}"
+    r"(?:too large|greater than|less than|range|exceed|at most| <= | > )"
+    r"|at most \d+ (?:completion|output) tokens",
     re.IGNORECASE,
 )
 _OTHER_LIMIT = re.compile(r"\bbytes\b|per minute|rate.?limit", re.IGNORECASE)
+_STATUS = re.compile(r"[\"']?\b(?:code|status)[\"']?\s*[:=]\s*\d+", re.IGNORECASE)
 # Where the limit stands, the surest first.
 _LIMITS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         rf"{_COUNT} maximum context",
+        rf"\b(?:n_ctx|session_len)\b\W{{1,5}}{_COUNT}|context of {_COUNT}|token limit exceeded\D+\d+ > {_COUNT}",
         rf"context[ -]?(?:length|size|window|limit)(?! by| exceeds limit \()\D{{0,40}}{_COUNT}(?! \+)",
         rf"max_(?:model|seq|total)_(?:len|tokens)\w*\D{{0,24}}{_COUNT}",
         rf"(?:model token|total tokens) limit\D{{0,12}}{_COUNT}",
-        rf"maximum (?:prompt|input|model|sequence) length\D{{0,24}}{_COUNT}",
-        rf"(?:at most|<=|less than(?: or equal to)?|limit (?:is|of)|tokens allowed| > |\[1, )\D{{0,4}}{_COUNT}",
+        rf"maximum (?:prompt|input|model|sequence|allowed) length\D{{0,24}}{_COUNT}",
+        rf"(?:at most|<=|less than(?: or equal to)?|limit (?:is|of)|tokens allowed| > |\[1, |exceeds(?: max)?)"
+        rf"\D{{0,4}}{_COUNT}",
     )
 ]
 _PROMPT = re.compile(
-    rf"{_COUNT} (?:input|prompt|in the messages|in your prompt|tokens from the input|`inputs`|\+)"
+    rf"n_prompt_tokens\W{{1,4}}{_COUNT}"
+    rf"|{_COUNT} (?:input|prompt|in the messages|in your prompt|tokens from the input|`inputs`|\+)"
     rf"|(?:prompt|input)\w*(?: token)?[ (]*(?:contains|length|count)(?: of)?\D{{0,3}}{_COUNT}",
     re.IGNORECASE,
 )
@@ -42,6 +49,7 @@ _PROMPT = re.compile(
 
 def advice(error: str, body: Mapping[str, Any]) -> str:
     """What helps where an error says that prompt and reply are too long; "" where it says something else."""
+    error = _STATUS.sub("", error)
     about_context, about_reply = _TOO_LONG.search(error), _REPLY.search(error)
     if _OTHER_LIMIT.search(error) or not (about_context or about_reply):
         return ""

@@ -24,7 +24,9 @@ TOKENS = 16  # of the reply to `check_answers`, at most
 ECHO_SECONDS = 30.0  # for a prompt that is echoed
 # To go on from: more than `TOKENS`, so that a reply which begins with it has it from the server, not from the model.
 COUNT, COUNTED = "Count from 1 to 20.", "Let us count the sheep from one to twenty: 1, 2, 3, 4, 5, 6, 7, 8, 9,"
-_GOES_ON = re.compile(r"[ ,;:.!?)]")  # how no message begins
+# How no message begins. Some templates' new messages have a blank in front (Llama 2, Mistral).
+_GOES_ON = re.compile(r"[,;:.!?)]| (?!1\b)[a-z0-9,]")
+TEMPLATE = 4  # tokens of the shortest chat, at least; some servers count only those of the contents
 FEWER = 5  # likeliest tokens, where the server refuses `TOP`
 # Statuses of a server without a path, or without a field.
 _REFUSED = (200, 400, 404, 405, 415, 422, 500, 501)
@@ -178,8 +180,9 @@ def _continues(model: EndpointModel, form: str) -> bool:
             return True
         if form != prompt_forms.CONTINUED or tokens < TOKENS:
             return False
-        open_tokens, least = (ask(Chat.of(chat))[1] for chat in (COUNT + COUNTED, COUNT))
-        return least + TOKENS < tokens and open_tokens - 1 <= tokens <= open_tokens  # a closed message has more
+        open_tokens, least = (ask(Chat.of(chat))[1] for chat in (COUNT + COUNTED, HI[0]["content"]))
+        counts = TEMPLATE <= least < tokens - TOKENS
+        return counts and open_tokens - 1 <= tokens <= open_tokens  # a closed message has more
     except NotImplementedError:
         return False
 

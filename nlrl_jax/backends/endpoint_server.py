@@ -9,11 +9,11 @@ from typing import Any
 
 from nlrl_jax.backends import prompt_forms
 from nlrl_jax.backends.call_progress import CallProgress
+from nlrl_jax.backends.connection import ApiKey
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.optional_fields import NO_LIMIT, KnownFields
 from nlrl_jax.backends.prompt_forms import Messages, PromptText, Route
 from nlrl_jax.backends.reply_cache import DiskCache, cache_key
-from nlrl_jax.backends.transport import ApiKey
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import Sampling
 

@@ -54,7 +54,14 @@ _EXACT = re.compile(r"""["']param["']\s*:\s*["'](\w+)|["']loc["']\s*:\s*[\[(]\s*
 _REFUSAL = re.compile(
     r"un(?:expected|supported|known|recogni[sz]ed)|not (?:supported|allowed|permitted|implemented|accepted)|extra"
 )
-_GUESS = re.compile(r"did you mean[^.}]*", re.IGNORECASE)  # Groq names the field that it knows
+# What an error says of the fields that there are, as Groq and serde do.
+_GUESS = re.compile(r"(?:did you mean|expected one of|(?:known|supported|allowed|valid) \w+ are)[^.}]*", re.IGNORECASE)
+# What servers say that are about to be there again.
+_MOMENT = re.compile(
+    r"\b(?:loading|warming up|starting up|overloaded|over capacity|busy|try again (?:later|soon|shortly|in)|temporarily"
+    r"|unavailable)\b",
+    re.IGNORECASE,
+)
 _log = logging.getLogger(__name__)
 
 
@@ -182,7 +189,7 @@ class Request:
         if here:
             self.known.refuse(sorted(here), self.server)
             return self._send(without(self.body, here), [])
-        roles = "" if named else self._roles(failure)
+        roles = "" if set(named) - _CONTENT else self._roles(failure)
         if named or roles:
             failure.is_final, failure.advice = True, roles or self._advice(named) or failure.advice
         if named or roles or self._cleared:
@@ -290,6 +297,8 @@ def _is_about_fields(failure: Failure) -> bool:
         return False
     if status is None:
         return not failure.is_unreachable
+    if (status == 200 or status >= 500) and not failure.is_final and _MOMENT.search(failure.body):
+        return False
     return not 300 <= status < 400 and status not in _OTHER
 
 

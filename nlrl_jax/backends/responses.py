@@ -10,10 +10,16 @@ from typing import Any
 
 from nlrl_jax.backends.token_log_probs import Tokens, log_probs_of, read_log_prob, spelt, tail_length
 from nlrl_jax.backends.transport import EndpointError, Failure, InvalidResponse
+from nlrl_jax.roles.thoughts import without_thoughts
 from nlrl_jax.types import Reply, Score
 
 _FILTER = re.compile(
-    r"content[ _-]?(filter|policy|management)|responsible_?ai|invalid_prompt|\bflagged\b", re.IGNORECASE
+    r"content[ _-]?(?:filter|policy|management|moderation|safety|exists risk)|content violates|responsible_?ai"
+    r"|guardrail|invalid_prompt|\bflagged\b|data_?inspection"
+    r"|(?:inappropriate|unsafe|sensitive|prohibited)[ _](?:\w+ )*content"
+    r"|sensitive_words|policy_violation|moderation_blocked|safety (?:system|check|filter|reasons)|considered high risk"
+    r"|block_?reason|[\"']filtered[\"']:\s*true",
+    re.IGNORECASE,
 )
 # How servers say why a choice ended, in small letters without marks: OpenAI, vLLM, SGLang, llama.cpp, LM Studio, TGI,
 # and what hosts pass on from Anthropic, Gemini, Cohere, Mistral and Bedrock.
@@ -69,7 +75,11 @@ def read_replies(
     for i, (reply, listed) in enumerate(read[:count]):
         reply = reply._replace(prompt_tokens=prompt_tokens if i == 0 else 0, tokens=ends[i + 1] - ends[i])
         edited = reply if reply.refused else edit(reply)
-        made.append(edited._replace(log_probs=() if reply.refused else log_probs_of(listed, edited.text)))
+        made.append(
+            edited._replace(
+                log_probs=() if reply.refused else log_probs_of(listed, edited.text, without_thoughts(reply.text))
+            )
+        )
     return made
 
 
@@ -88,6 +98,8 @@ def _choices(response: dict) -> list[dict]:
         body = json.dumps(error)
         raise InvalidResponse(f"it has an error: {body[:200]}", body=body, is_final=_FILTER.search(body) is not None)
     choices = response.get("choices")
+    if not choices and _FILTER.search(body := json.dumps(response)):
+        raise InvalidResponse("a filter stopped the prompt", body=body, is_final=True)
     if not isinstance(choices, list):
         raise InvalidResponse("it has no list of choices")
     return [choice if isinstance(choice, dict) else {} for choice in choices]
@@ -102,8 +114,7 @@ def _reason(choice: dict) -> str:
 
 def _refusal(choice: dict) -> str:
     """What a model says in refusing; "" where it does not refuse."""
-    message = choice.get("message")
-    return (_text(message.get("refusal")) if isinstance(message, dict) else "") or ""
+    return _text((_message(choice) or {}).get("refusal")) or ""
 
 
 def _is_refused(choice: dict) -> bool:
@@ -134,25 +145,37 @@ def _read_choice(choice: dict) -> Reply | None:
     else no reply."""
     if _broken(choice):
         return None
-    message = choice.get("message", {"content": choice.get("text")})
-    message = message if isinstance(message, dict) else {}
     if _is_refused(choice):
         return Reply(_refusal(choice), ended=False, refused=True)
-    text, cut = _text(message.get("content")), _reason(choice) in _CUT
+    text, cut = _text((_message(choice) or {}).get("content")), _reason(choice) in _CUT
     return Reply(text or "", ended=not cut) if text is not None or cut else None
+
+
+def _message(choice: dict) -> dict | None:
+    """The message of a choice, also in a stream's field or as the text of /completions; None where there is none."""
+    messages = [choice[name] for name in ("message", "delta") if isinstance(choice.get(name), dict)]
+    messages += [{"content": choice["text"]}] if "text" in choice else []
+    return next((message for message in messages if message.get("content") is not None), next(iter(messages), None))
 
 
 def _tokens(choice: dict) -> Tokens:
     """The tokens of a choice, in either form; none where there are none, or none with a number."""
     found = choice.get("logprobs")
     try:
-        if "content" in found:
-            rows = [(spelt(token["token"], token.get("bytes")), token.get("logprob")) for token in found["content"]]
+        if found.get("content") is not None:
+            rows = _pairs(found["content"])
         else:
             rows = [(spelt(token), p) for token, p in zip(found["tokens"], found["token_logprobs"])]
         return [(token, read_log_prob(p, token)) for token, p in rows] if any(p is not None for _, p in rows) else []
     except (KeyError, TypeError, AttributeError):
         return []
+
+
+def _pairs(listed: Any) -> list[tuple[str, Any]]:
+    """Tokens with the values of their log-probabilities: listed one by one, or a mapping as in /completions."""
+    if isinstance(listed, dict):
+        return [(spelt(token), value) for token, value in listed.items()]
+    return [(spelt(one["token"], one.get("bytes")), one.get("logprob")) for one in listed]
 
 
 def read_top(response: dict) -> Tokens:
@@ -168,12 +191,11 @@ def read_top(response: dict) -> Tokens:
     _check_ended(choice)
     try:
         found = choice["logprobs"]
-        if "content" in found:
-            listed = [one for token in found["content"][:1] for one in token["top_logprobs"]]
-            pairs = [(spelt(one["token"], one.get("bytes")), one.get("logprob")) for one in listed]
+        if found.get("content") is not None:
+            rows = [token["top_logprobs"] for token in found["content"][:1]]
         else:
-            pairs = [(spelt(token), p) for row in found["top_logprobs"][:1] for token, p in row.items()]
-        return [(token, read_log_prob(log_prob, token)) for token, log_prob in pairs]
+            rows = [found["top_logprobs"]] if isinstance(found["top_logprobs"], dict) else found["top_logprobs"][:1]
+        return [(token, read_log_prob(log_prob, token)) for row in rows for token, log_prob in _pairs(row)]
     except (KeyError, TypeError, AttributeError):
         raise InvalidResponse("it has no choices[0].logprobs with top_logprobs of its first token") from None
 
@@ -181,8 +203,7 @@ def read_top(response: dict) -> Tokens:
 def lacks_text(response: dict) -> bool:
     """Whether a response is well-formed but for the text of its first choice, which is empty or null."""
     choice = (_choices(response) or [{}])[0]
-    message = choice.get("message", {"content": choice.get("text")})
-    empty = isinstance(message, dict) and _text(message.get("content")) == ""
+    empty = _text((_message(choice) or {}).get("content")) == ""
     return _lacks_text(choice) or empty and not _broken(choice)
 
 
@@ -200,8 +221,8 @@ def _text(content: Any) -> str | None:
 
 def _lacks_text(choice: dict) -> bool:
     """Whether it has ended and is well-formed but for the text, which is null or missing."""
-    message = choice.get("message", {"content": choice.get("text", "")})
-    return isinstance(message, dict) and message.get("content") is None and not _broken(choice)
+    message = _message(choice)
+    return message is not None and message.get("content") is None and not _broken(choice)
 
 
 def read_score(response: dict, continuation: str) -> Score:

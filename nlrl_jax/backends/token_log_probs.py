@@ -63,19 +63,22 @@ def spelt(token: Any, listed: Any = None) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def log_probs_of(tokens: Tokens, text: str) -> tuple[float, ...]:
+def log_probs_of(tokens: Tokens, text: str, reply: str = "") -> tuple[float, ...]:
     """The log-probabilities of the tokens that spell a text, which stands somewhere among them; none where it does not.
+    The text is sought in the `reply`, which ends the tokens: thoughts before it may hold the same words.
 
     They are compared by bytes, then with any bytes in the place of letters outside ASCII (servers that write U+FFFD),
     then as a vocabulary spells them.
     """
-    text = text.strip()
-    exact, loose = _patterns(text)
+    exact, loose = _patterns(text.strip())
+    whole, loose_whole = _patterns(reply.strip())
     raw = [_as_bytes(token) for token, _ in tokens]
     vocabulary = [_vocabulary_bytes(token) for token, _ in tokens]
-    for pieces, pattern in ((raw, exact), (raw, loose), (vocabulary, exact)):
-        match = re.search(pattern, b"".join(pieces)) if text else None
-        if match:
+    for pieces, pattern, around in ((raw, exact, whole), (raw, loose, loose_whole), (vocabulary, exact, whole)):
+        joined = b"".join(pieces)
+        start = max((match.start() for match in re.finditer(around, joined) if around), default=0)
+        match = re.compile(pattern).search(joined, start) or re.search(pattern, joined)
+        if match and pattern:
             places = itertools.accumulate(map(len, pieces), initial=0)
             spans = zip(tokens, places, map(len, pieces))
             return tuple(p for (_, p), at, size in spans if at < match.end() and at + size > match.start())

@@ -32,6 +32,7 @@ def scores(top: Top, words: Sequence[str], limit: int = TOP) -> list[Score]:
       as much. The score of a word that no token begins is that of the last of the `limit` likeliest, and has `bounded`:
       each of its spellings is at most as likely as that, several together may be likelier.
     """
+    top = dict.fromkeys(map(tuple, top))  # some servers list the generated token twice
     ordered = sorted((log_prob for _, log_prob in top), reverse=True)[:limit]
     found: dict[str, list[float]] = {word: [] for word in words}
     for token, log_prob in top:
@@ -39,7 +40,7 @@ def scores(top: Top, words: Sequence[str], limit: int = TOP) -> list[Score]:
         if len(begun) == 1:
             found[begun[0]].append(log_prob)
     last = ordered[-1] if ordered else 0.0
-    rest = 0.0 if len(ordered) < limit else min(1 - sum(map(math.exp, ordered)), SPELLINGS * math.exp(last))
+    rest = min(1 - sum(map(math.exp, ordered)), SPELLINGS * math.exp(last))
     made = []
     for word in words:
         score = min(0.0, float(np.logaddexp.reduce(found[word]))) if found[word] else last

@@ -9,8 +9,8 @@ import email.utils
 import json
 import logging
 import math
-import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import httpx
 
 from nlrl_jax.backends import connection
+from nlrl_jax.backends.connection import ApiKey
 from nlrl_jax.backends.endpoint_options import EndpointOptions
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.types import LanguageModelError
@@ -28,6 +29,11 @@ BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before an attempt
 MAX_BYTES = 8_000_000  # of a response's body
 _EXCERPT = 300  # characters of a response in an error
 _RETRIED, _UNKNOWN = (408, 409, 425, 429), (501, 505)
+_NO_CREDIT = re.compile(r"insufficient[_ ](?:quota|balance|credit|funds)|credit balance|out of credits", re.IGNORECASE)
+_NO_MODEL = re.compile(
+    r"\bmodel\b[^.]{0,80}\b(?:not exist|not found|not available|unknown)|(?:unknown|no such|invalid) model",
+    re.IGNORECASE,
+)
 _log = logging.getLogger(__name__)
 
 
@@ -89,30 +95,6 @@ class Failure(Exception):
 
 # (failure, number of the attempt from 0, attempts left) -> another body to send at once; None if there is none.
 Revise = Callable[[Failure, int, int], dict[str, Any] | None]
-
-
-class ApiKey:
-    """A key from an environment variable. Neither `repr` nor a traceback that prints variables shows it."""
-
-    def __init__(self, variable: str):
-        """Raises ValueError: an HTTP header cannot hold the variable's value."""
-        self.variable = variable
-        self._value = os.environ.get(variable, "").strip() if variable else ""
-        if not all("!" <= letter <= "~" for letter in self._value):
-            raise ValueError(f"the key in ${variable} has blanks or letters outside ASCII; set it to the bare key")
-
-    def __repr__(self) -> str:
-        return f"ApiKey(${self.variable}, {'set' if self._value else 'not set'})"
-
-    def headers(self) -> httpx.Headers:
-        return httpx.Headers({"Authorization": f"Bearer {self._value}"} if self._value else {})
-
-    def hide(self, text: str) -> str:
-        """The text with the key blotted out, plain or as JSON writes it."""
-        escaped = json.dumps(self._value)[1:-1]
-        for form in {self._value, escaped, escaped.replace("/", "\\/")} - {""}:
-            text = text.replace(form, "[key hidden]")
-        return text
 
 
 def retry_wait(attempt: int, requested: float = 0.0) -> float:
@@ -216,7 +198,7 @@ class Transport:
         if failure.fallback is not None:
             return failure.fallback
         if failure.is_final:
-            message = f"{self.options.url}{path} answered with {failure}. {failure.advice}"
+            message = f"{self.options.url}{path} answered with {failure}. {failure.advice}".rstrip()
             raise EndpointError(self.key.hide(message), failure.status, failure.body)
         raise EndpointError(
             f"{self.options.url}{path} failed {attempt + 1} times, the last time with: {failure}. Earlier replies are "
@@ -246,6 +228,9 @@ class Transport:
         if len(content) > MAX_BYTES:
             raise Failure(f"a response above {MAX_BYTES} bytes: {excerpt}", status)
         if not isinstance(response, dict):
+            if text.lstrip().startswith(("data:", "event:")):
+                advice = "It streams, though not asked to: switch that off there, or in the proxy before it"
+                raise Failure(f"a stream of events: {excerpt}", status, is_final=True, advice=advice)
             raise Failure(f"a response that is not a JSON object: {excerpt}", status, text)
         try:
             return read(response, *tokens)
@@ -257,10 +242,11 @@ class Transport:
     def _refusal(self, status: int, headers: httpx.Headers, excerpt: str, text: str) -> Failure:
         """What a response with an error status means."""
         place = f" ({self.proxy})" if self.proxy else ""
-        if status in _RETRIED or status >= 500 and status not in _UNKNOWN:
+        no_credit = status == 429 and _NO_CREDIT.search(text) is not None
+        if not no_credit and status in _RETRIED or status >= 500 and status not in _UNKNOWN:
             return Failure(f"status {status}{place}: {excerpt}", status, text, wait=retry_after(headers, time.time()))
         place += f" (it redirects to {headers['Location']})" if "Location" in headers else ""
-        advice = self.proxy.advice if self.proxy and status == 407 else _advice(status, self.key)
+        advice = self.proxy.advice if self.proxy and status == 407 else _advice(status, self.key, text)
         return Failure(f"status {status}{place}: {excerpt}", status, text, is_final=True, advice=advice)
 
     def _exchange(self, path: str, sent: bytes) -> tuple[int, httpx.Headers, bytes]:
@@ -345,11 +331,17 @@ def _most_written(body: Mapping[str, Any]) -> int:
     return max([count for count in most if type(count) is int], default=0) * (body.get("n") or 1)
 
 
-def _advice(status: int, key: ApiKey) -> str:
+def _advice(status: int, key: ApiKey, text: str) -> str:
+    if status == 402 or _NO_CREDIT.search(text):
+        return "The account has no credit left; add some and run again: cached replies are not paid for twice"
     if status in (401, 403):
         return f"The server does not accept the key: {key!r}; set that variable to a key that is valid here"
-    if status == 404:
+    if status == 413:
+        return "The request is too large for the server: shorter prompts need fewer examples or --context_tokens"
+    if status == 404 or _NO_MODEL.search(text):
         return "Check --base_url (it usually ends in /v1) and the model's name"
     if 300 <= status < 400:
         return "Give the address it redirects to as --base_url, without /chat/completions"
-    return "--extra field=null leaves out a field that the server does not support"
+    if status in (400, 405, 415, 422, 501):
+        return "--extra field=null leaves out a field that the server does not support"
+    return ""

@@ -15,9 +15,9 @@ from tests.backends.server import Server
 NEW = "Good morning! Shall I go on?"
 
 
-def talks(continues, says=", everyone", returns=False, new=NEW, counts=True):
+def talks(continues, says=", everyone", returns=False, new=NEW, counts=True, template=5):
     """A server whose replies go on from the last message where `continues(body)`, with the text sent in front or not,
-    and are `new` else; a message counts as its words, and five tokens more where it is closed."""
+    and are `new` else; a message counts as its words, and `template` tokens more where it is closed."""
 
     def behave(handler, request):
         messages = request.body["messages"]
@@ -25,8 +25,8 @@ def talks(continues, says=", everyone", returns=False, new=NEW, counts=True):
         text = (messages[-1]["content"] if returns else "") + says if is_open else new
         whole = s.answer(request)
         whole["choices"][0] |= {"message": {"role": "assistant", "content": text}, "finish_reason": "length"}
-        words = sum(len(re.findall(r" ?\w+|\W", message["content"])) + 5 for message in messages)
-        whole["usage"] = {"prompt_tokens": words + (0 if is_open else 5), "completion_tokens": 3}
+        words = sum(len(re.findall(r" ?\w+|\W", message["content"])) + template for message in messages)
+        whole["usage"] = {"prompt_tokens": words + (0 if is_open else template), "completion_tokens": 3}
         s.send(handler, whole if counts else {"choices": whole["choices"]})
 
     return lambda request: behave
@@ -53,6 +53,8 @@ SERVERS = {
     "llama.cpp of 2025": (talks(always), CONTINUED),
     "a capital": (talks(always, says="Zebras"), CONTINUED),  # told by the number of tokens alone
     "a capital behind the text sent": (talks(always, says="Zebras", returns=True, counts=False), CONTINUED),
+    "a blank in front of new messages": (talks(never, new=" Sure, here it is: 10"), ASKED),
+    "a blank in front of new messages, counting": (talks(never, new=" 1, 2, 3, 4, 5, 6", counts=False), ASKED),
     "without counts": (talks(always, says=" 10", counts=False), CONTINUED),
     "vLLM": (talks(lambda body: body.get("continue_final_message", False)), CONTINUED),
     "Mistral": (refuses(LAST, marked("prefix")), PREFIX),
@@ -61,6 +63,7 @@ SERVERS = {
     "OpenAI": (talks(never), ASKED),
     "OpenAI, counting on": (talks(never, new="10, 11, 12"), ASKED),
     "OpenAI, once more": (talks(never, new=endpoint_checks.COUNTED[:32]), ASKED),
+    "counts of the contents alone": (talks(never, template=0), ASKED),
     "no counts": (talks(never, counts=False), ASKED),
     "Anthropic": (refuses(NO_PREFILL, never), ASKED),
 }

@@ -35,6 +35,20 @@ WORDINGS = [
     ("After the (optional) system message(s), user and assistant roles should be alternating.", [TURNS]),  # Perplexity
     ("Please ensure that multiturn requests alternate between user and model", [TURNS]),  # Gemini
     ("A conversation must start with a user message", [TURNS]),
+    ("Please use a valid role: user, model.", [SYSTEM]),  # Gemini
+    ('Input should be \'user\' or \'assistant\'", "input": "system"', [SYSTEM]),  # pydantic
+    ("'system' is not one of ['user', 'assistant', 'tool'] - 'messages.0.role'", [SYSTEM]),  # jsonschema
+    ("unknown variant `system`, expected `user` or `assistant`", [SYSTEM]),  # serde
+    ("value is not a valid enumeration member; permitted: 'user', 'assistant'", [SYSTEM]),
+    ("Messages with role 'system' must be the first message", [SYSTEM]),
+    ("Developer messages are not supported", [SYSTEM]),
+    ("Unexpected role 'user' after role 'user'", [TURNS]),  # mistral-common
+    ("Conversations must begin with a user prompt", [TURNS]),
+    ("First message should be from user", [TURNS]),
+    ("Two user messages in a row", [TURNS]),
+    ("Messages must alternate", [TURNS]),
+    ("Input should be 'user', 'assistant', 'tool' or 'system'", []),
+    ("Input should be 'system', 'user' or 'assistant'", []),
     ("Could not reach the file system", []),
     ("internal system error: not available", []),
     ("'stop' is not supported", []),

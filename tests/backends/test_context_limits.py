@@ -215,8 +215,33 @@ CONTEXT = [
         4096,
         6000,
     ),
+    (
+        "llama.cpp",
+        '{"error":{"code":400,"message":"the request exceeds the available context size, '
+        'try increasing it","type":"exceed_context_size_error","n_prompt_tokens":300,"n_ctx":256}}',
+        256,
+        300,
+    ),
+    ("TabbyAPI", "Prompt length 6000 is greater than max_seq_len 4096", 4096, 6000),
+    ("TensorRT-LLM", "Prompt length (6000) exceeds maximum input length (4096). Set log level to info.", 4096, 6000),
+    ("LMDeploy", "input length 6000 exceeds session_len 4096", 4096, 6000),
+    (
+        "TEI",
+        "Input length (6000 tokens) exceeds the maximum allowed length (4094 tokens). Use a shorter input.",
+        4094,
+        6000,
+    ),
+    ("Fireworks", "The prompt is too long: 9000, model maximum context length: 8192", 8192, 9000),
+    ("Zhipu", "Prompt exceeds max length", 0, 0),
+    ("others", "failed to process context: prompt has 6000 tokens, n_ctx = 4096", 4096, 6000),
+    ("others", "Requested token count 9000 exceeds the model's context of 8192", 8192, 9000),
+    ("others", "Token limit exceeded: 9000 > 8192", 8192, 9000),
+    ("others", "Sequence length 9000 exceeds max 8192", 8192, 9000),
+    ("others", "input too long", 0, 0),
 ]
 REPLY = [
+    "max_tokens must be at most 4096",
+    "Input validation error: `max_new_tokens` must be <= 4096. Given: 5000",
     "max_tokens is too large: 5000. This model supports at most 4096 completion tokens, whereas you provided 5000.",
     "max_tokens: 5000 > 4096, which is the maximum allowed number of output tokens for the model",
     "Invalid max_tokens value, the valid range of max_tokens is [1, 4096]",

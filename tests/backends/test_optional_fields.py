@@ -218,6 +218,16 @@ def test_a_server_that_calls_no_limit_minus_one_gets_that():
         assert [request.body["top_k"] for request in server.requests] == [0, -1, -1, -1, -1]
 
 
+def test_fields_that_are_listed_as_known_are_not_blamed():
+    text = (
+        "unknown field `min_p`, expected one of `model`, `messages`, `temperature`, `n`, `stop`, `max_tokens`, `seed`"
+    )
+    with Server(behaviour=refuses(s.status(422, text), "min_p")) as server:  # serde's words
+        ask = model(server)
+        ask.complete(questions(1), ALL, "policy", stop=["|"])
+        assert ask.known.refused == {"min_p"} and len(server.requests) == 2
+
+
 # How many replies at once.
 
 
@@ -262,6 +272,17 @@ def test_one_failure_in_passing_costs_no_field(failure, at):
             assert len(ask.complete(questions(1, 3), ALL, "policy", seed, stop=["|"])) == 3
         assert not ask.known.refused and len(server.requests) == 4
         assert all(request.body["n"] == 3 and "seed" in request.body for request in server.requests)
+
+
+@pytest.mark.parametrize(
+    "code, error", [(503, "Loading model"), (500, "overloaded"), (200, '{"error": "model is busy"}')]
+)
+def test_a_server_that_is_about_to_be_there_refuses_no_field(code, error):
+    with Server(*[s.status(code, error)] * 3) as server:
+        ask = model(server, concurrency=1)
+        ask.complete(questions(1, 3), ALL, "policy", stop=["|"])
+        assert not ask.known.refused and not ask.known.suspects
+        assert [request.body.get("n") for request in server.requests] == [3] * 4
 
 
 def test_one_failure_that_happens_to_name_a_field_costs_none():

@@ -68,6 +68,17 @@ def declined(whole):
     whole["choices"][0]["message"] = {"content": None, "refusal": "I cannot help with that."}
 
 
+# DeepSeek, Alibaba, OpenAI, Moonshot, xAI, Bedrock, Zhipu.
+WORDS = [
+    (400, "Content Exists Risk"),
+    (400, '{"code": "data_inspection_failed", "message": "Input data may contain inappropriate content."}'),
+    (400, "Your request was rejected as a result of our safety system."),
+    (400, "The request was rejected because it was considered high risk"),
+    (403, "Content violates usage guidelines. Failed check: SAFETY_CHECK_TYPE_BIO"),
+    (400, "Guardrail intervened"),
+    (400, '{"error": {"code": "1301", "message": "The system detected potentially unsafe or sensitive content"}}'),
+]
+PROMPT = {"prompt_filter_results": [{"content_filter_results": {"hate": {"filtered": True, "severity": "high"}}}]}
 AZURE = {"error": {"message": "Please modify your prompt. " * 20, "code": "content_filter"}}
 
 
@@ -78,8 +89,10 @@ AZURE = {"error": {"message": "Please modify your prompt. " * 20, "code": "conte
         (s.says(declined), "I cannot help with that."),
         (s.status(400, json.dumps(AZURE)), ""),
         (s.status(403, '{"error": {"message": "your input was flagged"}}'), ""),
+        *((s.status(code, text), "") for code, text in WORDS),
+        *((s.raw(json.dumps({"choices": empty, **PROMPT}).encode()), "") for empty in ([], None)),
+        (s.raw(b'{"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}'), ""),
     ],
-    ids=["filter", "refusal", "filtered prompt", "flagged prompt"],
 )
 def test_a_refusal_of_one_prompt_is_counted_and_neither_sent_again_nor_the_end(behaviour, text, tmp_path):
     bad = lambda request: behaviour if request.asked == "question 0" else s.well
@@ -205,6 +218,26 @@ def test_a_reply_is_what_follows_its_thoughts(content, text, ended):
     with Server(s.says(lambda whole: whole["choices"][0]["message"].update(content=content))) as server:
         (reply,) = model(server).complete(chats(1), HOT, "policy")
         assert (reply.text, reply.ended) == (text, ended)
+
+
+WRITES = {"content": "up", "role": "assistant"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"delta": WRITES},
+        {"message": None, "delta": WRITES},
+        {"message": None, "text": "up"},
+        {"message": {"role": "assistant"}, "text": "up"},
+        {"message": WRITES | {"reasoning_content": "down?"}, "text": ""},
+    ],
+)
+def test_a_text_in_the_fields_of_another_form_is_read(choice):
+    whole = {"choices": [{"index": 0, "finish_reason": "stop", **choice}], "usage": None}
+    with Server(s.raw(json.dumps(whole).encode())) as server:
+        assert texts(model(server).complete(chats(1), HOT, "policy")) == ["up"]
+        assert len(server.requests) == 1
 
 
 def test_a_giant_response_is_cut_off_while_it_arrives_and_sent_again(monkeypatch):

@@ -9,6 +9,23 @@ from nlrl_jax.types import LEAST
 INF, NAN = float("inf"), float("nan")
 
 
+def test_a_text_is_sought_behind_the_thoughts():
+    tokens = [
+        ("<think>", -1),
+        (" turn", -5),
+        (" left", -5),
+        ("?", -1),
+        ("</think>", -1),
+        (" turn", -0.25),
+        (" left", -2),
+    ]
+    assert log_probs_of(tokens, "turn left", " turn left") == log_probs_of(tokens[1:], "turn left", " turn left")
+    assert log_probs_of(tokens, "turn left", " turn left") == (-0.25, -2)
+    repeated = [(" up", -1), ("\n", -2), (" up", -3)]
+    assert log_probs_of(repeated, "up", " up\n up") == (-1,)  # the first line of the reply
+    assert log_probs_of(repeated, "up", "something else") == (-1,)
+
+
 @pytest.mark.parametrize(
     "value", [None, NAN, -INF, "-inf", "-Infinity", "NaN", "n/a", -9999, -1e4, -3.4e38, 3.4e38, INF, [], {}]
 )

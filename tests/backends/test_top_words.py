@@ -12,6 +12,7 @@ from nlrl_jax.algorithms.imagine import Caller, PlanningConfig
 from nlrl_jax.backends import prompt_forms, token_log_probs, top_words
 from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.reply_cache import DiskCache
+from nlrl_jax.backends.responses import read_top
 from nlrl_jax.backends.usage import Metered
 from nlrl_jax.roles.dialogues import Dialogue, History
 from nlrl_jax.run import models
@@ -55,7 +56,34 @@ def test_a_listed_word_is_a_lower_bound_that_is_marked_where_the_rest_may_weigh_
     assert (good.log_prob, good.bounded, good.partial) == (math.log(0.05), False, True)
     (good,) = top_words.scores([(" GOOD", math.log(0.5)), *flat[1:]], ["GOOD"])
     assert (good.bounded, good.partial) == (False, False)
-    assert not top_words.scores(flat[:5], ["GOOD"])[0].partial  # all that there are
+    assert top_words.scores(flat[:5], ["GOOD"])[0].partial  # a server that lists fewer than it was asked for
+    assert not top_words.scores([(" GOOD", math.log(0.3)), (" BAD", math.log(0.7))], ["GOOD"])[0].partial
+
+
+def test_a_token_that_is_listed_twice_counts_once():
+    top = [(" GOOD", math.log(0.4)), (" GOOD", math.log(0.4)), (" BAD", math.log(0.5))]
+    good, bad = top_words.scores(top, ["GOOD", "BAD"])
+    assert (good.log_prob, bad.log_prob) == pytest.approx((math.log(0.4), math.log(0.5)))
+
+
+LISTED = [{"token": " GOOD", "logprob": -0.1, "bytes": None}, {"token": " BAD", "logprob": -2.5, "bytes": None}]
+MAPPED = {" GOOD": -0.1, " BAD": -2.5}
+WRITTEN = {"token": " GOOD", "logprob": -0.1}
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [WRITTEN | {"top_logprobs": LISTED}], "refusal": None},
+        {"content": [WRITTEN | {"top_logprobs": MAPPED}]},
+        {"tokens": [" GOOD"], "token_logprobs": [-0.1], "top_logprobs": [MAPPED]},
+        {"content": None, "tokens": [" GOOD"], "token_logprobs": [-0.1], "top_logprobs": [MAPPED]},
+        {"tokens": [" GOOD"], "token_logprobs": [-0.1], "top_logprobs": [LISTED]},
+        {"tokens": [" GOOD"], "token_logprobs": [-0.1], "top_logprobs": MAPPED},
+    ],
+)
+def test_the_likeliest_tokens_are_read_in_all_their_forms(logprobs):
+    assert read_top({"choices": [{"logprobs": logprobs, "finish_reason": "length"}]}) == [*MAPPED.items()]
 
 
 def test_a_word_of_letters_over_several_tokens_is_begun_by_its_bytes():
@@ -207,6 +235,7 @@ FILTERED = {
     "null text": judged(None, finish_reason="content_filter"),
     "a text": judged("GO", {"content": None}, finish_reason="content_filter"),
     "results": judged(None, content_filter_results={"hate": {"filtered": True}}),
+    "no choices": s.raw(b'{"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}'),
     "refusal": s.raw(b'{"choices": [{"message": {"content": null, "refusal": "No."}, "finish_reason": "stop"}]}'),
     "null text and no reason": judged(None),
     "no text and no reason": judged(""),

@@ -150,6 +150,31 @@ def test_a_refusal_is_final_and_stops_the_batch(code, advice):
     assert caught.value.status == code and advice in str(caught.value) and len(str(caught.value)) < 700
 
 
+@pytest.mark.parametrize(
+    "behaviour, advice",
+    [
+        (s.status(402, "Insufficient Balance"), "no credit left"),
+        (
+            s.status(429, '{"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}'),
+            "no credit left",
+        ),
+        (s.status(400, "The model `m` does not exist."), "the model's name"),
+        (s.status(413, "Request Entity Too Large"), "--context_tokens"),
+        (
+            s.raw(b'data: {"choices": [{"delta": {"content": "stop seed"}}]}\n\ndata: [DONE]\n\n'),
+            "streams, though not asked",
+        ),
+        (s.status(418, "teapot"), "'teapot'.$"),
+    ],
+)
+def test_what_helps_is_said_at_once(behaviour, advice):
+    with Server(behaviour=lambda request: behaviour) as server:
+        ask = model(server)
+        with pytest.raises(EndpointError, match=advice):
+            ask.complete(chats(1), HOT, "policy")
+        assert len(server.requests) <= 2 and not ask.known.refused
+
+
 def test_a_missing_key_is_named(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     with Server(s.status(401)) as server:
