@@ -23,7 +23,7 @@ from nlrl_jax.backends import malloc
 from nlrl_jax.config import flat, replace
 from nlrl_jax.run import boards, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
-from nlrl_jax.run.flags import Presets, check_numbers, define, help_text, read_whole_numbers
+from nlrl_jax.run.flags import NOT_OURS, Presets, check_numbers, define, help_text, read_whole_numbers
 from nlrl_jax.run.flags import parse as parse_flags
 from nlrl_jax.run.other_names import ours
 from nlrl_jax.run.processes import alike
@@ -77,9 +77,12 @@ def _parse_argv(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
-        known = ours(error.flagname, set(flags.FLAGS))
-        unknown = f"there is no option --{error.flagname}; {known}" if known else error
-        sys.exit(f"error: {unknown}; --help lists the options")
+        own = {flag.name for place, group in flags.FLAGS.flags_by_module_dict().items() for flag in group
+               if not place.startswith(NOT_OURS)}  # fmt: skip
+        known = ours(error.flagname, own)
+        sys.exit(
+            f"error: there is no option --{error.flagname}; {known}{'; ' if known else ''}--help lists the options"
+        )
     except flags.Error as error:
         sys.exit(f"error: {error}; --help lists the options")
 

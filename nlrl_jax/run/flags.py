@@ -19,7 +19,7 @@ Presets = Mapping[Any, Mapping[str, Any]]
 
 _PARSERS = {"str": flags.ArgumentParser(), "int": flags.IntegerParser(), "float": flags.FloatParser()}
 _IDLE: set[str] = set()  # options that do nothing in this process's command
-_NOT_OURS = ("absl.", "jax", "orbax", "etils", "chex", "optax", "flax", "tensorflow")
+NOT_OURS = ("absl.", "jax", "orbax", "etils", "chex", "optax", "flax", "tensorflow")
 
 
 def define(config: type | Any, presets: Presets | None = None, flag: str = "preset", note: str = "") -> None:
@@ -46,6 +46,16 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
         flags.DEFINE_flag(flags.EnumFlag(flag, None, text, names), module_name="Options")
 
 
+class _NumberParser(flags.FloatParser):
+    """A float whose error says what is right; an option in place of the value means that there is none."""
+
+    def convert(self, argument):
+        try:
+            return super().convert(argument)
+        except ValueError:
+            raise ValueError(_no_number(argument, "a number")) from None
+
+
 class _WholeNumberParser(flags.IntegerParser):
     """Also reads whole numbers as Python writes floats: 1e3, 2.0."""
 
@@ -53,18 +63,28 @@ class _WholeNumberParser(flags.IntegerParser):
         try:
             return super().convert(argument)
         except ValueError:
-            number = float(argument)
-            if not number.is_integer():
-                raise ValueError("it must be a whole number") from None
-            return int(number)
+            try:
+                whole = float(argument).is_integer()
+            except ValueError:
+                whole = False
+            if not whole:
+                raise ValueError(_no_number(argument, "a whole number")) from None
+            return int(float(argument))
+
+
+def _no_number(argument: Any, wanted: str) -> str:
+    missing = str(argument).startswith("--")
+    return f"its value is missing; it must be {wanted}" if missing else f"it must be {wanted}"
 
 
 def read_whole_numbers(values: flags.FlagValues) -> None:
-    """Lets every integer flag, also those of `flags.DEFINE_integer`, read 1e3."""
+    """Lets every integer flag, also those of `flags.DEFINE_integer`, read 1e3, and float flags say what is right."""
     for name in values:
         parser = values[name].parser
         if type(parser) is flags.IntegerParser:
             values[name].parser = _WholeNumberParser(parser.lower_bound, parser.upper_bound)
+        if type(parser) is flags.FloatParser:
+            values[name].parser = _NumberParser(parser.lower_bound, parser.upper_bound)
 
 
 class _JoinedFlag(flags.Flag):
@@ -144,7 +164,7 @@ def check_numbers() -> None:
       ValueError: an integer that does not fit 32 bits, or a number that is not finite.
     """
     for place, found in flags.FLAGS.flags_by_module_dict().items():
-        for flag in () if place.startswith(_NOT_OURS) else found:
+        for flag in () if place.startswith(NOT_OURS) else found:
             low, high = configs.LIMITS["int" if isinstance(flag.value, int) else "float"]
             own = type(flag.value) in (int, float) and flag.default is not None
             if own and not low <= flag.value <= high:
@@ -159,7 +179,7 @@ def help_text(module: ModuleType) -> str:
     own = [place for place in by_place if place == sys.argv[0] or place in (module.__name__, "__main__")]
     groups = {"Options": [flag for place in own for flag in by_place[place]]}
     for place, found in by_place.items():
-        if place not in own and not place.startswith(_NOT_OURS):
+        if place not in own and not place.startswith(NOT_OURS):
             title = "Run" if place.startswith("nlrl_jax.run") else place
             groups[title] = [*groups.get(title, []), *found]
     for title, found in groups.items():

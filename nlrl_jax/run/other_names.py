@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection
 
 # Ours -> theirs. A script may have none of ours, or several, of which the first counts.
 _NAMES = {
     ("run_dir",): "output_dir out_dir outdir out log_dir logdir logging_dir save_dir workdir work_dir exp_dir root_dir "
+    "run run_name experiment_name exp_name name save_path "
     "checkpoint_dir ckpt_dir checkpoint_root_directory default_local_dir output_folder",
     ("model",): "model_name_or_path model_name model_id model_path pretrained hf_model hf_checkpoint base_model llm "
     "pretrained_model_name_or_path tokenizer tokenizer_path tokenizer_name actor policy_model",
-    ("game",): "env env_name env_id environment environment_name task task_name scenario dataset dataset_name",
+    ("game",): "env env_name env_id environment environment_name task task_name scenario dataset dataset_name "
+    "gym_id game_name",
+    ("data",): "webshop_data alfworld_data data_dir data_path data_root dataset_path dataset_dir",
     ("learning_rate",): "lr actor_lr step_size peak_lr peak_learning_rate max_lr",
     ("group_size",): "num_generations n_generations rollout_n num_samples_per_prompt n_samples_per_prompt k "
-    "num_return_sequences samples_per_prompt",
-    ("num_groups",): "num_prompts prompts_per_batch num_prompts_per_step train_batch_size rollout_batch_size",
+    "num_return_sequences samples_per_prompt rollout.n n",
+    ("num_groups",): "num_prompts prompts_per_batch num_prompts_per_step train_batch_size rollout_batch_size "
+    "batch_size num_envs n_envs num_workers num_env_runners",
     ("micro_batch",): "per_device_train_batch_size per_device_batch_size micro_batch_size train_micro_batch_size "
     "ppo_micro_batch_size mini_batch_size minibatch_size gradient_accumulation_steps",
     ("batch",): "batch_size per_device_train_batch_size train_batch_size",
     ("iterations", "steps"): "num_train_steps train_steps total_steps num_steps n_steps num_train_epochs epochs "
     "num_epochs num_batches total_timesteps training_steps total_training_steps max_iterations n_iterations "
-    "num_updates total_iterations",
+    "num_updates total_iterations stop_iters max_epochs training_iterations",
     ("updates_per_batch",): "num_iterations num_ppo_epochs ppo_epochs mu update_epochs",
     ("max_tokens", "line_tokens"): "max_completion_length max_new_tokens max_response_length response_length "
     "total_generation_steps max_tokens_to_generate max_length max_generation_length completion_length",
@@ -33,7 +38,8 @@ _NAMES = {
     ("temperature",): "temp sampling_temp rollout_temperature",
     ("lora_rank",): "lora_r r rank lora_dim",
     ("checkpoint_every",): "save_steps save_freq save_interval save_interval_steps save_every checkpoint_interval",
-    ("eval_every",): "eval_steps eval_freq eval_interval eval_every_n_steps test_freq evaluation_interval",
+    ("eval_every",): "eval_strategy evaluation_strategy eval_steps eval_freq "
+    "eval_interval eval_every_n_steps test_freq evaluation_interval",
     ("eval_episodes", "episodes", "tasks"): "num_eval_episodes n_eval_episodes eval_samples num_episodes n_episodes "
     "n_tasks num_tasks num_examples limit",
     ("parallel",): "num_envs n_envs num_workers num_parallel batch_size",
@@ -49,12 +55,15 @@ _NAMES = {
     ("adapter",): "lora lora_path adapter_path peft_path adapter_name_or_path lora_adapter peft_model",
     ("methods",): "method algorithm algo agent",
     ("watch",): "render render_mode visualize",
-    ("mesh",): "num_processes_per_node tensor_parallel_size tp tp_size dp_size fsdp data_parallel_size num_devices",
+    ("mesh",): "num_processes_per_node tensor_parallel_size tp tp_size dp_size fsdp data_parallel_size num_devices "
+    "gpus num_gpus n_gpus devices n_gpus_per_node "
+    "num_gpus_per_learner num_learners",
     ("prompt",): "prompt_template prompt_style",
     ("dry_run",): "dryrun estimate_cost",
 }  # fmt: skip
 _DTYPE = {"bf16": "bfloat16", "fp16": "bfloat16", "half": "bfloat16", "fp32": "float32", "no_half": "float32"}
 _DTYPE |= dict.fromkeys(("torch_dtype", "precision", "mixed_precision", "param_dtype", "weight_dtype"), "bfloat16")
+_HARDWARE = ("device", "accelerator", "platform", "use_gpu", "cuda", "cpu", "no_cuda", "use_cpu", "tpu")
 _NO_FILE = ("config", "config_file", "config_path", "cfg", "conf", "args_file", "recipe", "hparams")
 
 
@@ -71,10 +80,13 @@ def ours(name: str, options: Collection[str]) -> str:
     if name in _NO_FILE:
         presets = "; --preset NAME sets many options at once" if "preset" in options else ""
         return f"options are given one by one, --name value, and no file of them is read{presets}"
+    if name in _HARDWARE:
+        return "JAX takes the best device that it sees; the variable JAX_PLATFORMS=cpu or cuda chooses"
     if name in _DTYPE and "dtype" in options:
         return f"here it is --dtype {_DTYPE[name]}"
     for names, theirs in _NAMES.items():
         known = [option for option in names if option in options]
         if known and name in theirs.split():
             return f"here it is --{known[0]}"
-    return ""
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
+    return f"the nearest is --{close[0]}" if close else ""

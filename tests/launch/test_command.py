@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+from launch import __main__ as launcher
+
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = f"import sys; sys.path.append({str(ROOT)!r}); from launch.__main__ import main; main()"
 
@@ -27,6 +29,17 @@ def test_scripts_are_listed_and_run_from_any_folder(tmp_path):
 def test_an_unknown_script_is_named(tmp_path):
     refused = command(tmp_path, "train_ms_gpro")
     assert refused.returncode == 1 and "did you mean train_ms_grpo?" in refused.stderr
+    meant = {
+        "Train_MS_GRPO": "mean train_ms_grpo?",
+        "launch/train-ms-grpo.py": "mean train_ms_grpo?",
+        "eval": "mean evaluate?",
+        "grpo": "mean reproduce_ms_grpo, train_ms_grpo?",
+        "train": "mean train_dqn, train_language_actor_critic, ",
+        "sft": "mean warm_start?",
+        "xyz": "there are ablate, ",
+    }
+    for name, answer in meant.items():
+        assert answer in launcher.nearest(name, sorted(launcher.scripts())), name
 
 
 def test_a_package_that_shadows_ours_is_named(tmp_path):
@@ -107,8 +120,23 @@ HABITS = {  # what people type who come from TRL, Tunix, verl or Gymnasium, and 
         "--num_iterations=2": "--updates_per_batch",
         "--num_train_steps=5": "--iterations",
         "--iterations=1.5": "must be a whole number",
-        "--iterations=many": "--iterations=many",
-        "--nonsense=1": "Unknown command line flag",
+        "--iterations=many": "--iterations=many: it must be a whole number",
+        "--iterations=1k": "it must be a whole number",
+        "--iterations --resume": "its value is missing; it must be a whole number",
+        "--temperature=hot": "--temperature=hot: it must be a number",
+        "--learning_rate --resume": "its value is missing; it must be a number",
+        "--nonsense=1": "there is no option --nonsense; --help lists",
+        "--batch_size=8": "--num_groups",
+        "--num-env-runners=8": "--num_groups",
+        "--rollout.n=8": "--group_size",
+        "--stop-iters=8": "--iterations",
+        "--eval_strategy=steps": "--eval_every",
+        "--run_name=x": "--run_dir",
+        "--gpus=2": "--mesh",
+        "--device=cuda": "JAX_PLATFORMS",
+        "--gamma=0.9": "there is no option --gamma; --help lists",
+        "--num_group=2": "the nearest is --num_groups",
+        "--verbose": "there is no option --verbose; --help lists",  # nothing of absl or JAX
     },
     "run_lac": {
         "--n_ctx=5": "--context_tokens",
@@ -116,7 +144,8 @@ HABITS = {  # what people type who come from TRL, Tunix, verl or Gymnasium, and 
         "--max_new_tokens=5": "--line_tokens",
         "--num_episodes=5": "--tasks",
         "--algo=lac": "--methods",
-        "--lr=1": "Unknown command line flag",  # nothing is learned there
+        "--webshop_data=x": "--data",
+        "--lr=1": "there is no option --lr; --help lists",  # nothing is learned there
     },
 }
 
