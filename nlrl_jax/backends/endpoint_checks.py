@@ -228,7 +228,7 @@ def _probe(model: EndpointModel, path: str, body: dict[str, Any], read: Callable
             or body.get("echo")
             and "no whole response" in str(error)
         ):
-            raise NotImplementedError(str(error)) from None
+            raise NotImplementedError(str(error).rstrip(".")) from None
         raise
 
 

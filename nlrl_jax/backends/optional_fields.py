@@ -46,6 +46,7 @@ DEFAULTS = {"temperature": 1.0}  # optional only with this value
 RENAMED = {"max_tokens": "max_completion_tokens"}
 DOUBTFUL = {"n", *NO_LIMIT, *CONTINUE}  # that many servers do not support
 _CONTENT = {"model", "messages", "prompt"}
+_LISTED = {"echo", "logprobs", "top_logprobs"}  # which --extra cannot leave out
 PATIENCE = 3  # attempts at a request that fails without a reason, before suspects are left out
 # Statuses that are about the key, the address or the moment.
 _OTHER = (401, 402, 403, 404, 407, 408, 409, 413, 425, 429)
@@ -260,6 +261,8 @@ class Request:
         needed = [name for name in named if {name, RENAMED.get(name)} & {*self.body} - _CONTENT]
         if not needed:
             return ""
+        if needed[0] in _LISTED:
+            return f"This run needs {needed[0]}"
         return f"This run needs {needed[0]}; --extra {needed[0]}=null leaves it out, and the server then has its own"
 
     def _send(self, body: dict[str, Any], out: list[str]) -> dict[str, Any]:

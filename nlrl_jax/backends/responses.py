@@ -55,7 +55,8 @@ def read_replies(
 
     Raises:
       InvalidResponse: it has an error, no list of choices, or no valid one (`BrokenOff` where that may pass). If a
-        message is well-formed but for its text, the fallback is an empty reply that has not ended.
+        message is well-formed but for its text, or the list is empty, the fallback is an empty reply that has not
+        ended.
       EndpointError: a log-probability is above 0.
     """
     choices = _choices(response)
@@ -64,8 +65,11 @@ def read_replies(
     read = [(reply, _tokens(choice)) for choice in choices if (reply := _read_choice(choice)) is not None]
     replies = [reply for reply, _ in read]
     if not replies:
-        if any(map(_lacks_text, choices)):
-            raise InvalidResponse("it has no text", [Reply("", prompt_tokens, tokens, ended=False)])
+        if not choices or any(map(_lacks_text, choices)):
+            raise InvalidResponse(
+                "it has no text" if choices else "it has an empty list of choices",
+                [Reply("", prompt_tokens, tokens, ended=False)],
+            )
         for choice in choices:
             _check_ended(choice)
         raise InvalidResponse(f"it has {len(choices)} choices and none with a text")
@@ -201,10 +205,13 @@ def read_top(response: dict) -> Tokens:
 
 
 def lacks_text(response: dict) -> bool:
-    """Whether a response is well-formed but for the text of its first choice, which is empty or null."""
-    choice = (_choices(response) or [{}])[0]
-    empty = _text((_message(choice) or {}).get("content")) == ""
-    return _lacks_text(choice) or empty and not _broken(choice)
+    """Whether a response is well-formed but for the text of its first choice, which is empty, null or not
+    there."""
+    choices = _choices(response)
+    if not choices:
+        return True
+    empty = _text((_message(choices[0]) or {}).get("content")) == ""
+    return _lacks_text(choices[0]) or empty and not _broken(choices[0])
 
 
 def _text(content: Any) -> str | None:

@@ -231,6 +231,7 @@ class Transport:
             if text.lstrip().startswith(("data:", "event:")):
                 advice = "It streams, though not asked to: switch that off there, or in the proxy before it"
                 raise Failure(f"a stream of events: {excerpt}", status, is_final=True, advice=advice)
+            text = "" if '"choices"' in text else text  # a damaged reply says nothing about fields
             raise Failure(f"a response that is not a JSON object: {excerpt}", status, text)
         try:
             return read(response, *tokens)

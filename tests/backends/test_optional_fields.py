@@ -34,6 +34,7 @@ FORMS = {
 }
 
 
+COMPLETION = b'{"choices": [{"finish_reason": "stop", "message": {"content": "x"}}]}'
 FINAL = ("400", "405", "422", "501")
 model = functools.partial(endpoints.model, max_retries=6)
 
@@ -283,6 +284,14 @@ def test_a_server_that_is_about_to_be_there_refuses_no_field(code, error):
         ask.complete(questions(1, 3), ALL, "policy", stop=["|"])
         assert not ask.known.refused and not ask.known.suspects
         assert [request.body.get("n") for request in server.requests] == [3] * 4
+
+
+@pytest.mark.parametrize("damaged", [s.half, lambda handler, request: s.send(handler, b":\n" + COMPLETION)])
+def test_a_damaged_reply_that_names_fields_costs_none(damaged):
+    with Server(*[damaged] * 2) as server:
+        ask = model(server, concurrency=1)
+        ask.complete(questions(1), Sampling(20, 1.0), "policy", stop=["|"])
+        assert "stop" not in ask.known.refused and len(server.requests) == 3
 
 
 def test_one_failure_that_happens_to_name_a_field_costs_none():

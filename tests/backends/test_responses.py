@@ -17,13 +17,14 @@ from tests.backends.server import Server
 # What a reply says.
 
 
-def test_a_message_that_never_has_a_text_is_an_empty_reply_after_the_retries(tmp_path):
-    silent = lambda request: s.null if request.asked == "question 1" else s.well
+@pytest.mark.parametrize("nothing, paid", [(s.null, 90), (s.choices(0), 70)])
+def test_a_message_that_never_has_a_text_is_an_empty_reply_after_the_retries(nothing, paid, tmp_path):
+    silent = lambda request: nothing if request.asked == "question 1" else s.well
     cache = DiskCache(tmp_path)
     with Server(behaviour=silent) as server:
         ask = model(server, cache=cache)
         replies = ask.complete(chats(3), HOT, "policy")
-        assert sum(r.asked == "question 1" for r in server.requests) == 4 and spent(ask)["paid"] == 6 * 15
+        assert sum(r.asked == "question 1" for r in server.requests) == 4 and spent(ask)["paid"] == paid
         assert [bool(reply.text) for reply in replies] == [reply.ended for reply in replies] == [True, False, True]
         assert replies[1].prompt_tokens == 10
         model(server, cache=cache).complete(chats(3), HOT, "policy")

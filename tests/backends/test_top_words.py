@@ -239,6 +239,7 @@ FILTERED = {
     "refusal": s.raw(b'{"choices": [{"message": {"content": null, "refusal": "No."}, "finish_reason": "stop"}]}'),
     "null text and no reason": judged(None),
     "no text and no reason": judged(""),
+    "no choice and no reason": s.raw(b'{"choices": []}'),
 }
 
 

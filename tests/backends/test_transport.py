@@ -7,7 +7,9 @@ import time
 import pytest
 
 from nlrl_jax.backends import transport
+from nlrl_jax.backends.endpoint_server import Abilities
 from nlrl_jax.backends.optional_fields import DOUBTFUL
+from nlrl_jax.backends.prompt_forms import CONTINUED
 from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.transport import EndpointError, retry_after, retry_wait
 from nlrl_jax.backends.usage import BudgetExceeded, Usage
@@ -164,12 +166,13 @@ def test_a_refusal_is_final_and_stops_the_batch(code, advice):
             s.raw(b'data: {"choices": [{"delta": {"content": "stop seed"}}]}\n\ndata: [DONE]\n\n'),
             "streams, though not asked",
         ),
+        (s.status(400, "logprobs is not supported"), "This run needs logprobs$"),
         (s.status(418, "teapot"), "'teapot'.$"),
     ],
 )
 def test_what_helps_is_said_at_once(behaviour, advice):
     with Server(behaviour=lambda request: behaviour) as server:
-        ask = model(server)
+        ask = model(server, found=Abilities(CONTINUED, top=5))
         with pytest.raises(EndpointError, match=advice):
             ask.complete(chats(1), HOT, "policy")
         assert len(server.requests) <= 2 and not ask.known.refused
