@@ -10,11 +10,12 @@ _COUNT = r"\b(\d[\d,_]*\d|\d)\b"
 _TOO_LONG = re.compile(
     r"context_(?:length|window)_exceeded|exceed_context_size|string_above_max_length|inputs`? tokens \+"
     r"|context[ -]?(?:length|size|window|limit)|maximum (?:model|prompt|input|sequence) length|max_(?:model|seq)_len"
-    r"|context of \d|\bn_ctx\b|session_len|(?:sequence|total) length[^.]{0,40} exceed|token limit exceeded\W+\d"
+    r"|(?:prompt|inputs?):? too long|context of \d|\bn_ctx\b|session_len|(?:sequence|total) length[^.]{0,40} exceed"
+    r"|token limit exceeded\W+\d"
     r"|model token limit|range of input length|total tokens limit|too many (?:input |prompt )?tokens"
     r"|reduce (?:the |your )?(?:length|prompt|message|input)"
     r"|(?:prompt|inputs?|messages?|request)\b[^.]{0,40}\b"
-    r"(?:too long|too large for model|exceeds? (?:the )?(?:limit|max)|must have less than)",
+    r"(?:is too long|too large for model|exceeds? (?:the )?(?:limit|max)|must have less than)",
     re.IGNORECASE,
 )
 _REPLY = re.compile(

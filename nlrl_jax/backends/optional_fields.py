@@ -49,7 +49,7 @@ _CONTENT = {"model", "messages", "prompt"}
 _LISTED = {"echo", "logprobs", "top_logprobs"}  # which --extra cannot leave out
 PATIENCE = 3  # attempts at a request that fails without a reason, before suspects are left out
 # Statuses that are about the key, the address or the moment.
-_OTHER = (401, 402, 403, 404, 407, 408, 409, 413, 425, 429)
+_OTHER = (401, 402, 403, 404, 407, 408, 409, 413, 425, 429, 502, 504)  # and a gateway's, from 520 on
 _MOST = re.compile(r"(?:<=|at most|than or equal to|maximum(?: value)?(?: of| is)?|up to|between 1 and)\D{0,3}(\d+)")
 _EXACT = re.compile(r"""["']param["']\s*:\s*["'](\w+)|["']loc["']\s*:\s*[\[(]\s*["']body["']\s*,\s*["'](\w+)""")
 _REFUSAL = re.compile(
@@ -59,8 +59,8 @@ _REFUSAL = re.compile(
 _GUESS = re.compile(r"(?:did you mean|expected one of|(?:known|supported|allowed|valid) \w+ are)[^.}]*", re.IGNORECASE)
 # What servers say that are about to be there again.
 _MOMENT = re.compile(
-    r"\b(?:loading|warming up|starting up|overloaded|over capacity|busy|try again (?:later|soon|shortly|in)|temporarily"
-    r"|unavailable)\b",
+    r"\b(?:loading|warming up|starting up|overloaded(?:_error)?|over capacity|busy|try again (?:later|soon|shortly|in)"
+    r"|temporarily|unavailable)\b",
     re.IGNORECASE,
 )
 _log = logging.getLogger(__name__)
@@ -302,7 +302,7 @@ def _is_about_fields(failure: Failure) -> bool:
         return not failure.is_unreachable
     if (status == 200 or status >= 500) and not failure.is_final and _MOMENT.search(failure.body):
         return False
-    return not 300 <= status < 400 and status not in _OTHER
+    return not 300 <= status < 400 and status not in _OTHER and not 520 <= status < 530
 
 
 def _optional(body: Mapping[str, Any]) -> list[str]:

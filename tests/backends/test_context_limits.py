@@ -261,6 +261,8 @@ OTHERS = [
     "System role not supported",
     "stop: list should have at most 4 items",
     "the prompt was flagged",
+    '{"message": "The request took too long to process"}',
+    "list of stop strings too long",
     "",
 ]
 

@@ -276,7 +276,16 @@ def test_one_failure_in_passing_costs_no_field(failure, at):
 
 
 @pytest.mark.parametrize(
-    "code, error", [(503, "Loading model"), (500, "overloaded"), (200, '{"error": "model is busy"}')]
+    "code, error",
+    [
+        (502, "<html>Bad Gateway</html>"),
+        (504, ""),
+        (520, ""),
+        (529, ""),
+        (503, "Loading model"),
+        (500, "overloaded"),
+        (200, '{"error": "model is busy"}'),
+    ],
 )
 def test_a_server_that_is_about_to_be_there_refuses_no_field(code, error):
     with Server(*[s.status(code, error)] * 3) as server:
