@@ -73,7 +73,7 @@ def groups_of(names: list[str]) -> dict[str, list[pathlib.Path]]:
     groups: dict[str, list[pathlib.Path]] = {}
     for name in names:
         if not _is_group(name):
-            groups |= {str(part): [part] for part in parts_of(pathlib.Path(name).expanduser())}
+            groups |= {str(part): [part] for part in parts_of(pathlib.Path(os.path.expanduser(name)))}
             continue
         signs = [i for i, character in enumerate(name) if character == "="]
         splits = [(name[:i], _listed(name[i + 1 :])) for i in signs]
@@ -94,9 +94,9 @@ def _listed(text: str) -> list[pathlib.Path]:
     for end in (len(text), *reversed(commas)):
         if os.path.exists(os.path.expanduser(text[:end])):
             rest = text[end + 1 :]
-            return [pathlib.Path(text[:end]).expanduser(), *(_listed(rest) if rest else [])]
+            return [pathlib.Path(os.path.expanduser(text[:end])), *(_listed(rest) if rest else [])]
     first, comma, rest = text.partition(",")
-    return [pathlib.Path(first).expanduser(), *(_listed(rest) if comma else [])]
+    return [pathlib.Path(os.path.expanduser(first)), *(_listed(rest) if comma else [])]
 
 
 def read_group(title: str, folders: list[pathlib.Path]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def page_of(name: str | pathlib.Path) -> pathlib.Path:
     Raises:
       ValueError: no .html file, it cannot be written, or it or the picture is there and not an earlier comparison.
     """
-    out = pathlib.Path(name).expanduser()
+    out = pathlib.Path(os.path.expanduser(name))
     output_file("out", out)
     if out.suffix != ".html":
         raise ValueError(f"--out is {out}; the page is an .html file, such as runs/comparison.html")

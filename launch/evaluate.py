@@ -14,6 +14,7 @@ in transcripts (--context). The same --seed always gives the same initial states
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -196,7 +197,7 @@ def in_transcripts(run_dir: str, run: dict[str, Any]) -> tuple[str, dict[str, fl
     training = TranscriptTraining(config, game, evaluated)
     first = limits.first_tasks(evaluated, training.tasks.held_out.tasks)
     warn(limits.too_short("the evaluation", evaluated, first, "max_turns", config.eval_turns))
-    step, lora = Checkpoints(pathlib.Path(run_dir).expanduser().absolute() / "checkpoints").restore_part(
+    step, lora = Checkpoints(pathlib.Path(os.path.expanduser(run_dir)).absolute() / "checkpoints").restore_part(
         "lora", training.state.lora
     )
     with waiting(f"playing {number} episodes"):

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -162,7 +163,7 @@ def _stored(config: FinetuneConfig, run_dir: pathlib.Path | None, name: str, mad
     if path and path.is_file():
         return trajectories.read(path)
     if given:
-        found = trajectories.read(pathlib.Path(given).expanduser())
+        found = trajectories.read(pathlib.Path(os.path.expanduser(given)))
     elif config.game in envs.DEMONSTRATED:
         episodes = envs.demonstrations(config.game, *made, config.seed, name == "held_out")
         found = [Trajectory(one.history, one.success) for one in episodes]
@@ -317,7 +318,7 @@ def main(argv: list[str]) -> None:
     envs.make_host(config.game)
     given = () if flags.FLAGS.resume else (config.trajectories, config.held_out)  # a resumed run has its copies
     for file in filter(None, given):
-        trajectories.read(pathlib.Path(file).expanduser())
+        trajectories.read(pathlib.Path(os.path.expanduser(file)))
     context_within(config.model, config.prompts.context_tokens)
     tokenizer = load_tokenizer(config.model, templates=config.templates)
     if config.method in ("lac", "actor_critic"):

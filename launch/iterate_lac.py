@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import time
 from typing import Any
@@ -301,7 +302,7 @@ def main(argv: list[str]) -> None:
     tasks_of(game, kinds, 1, config.seed)  # refuses what the game does not have
     reserved(config, game)
     if flags.FLAGS.resume:
-        check_rounds(pathlib.Path(flags.FLAGS.run_dir).expanduser(), config.rounds)
+        check_rounds(pathlib.Path(os.path.expanduser(flags.FLAGS.run_dir)), config.rounds)
     check_words(load_tokenizer(config.model, templates=config.templates), config.lac.pair())
     iterate(Loop(config, COMMAND.open(config)[0]))
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -170,7 +171,7 @@ def refine(run: Run, analyst: LanguageModel | None) -> tuple[PPOState, Trajector
 def main(argv: list[str]) -> None:
     del argv
     config = parse_config()
-    run_dir, resume = pathlib.Path(flags.FLAGS.run_dir).expanduser().absolute(), flags.FLAGS.resume
+    run_dir, resume = pathlib.Path(os.path.expanduser(flags.FLAGS.run_dir)).absolute(), flags.FLAGS.resume
     run, *others = runs = runs_of(config, run_dir, resume)
     limits.check_horizon(run.game, "episode_steps")
     for name, methods in OF_METHODS.items():

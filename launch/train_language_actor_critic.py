@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import pathlib
 import random
 from typing import Any
@@ -246,7 +247,7 @@ def main(argv: list[str]) -> None:
     matches = list(itertools.product(opponents, config.methods))
     if flags.FLAGS.resume:
         for opponent, method in matches:
-            check_done(pathlib.Path(flags.FLAGS.run_dir).expanduser() / opponent / method, config.iterations)
+            check_done(pathlib.Path(os.path.expanduser(flags.FLAGS.run_dir)) / opponent / method, config.iterations)
     # without a paid model, only a prompted player needs an endpoint
     run_dir, resume = COMMAND.open(config, may_change=() if config.models.is_paid else ("endpoint_model",))
     usage, finished = models.ledger(run_dir), {}

@@ -10,6 +10,7 @@ unsolvable.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 from typing import NamedTuple
@@ -41,7 +42,7 @@ def game_files(folder: str) -> dict[str, list[pathlib.Path]]:
     Raises:
       ValueError: there is no such folder, or no game in it.
     """
-    root = pathlib.Path(folder).expanduser()
+    root = pathlib.Path(os.path.expanduser(folder))
     if not root.is_dir():
         raise ValueError(f"--data is {folder!r}, which is not a folder; give the one with json_2.1.1 in it")
     inner = [root, *sorted(root.glob("json_2*"))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import random
 import re
@@ -89,7 +90,7 @@ def load(folder: str) -> Catalogue:
       FileNotFoundError: there is no such folder, or a file is missing in it.
       ValueError: a file does not have the form of WebShop's, or nothing in it can be played.
     """
-    return _load(str(pathlib.Path(folder).expanduser().resolve()) if folder else "")
+    return _load(str(pathlib.Path(os.path.expanduser(folder)).resolve()) if folder else "")
 
 
 @functools.lru_cache(maxsize=2)

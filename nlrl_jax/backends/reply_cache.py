@@ -44,7 +44,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: str | os.PathLike):
-        self.folder = pathlib.Path(folder).expanduser().absolute()
+        self.folder = pathlib.Path(os.path.expanduser(folder)).absolute()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):

@@ -118,7 +118,11 @@ def _class_of(folder: pathlib.Path, spec: Mapping[str, Any], config: Mapping[str
     """The class that `AutoTokenizer` takes; "" is its general one."""
     about = _read(folder / "config.json")
     model_type = about.get("model_type") or ""
-    named = (config.get("tokenizer_class") or about.get("tokenizer_class") or "").removesuffix("Fast")
+    named = config.get("tokenizer_class") or about.get("tokenizer_class") or ""
+    for name, value in (("model_type", model_type), ("tokenizer_class", named)):
+        if not isinstance(value, str):
+            raise ValueError(f"{folder}: {name} is {value!r}; it must be a name")
+    named = named.removesuffix("Fast")
     if model_type not in _BY_MODEL_TYPE:
         return model_type
     if model_type == "qwen2":  # many such folders name another class by mistake

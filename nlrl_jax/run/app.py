@@ -194,7 +194,7 @@ class Command:
             raise ValueError("say where the run's files go: --run_dir runs/NAME")
         values, allowed = {"script": self.script, **flat(config)}, {*self.may_change, *may_change}
         project = options.wandb if self.metrics else ""
-        run_dir, refused = pathlib.Path(options.run_dir).expanduser().absolute(), None
+        run_dir, refused = pathlib.Path(os.path.expanduser(options.run_dir)).absolute(), None
         if processes.first():
             try:
                 if project:

@@ -59,7 +59,7 @@ def open_run(
         (without `resume` or `overwrite`) or files that are not of a run; there is no run to resume; or the stored
         config differs in a field that may not change.
     """
-    run_dir = pathlib.Path(run_dir).expanduser().absolute()
+    run_dir = pathlib.Path(os.path.expanduser(run_dir)).absolute()
     _lock(run_dir)
     try:
         _check_writable(run_dir)
@@ -107,7 +107,7 @@ def check_inputs(run_dir: pathlib.Path, values: dict[str, Any]) -> None:
     """
     for name, value in values.items():
         for text in {value, *value.split(",")} if isinstance(value, str) else ():
-            path = pathlib.Path(text.strip()).expanduser().absolute()
+            path = pathlib.Path(os.path.expanduser(text.strip())).absolute()
             named = os.sep in text or path != run_dir  # the folder may be called like a built-in model
             if named and os.path.exists(path) and path.resolve().is_relative_to(run_dir.resolve()):
                 raise ValueError(f"--overwrite would delete --{name} {text}; choose another --run_dir")
@@ -124,7 +124,7 @@ def output_folder(flag: str, out: str, mark: str = "") -> pathlib.Path:
     """
     if not out:
         raise ValueError(f"say where the model goes: --{flag} models/NAME")
-    folder = pathlib.Path(out).expanduser()
+    folder = pathlib.Path(os.path.expanduser(out))
     own = bool(mark) and (folder / mark).is_file()
     if folder.exists() and not (folder.is_dir() and (own or not any(folder.iterdir()))):
         raise ValueError(f"--{flag} {folder} is not an empty folder; choose another one")
@@ -145,7 +145,7 @@ def output_file(flag: str, path: pathlib.Path) -> None:
 
 def close_run(run_dir: str | os.PathLike) -> None:
     """Releases the folder's lock."""
-    descriptor = _held.pop(pathlib.Path(run_dir).expanduser().absolute(), None)
+    descriptor = _held.pop(pathlib.Path(os.path.expanduser(run_dir)).absolute(), None)
     if descriptor is not None:
         os.close(descriptor)
 
@@ -160,7 +160,7 @@ def part_of(folder: str | os.PathLike) -> str:
 
     The number is a hash of the config that the run was started with.
     """
-    folder = pathlib.Path(folder).expanduser().absolute()
+    folder = pathlib.Path(os.path.expanduser(folder)).absolute()
     root = next((path for path in (folder, *folder.parents) if holds_run(path)), None)
     return f"{_number(root)}:{folder.relative_to(root).as_posix()}" if root else ""
 
@@ -239,7 +239,7 @@ def _is_path(name: str, old: Any, new: Any) -> bool:
         return True
     if os.sep not in old or os.sep not in new or "://" in old + new:
         return False
-    before, after = pathlib.Path(old).expanduser(), pathlib.Path(new).expanduser()
+    before, after = pathlib.Path(os.path.expanduser(old)), pathlib.Path(os.path.expanduser(new))
     return before.resolve() == after.resolve() if before.exists() else before.name == after.name  # moved
 
 

@@ -106,7 +106,7 @@ def load_trained(run_dir: str | os.PathLike, part: str = "") -> TrainedModel:
       FileNotFoundError: there is no checkpoint yet, or no such model as the run's.
       ValueError: there is no run, it trains no language model, or its checkpoint has no such part.
     """
-    folder = pathlib.Path(run_dir).expanduser().absolute()
+    folder = pathlib.Path(os.path.expanduser(run_dir)).absolute()
     run = read_run(next((path for path in (folder, *folder.parents) if holds_run(path)), folder))
     if "model" not in run:
         raise ValueError(f"the run in {run_dir} trains no language model")

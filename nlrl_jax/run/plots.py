@@ -229,7 +229,7 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
 
     An x of which the largest is more than ten times the smallest is drawn on a logarithmic axis.
     """
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     def draw(axes, title, panel, place) -> None:
         for label, x, y, error in panel:
@@ -239,6 +239,10 @@ def points(panels: Mapping[str, Sequence[Point]], path: str | os.PathLike, ylabe
         known = [point.x for point in panel]
         if min(known) > 0 and max(known) > 10 * min(known):
             axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())  # else the labels lie over each other in a narrow panel
+            if max(known) < 100 * min(known):
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         else:
             axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.margins(x=0.12)

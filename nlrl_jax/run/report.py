@@ -249,7 +249,7 @@ def tokens(usage: Usage) -> Table:
 
 def model_name(name: str) -> str:
     """A model as a title names it: of a local folder or file the last part of its path."""
-    path = pathlib.Path(name).expanduser()
+    path = pathlib.Path(os.path.expanduser(name))
     return path.name if path.exists() else name
 
 

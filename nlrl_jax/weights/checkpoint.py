@@ -52,7 +52,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike, keep: int = 3):
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
-        self.folder, self.keep = check_storable(pathlib.Path(folder).expanduser().absolute()), keep
+        self.folder, self.keep = check_storable(pathlib.Path(os.path.expanduser(folder)).absolute()), keep
         self._manager: Any = None
 
     def save(self, step: int, tree: Any, metadata: dict[str, Any] | None = None) -> None:

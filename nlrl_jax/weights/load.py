@@ -8,6 +8,7 @@ A path on this machine is preferred to a Hub id of the same form.
 from __future__ import annotations
 
 import difflib
+import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -107,7 +108,7 @@ def load_tokenizer(name: str, revision: str = "", templates: TemplateOptions | N
 
 def _path(name: str, revision: str = "", weights: bool = True) -> pathlib.Path:
     """Where a model lies on this machine, downloaded if need be, with or without its weights."""
-    path = BUILT_IN.get(name, pathlib.Path(name).expanduser())
+    path = BUILT_IN.get(name, pathlib.Path(os.path.expanduser(name)))
     if name == "smollm2":
         path = gguf.smollm2_path()
     if not path.exists():

@@ -132,6 +132,8 @@ def test_errors(tmp_path):
         ("tokenizer_config.json", '{"eos_token": 5}', "tokenizer.json: the token 5 is neither a string nor an object"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"5": "a"}}', "tokenizer.json: the token 'a' of added_"),
         ("generation_config.json", '{"eos_token_id": "2"}', "generation_config.json: eos_token_id is '2'; it must be"),
+        ("config.json", '{"model_type": ["llama"]}', r"model_type is \['llama'\]; it must be a name"),
+        ("tokenizer_config.json", '{"tokenizer_class": 5}', "tokenizer_class is 5; it must be a name"),
         ("config.json", '{"bos_token_id": true}', "/config.json: bos_token_id is True; it must be an id or a list"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from nlrl_jax.run import directory
 from nlrl_jax.run.directory import close_run, open_run, read_config
+from nlrl_jax.weights.load import load_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = {"game": "frozen_lake", "iterations": 10, "model": "nano", "sizes": (1, 2), "rate": 1e-4}
@@ -237,3 +238,12 @@ def test_names_that_cannot_hold_checkpoints_are_refused(tmp_path, name):
     with pytest.raises(ValueError, match="Orbax does not find checkpoints again|--run_dir .*: File name too long"):
         open_run(tmp_path / name, {})
     assert not any(tmp_path.iterdir())
+
+
+def test_a_name_that_begins_as_somebodys_home_is_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    open_run("~nobody-of-this-name", {"a": 1})
+    close_run("~nobody-of-this-name")
+    assert read_config("~nobody-of-this-name") == {"a": 1}
+    with pytest.raises(FileNotFoundError, match="no model at '~nobody-of-another'"):
+        load_tokenizer("~nobody-of-another")

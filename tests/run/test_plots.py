@@ -126,6 +126,14 @@ def test_points(tmp_path, monkeypatch):
     tokens, moves = drawn_axes(monkeypatch, plots.points, panels, "", "success")
     assert (tokens.get_xscale(), moves.get_xscale()) == ("log", "linear")
     assert tokens.get_xlabel() == "tokens" and tokens.get_ylim() == moves.get_ylim() == (-0.02, 1.02)
+    panels = {"tokens": [plots.Point("a", 28_142, 0.5, 0.1), plots.Point("b", 410_419, 0.7, 0.1)], "x": panels["moves"]}
+    tokens, _ = drawn_axes(monkeypatch, plots.points, panels, "", "success")
+    tokens.figure.canvas.draw()
+    ticks = [text for which in ("major", "minor") for text in tokens.get_xticklabels(which=which) if text.get_text()]
+    low, high = tokens.get_window_extent().intervalx
+    boxes = sorted((text.get_window_extent().intervalx for text in ticks), key=lambda box: box[0])
+    boxes = [box for box in boxes if low <= sum(box) / 2 <= high]
+    assert len(boxes) >= 2 and all(a[1] < b[0] for a, b in zip(boxes, boxes[1:])), boxes
     colors = lambda axes: {drawn.get_label(): drawn.lines[0].get_color() for drawn in axes.containers}
     assert colors(tokens) == colors(moves) and len(set(colors(tokens).values())) == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -49,7 +50,7 @@ class PromptConfig:
 
     def form(self, model: str) -> tuple[str, int]:
         """("paper" or "compact", number of examples) of the prompts of a model by its name."""
-        path = pathlib.Path(model).expanduser() / FORM
+        path = pathlib.Path(os.path.expanduser(model)) / FORM
         tuned = read_json(path) if path.is_file() else {}
         own = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
         examples = self.examples if self.examples >= 0 else tuned.get("examples", 1)

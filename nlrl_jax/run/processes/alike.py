@@ -111,7 +111,7 @@ def _paths(config: Mapping[str, Any]) -> list[tuple[str, str, pathlib.Path]]:
     for name, value in config.items():
         if name in _PLACES or not isinstance(value, str) or not value:
             continue
-        path = pathlib.Path(value).expanduser()
+        path = pathlib.Path(os.path.expanduser(value))
         if name == "model" and hub.is_id(value) and not path.exists():
             path = hub.snapshot(value, config.get("revision", ""))  # already loaded: nothing is downloaded
         if path.exists():

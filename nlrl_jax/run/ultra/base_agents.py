@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from nlrl_jax.run.directory import read_config
@@ -16,7 +17,7 @@ def base_folders(base: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
     """
     found = []
     for name in base.split(","):
-        run = pathlib.Path(name.strip()).expanduser()
+        run = pathlib.Path(os.path.expanduser(name.strip()))
         parts = [run, *sorted(run.glob("base_[0-9]*"), key=lambda path: int(path.name.removeprefix("base_")))]
         parts = [folder for folder in parts if (folder / "base").is_dir()]
         if not (run / "config.json").is_file() or not parts:
