@@ -9,12 +9,13 @@ import inspect
 import pathlib
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from envs import own_host
+from nlrl_jax.text.template import Template
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
 PLAYED_BY = {  # kind of game -> the scripts whose --game it may be
@@ -71,11 +72,26 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
     return own_host.checked(game, functools.partial(_blamed, name)) if isinstance(game, HostGame) else game
 
 
+_FIELDS = {
+    **own_host.TEXTS,
+    "env": (lambda value: hasattr(value, "reset_env") and hasattr(value, "step_env"), "a gymnax environment"),
+    "params": (lambda value: value is not None, "the environment's parameters, such as env.default_params"),
+    "actions": (lambda value: own_host.lines(value) and value, "a tuple of strings, such as ('left', 'right')"),
+    **{name: (lambda value: isinstance(value, Template), "a Template") for name in ("observation", "board")},
+    "fields": (callable, "a function: a state -> a dict of integer arrays"),
+    **{name: (lambda value: value is None or callable(value), "a function of a state; None where there is none")
+       for name in ("success", "optimal")},
+    "max_actions_per_turn": (lambda value: own_host.whole(value, 1), "a whole number of at least 1"),
+    "unknown_action": (lambda value: value is None or own_host.whole(value, 0), "an action of the environment or None"),
+}  # fmt: skip
+
+
 def _check(game: TextGame) -> None:
-    """Traces one step of a text game and looks at what it gives, without computing anything.
+    """Looks at a text game's fields, and at what one step gives, traced, without computing anything.
 
     Raises:
-      ValueError: a state that changes its shape, a reward or end that is not a number, more action words than actions.
+      ValueError: a field of another type, a state that changes its shape, a reward or end that is not a number, more
+        action words than actions.
       Exception: what the game's own code raises, and `Template.check`.
     """
 
@@ -87,8 +103,14 @@ def _check(game: TextGame) -> None:
         _, after, reward, terminated, _ = returned
         won = terminated if game.success is None else game.success(after)
         ends = {"terminated": terminated, "is_truncated": game.truncated(after), "success": won}
-        return state, after, game.fields(after), {"reward": reward, **ends}
+        fields = game.fields(after)
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"fields returned {own_host.shown(fields)}; it must be a dict of integer arrays")
+        if nothing := [what for what, value in ends.items() if value is None]:
+            raise ValueError(f"{nothing[0]} is None; it must be one bool")
+        return state, after, fields, {"reward": jnp.asarray(reward), **jax.tree.map(jnp.asarray, ends)}
 
+    own_host.check_fields(game, _FIELDS)
     state, after, fields, ends = jax.eval_shape(step, jax.random.key(0))
     if jax.tree.structure(state) != jax.tree.structure(after):
         raise ValueError("step_env returns a state of another structure than reset_env")
@@ -98,6 +120,8 @@ def _check(game: TextGame) -> None:
     for what, value in ends.items():
         if value.shape:
             raise ValueError(f"{what} has shape {value.shape}; it must be one value, of shape ()")
+    if ends["success"].dtype != bool:
+        raise ValueError(f"success gives {ends['success'].dtype}; it must be a bool, such as state.place == state.goal")
     for template in (game.observation, game.board):
         template.check(fields)
     try:

@@ -56,15 +56,43 @@ def shown(value: Any) -> str:
     return text if value is None else f"{text} of type {type(value).__name__}"
 
 
+def whole(value: Any, least: int) -> bool:
+    return isinstance(value, numbers.Integral) and value >= least and not isinstance(value, bool)
+
+
+def lines(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+
+
+TEXTS = {
+    "name": (lambda value: isinstance(value, str) and value.strip(), "a string that is not empty"),
+    "rules": (lambda value: isinstance(value, str), "a string: the game and its actions in words"),
+    "legend": (lambda value: isinstance(value, Mapping), "a dict: character on boards -> meaning"),
+}
+
+
+def check_fields(game: Any, rules: Mapping[str, tuple[Callable[[Any], Any], str]]) -> None:
+    """Raises ValueError: names the field, the value and what would be right.
+
+    Args:
+      rules: field -> (whether a value is right, what would be). Actions are looked at one by one besides.
+    """
+    for field, (holds, right) in rules.items():
+        if not holds(value := getattr(game, field)):
+            raise ValueError(f"{field} is {shown(value)}; it must be {right}")
+    for action in game.actions:
+        _line(action, "an action in `actions`")
+    words = [folded(action).strip() for action in game.actions]
+    if twice := [word for i, word in enumerate(words) if word in words[:i]]:
+        raise ValueError(f"actions has {twice[0]!r} more than once (capitals do not count); name each action once")
+
+
 def _check_fields(game: HostGame) -> None:
     """Raises ValueError: names the field, the value and what would be right."""
-    whole = lambda value, least: isinstance(value, numbers.Integral) and value >= least and not isinstance(value, bool)
-    lines = lambda value: isinstance(value, tuple) and all(isinstance(one, str) for one in value)
     limits = lambda value: isinstance(value, Mapping) and all(whole(number, 1) for number in value.values())
     optional = "; None where there is none"
     rules = {
-        "name": (lambda value: isinstance(value, str) and value.strip(), "a string that is not empty"),
-        "rules": (lambda value: isinstance(value, str), "a string: the game and its actions in words"),
+        **TEXTS,
         "actions": (lines, "a tuple of strings, such as ('left', 'right'); () where any text is an action"),
         "max_steps": (lambda value: whole(value, 1), "a whole number of at least 1"),
         "kinds": (
@@ -76,21 +104,13 @@ def _check_fields(game: HostGame) -> None:
         **{name: (lambda value: value is None or callable(value), f"a function of a state{optional}")
            for name in generators.OF_STATES},
         "examples": (lambda value: value is None or callable(value), f"a function of a label and a number{optional}"),
-        "legend": (lambda value: isinstance(value, Mapping), "a dict: character on boards -> meaning"),
         "score": (lambda value: isinstance(value, str), "a string: the reward's name in tables, or ''"),
         **{name: (lambda value: isinstance(value, bool), "True or False") for name in ("reversible", "has_success")},
         "history": (lambda value: whole(value, 0), "a whole number of at least 0"),
         "simulator": (lambda value: value is None or isinstance(value, HostGame), "a HostGame or None"),
         "limits": (limits, "a dict: kind -> number of its tasks, at least 1"),
     }  # fmt: skip
-    for field, (holds, right) in rules.items():
-        if not holds(value := getattr(game, field)):
-            raise ValueError(f"{field} is {shown(value)}; it must be {right}")
-    for action in game.actions:
-        _line(action, "an action in `actions`")
-    words = [folded(action).strip() for action in game.actions]
-    if twice := [word for i, word in enumerate(words) if word in words[:i]]:
-        raise ValueError(f"actions has {twice[0]!r} more than once (capitals do not count); name each action once")
+    check_fields(game, rules)
     if other := [kind for kind in game.limits if kind not in game.kinds]:
         raise ValueError(f"limits has {other[0]!r}, which is none of the kinds: {', '.join(map(repr, game.kinds))}")
 

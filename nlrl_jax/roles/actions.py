@@ -22,7 +22,7 @@ NO_ACTION, SEVERAL, EMPTY = "no action", "several actions", "empty"
 _NOUN = r"(?:action|answer|move|command|choice|decision|output|response|reply)s?"
 _LABEL = (
     rf"[\W_]*(?:(?:so|the|my|your|our|final|next|chosen|selected|best|current|correct)\s+){{0,4}}(?:{_NOUN}|step)"
-    r"(?:\s+#?\d{1,3})?(?:\s+(?:to take|is|will be|would be|should be)){0,2}[*_`\"']*"
+    r"(?:\s+#?\d{1,3})?(?:\s+(?:to take|taken|is|will be|would be|should be)){0,2}[*_`\"']*"
 )
 _COLON = r"\s*(?:[:=\uff1a\u2192]|[-=]+>)[*_`]*\s*"
 _ACTION_LABEL = re.compile(rf"{_LABEL}{_COLON}(?P<inner>.+)", re.IGNORECASE)
@@ -31,14 +31,25 @@ _TAGGED = re.compile(rf"<({_NOUN})>\s*(?P<inner>.*?)\s*(?:</\1>|$)", re.IGNORECA
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{(?P<inner>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _MARKS = re.compile(r"(\*{1,3}|_{1,3}|`{1,3}|~~)(?P<inner>(?:(?!\1).)+)\1")
 _QUOTED = re.compile(
-    r"\"(?P<a>[^\"]+)\"|'(?P<b>.+)'|\u201c(?P<c>[^\u201d]+)\u201d|\u2018(?P<d>.+)\u2019|\u00ab(?P<e>[^\u00bb]+)\u00bb"
+    r"\"(?P<a>[^\"]+)\"|'(?P<b>.+)'|\u201c(?P<c>[^\u201d]+)\u201d|\u2018(?P<d>.+)\u2019|"
+    r"\u00ab(?P<e>[^\u00bb]+)\u00bb|\u300c(?P<f>[^\u300d]+)\u300d|\u201e(?P<g>[^\u201c\u201d]+)[\u201c\u201d]|"
+    r"\u2039(?P<h>[^\u203a]+)\u203a"
 )
-_GENTLE = (_ACTION_LABEL, _TAGGED, _MARKS, _QUOTED)  # where any text is an action, brackets and boxes may belong to it
+_ENDS = re.compile(r"(?P<inner>.+?)\s*(?:<\|\w+\|>|</s>|<end_of_turn>).*")
+_MARKED_SENTENCE = re.compile(r"(?P<inner>`[^`]+`|\*\*[^*]+\*\*)\.")
+_GENTLE = (
+    _ENDS,
+    _ACTION_LABEL,
+    _TAGGED,
+    _MARKS,
+    _MARKED_SENTENCE,
+    _QUOTED,
+)  # where any text is an action, brackets and boxes may belong to it
 _LAYERS = (
     *_GENTLE,
     _BULLET,
     re.compile(rf"{_LABEL}(?:(?<=\bis)|(?<=\bbe)|(?<=action))\s+(?:to\s+)?(?P<inner>.+)", re.IGNORECASE),
-    re.compile(r"(?:step|position|cell|square|number|option|turn)\s+(?P<inner>-?\d+)\W*", re.IGNORECASE),
+    re.compile(r"(?:step|position|cell|square|number|option|turn)[\s:=#]+(?P<inner>-?\d+)\W*", re.IGNORECASE),
     re.compile(r"(?:#\d{1,3}[.):]?|\(?(?:\d{1,3}|[a-z])[.):])\s+(?P<inner>.+)", re.IGNORECASE),
     re.compile(rf"[\[(<]\|?{_NOUN}\|?[\])>]\s*(?P<inner>.+)", re.IGNORECASE),
     re.compile(rf"\$*{_BOXED.pattern}\$*[\s.]*"),
@@ -53,9 +64,10 @@ _LAYERS = (
 )
 # Words that may stand before an action in a sentence that decides on it.
 _LEAD = re.compile(
-    r"(?:ok(?:ay)?|so|then|now|thus|therefore|hence|well|sure|first|next|finally|please|let'?s|let me|"
-    r"(?:i|we)(?:'ll|'d)?|you|(?:the )?agent|assistant|should|would|will|must|shall|(?:am |are )?going to|need to|"
-    r"have to|choose|pick|select|decide|take|do|use|perform|execute|play|to|the action|action)\b[\s,:]*"
+    r"(?:ok(?:ay)?|all ?right|wait|hmm+|actually|so|then|now|thus|therefore|hence|well|sure|first|next|finally|please|"
+    r"let'?s|let me|(?:i|we)(?:'ll|'d|'m|'re)?|moving|you|(?:the )?agent|assistant|should|would|will|must|shall|"
+    r"(?:am |are )?going to|need to|have to|(?:choose|pick|select|take|play) (?:the )?(?:position|cell|square|number)"
+    r"(?=\s*#?\d)|choose|pick|select|decide|take|do|use|perform|execute|play|to|the action|action)\b[\s,:]*"
 )
 # A decision within a sentence: "the best action is ...", "so I ...", "I will ...".
 _DECIDED = re.compile(
@@ -72,12 +84,15 @@ _OTHER = re.compile(
 )
 _BESIDE = re.compile(r"[\s*_`\"'\[\](){}<>]*")
 _DOUBT = re.compile(
-    r"\W*\s(?:is|was|would|will|can|could|does|do)(?: be)?(?:n't|not| not| impossible| blocked)\b|\W*\?.|\W*\sno\b\W"
+    r"\W*\s(?:is|was|would|will|can|could|does|do)(?: be)?(?:n't|not| not| impossible| blocked)\b|\W*\?.|\W*\sno\b\W|"
+    r"\W*\b(?:wait(?=\s*(?:[,.!\u2014-]|no\b|actually))|hmm+|actually\b)|\W*\sif\b[^.\n]*\b(?:otherwise|else)\b"
 )
 _MEANWHILE = re.compile(r"^\W*(?:observation|state|environment|user)\s*:", re.IGNORECASE | re.MULTILINE)
 _FENCE = re.compile(r"^\s*```\w*\s*$", re.MULTILINE)
 _VERB = re.compile(r"(?:move|go|step) (?=.)")
 _FIELDS = re.compile(rf"(?:{_NOUN}|\w*[ _]{_NOUN})", re.IGNORECASE)
+
+_ASIDE = re.compile(r"(?:thoughts?|thinking|reason(?:ing)?|explanation|observation|plan|analysis)", re.IGNORECASE)
 
 
 def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
@@ -146,7 +161,8 @@ class _Words:
 
     def begun(self, text: str) -> tuple[str, str]:
         """(the action that a text begins with, what follows it); ("", text) where there is none."""
-        for plain in dict.fromkeys((_plain(text), _plain(text).replace("_", " "))):
+        line = _plain(text)
+        for plain in dict.fromkeys((line, line.replace("_", " "), _VERB.sub("", line, count=1))):
             for word in self.longest_first:
                 if plain.startswith(word) and not re.match(r"\w|[.,:]\d", plain[len(word) :]):
                     return self.by_text[word], plain[len(word) :]
@@ -176,7 +192,9 @@ def _line(line: str, words: _Words) -> set[str]:
                 return {action}
             action, rest = words.begun(clause)
             if action and (n == 0 or " " in action or _ENDED.match(rest)):  # not "I left the room"
-                return {action, *_alternatives(rest, words)}
+                later = _decided(rest, words) if n else set()
+                pair = {SEVERAL} if action.isdigit() and re.match(r"\s*[,;]\s*\d", rest) else set()  # coordinates
+                return {action, *_alternatives(rest, words), *later, *pair}
     return set()
 
 
@@ -215,7 +233,8 @@ def _marked(answer: str, words: _Words) -> set[str]:
 
 def _fields(answer: str, words: _Words) -> set[str]:
     """The actions under "action" and the like in a JSON object."""
-    fields = read_json(answer).fields if "{" in answer else {}
+    fields = dict(read_json(answer).fields) if "{" in answer else {}
+    fields |= {name: value for call in fields.values() if isinstance(call, dict) for name, value in call.items()}
     values: list[Any] = [value for name, value in fields.items() if _FIELDS.fullmatch(name)]
     return set().union(*(_line(str(value), words) for value in values))
 
@@ -238,6 +257,12 @@ def _decided(answer: str, words: _Words) -> set[str]:
 
 def _any_text(answer: str) -> tuple[str, str]:
     """The line of a reply that is the action, where any text is one."""
+    if answer.startswith("{"):
+        fields = read_json(answer).fields
+        values = [value for name, value in fields.items() if not _ASIDE.fullmatch(name)]
+        if len(values) == 1 and isinstance(values[0], str) and any(map(_FIELDS.fullmatch, fields)):
+            return values[0].strip(), ""
+        return answer.partition("\n")[0], ""  # a game may read objects
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     labelled = [line for line in lines if _ACTION_LABEL.fullmatch(line) or _TAGGED.search(line)]
     line = (labelled or lines)[0]

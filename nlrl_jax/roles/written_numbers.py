@@ -56,7 +56,10 @@ _ABOUT = (
     r"(?:\s*(?:about|around|roughly|approximately|approx\.?|only|likely|probably|now|still|just|exactly|currently|close|"
     r"therefore|thus|a|an|the)\b|[\s*_`\"'(\[{~\u2248:$])*"
 )
-_NAMED = re.compile(rf"\b{_NAME}\b[^.;!?]{{0,80}}?{_LINK}{_ABOUT}$|\b{_NAME}\b{_ABOUT}$", re.IGNORECASE)
+_NAMED = re.compile(
+    rf"\b{_NAME}\b[^.;!?]{{0,80}}?{_LINK}{_ABOUT}$|\b{_NAME}\b{_ABOUT}$|\b(?:actually|correction|rather)\b[^.;!?]{{0,30}}?{_LINK}{_ABOUT}$",
+    re.IGNORECASE,
+)
 _SAID = re.compile(
     rf"(?:{_LINK}|\b(?:it|say|so|thus|hence|therefore|overall|give|guess|estimate|now|actually)){_ABOUT}$",
     re.IGNORECASE,
@@ -71,8 +74,16 @@ _WORDS = [
     (r"\bthree[ -](?:quarters|fourths)\b", "3/4"), (r"\b(?:one|a)[ -]third\b", "1/3"), (r"\btwo[ -]thirds\b", "2/3"),
     (r"(?:(?<=^)|(?<=\bis )|(?<=[:=] ))zero\b(?!\s\w)", "0"), (r"(?:(?<=^)|(?<=\bis )|(?<=[:=] ))one\b(?!\s\w)", "1"),
 ]  # fmt: skip
+_ONE_TO_TEN = "one two three four five six seven eight nine ten".split()
+_WORDS.append(
+    (
+        rf"\b({'|'.join(_ONE_TO_TEN)}) (?:in|out of) ({'|'.join(_ONE_TO_TEN)})\b",
+        lambda match: "/".join(str(_ONE_TO_TEN.index(match[n].lower()) + 1) for n in (1, 2)),
+    )
+)
 _MARKUP = [
     (r"</?[A-Za-z][\w:-]*>", " "), (r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}", r" \1/\2 "),
+    (r"\\[dt]?frac\s*(\d)\s*(\d)(?!\d)", r" \1/\2 "),
     (r"\$([^$]*\d[^$]*)\$", r" \1 "),
     (r"\\(?:boxed|text\w*|math\w*|left|right|[()\[\],;])", " "), (r"[*_`]{1,3}|[{}\"\u201c\u201d]", " "), (r"\s+", " "),
 ]  # fmt: skip

@@ -28,6 +28,11 @@ no_attribute = of(success=lambda state: state.nope)
 traced = of(success=lambda state: bool(state.time > 3))
 several = of(success=lambda state: lake.fields(state)["cells"] > 0)
 no_env = of(env=3)
+number_won = of(success=lambda state: lake.fields(state)["cells"][0])
+listed_legend = of(legend=["x"])
+twice = of(actions=("Left", "left"))
+no_board = of(board=None)
+no_fields = of(fields=lambda state: None)
 short = of(params=lake.params.replace(max_steps_in_episode=3))
 six = of(actions=("Left", "Down", "Right", "Up", "Jump", "Stay"))
 class Four(Bare):
@@ -194,7 +199,12 @@ def own(here, monkeypatch):
         ("train_ms_grpo --game=own_games:no_attribute", "failed with AttributeError: 'EnvState' object has no"),
         ("run_lac --model=nano --game=own_games:traced", "; a game's functions are traced by jax.jit ("),
         ("train_ms_grpo --game=own_games:several", "success has shape (16,); it must be one value"),
-        ("train_ms_grpo --game=own_games:no_env", "failed with AttributeError: 'int' object has no"),
+        ("train_ms_grpo --game=own_games:no_env", "env is 3 of type int; it must be a gymnax environment"),
+        ("train_ms_grpo --game=own_games:number_won", "success gives int32; it must be a bool"),
+        ("train_ms_grpo --game=own_games:listed_legend", "legend is ['x'] of type list; it must be a dict"),
+        ("train_ms_grpo --game=own_games:twice", "actions has 'left' more than once"),
+        ("train_ms_grpo --game=own_games:no_board", "board is None; it must be a Template"),
+        ("train_ms_grpo --game=own_games:no_fields", "fields returned None; it must be a dict of integer arrays"),
         ("train_dqn --game=own_games:six", "it has 6 action words, and its environment 4 actions"),
         ("train_ms_grpo --game=own_games:four", "step_env returns 4 values; it must be 5"),
         ("train_dqn --game=own_games:bare", "needs the environment's observation_space(params) and num_actions"),

@@ -137,6 +137,15 @@ VALUES = [
     ("\uff10\uff0e\uff17", 0.7),
     ("2024-11-27", None),
     ("10 to 1", None),
+    ("The value is 0.4. Actually, it should be 0.6.", 0.6),
+    ("\\(\\frac34\\)", 0.75),
+    ("roughly one in three", 1 / 3),
+    ("Value: three out of four", 0.75),
+    ("1/2 = 0.5 = 50%", 0.5),
+    ("The value is \u201e0,75\u201c.", 0.75),
+    ("| value | 0.75 |", 0.75),
+    ("The value is 0.75</s>", 0.75),
+    ("1 - 0.3 = 0.7", 0.7),
 ]
 FIELDS = [
     ("7", 7),

@@ -22,6 +22,7 @@ _AT_ONCE = 16  # a game on the device steps as many rows as once began
 _TRIED, _STEPS = 2, 20  # sequences of actions by which tasks that look alike are compared, and their length
 _COUNTED = 200  # tasks among which starts are counted
 _LEAST = 4  # starts of which one is held out
+_NEXT = 4  # further tasks of each kind that show whether the game has other starts
 
 
 class HeldOut(NamedTuple):
@@ -121,10 +122,11 @@ def hold_out(game: HostGame, kinds: Sequence[str], number: int, seed: int) -> He
     Of a game with few starts a quarter is held out; a game of chance whose few starts training has to show is
     evaluated on them, with other seeds.
     """
-    tasks = tasks_of(game, kinds, -(-number // len(kinds)), seed)[:number]
+    tasks = tasks_of(game, kinds, -(-number // len(kinds)) + _NEXT, seed)
+    tasks, later = tasks[:number], tasks[number:]
     looks = dict(zip(tasks, looks_of(game, tasks), strict=True))
     held = dict.fromkeys(looks.values())
-    if len(held) == len(tasks):
+    if len(held) == len(tasks) and not (later and held.keys() >= set(looks_of(game, later[: _NEXT * len(kinds)]))):
         return HeldOut(tasks, frozenset(held), "")
     some = max(_COUNTED, 4 * number)
     known = held.keys() | set(looks_of(game, tasks_of(game, kinds, -(-some // len(kinds)), seed)))
@@ -154,5 +156,5 @@ def shortage(asked: int, kinds: Sequence[str], tasks: Sequence[Task]) -> str:
     """A sentence where there are fewer tasks of a kind than were asked for, else ""."""
     found = Counter(kind for kind, _ in tasks)
     short = [f"{found[kind]}{f' of {kind!r}' if kind else ''}" for kind in kinds if found[kind] < asked]
-    only = f"--tasks is {asked}, but there are only {', '.join(short)} different ones; each is played once"
-    return only if short else ""
+    has = "is only 1 different one" if short == ["1"] else f"are only {', '.join(short)} different ones"
+    return f"--tasks is {asked}, but there {has}; each is played once" if short else ""

@@ -101,6 +101,14 @@ def test_a_game_with_few_starts_says_how_many(game, says):
     assert says in held.note and not held.looks and held.tasks
 
 
+@pytest.mark.parametrize("starts, number", [(1, 1), (2, 2), (3, 3)])
+def test_held_out_tasks_that_are_all_a_game_has(starts, number):
+    game = line(lambda seed: [seed, seed % starts], lambda state: state[1])
+    tasks = Tasks.of(game, game, "", number, 0)
+    assert "training shows all" in tasks.held_out.note and not tasks.held_out.looks
+    assert tasks.draw(4, np.random.default_rng(0))
+
+
 def trained_on(tasks, number=300):
     rng = np.random.default_rng(0)
     return {task for _ in range(number // 10) for task in tasks.draw(10, rng)}
@@ -166,9 +174,10 @@ def test_tasks_and_seeds():
 
 
 def test_no_start_is_left_to_train_on():
-    game = line(lambda seed: [seed % 5], lambda state: state[0])
+    game = line(lambda seed: [seed % 5000], lambda state: state[0] if state[0] < 9 else 0)
     with pytest.raises(ValueError, match="line: 200 tasks in a row begin as one of the 5 held-out ones"):
         Tasks.of(game, game, "", 5, 0).draw(1, np.random.default_rng(0))
+    game = line(lambda seed: [seed % 5], lambda state: state[0])
     assert not_held_out(game, [("", i) for i in range(50)], 3, frozenset(looks_of(game, [("", 0)]))) == [
         ("", 1), ("", 2), ("", 3),
     ]  # fmt: skip
