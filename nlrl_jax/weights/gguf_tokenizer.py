@@ -150,6 +150,8 @@ def _read_as(tokens: list[str], types: list[int], ids: dict[str, int], ends: set
 
 def _backend(path: pathlib.Path, ids: dict[str, int], merges: list[str], pre: str) -> tokenizers.Tokenizer:
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    if whole := [merge for merge, pair in zip(merges, pairs) if len(pair) < 2]:
+        raise ValueError(f"{path}: tokenizer.ggml.merges has {whole[0]!r}; a merge is two tokens with a space between")
     try:
         backend = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=pre in _LLAMA3))
     except Exception as error:  # the Rust library raises nothing more specific

@@ -186,7 +186,7 @@ def test_token_types(write):
     ("arguments", "message"),
     [
         ({"merges": None}, "lacks the metadata key tokenizer.ggml.merges"),
-        ({"merges": ["ab"]}, "tokenizer.ggml.merges does not fit its vocabulary"),
+        ({"merges": ["ab"]}, "tokenizer.ggml.merges has 'ab'; a merge is two tokens with a space between"),
         ({"merges": ["a ~~"]}, "tokenizer.ggml.merges does not fit its vocabulary"),
         ({"pre": "nonsense"}, "names the pre-tokenizer 'nonsense'; known are .*'qwen2'"),
         ({"tokens": ["<x>", "<x>"]}, "lists a token twice"),
