@@ -48,7 +48,17 @@ def read_json(text: str) -> JsonReply:
     if not reply.fields and r"{\"" in stripped:  # a string that holds an object
         fields = _objects(stripped[:_LONGEST].replace(r"\"", '"')).fields
         reply = JsonReply(fields, "repaired" if fields else "nothing")
+    if not reply.fields and (narrow := _narrow(stripped[:_LONGEST])) != stripped[:_LONGEST]:
+        fields = _objects(narrow).fields
+        reply = JsonReply(fields, "repaired" if fields else "nothing")
     return reply
+
+
+def _narrow(text: str) -> str:
+    """A text whose brackets, colons and commas between fields are of full width, in East Asian writing."""
+    text = text.translate({0xFF5B: "{", 0xFF5D: "}", **dict.fromkeys((0x300C, 0x300D, 0x300E, 0x300F), '"')})
+    text = re.sub(r"(?<=[\"'\u201d\w])\s*\uff1a", ":", text)
+    return re.sub(r"\uff0c(?=\s*[\"'\u201c}])", ",", text)
 
 
 def _objects(text: str) -> JsonReply:

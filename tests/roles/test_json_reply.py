@@ -55,6 +55,8 @@ def test_what_is_read(text, fields, problem):
 
 MOVE = {"thought": "x", "best_move": 7}
 LOOSE = [
+    ("{「thought」: 「x」，「best_move」： 7}", MOVE),
+    ("｛“thought”：“x，y”，“best_move”：7｝", {"thought": "x，y", "best_move": 7}),
     ("{'a': 0,85, 'b': [1,2,]}", {"a": "0,85", "b": [1, 2]}),
     ("{'thought': 'x', 'best_move': 7}", MOVE),
     ("{“thought”: “x”, “best_move”: 7}", MOVE),
