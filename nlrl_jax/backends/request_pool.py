@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -58,6 +59,7 @@ def do(
                         jobs = [*itertools.chain.from_iterable(pool.map(guarded, now)), *later]
                     except BaseException:  # Ctrl-C; leaving the pool waits for requests under way
                         transport.stop()
+                        print("\nwaiting for replies under way; Ctrl-C again ends at once", file=sys.stderr, flush=True)
                         raise
                 if transport.failure is not None:
                     raise transport.failure
