@@ -169,7 +169,7 @@ def main(argv: list[str]) -> None:
         *([f"Constant in all runs, so not drawn: {', '.join(flat)}."] if flat else []),
         *([f"Not shown: {'; '.join(hidden)}."] if hidden else []),
     ]
-    loops = titled and all(run["results"].get("script") == "iterate_lac" for run in runs)
+    loops = titled and all(lac_seeds.SUCCESS in run["results"].get("rounds", [()])[0] for run in runs)
     rounds = lac_seeds.blocks(groups, rounds_of(out)) if loops else []
     for block in rounds:
         if isinstance(block, Table):

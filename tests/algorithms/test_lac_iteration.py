@@ -36,9 +36,10 @@ class Learned(Corridor):
         if role != "policy":
             return super().score(chats, continuations, role)
         known = [self.table.get(chat.messages[-1]["content"], PRIOR) for chat in chats]
+        totals = [max(sum(prior.values()), 1.0) for prior in known]  # what was taught are weights
         return [
-            [Score(math.log(prior.get(text.strip(), 0) + 1e-9), 1) for text in row]
-            for prior, row in zip(known, continuations, strict=True)
+            [Score(math.log(prior.get(text.strip(), 0) / total + 1e-9), 1) for text in row]
+            for prior, total, row in zip(known, totals, continuations, strict=True)
         ]
 
 

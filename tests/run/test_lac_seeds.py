@@ -28,7 +28,9 @@ def folders(tmp_path):
                 {"task": ["go", 10 * seed + i // 2], "success": bool(x)} for i, x in enumerate(won)
             ]  # twice each
             (tmp_path / str(seed) / "episodes" / f"{name}.json").write_text(json.dumps({"episodes": episodes}))
-        row = {f"{name}/success": 0.5 for name in ("teacher", "lac_no_critic")}
+        row = {
+            f"{name}/{key}": x for name in ("teacher", "lac_no_critic") for key, x in (("success", 0.5), ("tasks", 4))
+        }
         rounds = [row | {"teacher/tokens": 10.0, "tokens_before": 100.0 * k} for k in range(2)]
         results.write(tmp_path / str(seed), script="iterate_lac", before={"success": 0.5}, after={}, rounds=rounds)
     return [tmp_path / str(seed) for seed in WON]
