@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nlrl_jax.roles import loose_json, written_numbers
@@ -123,23 +122,9 @@ def read_number(value: Any) -> float | None:
     return number if number is not None and abs(number) < float("inf") else None
 
 
-def read_choice(value: Any, words: Sequence[str]) -> int | None:
-    """The index of the word that a field names; None if it names none of them, or says anything besides.
-
-    Case, underscores, a final full stop and a verb in front ("move up" for "up", and the reverse) do not matter.
-    """
-    name, names = _bare(str(value)), [_bare(word) for word in words]
-    return names.index(name) if names.count(name) == 1 else None
-
-
 def folded(word: str) -> str:
     """The form in which words are compared: without case, characters composed as most tokenizers write them."""
     return unicodedata.normalize("NFKC", word).lower()
-
-
-def _bare(word: str) -> str:
-    words = " ".join(folded(word).replace("_", " ").split()).removesuffix(".")
-    return re.sub(r"^(?:move|go|step) (?=.)", "", words)
 
 
 def _whole(text: str) -> str:
