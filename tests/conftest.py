@@ -17,6 +17,7 @@ QUICK = (
 )
 os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
 
+os.environ.setdefault("PJRT_NPROC", "64")  # threads: a collective that waits for other devices holds one
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # two processes compile the same small programs

@@ -50,6 +50,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
         # Orbax logs every step of a save, JAX every missing backend, httpx every request.
         for name in ("absl", "jax", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        let_all_collectives_wait()
         join_processes()
         use_compilation_cache()
         malloc.keep()
@@ -101,6 +102,21 @@ def missing(module: str) -> str:
     return f"the package {name} is needed and not installed: pip install {extra}"
 
 
+def simulates_devices() -> bool:
+    """Whether a CPU is to be several devices."""
+    return jax.config.jax_num_cpu_devices > 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+
+
+def let_all_collectives_wait() -> None:
+    """More threads for simulated devices; without effect once a backend has started.
+
+    A collective blocks its thread until all devices have come, and independent ones start side by side. jaxlib 0.10.2 has
+    a thread for each device or core, whichever are more: on two cores, all can wait for devices that find none.
+    """
+    if simulates_devices():
+        os.environ.setdefault("PJRT_NPROC", "64")
+
+
 def join_processes() -> None:
     """`processes.start` with this script's options, if it has them."""
     names = ("coordinator_address", "num_processes", "process_id", "initialization_timeout")
@@ -118,8 +134,7 @@ def use_compilation_cache() -> None:
     (jax 0.10.2). Nor those for several processes on CPUs: only the first process writes to the cache, the others may
     read a program that it has compiled and run its collectives in another order, which ends both.
     """
-    several = jax.config.jax_num_cpu_devices > 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if several or (jax.distributed.is_initialized() and jax.default_backend() == "cpu"):
+    if simulates_devices() or (jax.distributed.is_initialized() and jax.default_backend() == "cpu"):
         jax.config.update("jax_enable_compilation_cache", False)
         return
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

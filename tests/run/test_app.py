@@ -1,5 +1,7 @@
 """What every script does before its `main`."""
 
+import os
+
 import jax
 import pytest
 
@@ -16,6 +18,10 @@ def test_programs_for_several_simulated_devices_are_not_kept(monkeypatch, device
     monkeypatch.setattr(type(jax.config), "jax_num_cpu_devices", devices, raising=False)
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("PJRT_NPROC", "")  # so that it is put back
+    monkeypatch.delenv("PJRT_NPROC")
+    app.let_all_collectives_wait()
     app.use_compilation_cache()
     assert ("jax_compilation_cache_dir" in changed) == kept
+    assert ("PJRT_NPROC" in os.environ) == (not kept)
     assert changed.get("jax_enable_compilation_cache", True) == kept
