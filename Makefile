@@ -38,13 +38,13 @@ $(VENV)/.alfworld: $(VENV)/.installed
 alfworld: $(VENV)/.alfworld
 
 demo: install  ## A language model of a million weights learns FrozenLake by MS-GRPO, then writes a report.
-	$(RUN) -m launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
+	$(RUN) -m nlrl_jax.launch.train_ms_grpo --model nano --game frozen_lake --preset demo --run_dir runs/demo --overwrite
 
 SEEDS := 0 1 2 3 4
 curve: install  ## The demo under five seeds: README's picture and number. Five times as long; what is done is not repeated.
 	for seed in $(SEEDS); do run=runs/curve/$$seed; how="--model nano --game frozen_lake --preset demo --seed $$seed"; \
 	  test ! -f $$run/config.json || how=--resume; \
-	  test -f $$run/report.html || $(RUN) -m launch.train_ms_grpo $$how --run_dir $$run || exit 1; done
+	  test -f $$run/report.html || $(RUN) -m nlrl_jax.launch.train_ms_grpo $$how --run_dir $$run || exit 1; done
 	$(RUN) docs/make_curve.py $(SEEDS:%=runs/curve/%)
 
 # Two processes: compilation is what tests spend their time on, and it takes one core. A file stays in one of them.
@@ -79,13 +79,13 @@ benchmark: install  ## Side by side with peers; see docs/lab/measurements.md.
 # Snake alike (about an hour on one core). That is assets/nano. The last line makes assets/nano_board, which knows two board
 # games' rules and the form of replies (6 minutes).
 NANO := build/nano
-NEXT = $(RUN) -m launch.pretrain_nano --tokenizer $(NANO)/1 --snake_every 2
+NEXT = $(RUN) -m nlrl_jax.launch.pretrain_nano --tokenizer $(NANO)/1 --snake_every 2
 nano: install
-	$(RUN) -m launch.pretrain_nano --out $(NANO)/1 --steps 1400 --learning_rate 3e-3 --snake_every 2
+	$(RUN) -m nlrl_jax.launch.pretrain_nano --out $(NANO)/1 --steps 1400 --learning_rate 3e-3 --snake_every 2
 	$(NEXT) --init_from $(NANO)/1 --out $(NANO)/2 --steps 1800 --learning_rate 2e-3 --seed 1
 	$(NEXT) --init_from $(NANO)/2 --out $(NANO)/3 --steps 600 --learning_rate 1e-3 --seed 2 --skilled_share 0.4 --habit \
 	  --snake_habit
-	$(RUN) -m launch.pretrain_nano --games boards --learning_rate 2e-3 --out $(NANO)/board
+	$(RUN) -m nlrl_jax.launch.pretrain_nano --games boards --learning_rate 2e-3 --out $(NANO)/board
 
 clean:
 	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache build *.egg-info

@@ -29,10 +29,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-import envs
 from benchmarks import hlo
 from benchmarks.models import MODELS, prompts_of
 from benchmarks.timing import parser_of
+from nlrl_jax import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.algorithms.sft import Batch, make_sft_step, sft_loss
 from nlrl_jax.lm import placement

@@ -37,13 +37,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import envs
 from benchmarks.timing import ROOT, in_turns, machine, medians, parser_of, print_head, print_row, timed
-from envs.babyai import levels, rules
-from envs.breakthrough import rules as breakthrough
-from envs.locomotion import env as locomotion
-from envs.pong import env as pong
+from nlrl_jax import envs
 from nlrl_jax.algorithms.mcts import mcts_policy
+from nlrl_jax.envs.babyai import levels, rules
+from nlrl_jax.envs.breakthrough import rules as breakthrough
+from nlrl_jax.envs.locomotion import env as locomotion
+from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.weights.load import load_model
 

@@ -41,14 +41,14 @@ language_model() { "$PYTHON" -m benchmarks.language_model; }
 games() { "$PYTHON" -m benchmarks.games --games boards pong babyai mcts --batches 1 64 1024 4096; }
 robots() { "$PYTHON" -m benchmarks.games --games hopper walker2d ant --batches 1024 2048 4096 8192; }
 dqn() {  # the paper's 45 settings as one program, 2 million steps of each
-  "$PYTHON" -m launch.train_dqn --game snake --sweep --iterations 1000 --eval_every 50 --run_dir "$OUT/dqn_sweep" --overwrite
+  "$PYTHON" -m nlrl_jax.launch.train_dqn --game snake --sweep --iterations 1000 --eval_every 50 --run_dir "$OUT/dqn_sweep" --overwrite
 }
 train() {  # SmolLM2 learns the reply format, then FrozenLake by MS-GRPO; run again, it goes on
-  [ -d "$OUT/format/model" ] || "$PYTHON" -m launch.warm_start --model smollm2 --game frozen_lake --max_tokens 100 \
+  [ -d "$OUT/format/model" ] || "$PYTHON" -m nlrl_jax.launch.warm_start --model smollm2 --game frozen_lake --max_tokens 100 \
     --run_dir "$OUT/format" --overwrite || return
   local resume=
   [ -d "$OUT/smollm2/checkpoints" ] && resume=--resume
-  timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m launch.train_ms_grpo --model "$OUT/format/model" --dtype bfloat16 \
+  timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m nlrl_jax.launch.train_ms_grpo --model "$OUT/format/model" --dtype bfloat16 \
     --max_tokens 100 --micro_batch 25 --eval_every 25 --run_dir "$OUT/smollm2" $resume  # SIGTERM saves
   local status=$?
   [ $status -eq 124 ] || return $status

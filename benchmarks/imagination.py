@@ -17,10 +17,10 @@ from collections import defaultdict
 import numpy as np
 from absl import flags
 
-import envs
-from envs.babyai.transcripts import Walker, walk
+from nlrl_jax import envs
 from nlrl_jax.algorithms.imagine import PlanningConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
+from nlrl_jax.envs.babyai.transcripts import Walker, walk
 from nlrl_jax.roles.dialogues import BAD, GOOD, History, Step, before_verdict, verdict
 from nlrl_jax.run import app, models
 from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> None:
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("model", "nano_babyai", "a local model, as launch.run_lac takes it")
+    flags.DEFINE_string("model", "nano_babyai", "a local model, as nlrl-jax run_lac takes it")
     flags.DEFINE_integer("episodes", 60, "episodes to imagine in", lower_bound=1)
 
 

@@ -22,8 +22,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-import envs
 from benchmarks.timing import parser_of
+from nlrl_jax import envs
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.expert import Expert, Rates

@@ -14,7 +14,7 @@ machine that others use). Templates, tokenisation and decoding are in all of the
     mixed        2000 prompts of 10 to 400 words, temperature 1
     scores       500 prompts x 9 continuations; the naive way reads the prompt for each of them
 
-`--lac`: episodes of LAC on BabyAI-Text in lockstep, whose texts grow from step to step, as `launch.run_lac` plays them.
+`--lac`: episodes of LAC on BabyAI-Text in lockstep, whose texts grow from step to step, as `run_lac` plays them.
 The first play compiles and does not count.
 """
 
@@ -27,8 +27,8 @@ import time
 import jax
 import numpy as np
 
-import envs
 from benchmarks.timing import in_turns, medians, parser_of, print_head, print_row
+from nlrl_jax import envs
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered, Usage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.reproduce_ms_grpo import QWEN25_3B
+from nlrl_jax.launch.reproduce_ms_grpo import QWEN25_3B
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.weights.load import load_tokenizer

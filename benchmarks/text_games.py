@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import in_turns, machine, medians, parser_of, print_head, print_row, timed
-from launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax.config import make
+from nlrl_jax.launch.train_ms_grpo import PRESETS, TrainConfig, build
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.run import players

@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import envs
 from benchmarks.timing import ROOT, machine, parser_of, print_head, print_row
-from launch.train_ms_grpo import PRESETS, TrainConfig
+from nlrl_jax import envs
 from nlrl_jax.config import make
+from nlrl_jax.launch.train_ms_grpo import PRESETS, TrainConfig
 from nlrl_jax.roles.dialogues import History, read_action
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.types import HostGame, Written

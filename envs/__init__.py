@@ -13,32 +13,40 @@ import inspect
 import pathlib
 from typing import Any
 
-from envs import own
-from envs.options import integer
+from nlrl_jax.envs import own
+from nlrl_jax.envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
+
+if __name__ == "envs":
+    from nlrl_jax import old_names
+
+    old_names.alias(__name__)
 
 # Name -> (module, the options that the name settles). The module's function has the name in `_FUNCTIONS`.
 _TEXT = {
-    "frozen_lake": ("envs.frozen_lake", {"slippery": False}),
-    "frozen_lake_slippery": ("envs.frozen_lake", {"slippery": True}),
-    "snake": ("envs.snake", {"poison": False}),
-    "snake_poison": ("envs.snake", {"poison": True}),
-    "maze_double_t": ("envs.maze.env", {"layout": "double_t"}),
-    "maze_medium": ("envs.maze.env", {"layout": "medium"}),
-    "tic_tac_toe": ("envs.tic_tac_toe.env", {}),
-    "tic_tac_toe_first_move": ("envs.tic_tac_toe.env", {"opponent": "first_move"}),
-    "tic_tac_toe_minimax": ("envs.tic_tac_toe.env", {"opponent": "minimax"}),
-    "breakthrough": ("envs.breakthrough.env", {}),
-    "breakthrough_first_move": ("envs.breakthrough.env", {"opponent": "first_move"}),
-    "babyai": ("envs.babyai.env", {}),
-    "crafter": ("envs.crafter.env", {}),
+    "frozen_lake": ("nlrl_jax.envs.frozen_lake", {"slippery": False}),
+    "frozen_lake_slippery": ("nlrl_jax.envs.frozen_lake", {"slippery": True}),
+    "snake": ("nlrl_jax.envs.snake", {"poison": False}),
+    "snake_poison": ("nlrl_jax.envs.snake", {"poison": True}),
+    "maze_double_t": ("nlrl_jax.envs.maze.env", {"layout": "double_t"}),
+    "maze_medium": ("nlrl_jax.envs.maze.env", {"layout": "medium"}),
+    "tic_tac_toe": ("nlrl_jax.envs.tic_tac_toe.env", {}),
+    "tic_tac_toe_first_move": ("nlrl_jax.envs.tic_tac_toe.env", {"opponent": "first_move"}),
+    "tic_tac_toe_minimax": ("nlrl_jax.envs.tic_tac_toe.env", {"opponent": "minimax"}),
+    "breakthrough": ("nlrl_jax.envs.breakthrough.env", {}),
+    "breakthrough_first_move": ("nlrl_jax.envs.breakthrough.env", {"opponent": "first_move"}),
+    "babyai": ("nlrl_jax.envs.babyai.env", {}),
+    "crafter": ("nlrl_jax.envs.crafter.env", {}),
 }
-_BOARD = {"tic_tac_toe": ("envs.tic_tac_toe.rules", {}), "breakthrough": ("envs.breakthrough.rules", {})}
+_BOARD = {
+    "tic_tac_toe": ("nlrl_jax.envs.tic_tac_toe.rules", {}),
+    "breakthrough": ("nlrl_jax.envs.breakthrough.rules", {}),
+}
 _CONTROL = {
-    "pong": ("envs.pong.env", {}),
-    **{robot: ("envs.locomotion.env", {"name": robot}) for robot in ("hopper", "walker2d", "ant")},
+    "pong": ("nlrl_jax.envs.pong.env", {}),
+    **{robot: ("nlrl_jax.envs.locomotion.env", {"name": robot}) for robot in ("hopper", "walker2d", "ant")},
 }
-_HOST = {name: (f"envs.{name}.host", {}) for name in ("babyai", "crafter", "alfworld", "webshop")}
+_HOST = {name: (f"nlrl_jax.envs.{name}.host", {}) for name in ("babyai", "crafter", "alfworld", "webshop")}
 _FUNCTIONS = {TextGame: "text_game", BoardGame: "board_game", ControlGame: "control_game", HostGame: "host_game"}
 
 GAMES, BOARD_GAMES, CONTROL_GAMES = tuple(_TEXT), tuple(_BOARD), tuple(_CONTROL)
@@ -170,7 +178,7 @@ def _imported(name: str, module: str):
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in ("", "envs", "nlrl_jax") or name in _CONTROL:
+        if package in ("", "nlrl_jax") or name in _CONTROL:
             raise
         raise ValueError(f"{name} needs the package {package}: pip install 'nlrl_jax[{name}]'") from None
 
@@ -185,8 +193,10 @@ def demonstrations(name: str, successes: int, failures: int, seed: int, held_out
       held_out: others, to evaluate on.
     """
     if name in RECORDED:
-        return importlib.import_module("envs.recorded").demonstrations(name, successes, failures, held_out)
-    return importlib.import_module("envs.babyai.demonstrations").demonstrations(successes, failures, seed, held_out)
+        return importlib.import_module("nlrl_jax.envs.recorded").demonstrations(name, successes, failures, held_out)
+    return importlib.import_module("nlrl_jax.envs.babyai.demonstrations").demonstrations(
+        successes, failures, seed, held_out
+    )
 
 
 def _unknown(name: str, kind: type) -> ValueError:

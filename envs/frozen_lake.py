@@ -26,10 +26,10 @@ from flax import struct
 from gymnax.environments import environment
 from gymnax.environments.environment import EnvParams
 
-from envs import grid_text
-from envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
-from envs.options import check_text_game, integer, real
-from envs.shell import DiscreteGame
+from nlrl_jax.envs import grid_text
+from nlrl_jax.envs.grid_text import ACTIONS, DOWN, LEFT, RIGHT, UP
+from nlrl_jax.envs.options import check_text_game, integer, real
+from nlrl_jax.envs.shell import DiscreteGame
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 

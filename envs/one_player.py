@@ -12,8 +12,8 @@ from flax import struct
 from gymnax.environments import environment
 from gymnax.environments.environment import EnvParams
 
-from envs.options import integer
-from envs.shell import DiscreteGame
+from nlrl_jax.envs.options import integer
+from nlrl_jax.envs.shell import DiscreteGame
 from nlrl_jax.types import BoardGame
 from nlrl_jax.updates import where
 

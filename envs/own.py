@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import jax
 import jax.numpy as jnp
 
-from envs import own_host
+from nlrl_jax.envs import own_host
 from nlrl_jax.text.template import Template
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 

@@ -9,8 +9,8 @@ after each observation: "thoughts" and, for Crafter, "values".
                         the number of the instruction about it; of Crafter "" and the seed of the world
     success             of Crafter: three achievements or more in 24 steps; a failure has one at most
 
-The files were written by `python -m envs.make_demonstrations alfworld webshop crafter` at commit 42a2f65 (Crafter's
-with `_BATCH = 8` in envs/crafter/demonstrations.py); a test plays each trajectory again.
+The files were written by `python -m nlrl_jax.envs.make_demonstrations alfworld webshop crafter` at commit 42a2f65
+(Crafter's with `_BATCH = 8` in envs/crafter/demonstrations.py); a test plays each trajectory again.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment
 
-from envs import grid_text
-from envs.grid_text import ACTIONS
-from envs.options import check_text_game, integer
-from envs.shell import DiscreteGame
+from nlrl_jax.envs import grid_text
+from nlrl_jax.envs.grid_text import ACTIONS
+from nlrl_jax.envs.options import check_text_game, integer
+from nlrl_jax.envs.shell import DiscreteGame
 from nlrl_jax.text.template import Literal, Template
 from nlrl_jax.types import TextGame
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import frozen_lake, grid_text, snake
-from envs.babyai import rules as babyai
+from nlrl_jax.envs import frozen_lake, grid_text, snake
+from nlrl_jax.envs.babyai import rules as babyai
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 from nlrl_jax.types import TextGame
 

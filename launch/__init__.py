@@ -1,6 +1,5 @@
-"""Scripts: `python -m launch.NAME`, or `nlrl-jax NAME` from any folder."""
+"""Scripts: `nlrl-jax NAME`, from any folder."""
 
-import pathlib
 import sys
 
 
@@ -14,9 +13,7 @@ def _one_line_if_interrupted(kind, error, trace, otherwise=sys.excepthook):
 
 sys.excepthook = _one_line_if_interrupted
 
-import envs  # noqa: E402
+if __name__ == "launch":
+    from nlrl_jax import old_names
 
-if pathlib.Path(envs.__file__ or ".").resolve().parents[1] != pathlib.Path(__file__).resolve().parents[1]:
-    sys.exit(
-        f"error: {envs.__file__} hides nlrl_jax's own package envs; use `nlrl-jax NAME`, or start from another folder"
-    )
+    old_names.alias(__name__)

@@ -56,7 +56,7 @@ def main() -> None:
         sys.exit(f"error: no script is named {name!r}; {nearest(name, list(known))}")
     sys.path.append(os.getcwd())
     del sys.argv[1]
-    runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+    runpy.run_module(f"nlrl_jax.launch.{name}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Ablations: one command, a table and a picture with a panel per study.
 
-    python -m launch.ablate --study aaw,credit --run_dir runs/figure_3                        # MS-GRPO, its Figure 3
-    python -m launch.ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
-    python -m launch.ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
-    python -m launch.ablate --study td --states 12000 --test_states 1000 --iterations 1 --seeds 3 --run_dir runs/td
-    python -m launch.ablate --study words,correct --seeds 3 --run_dir runs/words              # actor-critic
-    python -m launch.ablate --study ppo --seeds 3 --run_dir runs/ppo                          # LLM-PPO, its baseline
-    python -m launch.ablate --study alpha,learning_rate --bases 3 --run_dir runs/sweeps       # ULTRA
-    python -m launch.ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
+    nlrl-jax ablate --study aaw,credit --run_dir runs/figure_3                        # MS-GRPO, its Figure 3
+    nlrl-jax ablate --study look_ahead,variations,states --run_dir runs/figure_5      # language TD
+    nlrl-jax ablate --study epochs,k,buffer,games,top_m,mask --run_dir runs/figures_7_8   # actor-critic
+    nlrl-jax ablate --study td --states 12000 --test_states 1000 --iterations 1 --seeds 3 --run_dir runs/td
+    nlrl-jax ablate --study words,correct --seeds 3 --run_dir runs/words              # actor-critic
+    nlrl-jax ablate --study ppo --seeds 3 --run_dir runs/ppo                          # LLM-PPO, its baseline
+    nlrl-jax ablate --study alpha,learning_rate --bases 3 --run_dir runs/sweeps       # ULTRA
+    nlrl-jax ablate --study look_ahead --dry_run                                      # NLRL: calls and tokens
 
 Studies of one algorithm go together; a setting that several of them share is run once, and each plays under the same
 seeds. Everything that is not varied or named below is as in the algorithm's own script: preset demo (with another model
@@ -37,12 +37,18 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from envs.tic_tac_toe.rule_based import WORDS, scripts
-from launch import reproduce_ultra, train_language_actor_critic, train_language_ppo, train_language_td, train_ms_grpo
-from launch.reproduce_ms_grpo import EVAL_SEED
-from launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, listed, make, option, part, replace, seed_option
+from nlrl_jax.envs.tic_tac_toe.rule_based import WORDS, scripts
+from nlrl_jax.launch import (
+    reproduce_ultra,
+    train_language_actor_critic,
+    train_language_ppo,
+    train_language_td,
+    train_ms_grpo,
+)
+from nlrl_jax.launch.reproduce_ms_grpo import EVAL_SEED
+from nlrl_jax.launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, directory, loop, models, results
 from nlrl_jax.run.flags import leave_out

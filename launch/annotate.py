@@ -1,8 +1,8 @@
 """Annotates a position as a commentator would, with a trained value model or any other.
 
-    python -m launch.annotate --run_dir runs/language_td --position "bb.b./b..b./..bw./w.w../wwwww" --player white
-    python -m launch.annotate --run_dir runs/actor_critic --position "OX3/4O6/7X9" --player O
-    python -m launch.annotate --game maze_double_t --position "5, 7" --model scripted
+    nlrl-jax annotate --run_dir runs/language_td --position "bb.b./b..b./..bw./w.w../wwwww" --player white
+    nlrl-jax annotate --run_dir runs/actor_critic --position "OX3/4O6/7X9" --player O
+    nlrl-jax annotate --game maze_double_t --position "5, 7" --model scripted
 
 A run of train_language_td annotates breakthrough, one of train_language_actor_critic tic-tac-toe: there, every move
 gets its evaluation, best first. Rows are written from the top, with "/" between them. Without a run, `--model`
@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 import jax
 
-import envs
-from envs.breakthrough import prompts as breakthrough_prompts
-from envs.breakthrough import rule_based as breakthrough_scripts
-from envs.maze import env as mazes
-from envs.maze import prompts as maze_prompts
-from envs.maze import rule_based as maze_scripts
-from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
+from nlrl_jax import envs
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, option, part
+from nlrl_jax.envs.breakthrough import prompts as breakthrough_prompts
+from nlrl_jax.envs.breakthrough import rule_based as breakthrough_scripts
+from nlrl_jax.envs.maze import env as mazes
+from nlrl_jax.envs.maze import prompts as maze_prompts
+from nlrl_jax.envs.maze import rule_based as maze_scripts
+from nlrl_jax.envs.tic_tac_toe import prompts as tic_tac_toe_prompts
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.run import app, models, players

@@ -1,8 +1,8 @@
 """Compares runs on one page: results, curves and episodes side by side, and the settings in which the runs differ.
 
-    python -m launch.compare runs/a runs/b --out runs/comparison.html
-    python -m launch.compare runs/a                      # writes runs/a/comparison.html
-    python -m launch.compare LAC=runs/lac_3,runs/lac_4 own=runs/own_3,runs/own_4 --out runs/loop.html
+    nlrl-jax compare runs/a runs/b --out runs/comparison.html
+    nlrl-jax compare runs/a                      # writes runs/a/comparison.html
+    nlrl-jax compare LAC=runs/lac_3,runs/lac_4 own=runs/own_3,runs/own_4 --out runs/loop.html
 
 Reads what every training script writes (config.json, metrics.jsonl, results.json) and trains nothing; a run that is
 still going has metrics only, which is enough. Each part of a run (a folder below it with metrics or results) counts as
@@ -144,7 +144,7 @@ def rounds_of(out: pathlib.Path) -> pathlib.Path:
 
 def main(argv: list[str]) -> None:
     if len(argv) < 2 or not all(argv):
-        raise ValueError("name the runs: python -m launch.compare runs/a runs/b")
+        raise ValueError("name the runs: nlrl-jax compare runs/a runs/b")
     groups = groups_of(argv[1:])
     runs = [read_group(title, folders) for title, folders in groups.items()]
     titled = _is_group(argv[1])

@@ -1,9 +1,9 @@
 """Plays a model greedily from fixed initial states, on any variant of a game.
 
-    python -m launch.evaluate --run_dir runs/demo --game frozen_lake_slippery --episodes 500
-    python -m launch.evaluate --model smollm2 --game snake --episodes 8 --max_tokens 100
-    python -m launch.evaluate --model smollm2 --game my_module:host_game --episodes 8 --max_tokens 20
-    python -m launch.evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
+    nlrl-jax evaluate --run_dir runs/demo --game frozen_lake_slippery --episodes 500
+    nlrl-jax evaluate --model smollm2 --game snake --episodes 8 --max_tokens 100
+    nlrl-jax evaluate --model smollm2 --game my_module:host_game --episodes 8 --max_tokens 20
+    nlrl-jax evaluate --run_dir runs/demo --watch --seed 3            # one episode in the terminal
 
 With --run_dir, the model, prompt form and latest checkpoint are the run's, and so are maps, episodes, their limits,
 their initial states and the fine for invalid actions unless options say otherwise: the numbers are those of the run's
@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-import envs
-from launch.train_ms_grpo import EVAL_SEED, TrainConfig
+from nlrl_jax import envs
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import MOST_SEED, replace
 from nlrl_jax.config import options as option_list
+from nlrl_jax.launch.train_ms_grpo import EVAL_SEED, TrainConfig
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.rollouts.transcripts import Player as TranscriptPlayer

@@ -1,8 +1,8 @@
 """Writes a trained model as a Hugging Face folder that `transformers` and --model load.
 
-    python -m launch.export --run_dir runs/demo --out models/demo
-    python -m launch.export --model smollm2 --adapter runs/smollm2/adapter --out models/smollm2_frozen_lake
-    python -m launch.export --run_dir runs/actor_critic/random/actor-critic --part policy --out models/policy
+    nlrl-jax export --run_dir runs/demo --out models/demo
+    nlrl-jax export --model smollm2 --adapter runs/smollm2/adapter --out models/smollm2_frozen_lake
+    nlrl-jax export --run_dir runs/actor_critic/random/actor-critic --part policy --out models/policy
 
 With --run_dir the latest checkpoint is exported; a LoRA adapter is merged into the weights. Without it, --model is
 exported with --adapter, if there is one. The folder holds config.json, the weights (in several files above 5 GB), the

@@ -1,12 +1,12 @@
 """Fine-tunes a language model on a few trajectories: LAC's model, or a policy of appendix A.5 (LAC, B.2, A.5, A.9).
 
-    python -m launch.finetune_lac --model smollm2 --run_dir runs/tuned
-    python -m launch.run_lac --model runs/tuned/model --policy smollm2 --methods lac --run_dir runs/lac_tuned
-    python -m launch.finetune_lac --model smollm2 --method decision_transformer --run_dir runs/dt
-    python -m launch.run_lac --model runs/dt/model --methods react_return --run_dir runs/lac_dt
-    python -m launch.finetune_lac --game my_module:host_game --trajectories mine.jsonl --run_dir runs/mine
+    nlrl-jax finetune_lac --model smollm2 --run_dir runs/tuned
+    nlrl-jax run_lac --model runs/tuned/model --policy smollm2 --methods lac --run_dir runs/lac_tuned
+    nlrl-jax finetune_lac --model smollm2 --method decision_transformer --run_dir runs/dt
+    nlrl-jax run_lac --model runs/dt/model --methods react_return --run_dir runs/lac_dt
+    nlrl-jax finetune_lac --game my_module:host_game --trajectories mine.jsonl --run_dir runs/mine
 
-A LoRA adapter learns to continue transcripts where `launch.run_lac` asks: --method lac learns observations and
+A LoRA adapter learns to continue transcripts where `nlrl-jax run_lac` asks: --method lac learns observations and
 reflections (and actions with --learn_actions; else the paper's policy is the model before, with examples in its prompt:
 --policy of run_lac); the others learn actions (`algorithms/offline.py`) and act as react, the
 decision transformer as react_return. The defaults are the paper's: 18 trajectories, 12 of them successes, 1,000 steps
@@ -35,7 +35,7 @@ import jax
 import optax
 from absl import flags
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.offline import OfflineConfig, Trajectory
 from nlrl_jax.algorithms.planners.methods import METHODS
@@ -328,7 +328,7 @@ def main(argv: list[str]) -> None:
         return
     run_dir, resume = COMMAND.open(config)
     finished = finetune(config, run_dir, resume)
-    print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of launch.run_lac plays it")
+    print(f"the model: {run_dir / 'model'}; --methods {ACTS.get(config.method, 'react')} of nlrl-jax run_lac plays it")
     before, after = finished["before"], finished["after"]
     changes = (f"{name} {before[name]:.3f} -> {value:.3f}" for name, value in after.items())
     print(", ".join(changes) or "nothing was held out")

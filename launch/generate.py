@@ -1,7 +1,7 @@
 """Text in, text out.
 
-    python -m launch.generate --model smollm2 --prompt "Name three colours." --max_tokens 40
-    python -m launch.generate --model PATH --prompt_ids 5,17,3 --max_tokens 8 --temperature 0 --json
+    nlrl-jax generate --model smollm2 --prompt "Name three colours." --max_tokens 40
+    nlrl-jax generate --model PATH --prompt_ids 5,17,3 --max_tokens 8 --temperature 0 --json
 
 `--prompt` is rendered by the model's chat template unless `--raw` is given. `--prompt_ids` needs no tokenizer, and
 `--samples` asks for several completions of each prompt. `--json` prints one line, {"completions": [{"ids", "logprobs",

@@ -1,9 +1,9 @@
 """LAC's loop closed: play with LAC, fine-tune the prior on the improved policy, repeat (`algorithms/lac_iteration.py`).
 
-    python -m launch.iterate_lac --run_dir runs/loop                    # three rounds of 120 tasks
-    python -m launch.iterate_lac --teacher lac_no_critic --lesson chosen --run_dir runs/own
-    python -m launch.iterate_lac --teacher lac_no_critic --drawn --lesson chosen --keep successes --run_dir runs/won
-    python -m launch.iterate_lac --run_dir runs/loop --resume
+    nlrl-jax iterate_lac --run_dir runs/loop                    # three rounds of 120 tasks
+    nlrl-jax iterate_lac --teacher lac_no_critic --lesson chosen --run_dir runs/own
+    nlrl-jax iterate_lac --teacher lac_no_critic --drawn --lesson chosen --keep successes --run_dir runs/won
+    nlrl-jax iterate_lac --run_dir runs/loop --resume
 
 Each round plays --tasks fresh tasks of each mission with --teacher, so what it solves measures the teacher after that
 many lessons; the last round plays and teaches nothing. After every lesson, or every --eval_every of them, the prior
@@ -30,7 +30,7 @@ from typing import Any
 import jax
 from absl import flags
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms import lac_iteration, sft
 from nlrl_jax.algorithms.lac import METHODS as TEACHERS
 from nlrl_jax.algorithms.lac import LACConfig

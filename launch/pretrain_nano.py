@@ -1,8 +1,8 @@
 """Makes the built-in models: their tokenizers, and decoders of about a million weights.
 
-    python -m launch.pretrain_nano --out models/nano
-    python -m launch.pretrain_nano --games boards --out models/nano_board
-    python -m launch.pretrain_nano --games babyai --episodes 24000 --steps 12000 --learning_rate 3e-3 \\
+    nlrl-jax pretrain_nano --out models/nano
+    nlrl-jax pretrain_nano --games boards --out models/nano_board
+    nlrl-jax pretrain_nano --games babyai --episodes 24000 --steps 12000 --learning_rate 3e-3 \\
         --out models/nano_babyai
 
 Grids (FrozenLake and Snake): pretrained on demonstrations of mixed quality (`envs/walkers.py`), so the model has the
@@ -34,16 +34,16 @@ import numpy as np
 import optax
 from absl import flags
 
-import envs
-from envs.babyai import corpus as babyai
-from envs.breakthrough import prompts as breakthrough_prompts
-from envs.breakthrough import rule_based as breakthrough_scripts
-from envs.tic_tac_toe import prompts as tic_tac_toe_prompts
-from envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
-from envs.walkers import demonstrate, reply_template
+from nlrl_jax import envs
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.algorithms.sft import SFTConfig, fit, make_sft_step, tokenize
 from nlrl_jax.config import MOST_SEED
+from nlrl_jax.envs.babyai import corpus as babyai
+from nlrl_jax.envs.breakthrough import prompts as breakthrough_prompts
+from nlrl_jax.envs.breakthrough import rule_based as breakthrough_scripts
+from nlrl_jax.envs.tic_tac_toe import prompts as tic_tac_toe_prompts
+from nlrl_jax.envs.tic_tac_toe import rule_based as tic_tac_toe_scripts
+from nlrl_jax.envs.walkers import demonstrate, reply_template
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.tokenizer import Tokenizer

@@ -1,8 +1,8 @@
 """The MS-GRPO paper's experiments: Table 1, Figures 1 and 2, at a scale of your choice.
 
-    python -m launch.reproduce_ms_grpo --scale nano --run_dir runs/matrix
-    python -m launch.reproduce_ms_grpo --scale paper --dry_run
-    python -m launch.reproduce_ms_grpo --scale paper --model ~/models/Qwen2.5-3B-Instruct --run_dir runs/paper
+    nlrl-jax reproduce_ms_grpo --scale nano --run_dir runs/matrix
+    nlrl-jax reproduce_ms_grpo --scale paper --dry_run
+    nlrl-jax reproduce_ms_grpo --scale paper --model ~/models/Qwen2.5-3B-Instruct --run_dir runs/paper
 
 Trains one agent on Snake-Standard and one on FrozenLake-NotSlippery under several seeds, and evaluates each, as
 it learns, on all four variants: greedy, 20 replies and steps, the same 50 initial states. A DQN on Snake (of
@@ -25,11 +25,11 @@ import numpy as np
 from absl import flags
 from jax.sharding import Mesh
 
-import envs
-from launch import train_dqn, train_ms_grpo, warm_start
-from launch.train_ms_grpo import TrainConfig, train_agents
+from nlrl_jax import envs
 from nlrl_jax.config import check, flat, make, option, part
 from nlrl_jax.files import write_atomically
+from nlrl_jax.launch import train_dqn, train_ms_grpo, warm_start
+from nlrl_jax.launch.train_ms_grpo import TrainConfig, train_agents
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import make_mesh

@@ -1,10 +1,10 @@
 """ULTRA's tables 1 and 2: sub-optimal PPO agents, an analyst's findings on them, and refinement by every method.
 
-    python -m launch.reproduce_ultra --game pong --run_dir runs/ultra_pong
-    python -m launch.reproduce_ultra --game hopper --bases 5 --methods PPO,RICE,ULTRA-RA --run_dir runs/ultra_hopper
-    python -m launch.reproduce_ultra --analyst endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME ...
-    python -m launch.reproduce_ultra --scale paper --dry_run
-    python -m launch.reproduce_ultra --run_dir runs/ultra_pong --resume
+    nlrl-jax reproduce_ultra --game pong --run_dir runs/ultra_pong
+    nlrl-jax reproduce_ultra --game hopper --bases 5 --methods PPO,RICE,ULTRA-RA --run_dir runs/ultra_hopper
+    nlrl-jax reproduce_ultra --analyst endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME ...
+    nlrl-jax reproduce_ultra --scale paper --dry_run
+    nlrl-jax reproduce_ultra --run_dir runs/ultra_pong --resume
 
 First PPO trains the base agents (once; `--base RUN_DIR` copies those of other runs). The analyst reads their episodes:
 a rule-based one that sees only the prompts, a local model, or an endpoint. Then every method refines the same agents
@@ -30,7 +30,7 @@ from typing import Any
 import jax
 from absl import flags
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms.analyst import Findings
 from nlrl_jax.algorithms.ppo import PPOConfig, PPOState
 from nlrl_jax.algorithms.refiners import methods as refiners

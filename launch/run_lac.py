@@ -1,15 +1,15 @@
 """LAC and planners on a text game, by any language model (LAC, section 5).
 
-    python -m launch.run_lac --model nano_babyai --methods lac,lac_no_critic,react --run_dir runs/lac   # LAC: 3 minutes
-    python -m launch.run_lac --model nano_babyai --run_dir runs/lac_planners              # all planners: 24 minutes
-    python -m launch.run_lac --model nano_babyai --tasks 50 --run_dir runs/lac_paper      # the paper's 300 tasks
-    python -m launch.run_lac --run_dir runs/lac_expert                 # without --model: the game's expert, with dials
-    python -m launch.run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
-    python -m launch.run_lac --model endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME \\
+    nlrl-jax run_lac --model nano_babyai --methods lac,lac_no_critic,react --run_dir runs/lac   # LAC: 3 minutes
+    nlrl-jax run_lac --model nano_babyai --run_dir runs/lac_planners              # all planners: 24 minutes
+    nlrl-jax run_lac --model nano_babyai --tasks 50 --run_dir runs/lac_paper      # the paper's 300 tasks
+    nlrl-jax run_lac --run_dir runs/lac_expert                 # without --model: the game's expert, with dials
+    nlrl-jax run_lac --model smollm2 --tasks 2 --run_dir runs/lac_smollm2
+    nlrl-jax run_lac --model endpoint --base_url http://localhost:8000/v1 --endpoint_model NAME \\
         --endpoint_tokenizer ORG/NAME --run_dir runs/lac_endpoint
-    python -m launch.run_lac --game alfworld --tasks 5 --run_dir runs/house
-    python -m launch.run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
-    python -m launch.run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
+    nlrl-jax run_lac --game alfworld --tasks 5 --run_dir runs/house
+    nlrl-jax run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
+    nlrl-jax run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
 All methods play the same tasks, --tasks of each mission, --parallel at once in lockstep. Leaves episodes/METHOD.json,
 results.json, table.md, plots, report.html and usage.json. Every step is on disk (moves/): --resume repeats none, or of
@@ -38,7 +38,7 @@ from typing import Any
 
 from absl import flags
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms import imagine, lac
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
@@ -91,7 +91,7 @@ class LACRunConfig:
     policy: str = option(
         "",
         "a local model that writes the actions, in prompts of its own with examples (the paper's setting: here the "
-        "model before launch.finetune_lac, as --model the tuned folder); empty: --model",
+        "model before nlrl-jax finetune_lac, as --model the tuned folder); empty: --model",
     )
     dtype: str = option(
         "",

@@ -1,9 +1,9 @@
 """Language GPI by prompting in two mazes: Table 1 of the NLRL paper (section 5.1), for any backend.
 
-    python -m launch.run_language_gpi --run_dir runs/gpi                           # rule-based, two CPU cores, a minute
-    python -m launch.run_language_gpi --backend local --model PATH --run_dir runs/gpi_local
-    python -m launch.run_language_gpi --scale paper --dry_run
-    python -m launch.run_language_gpi --scale paper --run_dir runs/gpi_paper  # needs $OPENAI_API_KEY (or --api_key_env)
+    nlrl-jax run_language_gpi --run_dir runs/gpi                           # rule-based, two CPU cores, a minute
+    nlrl-jax run_language_gpi --backend local --model PATH --run_dir runs/gpi_local
+    nlrl-jax run_language_gpi --scale paper --dry_run
+    nlrl-jax run_language_gpi --scale paper --run_dir runs/gpi_paper  # needs $OPENAI_API_KEY (or --api_key_env)
 
 Rows: the language policy alone; Q^L without look-ahead and the improvement I; language GPI with (K, N) = (1, 3),
 (4, 1), (4, 3), (6, 3), (8, 3); `--mazes`, `--rows` and `--starts` choose fewer. All play the same 30 starts under 3
@@ -35,14 +35,14 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from envs.maze import env as mazes
-from envs.maze.env import OBSERVATIONS
-from envs.maze.prompts import MazeRoles
-from envs.maze.rule_based import SCRIPTS
 from nlrl_jax.algorithms import language_gpi as gpi
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, listed, option, part, replace, seed_option
+from nlrl_jax.envs.maze import env as mazes
+from nlrl_jax.envs.maze.env import OBSERVATIONS
+from nlrl_jax.envs.maze.prompts import MazeRoles
+from nlrl_jax.envs.maze.rule_based import SCRIPTS
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, models, results

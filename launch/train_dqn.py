@@ -1,7 +1,7 @@
 """Trains a deep Q-network on a grid game, the paper's baseline without language.
 
-    python -m launch.train_dqn --game snake --run_dir runs/dqn
-    python -m launch.train_dqn --game snake --preset paper --sweep --run_dir runs/dqn_sweep
+    nlrl-jax train_dqn --game snake --run_dir runs/dqn
+    nlrl-jax train_dqn --game snake --preset paper --sweep --run_dir runs/dqn_sweep
 
 An iteration is `steps_per_iteration` moves in each of `num_envs` games, with a gradient step after each move.
 `--sweep` trains the paper's 45 combinations of learning rate, discount and epsilon decay as one vectorised program.
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms.dqn import DQNConfig, check_env, evaluate, init_state, make_train
 from nlrl_jax.config import check, option, part, seed_option
 from nlrl_jax.rollouts import text_games

@@ -1,7 +1,7 @@
 """Trains a language policy and a language value function on tic-tac-toe by the natural-language actor-critic.
 
-    python -m launch.train_language_actor_critic --run_dir runs/actor_critic
-    python -m launch.train_language_actor_critic --scale paper --dry_run
+    nlrl-jax train_language_actor_critic --run_dir runs/actor_critic
+    nlrl-jax train_language_actor_critic --scale paper --dry_run
 
 NLRL, algorithm 3, section 5.3. At nano scale the built-in model is both policy and value model, and rules aggregate and
 improve (`envs/tic_tac_toe/rule_based.py`); `--aggregator endpoint` prompts a server instead, whose replies
@@ -27,16 +27,16 @@ from typing import Any
 import jax
 from absl import flags
 
-from envs.tic_tac_toe import prompts
-from envs.tic_tac_toe import rule_based as scripts
-from envs.tic_tac_toe.rules import board_game
-from launch import train_language_ppo
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, option, part, replace, seed_option
+from nlrl_jax.envs.tic_tac_toe import prompts
+from nlrl_jax.envs.tic_tac_toe import rule_based as scripts
+from nlrl_jax.envs.tic_tac_toe.rules import board_game
+from nlrl_jax.launch import train_language_ppo
 from nlrl_jax.roles.board_games import Viewer
 from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views

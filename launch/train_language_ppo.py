@@ -1,6 +1,6 @@
 """Trains a language model to play tic-tac-toe by LLM-PPO, the baseline of NLRL (Figure 6, Table 16).
 
-    python -m launch.train_language_ppo --opponent random --run_dir runs/language_ppo
+    nlrl-jax train_language_ppo --opponent random --run_dir runs/language_ppo
 
 The policy reads the actor-critic's prompt and chooses among the legal moves by the log-probability of their digits; see
 `nlrl_jax/algorithms/language_ppo.py` for departures from the paper. The last line reads
@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import jax
 
-import envs
-from envs.tic_tac_toe import prompts, rules
+from nlrl_jax import envs
 from nlrl_jax.algorithms import language_ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, LanguagePPOState
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.config import check, option, part, seed_option
+from nlrl_jax.envs.tic_tac_toe import prompts, rules
 from nlrl_jax.run import app, limits, loop, models
 from nlrl_jax.run.loop import Plan
 from nlrl_jax.run.nlrl.models import Learner

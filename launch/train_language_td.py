@@ -1,7 +1,7 @@
 """Trains a language value function on breakthrough by language TD: a model learns to say who is ahead, and why.
 
-    python -m launch.train_language_td --run_dir runs/language_td
-    python -m launch.train_language_td --scale paper --dry_run
+    nlrl-jax train_language_td --run_dir runs/language_td
+    nlrl-jax train_language_td --scale paper --dry_run
 
 NLRL, algorithm 2, section 5.2. First, positions are collected from games between MCTS players of mixed skill, and a
 strong one plays look-ahead variations from each; both are kept in RUN_DIR/data. Then the value model learns the
@@ -26,9 +26,6 @@ from collections.abc import Callable
 import jax
 from absl import flags
 
-from envs.breakthrough import prompts
-from envs.breakthrough import rule_based as scripts
-from envs.breakthrough.rules import board_game
 from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
@@ -36,6 +33,9 @@ from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
+from nlrl_jax.envs.breakthrough import prompts
+from nlrl_jax.envs.breakthrough import rule_based as scripts
+from nlrl_jax.envs.breakthrough.rules import board_game
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, models, players
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget

@@ -1,12 +1,12 @@
 r"""Trains a language agent policy on a text game by MS-GRPO.
 
-    python -m launch.train_ms_grpo --preset demo --run_dir runs/demo
-    python -m launch.train_ms_grpo --model smollm2 --preset laptop --run_dir runs/smollm2
-    python -m launch.train_ms_grpo --model ~/models/Qwen2.5-3B-Instruct --game snake --dtype bfloat16 --micro_batch 5 \
+    nlrl-jax train_ms_grpo --preset demo --run_dir runs/demo
+    nlrl-jax train_ms_grpo --model smollm2 --preset laptop --run_dir runs/smollm2
+    nlrl-jax train_ms_grpo --model ~/models/Qwen2.5-3B-Instruct --game snake --dtype bfloat16 --micro_batch 5 \
         --remat --run_dir runs/qwen
-    python -m launch.train_ms_grpo --game my_module:text_game --run_dir runs/mine
-    python -m launch.train_ms_grpo --preset babyai --run_dir runs/babyai
-    python -m launch.train_ms_grpo --run_dir runs/demo --resume
+    nlrl-jax train_ms_grpo --game my_module:text_game --run_dir runs/mine
+    nlrl-jax train_ms_grpo --preset babyai --run_dir runs/babyai
+    nlrl-jax train_ms_grpo --run_dir runs/demo --resume
 
 Defaults are the paper's hyperparameters, `--updates_per_batch` and `--invalid_action_reward` among them; `--top_p` is
 an addition, and the paper leaves `--kl_estimator` open. `--revision` names a branch, tag or commit of a Hub id. A run
@@ -32,7 +32,7 @@ import jax
 import numpy as np
 from absl import flags
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
 from nlrl_jax.config import DTYPES, check, option, part, seed_option
 from nlrl_jax.lm.chat_template import TemplateOptions

@@ -1,7 +1,7 @@
 """Teaches a model the reply format of a game by SFT, before reinforcement learning.
 
-    python -m launch.warm_start --model smollm2 --game frozen_lake --run_dir runs/format
-    python -m launch.train_ms_grpo --model runs/format/model --game frozen_lake --run_dir runs/smollm2
+    nlrl-jax warm_start --model smollm2 --game frozen_lake --run_dir runs/format
+    nlrl-jax train_ms_grpo --model runs/format/model --game frozen_lake --run_dir runs/smollm2
 
 A small model that never writes the action tag earns the same return in every episode of a group, so MS-GRPO has
 nothing to select. By default the demonstrations come from walkers that ignore obstacles (`--skilled_share 0`): they
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms import offline, sft
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.algorithms.planners.methods import METHODS
@@ -122,7 +122,7 @@ def build(config: WarmStartConfig) -> Setup | HostSetup:
     """
     if envs.context_of(config.game) == "transcript":
         return _on_the_host(config)
-    from envs.walkers import HABITS, WALKS  # Gymnax looks for devices as it is imported
+    from nlrl_jax.envs.walkers import HABITS, WALKS  # Gymnax looks for devices as it is imported
 
     prompt = players.prompt_for(config.model, config.prompt)
     maps = {"maps": "train"} if config.game in envs.WITH_MAPS else {}
@@ -160,7 +160,7 @@ def _lesson(config: WarmStartConfig, setup: Setup | HostSetup, optimizer) -> tup
         update = adapter_training.make_update(setup.network, loss, optimizer, config.micro_batch)
         step = jax.jit(update, donate_argnums=0)
         return setup.network, lambda state, key: step(state, batch(int(state.iteration)))
-    from envs.walkers import demonstrate, reply_template
+    from nlrl_jax.envs.walkers import demonstrate, reply_template
 
     game, _, policy, prompt = setup
     walkers = lambda key: demonstrate(game, key, config.batch, config.skilled_share, config.habit)

@@ -9,10 +9,17 @@ Where to start:
     nlrl_jax.algorithms.ultra, .analyst   ULTRA: PPO with a language model's advice and rewards
     nlrl_jax.algorithms.lac               LAC; `decide` is the whole method
     nlrl_jax.weights.load                 `load_model("nano")`, or a Hugging Face folder, Hub id or .gguf file
-    envs.make("frozen_lake")              a game and its text
+    nlrl_jax.envs.make("frozen_lake")     a game and its text
 
 Everything is a pure function of arrays and frozen dataclasses. README.md has a short training loop, docs/api.md the
 public names, docs/own_game.md a game of your own. The command `nlrl-jax` lists the scripts.
 """
 
+import pathlib
+
 __version__ = "0.1.0"
+
+# In a checkout, envs/ and launch/ lie beside this folder; installed, they lie within it.
+_CHECKOUT = pathlib.Path(__file__).parents[1]
+if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "launch").is_dir():
+    __path__.append(str(_CHECKOUT))

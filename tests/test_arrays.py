@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.tic_tac_toe import rules
 from nlrl_jax import losses, networks, returns, updates
 from nlrl_jax.algorithms import mcts
 from nlrl_jax.arrays import expect
+from nlrl_jax.envs.tic_tac_toe import rules
 from nlrl_jax.networks import RunningMoments
 
 KEY = jax.random.key(0)

@@ -111,7 +111,7 @@ def by_script() -> dict[str, list[tuple[str, list[str]]]]:
                 assert not missing, f"{page.name}: {missing}"
                 continue
             module, *rest = words[2:] if words[:2] == ["python", "-m"] else words[1:]
-            module = module.removeprefix("launch.").replace("benchmarks.", "benchmarks/").removesuffix(".py")
+            module = module.removeprefix("nlrl_jax.launch.").replace("benchmarks.", "benchmarks/").removesuffix(".py")
             if not (page.parent.name == "lab" and past(module, rest)):
                 found[module].append((page.name, rest))
     return found

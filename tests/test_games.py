@@ -7,8 +7,8 @@ import types
 import jax
 import pytest
 
-import envs
-from envs.walkers import demonstrate, reply_template
+from nlrl_jax import envs
+from nlrl_jax.envs.walkers import demonstrate, reply_template
 from nlrl_jax.types import HostGame
 
 
@@ -95,7 +95,7 @@ def test_numbers_of_pong_have_bounds(wrong):
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("envs.webshop")]:
+    for name in [name for name in sys.modules if name.startswith("nlrl_jax.envs.webshop")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
     with pytest.raises(ValueError, match=r"webshop needs the package rapidfuzz: pip install 'nlrl_jax\[webshop\]'"):

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import tomllib
 
 ROOT = pathlib.Path(__file__).parent.parent
 OURS = ("nlrl_jax", "envs", "launch", "benchmarks", "tests")
@@ -15,18 +16,25 @@ OURS = ("nlrl_jax", "envs", "launch", "benchmarks", "tests")
 # within itself; the leaves at the bottom and the two folders at the top may also see each other.
 FLOORS = (
     ("nlrl_jax.arrays", "nlrl_jax.config", "nlrl_jax.files", "nlrl_jax.types", "nlrl_jax.losses", "nlrl_jax.returns",
-     "nlrl_jax.multihost", "nlrl_jax.networks", "nlrl_jax.statistics", "nlrl_jax.updates",
+     "nlrl_jax.multihost", "nlrl_jax.networks", "nlrl_jax.old_names", "nlrl_jax.statistics", "nlrl_jax.updates",
      "nlrl_jax.text.template"),  # a template is data, as are `types`
     ("nlrl_jax.lm", "nlrl_jax.roles"),
     ("nlrl_jax.text", "nlrl_jax.weights"),
     ("nlrl_jax.rollouts", "nlrl_jax.backends"),
     ("nlrl_jax.algorithms",),
     ("nlrl_jax.run",),
-    ("launch",),
+    ("nlrl_jax.launch",),
     ("benchmarks", "tests"),
 )  # fmt: skip
-ENVS_MAY_IMPORT = ("nlrl_jax.types", "nlrl_jax.updates", "nlrl_jax.text", "nlrl_jax.roles", "envs")
-MAY_IMPORT_ENVS = ("launch", "benchmarks", "tests")
+ENVS_MAY_IMPORT = (
+    "nlrl_jax.types",
+    "nlrl_jax.updates",
+    "nlrl_jax.text",
+    "nlrl_jax.roles",
+    "nlrl_jax.envs",
+    "nlrl_jax.old_names",
+)
+MAY_IMPORT_ENVS = ("nlrl_jax.launch", "benchmarks", "tests")
 
 
 def imports_of(path: pathlib.Path) -> set[str]:
@@ -64,6 +72,7 @@ def modules() -> dict[str, pathlib.Path]:
     for top in OURS:
         for path in files(top):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            name = f"nlrl_jax.{name}" if top in ("envs", "launch") else name
             found[name.removesuffix(".__init__")] = path
     return found
 
@@ -79,11 +88,11 @@ def arrows() -> dict[str, set[str]]:
 def test_no_arrow_points_up():
     wrong = []
     for name, others in arrows().items():
-        if within(name, "envs") or name == "nlrl_jax":
+        if within(name, "nlrl_jax.envs") or name == "nlrl_jax":
             continue
         floor, place = place_of(name)
         for other in others - {"nlrl_jax"}:
-            if within(other, "envs"):
+            if within(other, "nlrl_jax.envs"):
                 if not any(within(name, room) for room in MAY_IMPORT_ENVS):
                     wrong.append(f"{name} imports {other}")
             elif not (place_of(other)[0] < floor or place_of(other)[1] == place or floor in (0, len(FLOORS) - 1)):
@@ -95,7 +104,7 @@ def test_games_import_only_leaves_text_and_roles():
     wrong = [
         f"{name} imports {other}"
         for name, others in arrows().items()
-        if within(name, "envs")
+        if within(name, "nlrl_jax.envs")
         for other in others - {"nlrl_jax"}
         if not any(within(other, room) for room in ENVS_MAY_IMPORT)
     ]
@@ -110,8 +119,26 @@ def test_no_circle():
 
 def test_every_script_can_be_launched():
     for name, path in modules().items():
-        if within(name, "launch") and name != "launch":
+        if within(name, "nlrl_jax.launch") and name != "nlrl_jax.launch":
             assert '\nif __name__ == "__main__":\n' in path.read_text(), f"{name} is no script"
+
+
+def test_the_wheel_has_every_package():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    inits = [path for top in ("nlrl_jax", "envs", "launch") for path in (ROOT / top).rglob("__init__.py")]
+    names = [".".join(path.parent.relative_to(ROOT).parts) for path in inits]
+    assert sorted(declared) == sorted(x if within(x, "nlrl_jax") else f"nlrl_jax.{x}" for x in names)
+
+
+def test_old_names_are_the_same_modules():
+    code = (
+        "import envs.snake, launch.generate, nlrl_jax.envs.snake, nlrl_jax.launch.generate\n"
+        "assert envs.snake is nlrl_jax.envs.snake and launch.generate is nlrl_jax.launch.generate\n"
+        "assert envs is nlrl_jax.envs and envs.snake.__spec__.name == 'nlrl_jax.envs.snake'"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "launch.generate", "--help"]
+    assert "--prompt" in subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
 
 
 def test_imports_are_seen():
@@ -122,7 +149,11 @@ def test_imports_are_seen():
 
 
 def test_scripts_of_several_processes_look_for_devices_after_they_have_joined():
-    joined = [name for name, path in modules().items() if within(name, "launch") and "several=True" in path.read_text()]
+    joined = [
+        name
+        for name, path in modules().items()
+        if within(name, "nlrl_jax.launch") and "several=True" in path.read_text()
+    ]
     assert len(joined) == 6
     code = "from jax._src import xla_bridge\n" + "".join(
         f"import {name}\nif xla_bridge._backends: print({name!r})\n" for name in joined

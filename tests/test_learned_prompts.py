@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-import envs
-from envs.babyai import corpus, transcripts
-from envs.tic_tac_toe import prompts, rules
-from launch import pretrain_nano
+from nlrl_jax import envs
+from nlrl_jax.envs.babyai import corpus, transcripts
+from nlrl_jax.envs.tic_tac_toe import prompts, rules
+from nlrl_jax.launch import pretrain_nano
 from nlrl_jax.roles.dialogues import NOTES, Dialogue, History, Step
 from nlrl_jax.text.prompts import chat_prompt
 

@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-import envs
-from envs.tic_tac_toe import rules
-from launch.train_dqn import DQNRunConfig
-from launch.train_ms_grpo import TrainConfig
+from nlrl_jax import envs
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.config import MOST_SEED, OptionError, check, check_seed, flat, make, option, options, part, replace
+from nlrl_jax.envs.tic_tac_toe import rules
+from nlrl_jax.launch.train_dqn import DQNRunConfig
+from nlrl_jax.launch.train_ms_grpo import TrainConfig
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run.ultra.config import RunConfig as RefinementConfig
 from nlrl_jax.text.host import of_text_game

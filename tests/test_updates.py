@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.train_dqn import DQNRunConfig, Trainer
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import lir
 from nlrl_jax.config import make
+from nlrl_jax.launch.train_dqn import DQNRunConfig, Trainer
 from nlrl_jax.updates import keep_finite
 from tests.algorithms.test_ppo import SMALL, Aim
 from tests.launch.scripts import QUICK_TO_COMPILE

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.promises
 ROOT = pathlib.Path(__file__).parents[1]
 GAME = """
-import envs
+from nlrl_jax import envs
 
 def pond(prompt="paper", max_steps=0):
     return envs.make("frozen_lake", prompt)
@@ -59,20 +59,22 @@ def mine(tmp_path_factory):
 
 IMPORTING = """
 import importlib, pathlib, pkgutil, sys
-import envs, launch, nlrl_jax
+import nlrl_jax
+from nlrl_jax import envs, launch
 from nlrl_jax.weights.load import BUILT_IN, load_model
 
 ours = nlrl_jax, envs, launch
 home = pathlib.Path(nlrl_jax.__file__).parents[1]
 assert pathlib.Path(sys.prefix) in home.parents
-assert {pathlib.Path(one.__file__).parents[1] for one in ours} == {home}
-assert not {"tests", "docs", "benchmarks"} & {path.name for path in home.iterdir()}
+homes = [pathlib.Path(package.__file__).parent for package in (envs, launch)]
+assert homes == [home / "nlrl_jax" / "envs", home / "nlrl_jax" / "launch"]
+assert not {"tests", "docs", "benchmarks", "envs", "launch"} & {path.name for path in home.iterdir()}
 for package in ours:
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
-            assert error.name.partition(".")[0] not in ("nlrl_jax", "envs", "launch", "tests"), (module.name, error)
+            assert error.name.partition(".")[0] not in ("nlrl_jax", "tests"), (module.name, error)
 assert all(load_model(name).params for name in BUILT_IN)
 """
 
@@ -96,3 +98,30 @@ def test_its_commands_work_in_a_folder_of_a_persons_own_code(programs, mine):
     assert "trained" in command("compare", "trained")
     command("export", "--run_dir=trained", "--out=exported")
     assert (mine / "exported" / "config.json").is_file()
+
+
+OTHERS_GAME = """
+from envs.pond_maker import prompt
+from nlrl_jax import envs
+
+def pond(prompt=prompt, max_steps=0):
+    return envs.make("frozen_lake", prompt)
+"""
+
+
+@pytest.mark.parametrize("layout", ["package", "folder", "module"])
+def test_a_project_has_its_own_envs_and_launch(programs, tmp_path, layout):
+    """`envs` is the commonest name of a folder in such projects; `launch.py` that of a script."""
+    (tmp_path / "launch.py").write_text("raise ImportError('mine, not yours')\n")
+    game = OTHERS_GAME if layout != "module" else OTHERS_GAME.replace("envs.pond_maker", "envs")
+    if layout == "module":
+        (tmp_path / "envs.py").write_text("prompt = 'paper'\n")
+    else:
+        (tmp_path / "envs").mkdir()
+        (tmp_path / "envs" / "pond_maker.py").write_text("prompt = 'paper'\n")
+    if layout == "package":
+        (tmp_path / "envs" / "__init__.py").write_text("")
+    (tmp_path / "mygame.py").write_text(game)
+    small = "--model=nano", "--episodes=2", "--max_turns=2", "--max_tokens=4"
+    assert "return" in run(programs / "nlrl-jax", "evaluate", *small, "--game=mygame:pond", cwd=tmp_path)
+    assert "9" in run(programs / "python", "-c", "import mygame, envs; print(9)", cwd=tmp_path)

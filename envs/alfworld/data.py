@@ -15,7 +15,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from envs.alfworld.games import KINDS
+from nlrl_jax.envs.alfworld.games import KINDS
 
 _KIND_OF = {
     "pick_and_place_simple": "put",

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from envs import recorded
-from envs.alfworld import data as files
-from envs.alfworld import games
-from envs.alfworld.workers import Answer, Request, Workers
-from envs.alfworld.world import NOTHING, World, plan
+from nlrl_jax.envs import recorded
+from nlrl_jax.envs.alfworld import data as files
+from nlrl_jax.envs.alfworld import games
+from nlrl_jax.envs.alfworld.workers import Answer, Request, Workers
+from nlrl_jax.envs.alfworld.world import NOTHING, World, plan
 from nlrl_jax.roles.actions import unwrapped
 from nlrl_jax.types import HostGame, Outcome, Start
 

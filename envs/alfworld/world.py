@@ -10,7 +10,7 @@ import copy
 import itertools
 from collections.abc import Iterator
 
-from envs.alfworld.games import ABLE, MACHINES, Game, tables
+from nlrl_jax.envs.alfworld.games import ABLE, MACHINES, Game, tables
 
 NOTHING = "Nothing happens."
 _CARVERS = ("Knife", "ButterKnife")

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.babyai import rules
-from envs.babyai.text import KINDS, PLACES
+from nlrl_jax.envs.babyai import rules
+from nlrl_jax.envs.babyai.text import KINDS, PLACES
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, VERDICT
 
 _PLANS = {

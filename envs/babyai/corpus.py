@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
-from envs.babyai.transcripts import WANDERER, Transcript, Walker, walk
+from nlrl_jax.envs.babyai.transcripts import WANDERER, Transcript, Walker, walk
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.types import Chat
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from envs.babyai import rules
-from envs.babyai.transcripts import Transcript, Walker, walk
+from nlrl_jax.envs.babyai import rules
+from nlrl_jax.envs.babyai.transcripts import Transcript, Walker, walk
 
 STEPS = 15
 _TRAIN, _HELD_OUT = 5 << 29, 3 << 30  # seeds begin here, above those of tasks, corpora, examples and benchmarks

@@ -8,10 +8,10 @@ import functools
 import jax
 import numpy as np
 
-from envs.babyai import levels, rules, solver
-from envs.babyai.env import text_game
-from envs.babyai.text import texts
-from envs.babyai.transcripts import EXPERT, walk
+from nlrl_jax.envs.babyai import levels, rules, solver
+from nlrl_jax.envs.babyai.env import text_game
+from nlrl_jax.envs.babyai.text import texts
+from nlrl_jax.envs.babyai.transcripts import EXPERT, walk
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.types import HostGame

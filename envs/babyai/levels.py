@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.babyai import rules
-from envs.babyai.rules import EnvState
+from nlrl_jax.envs.babyai import rules
+from nlrl_jax.envs.babyai.rules import EnvState
 
 _SIDE = rules.HEIGHT - 2
 _ROOM_CELLS = _SIDE**2

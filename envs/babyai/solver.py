@@ -21,8 +21,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from envs.babyai import rules
-from envs.babyai.rules import EnvState
+from nlrl_jax.envs.babyai import rules
+from nlrl_jax.envs.babyai.rules import EnvState
 
 AHEAD = (1, rules.WIDTH, -1, -rules.WIDTH)  # change of a cell, y * WIDTH + x, by direction
 _CELLS = rules.WIDTH * rules.HEIGHT

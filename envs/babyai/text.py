@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.babyai import rules
-from envs.babyai.rules import EnvState
+from nlrl_jax.envs.babyai import rules
+from nlrl_jax.envs.babyai.rules import EnvState
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 
 KINDS = {rules.DOOR: "door", rules.KEY: "key", rules.BALL: "ball", rules.BOX: "box"}

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from envs.babyai import annotate, levels, rules, solver
-from envs.babyai.annotate import Moment
-from envs.babyai.text import texts
+from nlrl_jax.envs.babyai import annotate, levels, rules, solver
+from nlrl_jax.envs.babyai.annotate import Moment
+from nlrl_jax.envs.babyai.text import texts
 from nlrl_jax.roles.dialogues import BAD, THINK, THINK_REPLY, History, Step, verdict
 
 KINDS = ("Critic", "", "Value", "Reward", "Thought", "Think")  # of notes; "" and Value have none in the history

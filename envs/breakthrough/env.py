@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.breakthrough.rules import board_game
-from envs.one_player import OnePlayer
-from envs.options import check_text_game
+from nlrl_jax.envs.breakthrough.rules import board_game
+from nlrl_jax.envs.one_player import OnePlayer
+from nlrl_jax.envs.options import check_text_game
 from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from envs.breakthrough.notation import BreakthroughText
+from nlrl_jax.envs.breakthrough.notation import BreakthroughText
 from nlrl_jax.roles.board_games import Evaluated, Line, TDRoles, View
 from nlrl_jax.types import Chat
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from envs.breakthrough.prompts import read_advantage, squares
+from nlrl_jax.envs.breakthrough.prompts import read_advantage, squares
 from nlrl_jax.roles.board_games import View
 
 SIDES = ("white", "black")

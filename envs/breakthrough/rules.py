@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.breakthrough.notation import PLAYERS, BreakthroughText
-from envs.options import integer
+from nlrl_jax.envs.breakthrough.notation import PLAYERS, BreakthroughText
+from nlrl_jax.envs.options import integer
 from nlrl_jax.types import BoardGame
 
 _WORD = 32

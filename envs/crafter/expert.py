@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from envs.crafter.engine import ACHIEVEMENTS, BLOCKS, World
+from nlrl_jax.envs.crafter.engine import ACHIEVEMENTS, BLOCKS, World
 
 _ID = {name: i for i, name in enumerate(BLOCKS)}
 _GROUND = ("grass", "sand", "path")

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from envs import recorded
-from envs.crafter import expert
-from envs.crafter.env import GOAL, RULES, text_game
+from nlrl_jax.envs import recorded
+from nlrl_jax.envs.crafter import expert
+from nlrl_jax.envs.crafter.env import GOAL, RULES, text_game
 from nlrl_jax.text.host import counted, of_text_game
 from nlrl_jax.types import HostGame, Start
 

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import grid_text
-from envs.crafter import engine
+from nlrl_jax.envs import grid_text
+from nlrl_jax.envs.crafter import engine
 from nlrl_jax.text.template import Choice, Literal, Number, Repeat, Template
 
 _ARTICLES = {

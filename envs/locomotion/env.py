@@ -27,8 +27,8 @@ import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from envs.locomotion import prompts, rule_based, xml_path
-from envs.locomotion.frames import beside, frames
+from nlrl_jax.envs.locomotion import prompts, rule_based, xml_path
+from nlrl_jax.envs.locomotion.frames import beside, frames
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")
@@ -127,9 +127,9 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         self.dtype = jax.dtypes.canonicalize_dtype(float)
         self._name = f"{robot}-{version}"
         if physics == "mjx":
-            from envs.locomotion.physics_mjx import stepper
+            from nlrl_jax.envs.locomotion.physics_mjx import stepper
         else:
-            from envs.locomotion.physics_c import stepper
+            from nlrl_jax.envs.locomotion.physics_c import stepper
         self.simulate = stepper(self.model, self.robot.frame_skip, self.feels)
 
     @property

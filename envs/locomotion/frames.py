@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from envs.locomotion import xml_path
+from nlrl_jax.envs.locomotion import xml_path
 
 _SKY, _TILES, _OUTLINE = (218, 230, 240), ((172, 186, 172), (196, 208, 196)), 0.012
 _ELEVATION = {"ant": math.radians(35)}  # the planar robots are seen from the side

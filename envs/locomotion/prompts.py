@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.trajectory_prompts import GameText, analyst_roles
+from nlrl_jax.envs.trajectory_prompts import GameText, analyst_roles
 from nlrl_jax.roles.analyst_replies import vector_reader
 from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.locomotion.prompts import ROBOTS, Body, action_text, body, game_text
-from envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
+from nlrl_jax.envs.locomotion.prompts import ROBOTS, Body, action_text, body, game_text
+from nlrl_jax.envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
 from nlrl_jax.roles.trajectories import Action, Episode
 
 ALARM = 0.7

@@ -25,9 +25,9 @@ from flax import struct
 from gymnax.environments import environment
 from gymnax.environments.environment import EnvParams
 
-from envs import grid_text
-from envs.options import check_text_game
-from envs.shell import DiscreteGame
+from nlrl_jax.envs import grid_text
+from nlrl_jax.envs.options import check_text_game
+from nlrl_jax.envs.shell import DiscreteGame
 from nlrl_jax.text.template import Choice, Literal, Number, Template
 from nlrl_jax.types import TextGame
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.maze import env as mazes
-from envs.maze.env import ACTIONS, Maze, Walk
+from nlrl_jax.envs.maze import env as mazes
+from nlrl_jax.envs.maze.env import ACTIONS, Maze, Walk
 from nlrl_jax.roles.actions import read_action
 from nlrl_jax.roles.json_reply import read_json
 from nlrl_jax.types import Chat

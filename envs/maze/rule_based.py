@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from envs.maze.env import ACTIONS, OFFSETS
+from nlrl_jax.envs.maze.env import ACTIONS, OFFSETS
 
 TEMPERATURE = 0.5  # of the policy, in steps
 DETOUR, DEAD_END, VISIT = 2, 2, 1  # steps that a reader adds to the distance

@@ -31,11 +31,11 @@ import jax.numpy as jnp
 from flax import struct
 from gymnax.environments import environment
 
-from envs.options import integer
-from envs.pong import prompts, rule_based
-from envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, frames
-from envs.pong.prompts import ACTIONS
-from envs.shell import DiscreteGame
+from nlrl_jax.envs.options import integer
+from nlrl_jax.envs.pong import prompts, rule_based
+from nlrl_jax.envs.pong.frames import LOWEST, OURS, RACKET, SIZE, THEIRS, case_frames, frames
+from nlrl_jax.envs.pong.prompts import ACTIONS
+from nlrl_jax.envs.shell import DiscreteGame
 from nlrl_jax.types import ControlGame
 
 TOP = SIZE - RACKET  # a racket's top row is 0..72

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.pong.frames import RACKET
-from envs.trajectory_prompts import GameText, analyst_roles
+from nlrl_jax.envs.pong.frames import RACKET
+from nlrl_jax.envs.trajectory_prompts import GameText, analyst_roles
 from nlrl_jax.roles.analyst_replies import choice_reader
 from nlrl_jax.roles.trajectories import AnalystRoles, Episode
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.pong.frames import LOWEST, OURS, RACKET
-from envs.pong.prompts import ACTIONS, game_text, point_ends
-from envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
+from nlrl_jax.envs.pong.frames import LOWEST, OURS, RACKET
+from nlrl_jax.envs.pong.prompts import ACTIONS, game_text, point_ends
+from nlrl_jax.envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
 
 SLACK, NEAR = 8, 6  # timeslots
 CALM = 16  # timeslots to spare at which an action matters little

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from envs.one_player import OnePlayer
-from envs.options import check_text_game
-from envs.tic_tac_toe.rules import (
+from nlrl_jax.envs.one_player import OnePlayer
+from nlrl_jax.envs.options import check_text_game
+from nlrl_jax.envs.tic_tac_toe.rules import (
     ACTIONS,
     PLAYERS,
     RULES,

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from envs.tic_tac_toe.rules import ACTIONS, LINES, MAX_MOVES, PLAYERS, RULES, board_template
+from nlrl_jax.envs.tic_tac_toe.rules import ACTIONS, LINES, MAX_MOVES, PLAYERS, RULES, board_template
 from nlrl_jax.roles.board_games import ActorCriticRoles, Evaluated, Line, Move, Step, View
 from nlrl_jax.roles.json_reply import read_json, read_number
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template

@@ -15,8 +15,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envs.tic_tac_toe.prompts import read_value, squares
-from envs.tic_tac_toe.rules import ACTIONS, LINES
+from nlrl_jax.envs.tic_tac_toe.prompts import read_value, squares
+from nlrl_jax.envs.tic_tac_toe.rules import ACTIONS, LINES
 from nlrl_jax.roles.board_games import View
 
 ROWS = tuple("".join(ACTIONS[cell] for cell in line) for line in LINES)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import grid_text
+from nlrl_jax.envs import grid_text
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 from nlrl_jax.types import BoardGame
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import re
 
-from envs.webshop import engine, reward
-from envs.webshop.catalogue import Goal, Product
-from envs.webshop.engine import BACK, BUY, NEXT, PAGE, PREVIOUS, SHOWN, Shop, State
+from nlrl_jax.envs.webshop import engine, reward
+from nlrl_jax.envs.webshop.catalogue import Goal, Product
+from nlrl_jax.envs.webshop.engine import BACK, BUY, NEXT, PAGE, PREVIOUS, SHOWN, Shop, State
 
 WON = 1 - 1e-9  # a score from here on is 1
 _NEAR = 2  # pages: to one further away, a new search is shorter

@@ -96,7 +96,7 @@ def load(folder: str) -> Catalogue:
 @functools.lru_cache(maxsize=2)
 def _load(folder: str) -> Catalogue:
     if not folder:
-        from envs.webshop import products
+        from nlrl_jax.envs.webshop import products
 
         found, goals, _ = read(*products.records(), where="the generated catalogue")
         tasks = [goal for i, own in enumerate(goals) if i % _LEARN_EVERY != _LEARN_EVERY - 1 for goal in own]

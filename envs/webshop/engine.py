@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from envs.webshop import reward
-from envs.webshop.catalogue import Catalogue, Goal, Product, line
-from envs.webshop.search import Index, document
+from nlrl_jax.envs.webshop import reward
+from nlrl_jax.envs.webshop.catalogue import Catalogue, Goal, Product, line
+from nlrl_jax.envs.webshop.search import Index, document
 from nlrl_jax.roles.actions import unwrapped
 
 PAGE, SHOWN = 10, 3

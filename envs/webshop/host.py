@@ -7,9 +7,9 @@ import random
 import re
 from collections.abc import Sequence
 
-from envs import recorded
-from envs.webshop import catalogue, engine, reward
-from envs.webshop.buyer import WON, Buyer
+from nlrl_jax.envs import recorded
+from nlrl_jax.envs.webshop import catalogue, engine, reward
+from nlrl_jax.envs.webshop.buyer import WON, Buyer
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Outcome, Start
 
 RULES = (

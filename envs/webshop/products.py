@@ -4,7 +4,7 @@ Each kind of product has families of four. Instructions are about the first memb
 the same, but one lacks an attribute, one costs too much, and one is not sold with the requested option. What a title
 leaves out is in the features or the description, so the first hit is not enough.
 
-    python -m envs.webshop.products FOLDER    # writes the three files
+    python -m nlrl_jax.envs.webshop.products FOLDER    # writes the three files
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _item(kind: Kind, own: list[str], options: dict[str, list[str]], dollars: in
 def main(arguments: list[str]) -> None:
     """Writes the generated catalogue into a folder under the names of WebShop's files."""
     if len(arguments) != 1:
-        raise SystemExit("usage: python -m envs.webshop.products FOLDER")
+        raise SystemExit("usage: python -m nlrl_jax.envs.webshop.products FOLDER")
     folder = pathlib.Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
     names = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json")

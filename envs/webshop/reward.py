@@ -25,7 +25,7 @@ from typing import NamedTuple
 from rapidfuzz import fuzz
 from rapidfuzz.utils import default_process
 
-from envs.webshop.catalogue import Goal, Product
+from nlrl_jax.envs.webshop.catalogue import Goal, Product
 
 ALIKE = 85  # a higher ratio is a match
 # The first of these that occurs in an option stands for it, in this order. This is WebShop's own table, word for word:

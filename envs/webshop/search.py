@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.webshop.analyzer import terms
-from envs.webshop.catalogue import Product
+from nlrl_jax.envs.webshop.analyzer import terms
+from nlrl_jax.envs.webshop.catalogue import Product
 
 K1, B = np.float32(0.9), np.float32(0.4)
 RESULTS = 50

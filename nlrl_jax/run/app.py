@@ -63,7 +63,7 @@ def run(main: Callable[[list[str]], Any], takes_names: bool = False) -> None:
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
             sys.exit(f"error: {'disk full; free space and run again with --resume' if full else error}")
         except ModuleNotFoundError as error:
-            if os.environ.get("NLRL_TRACEBACK") or (error.name or "").startswith(("nlrl_jax", "envs", "launch")):
+            if os.environ.get("NLRL_TRACEBACK") or (error.name or "").startswith("nlrl_jax"):
                 raise
             sys.exit(f"error: {missing(error.name) if error.name else error}")
         except KeyboardInterrupt:
@@ -110,8 +110,8 @@ def simulates_devices() -> bool:
 def let_all_collectives_wait() -> None:
     """More threads for simulated devices; without effect once a backend has started.
 
-    A collective blocks its thread until all devices have come, and independent ones start side by side. jaxlib 0.10.2 has
-    a thread for each device or core, whichever are more: on two cores, all can wait for devices that find none.
+    A collective blocks its thread until all devices have come, and independent ones start side by side. jaxlib 0.10.2
+    has a thread for each device or core, whichever are more: on two cores, all can wait for devices that find none.
     """
     if simulates_devices():
         os.environ.setdefault("PJRT_NPROC", "64")

@@ -1,4 +1,4 @@
-"""results.json: how a run, or one part of it, ended. Every script writes this format and `launch.compare` reads it.
+"""results.json: how a run, or one part of it, ended. Every script writes this format and `nlrl-jax compare` reads it.
 
     {"script": "train_ms_grpo",
      "before": {"success": 0.224, "env_return": 0.224},

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import envs
-from nlrl_jax import losses
+from nlrl_jax import envs, losses
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, composite_rewards
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer

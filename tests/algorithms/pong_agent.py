@@ -4,9 +4,9 @@ import functools
 
 import jax
 
-from envs.pong import env as pong
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import PPOConfig
+from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.rollouts import control
 from tests.algorithms.refiners.toy_games import player
 

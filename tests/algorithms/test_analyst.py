@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from envs.pong import prompts
-from envs.pong import rule_based as scripted
 from nlrl_jax.algorithms import analyst
 from nlrl_jax.algorithms.analyst import analyse
 from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.envs.pong import prompts
+from nlrl_jax.envs.pong import rule_based as scripted
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from nlrl_jax.types import LanguageModelError
 from tests.algorithms.pong_agent import recorded

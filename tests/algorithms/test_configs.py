@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from envs.tic_tac_toe.prompts import roles
 from nlrl_jax.algorithms.dqn import DQNConfig
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig
 from nlrl_jax.algorithms.language_gpi import GPIConfig
@@ -14,6 +13,7 @@ from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig
 from nlrl_jax.algorithms.ppo import PPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
 from nlrl_jax.algorithms.ultra import GuidanceConfig
+from nlrl_jax.envs.tic_tac_toe.prompts import roles
 
 DQN = functools.partial(DQNConfig, buffer_size=400, num_envs=10)
 PPO = functools.partial(PPOConfig, num_envs=4, num_steps=8, num_minibatches=2)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms import dqn
 from nlrl_jax.algorithms.dqn import Conv3x3, DQNConfig, QNetwork, evaluate, init_state, make_train
 from nlrl_jax.rollouts import text_games

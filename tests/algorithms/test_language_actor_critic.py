@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from envs.tic_tac_toe.prompts import STYLES, roles
-from envs.tic_tac_toe.rule_based import SCRIPTS
-from envs.tic_tac_toe.rules import board_game
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms import language_estimates as estimates
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
 from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.envs.tic_tac_toe.prompts import STYLES, roles
+from nlrl_jax.envs.tic_tac_toe.rule_based import SCRIPTS
+from nlrl_jax.envs.tic_tac_toe.rules import board_game
 from nlrl_jax.roles.board_games import Line, Step, View, Viewer
 from nlrl_jax.rollouts.board_games import (
     Played,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms import language_ppo as ppo
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig, MovePolicy, init_state, make_update, play
 from nlrl_jax.lm.config import LoraConfig, ModelConfig

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.breakthrough.prompts import read_advantage, roles, squares
-from envs.breakthrough.rule_based import SCRIPTS, evaluation
-from envs.breakthrough.rules import board_game
 from nlrl_jax.algorithms import language_td as td
 from nlrl_jax.algorithms.language_td_data import Data, TDDataConfig
 from nlrl_jax.algorithms.td_controls import controls
 from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.envs.breakthrough.prompts import read_advantage, roles, squares
+from nlrl_jax.envs.breakthrough.rule_based import SCRIPTS, evaluation
+from nlrl_jax.envs.breakthrough.rules import board_game
 from nlrl_jax.roles.board_games import Evaluated, Line, Viewer
 from nlrl_jax.types import Reply, Sampling
 from tests.algorithms.table_model import TableModel, learn

@@ -11,9 +11,9 @@ import pyspiel
 import pytest
 from open_spiel.python.algorithms import mcts as peer_mcts
 
-from envs.breakthrough import rules as breakthrough
-from envs.tic_tac_toe import rules
 from nlrl_jax.algorithms import mcts, tree_search
+from nlrl_jax.envs.breakthrough import rules as breakthrough
+from nlrl_jax.envs.tic_tac_toe import rules
 from nlrl_jax.types import BoardGame
 
 GAME = breakthrough.board_game()

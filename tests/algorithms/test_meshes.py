@@ -12,12 +12,12 @@ import numpy as np
 import optax
 import pytest
 
-import envs
-from envs.walkers import demonstrate, reply_template
+from nlrl_jax import envs
 from nlrl_jax.algorithms import language_ppo as ppo
 from nlrl_jax.algorithms import sft
 from nlrl_jax.algorithms.demonstrations import demonstration_loss, demonstrations
 from nlrl_jax.algorithms.sft import Example, SFTConfig
+from nlrl_jax.envs.walkers import demonstrate, reply_template
 from nlrl_jax.lm import placement
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig

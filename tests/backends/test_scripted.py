@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from envs.breakthrough.prompts import read_advantage
-from envs.maze import env as mazes
-from envs.maze.prompts import MazeRoles
-from envs.tic_tac_toe.prompts import read_move, read_value
 from nlrl_jax.backends.scripted import CHARACTERS, CountingModel, ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.envs.breakthrough.prompts import read_advantage
+from nlrl_jax.envs.maze import env as mazes
+from nlrl_jax.envs.maze.prompts import MazeRoles
+from nlrl_jax.envs.tic_tac_toe.prompts import read_move, read_value
 from nlrl_jax.types import Chat, Sampling
 
 

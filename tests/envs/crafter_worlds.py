@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 
-import envs
-from envs.crafter import engine
+from nlrl_jax import envs
+from nlrl_jax.envs.crafter import engine
 
 BATCH = 32
 MIDDLE = 32

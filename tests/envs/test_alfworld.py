@@ -11,12 +11,12 @@ import pytest
 if any(importlib.util.find_spec(name) is None for name in ("alfworld", "textworld", "fast_downward")):
     pytest.skip("needs ALFWorld's engine (`make install` puts it there)", allow_module_level=True)
 
-import envs
-from envs.alfworld import data, games, workers
-from envs.alfworld.engine import Engine, names_of
-from envs.alfworld.host import plain
-from envs.alfworld.workers import Request, Workers
-from envs.alfworld.world import World, plan
+from nlrl_jax import envs
+from nlrl_jax.envs.alfworld import data, games, workers
+from nlrl_jax.envs.alfworld.engine import Engine, names_of
+from nlrl_jax.envs.alfworld.host import plain
+from nlrl_jax.envs.alfworld.workers import Request, Workers
+from nlrl_jax.envs.alfworld.world import World, plan
 from nlrl_jax.rollouts.host_games import Move, play
 from nlrl_jax.run.lac.episodes import as_json
 from nlrl_jax.run.lac.tasks import tasks_of

@@ -7,8 +7,8 @@ import pytest
 if importlib.util.find_spec("alfworld") is None:
     pytest.skip("needs alfworld (`make install` puts it there)", allow_module_level=True)
 
-from envs.alfworld import games
-from envs.alfworld.world import NOTHING, World, plan
+from nlrl_jax.envs.alfworld import games
+from nlrl_jax.envs.alfworld.world import NOTHING, World, plan
 
 
 @pytest.mark.parametrize("kind", games.KINDS)

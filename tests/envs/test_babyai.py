@@ -18,8 +18,8 @@ from minigrid.envs.babyai.core.verifier import (
     PutNextInstr,
 )
 
-from envs.babyai import rules, solver
-from envs.babyai.env import BabyAI
+from nlrl_jax.envs.babyai import rules, solver
+from nlrl_jax.envs.babyai.env import BabyAI
 
 MAX_STEPS = 64
 NAMES = {rules.DOOR: "door", rules.KEY: "key", rules.BALL: "ball", rules.BOX: "box"}

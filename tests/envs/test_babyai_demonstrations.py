@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from envs.babyai.demonstrations import STEPS, demonstrations
+from nlrl_jax.envs.babyai.demonstrations import STEPS, demonstrations
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, verdict
 
 

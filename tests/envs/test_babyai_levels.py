@@ -5,8 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from envs.babyai import levels, rules, solver
-from envs.babyai.env import BabyAI
+from nlrl_jax.envs.babyai import levels, rules, solver
+from nlrl_jax.envs.babyai.env import BabyAI
 
 NAMES = rules.MISSIONS
 

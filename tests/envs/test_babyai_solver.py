@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.babyai import levels, rules, solver
+from nlrl_jax.envs.babyai import levels, rules, solver
 
 
 @functools.cache

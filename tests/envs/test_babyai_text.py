@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs.babyai import levels, rules, text
+from nlrl_jax import envs
+from nlrl_jax.envs.babyai import levels, rules, text
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.weights.load import load_model
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from envs.babyai.corpus import corpus
-from envs.babyai.host import examples, host_game
-from envs.babyai.transcripts import EXPERT, KINDS, Walker, walk
+from nlrl_jax.envs.babyai.corpus import corpus
+from nlrl_jax.envs.babyai.host import examples, host_game
+from nlrl_jax.envs.babyai.transcripts import EXPERT, KINDS, Walker, walk
 from nlrl_jax.roles.dialogues import BAD, GOOD, THINK, UNKNOWN, verdict
 
 

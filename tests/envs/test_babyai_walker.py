@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs.babyai import levels, rules
-from envs.walkers import babyai_walk
+from nlrl_jax.envs.babyai import levels, rules
+from nlrl_jax.envs.walkers import babyai_walk
 
 
 @jax.jit

@@ -9,7 +9,7 @@ import numpy as np
 import pyspiel
 import pytest
 
-from envs.breakthrough import rules as breakthrough
+from nlrl_jax.envs.breakthrough import rules as breakthrough
 
 SIZES = [(8, 8, 2), (6, 5, 2), (5, 5, 1), (5, 5, 2)]
 NUM_GAMES = 200

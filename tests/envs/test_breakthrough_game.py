@@ -6,9 +6,9 @@ import numpy as np
 import pyspiel
 import pytest
 
-import envs
-from envs.breakthrough.rules import board_game
-from envs.one_player import EnvParams, OnePlayer
+from nlrl_jax import envs
+from nlrl_jax.envs.breakthrough.rules import board_game
+from nlrl_jax.envs.one_player import EnvParams, OnePlayer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.compile import compile_template

@@ -7,9 +7,9 @@ import pytest
 from craftax.craftax_classic.renderer import render_craftax_symbolic
 from gymnax.environments import environment
 
-import envs
-from envs.crafter import engine
-from envs.crafter.env import ACTIONS, EnvParams
+from nlrl_jax import envs
+from nlrl_jax.envs.crafter import engine
+from nlrl_jax.envs.crafter.env import ACTIONS, EnvParams
 from tests.envs.crafter_worlds import BATCH, MIDDLE, fresh, game, played, row, stack, state_of, step
 
 ACT = {name: i for i, name in enumerate(ACTIONS)}
@@ -23,7 +23,7 @@ def test_a_game_imports_no_textures_and_no_window_and_nothing_before_it_is_made(
         "    try: make('crafter'); assert False\n"
         "    except ValueError as error: assert \"package craftax: pip install 'nlrl_jax[crafter]'\" in str(error)\n"
         "del sys.modules['craftax']\n"
-        "envs.make('crafter')\n"
+        "nlrl_jax.envs.make('crafter')\n"
         "assert 'craftax' in sys.modules and 'pygame' not in sys.modules\n"
         "assert not [name for name in sys.modules if name.startswith('craftax') and 'render' in name]"
     )

@@ -1,8 +1,8 @@
 import jax
 import pytest
 
-import envs
-from envs.crafter.env import ACTIONS
+from nlrl_jax import envs
+from nlrl_jax.envs.crafter.env import ACTIONS
 from nlrl_jax.text.host import NOTHING
 from tests.envs.crafter_worlds import BATCH, fresh, game, row
 

@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from envs.crafter import engine
+from nlrl_jax.envs.crafter import engine
 from tests.envs.crafter_worlds import BATCH, BLOCK, row, stack, state_of, step
 
 

@@ -2,8 +2,8 @@ import jax
 import numpy as np
 import pytest
 
-import envs
-from envs.crafter import engine, text
+from nlrl_jax import envs
+from nlrl_jax.envs.crafter import engine, text
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.weights.load import load_model
 from tests.envs.crafter_worlds import game, played, row, state_of

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.types import HostGame
 
 needs_crafter = pytest.mark.skipif(
@@ -75,7 +75,7 @@ CLOSED = {(0, 1): "stone", (0, -1): "stone", (1, 0): "stone", (-1, 0): "stone"}
     ],
 )  # fmt: skip
 def test_what_the_player_who_knows_the_map_does(action, state):
-    from envs.crafter import expert
+    from nlrl_jax.envs.crafter import expert
     from tests.envs.crafter_worlds import state_of
 
     assert expert.act(state_of(**state).world) == action

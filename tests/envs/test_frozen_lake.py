@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map, is_valid
 
-import envs
-from envs import frozen_lake as lake
+from nlrl_jax import envs
+from nlrl_jax.envs import frozen_lake as lake
 
 GYMNASIUM_ACTIONS = (3, 1, 0, 2)  # Gymnasium's ids (left 0, down 1, right 2, up 3) of ours (Up, Down, Left, Right)
 

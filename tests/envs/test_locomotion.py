@@ -23,8 +23,8 @@ import mujoco  # noqa: E402
 from mujoco import mjx  # noqa: E402
 from mujoco.mjx._src import collision_driver  # noqa: E402
 
-from envs.locomotion import env as locomotion  # noqa: E402
-from envs.locomotion import physics_c, physics_mjx  # noqa: E402
+from nlrl_jax.envs.locomotion import env as locomotion  # noqa: E402
+from nlrl_jax.envs.locomotion import physics_c, physics_mjx  # noqa: E402
 
 NAMES = {"hopper": "Hopper", "walker2d": "Walker2d", "ant": "Ant"}
 GAMES = [(name, version) for name in NAMES for version in locomotion.VERSIONS]

@@ -9,8 +9,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from envs.locomotion.prompts import ROBOTS, body, roles, state_text
-from envs.locomotion.rule_based import ALARM, LIMITS, SCRIPTS, balance, danger, robot_of
+from nlrl_jax.envs.locomotion.prompts import ROBOTS, body, roles, state_text
+from nlrl_jax.envs.locomotion.rule_based import ALARM, LIMITS, SCRIPTS, balance, danger, robot_of
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from tests.envs.analysts import Analyst, said
 

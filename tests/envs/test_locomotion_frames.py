@@ -7,8 +7,8 @@ import pytest
 
 mujoco = pytest.importorskip("mujoco")
 
-from envs.locomotion import env as locomotion  # noqa: E402
-from envs.locomotion import frames as locomotion_frames  # noqa: E402
+from nlrl_jax.envs.locomotion import env as locomotion  # noqa: E402
+from nlrl_jax.envs.locomotion import frames as locomotion_frames  # noqa: E402
 
 
 def rest(name, rows=1):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs.maze import env as mazes
+from nlrl_jax import envs
+from nlrl_jax.envs.maze import env as mazes
 from nlrl_jax.text.compile import compile_template
 from tests.tokenizers_from_wheels import small_tokenizer
 

@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from envs.maze import env as mazes
-from envs.maze import rule_based as scripts
-from envs.maze.prompts import NO_EVALUATION, MazeRoles
 from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.envs.maze import env as mazes
+from nlrl_jax.envs.maze import rule_based as scripts
+from nlrl_jax.envs.maze.prompts import NO_EVALUATION, MazeRoles
 from nlrl_jax.types import Sampling
 from tests.envs.test_maze import NAMES, distances, neighbour
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs import frozen_lake, snake
+from nlrl_jax import envs
+from nlrl_jax.envs import frozen_lake, snake
 from tests.envs.test_snake import state_of
 
 GOLDENS = json.loads((pathlib.Path(__file__).parents[1] / "goldens" / "ms_grpo_games.json").read_text())

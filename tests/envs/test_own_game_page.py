@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS

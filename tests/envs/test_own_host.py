@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.roles.dialogues import History
 from nlrl_jax.types import HostGame, Outcome, Start
 

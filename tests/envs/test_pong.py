@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.pong import env as pong
-from envs.pong import frames
-from envs.pong.env import LEFT, RIGHT, STAY, EnvState
+from nlrl_jax.envs.pong import env as pong
+from nlrl_jax.envs.pong import frames
+from nlrl_jax.envs.pong.env import LEFT, RIGHT, STAY, EnvState
 
 GAME = pong.control_game(points=1)
 STEP = jax.jit(GAME.env.step_env)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import trajectory_prompts
-from envs.pong.env import fly as fly_in_game
-from envs.pong.prompts import ACTIONS, game_text
-from envs.pong.rule_based import NEAR, SCRIPTS, forecast
-from envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt, analyst_roles
+from nlrl_jax.envs import trajectory_prompts
+from nlrl_jax.envs.pong.env import fly as fly_in_game
+from nlrl_jax.envs.pong.prompts import ACTIONS, game_text
+from nlrl_jax.envs.pong.rule_based import NEAR, SCRIPTS, forecast
+from nlrl_jax.envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt, analyst_roles
 from nlrl_jax.roles.trajectories import Episode, Verdict
 from tests.envs.analysts import Analyst, said
 

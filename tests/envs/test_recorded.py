@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-import envs
-from envs import recorded
+from nlrl_jax import envs
+from nlrl_jax.envs import recorded
 from nlrl_jax.roles.dialogues import BAD, GOOD, NOTES, THINK, UNKNOWN, verdict
 from nlrl_jax.types import HostGame
 
@@ -68,7 +68,7 @@ def test_examples_are_successes_with_notes_of_the_kind(name):
 
 @needs("webshop")
 def test_webshop_s_trajectories():
-    from envs.webshop import catalogue, engine, products
+    from nlrl_jax.envs.webshop import catalogue, engine, products
 
     _, goals, _ = catalogue.read(*products.records(), "here")
     asked = {(own[0].product.asin, i): goal for own in goals for i, goal in enumerate(own)}
@@ -85,15 +85,15 @@ def test_webshop_s_trajectories():
 @pytest.fixture(scope="module")
 def household():
     """Trajectories of ALFWorld with their games."""
-    from envs.alfworld import games
+    from nlrl_jax.envs.alfworld import games
 
     return [(one, games.make(*one.task, "train")) for one in both("alfworld")]
 
 
 @needs("alfworld")
 def test_alfworld_s_trajectories(household):
-    from envs.alfworld.host import State
-    from envs.alfworld.world import World
+    from nlrl_jax.envs.alfworld.host import State
+    from nlrl_jax.envs.alfworld.world import World
 
     game = envs.make_host("alfworld").simulator
     for one, room in household:
@@ -106,8 +106,8 @@ def test_alfworld_s_trajectories(household):
 @pytest.mark.slow
 @needs("alfworld")
 def test_alfworld_s_trajectories_in_the_engine(household):
-    from envs.alfworld import games
-    from envs.alfworld.engine import Engine
+    from nlrl_jax.envs.alfworld import games
+    from nlrl_jax.envs.alfworld.engine import Engine
 
     for one, room in household:
         engine = Engine(games.problem(room), games.package() / "data")

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-import envs
+from nlrl_jax import envs
 
 ENVS, STEPS, LONGEST = 64, 30, 6
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs import snake
+from nlrl_jax import envs
+from nlrl_jax.envs import snake
 
 STEPS = {0: (-1, 0), 1: (1, 0), 2: (0, -1), 3: (0, 1)}  # Up, Down, Left, Right as (row, column)
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.one_player import EnvState, OnePlayer
-from envs.tic_tac_toe import env as tic_tac_toe
-from envs.tic_tac_toe import rules
+from nlrl_jax.envs.one_player import EnvState, OnePlayer
+from nlrl_jax.envs.tic_tac_toe import env as tic_tac_toe
+from nlrl_jax.envs.tic_tac_toe import rules
 from nlrl_jax.types import BoardGame
 from tests.envs.tic_tac_toe_boards import SPIEL, board_of, reachable
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs.one_player import EnvState
-from envs.tic_tac_toe import rule_based, rules
-from envs.tic_tac_toe.prompts import (
+from nlrl_jax import envs
+from nlrl_jax.envs.one_player import EnvState
+from nlrl_jax.envs.tic_tac_toe import rule_based, rules
+from nlrl_jax.envs.tic_tac_toe.prompts import (
     STYLES,
     contradicts,
     correction,
@@ -20,7 +20,7 @@ from envs.tic_tac_toe.prompts import (
     roles,
     squares,
 )  # fmt: skip
-from envs.tic_tac_toe.rule_based import threats
+from nlrl_jax.envs.tic_tac_toe.rule_based import threats
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.board_games import Line, Step, View, Viewer
 from nlrl_jax.rollouts.board_games import random_views

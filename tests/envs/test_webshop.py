@@ -12,9 +12,9 @@ import types
 import numpy as np
 import pytest
 
-import envs
-from envs.webshop import catalogue, engine, products, reward, search
-from envs.webshop.engine import INVALID, Shop, State
+from nlrl_jax import envs
+from nlrl_jax.envs.webshop import catalogue, engine, products, reward, search
+from nlrl_jax.envs.webshop.engine import INVALID, Shop, State
 
 FIELDS = ("asin", "name", "pricing", "full_description", "small_description", "customization_options", "query")
 BOOTS, WATER = "Shoes › Women › Boots", "Garden › Water › Hoses"

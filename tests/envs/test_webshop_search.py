@@ -17,7 +17,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from envs.webshop import analyzer, catalogue, search
+from nlrl_jax.envs.webshop import analyzer, catalogue, search
 
 GOLDENS = json.loads((pathlib.Path(__file__).parents[1] / "goldens" / "lucene.json").read_text("utf-8"))
 JAR = os.environ.get("PYSERINI_JAR", "")

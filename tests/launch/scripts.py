@@ -22,19 +22,19 @@ QUICK_TO_COMPILE = functools.partial(
 def loaded(name):
     """The module `launch.NAME`, imported anew; its flags are gone afterwards."""
     before = set(flags.FLAGS)
-    sys.modules.pop(f"launch.{name}", None)
+    sys.modules.pop(f"nlrl_jax.launch.{name}", None)
     try:
-        module = importlib.import_module(f"launch.{name}")
+        module = importlib.import_module(f"nlrl_jax.launch.{name}")
         (module.define_flags if hasattr(module, "define_flags") else module.COMMAND.define_flags)()
         yield module
     finally:
         for flag in set(flags.FLAGS) - before:
             delattr(flags.FLAGS, flag)
-        sys.modules.pop(f"launch.{name}", None)
+        sys.modules.pop(f"nlrl_jax.launch.{name}", None)
 
 
 def run(name, *args):
-    """`python -m launch.NAME ARGS`. A refusal is a SystemExit with the line that is printed."""
+    """`nlrl-jax NAME ARGS`. A refusal is a SystemExit with the line that is printed."""
     with loaded(name) as module, contextlib.ExitStack() as end:
         end.callback(lambda: [directory.close_run(folder) for folder in list(directory._held)])
         rest = flags.FLAGS([name, *map(str, args)])
@@ -48,7 +48,7 @@ def run(name, *args):
 
 
 def refusal(name, *args):
-    """The line that `python -m launch.NAME ARGS` ends with; it must refuse."""
+    """The line that `nlrl-jax NAME ARGS` ends with; it must refuse."""
     with pytest.raises(SystemExit) as error:
         run(name, *args)
     line = error.value.code

@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 import sys
 
-from launch import __main__ as launcher
+from nlrl_jax.launch import __main__ as launcher
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = f"import sys; sys.path.append({str(ROOT)!r}); from launch.__main__ import main; main()"
@@ -42,15 +42,6 @@ def test_an_unknown_script_is_named(tmp_path):
         assert answer in launcher.nearest(name, sorted(launcher.scripts())), name
 
 
-def test_a_package_that_shadows_ours_is_named(tmp_path):
-    (tmp_path / "envs").mkdir()
-    (tmp_path / "envs" / "__init__.py").touch()
-    code = f"import sys; sys.path.append({str(ROOT)!r}); import launch.evaluate"
-    refused = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert refused.returncode == 1
-    assert f"error: {tmp_path / 'envs' / '__init__.py'} hides nlrl_jax's own package" in refused.stderr
-
-
 FORKED = """
 import os, runpy, sys
 import nlrl_jax.run.app, nlrl_jax.run.players  # once for all; a child of a fork is as after `python -m`
@@ -75,16 +66,20 @@ def several(folder, *lines):
 
 
 def test_help_lists_the_scripts_own_options_and_ends_well(tmp_path):
-    scripts = [f"launch.{name}" for name in ("train_ms_grpo", "train_dqn", "warm_start", "finetune_lac", "generate")]
+    scripts = [
+        f"nlrl_jax.launch.{name}" for name in ("train_ms_grpo", "train_dqn", "warm_start", "finetune_lac", "generate")
+    ]
     for script, (code, out, _) in zip(scripts, several(tmp_path, *(f"{script} --help" for script in scripts))):
         assert code == 0, script
-        assert "--seed" in out and f"python -m {script}" in out
+        assert "--seed" in out and f"nlrl-jax {script.rpartition('.')[2]}" in out
         assert "--logtostderr" not in out and "orbax" not in out.replace("--helpfull", "")
 
 
 def test_a_flag_that_cannot_be_is_one_line(tmp_path):
     options = ("--episodes=-1", "--max_turns=0", "--no_such_flag=1", "--seed=x")
-    for option, (code, _, err) in zip(options, several(tmp_path, *(f"launch.evaluate {option}" for option in options))):
+    for option, (code, _, err) in zip(
+        options, several(tmp_path, *(f"nlrl_jax.launch.evaluate {option}" for option in options))
+    ):
         assert code == 1 and err.count("\n") == 1, option
         assert err.startswith("error: ") and option[2:].partition("=")[0] in err
 
@@ -151,14 +146,21 @@ HABITS = {  # what people type who come from TRL, Tunix, verl or Gymnasium, and 
 
 
 def test_options_of_other_libraries_are_answered_with_ours(tmp_path):
-    lines = [(f"launch.{script} {line}", answer) for script, cases in HABITS.items() for line, answer in cases.items()]
+    lines = [
+        (f"nlrl_jax.launch.{script} {line}", answer)
+        for script, cases in HABITS.items()
+        for line, answer in cases.items()
+    ]
     for (line, answer), (code, _, error) in zip(lines, several(tmp_path, *(line for line, _ in lines)), strict=True):
         assert code == 1 and error.startswith("error: ") and answer in error, (line, error)
         assert error.count("\n") == 1, line
 
 
 def test_whole_numbers_may_be_written_as_floats(tmp_path):
-    lines = ("launch.evaluate --episodes 1e3 --max_turns 2.0 --model no", "launch.run_lac --tasks 1e1 --seed 1e9")
+    lines = (
+        "nlrl_jax.launch.evaluate --episodes 1e3 --max_turns 2.0 --model no",
+        "nlrl_jax.launch.run_lac --tasks 1e1 --seed 1e9",
+    )
     evaluated, played = several(tmp_path, *lines)
     assert "no model at 'no'" in evaluated[2], evaluated
     assert "--seed is 1000000000; it must be" in played[2], played

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from launch import compare as report
+from nlrl_jax.launch import compare as report
 from nlrl_jax.run.directory import close_run, open_run
 from nlrl_jax.run.reports import comparison
 from nlrl_jax.run.results import write as write_results

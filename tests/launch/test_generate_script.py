@@ -95,7 +95,7 @@ def test_bad_input_is_one_line(folder, args, message):
 
 
 def test_as_a_process(tmp_path):
-    args = [sys.executable, "-m", "launch.generate", f"--model={tmp_path / 'nowhere'}", "--prompt_ids=5"]
+    args = [sys.executable, "-m", "nlrl_jax.launch.generate", f"--model={tmp_path / 'nowhere'}", "--prompt_ids=5"]
     done = subprocess.run(args, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("error: no model at") and done.stderr.count("\n") == 1

@@ -19,7 +19,7 @@ LENGTH = ("--iterations=12", "--checkpoint_every=2")
 
 def start(run_dir, *args):
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache" / "scripts"))
-    command = [sys.executable, "-m", "launch.train_ms_grpo", *TINY, *LENGTH]
+    command = [sys.executable, "-m", "nlrl_jax.launch.train_ms_grpo", *TINY, *LENGTH]
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache}
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*command, f"--run_dir={run_dir}", *args], cwd=ROOT, env=env, **pipes)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import ablate, train_language_actor_critic
 from nlrl_jax.config import make, replace
+from nlrl_jax.launch import ablate, train_language_actor_critic
 from nlrl_jax.run import exchanges, models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.nlrl import actor_critic as actor_critic_run

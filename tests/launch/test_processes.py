@@ -48,7 +48,7 @@ def start(run_dir, devices, *more, script="train_ms_grpo", options=TINY):
     if "--process_id" not in str(more):  # nobody is lost: patience on a busy machine
         flags += " --xla_cpu_collective_call_terminate_timeout_seconds=300"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
-    command = [sys.executable, "-m", f"launch.{script}", *options, f"--run_dir={run_dir}", *more]
+    command = [sys.executable, "-m", f"nlrl_jax.launch.{script}", *options, f"--run_dir={run_dir}", *more]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

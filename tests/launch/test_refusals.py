@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-import envs
-from launch import compare
+from nlrl_jax import envs
+from nlrl_jax.launch import compare
 from tests.launch.scripts import refusal
 
 OWN = """

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from envs.pong import env as pong
-from envs.pong import rule_based as scripted
-from launch.compare import parts_of, read_run
 from nlrl_jax.algorithms.analyst import load
 from nlrl_jax.algorithms.refiners import methods
 from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.envs.pong import env as pong
+from nlrl_jax.envs.pong import rule_based as scripted
+from nlrl_jax.launch.compare import parts_of, read_run
 from nlrl_jax.run import models, results
 from nlrl_jax.run.metrics import read_metrics
 from nlrl_jax.run.reports import ultra_tables

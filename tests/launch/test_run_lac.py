@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from envs.webshop import products
+from nlrl_jax.envs.webshop import products
 from nlrl_jax.run import directory, models, results
 from tests.backends.model_server import serves
 from tests.backends.server import Server, status

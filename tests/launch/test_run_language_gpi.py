@@ -7,9 +7,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from envs.maze.rule_based import SCRIPTS
-from launch import run_language_gpi as script
 from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.envs.maze.rule_based import SCRIPTS
+from nlrl_jax.launch import run_language_gpi as script
 from nlrl_jax.run import models, results
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.run.reports.language_gpi import Row, summarize

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
 from nlrl_jax.config import make
+from nlrl_jax.launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
 from nlrl_jax.run import dry_run, report, results
 from nlrl_jax.run.metrics import read_metrics, read_rows
 from tests.launch import scripts
@@ -139,7 +139,7 @@ def test_the_settings_of_the_studies():
 
 @pytest.mark.slow
 def test_sweeps_of_ultra_refine_the_same_base_agents(tmp_path, monkeypatch):
-    from launch import reproduce_ultra
+    from nlrl_jax.launch import reproduce_ultra
 
     sizes = {
         "cell": 8, "base_iterations": 1, "episodes": 4, "episode_steps": 60, "curve_episodes": 4, "eval_every": 1,

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from envs import own_host
 from nlrl_jax.algorithms import ms_grpo_transcripts
+from nlrl_jax.envs import own_host
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import directory, players, results

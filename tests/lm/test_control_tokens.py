@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.algorithms import sft
 from nlrl_jax.lm.control_tokens import MARK
 from nlrl_jax.lm.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs.frozen_lake import EnvState, FrozenLake
+from nlrl_jax import envs
+from nlrl_jax.envs.frozen_lake import EnvState, FrozenLake
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.text.parser import ParsedReply

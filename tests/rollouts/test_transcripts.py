@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.backends import kept_rows
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.lm.config import ModelConfig

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from envs.babyai.env import text_game
-from envs.babyai.host import host_game
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.envs.babyai.env import text_game
+from nlrl_jax.envs.babyai.host import host_game
 from nlrl_jax.run.reports import lac as page
 from nlrl_jax.run.reports import lac_iteration as rounds
 from nlrl_jax.run.reports import lac_q as q_values

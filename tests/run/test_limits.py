@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs import frozen_lake
+from nlrl_jax import envs
+from nlrl_jax.envs import frozen_lake
 from nlrl_jax.run import limits
 
 

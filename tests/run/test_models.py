@@ -7,10 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.breakthrough import prompts as breakthrough_prompts
-from envs.tic_tac_toe import prompts as prompts
-from envs.tic_tac_toe.rules import board_game, fields
-from launch import train_language_ppo, train_language_td
 from nlrl_jax.algorithms import language_td_data
 from nlrl_jax.algorithms.language_ppo import LanguagePPOConfig
 from nlrl_jax.algorithms.sft import SFTConfig
@@ -18,6 +14,10 @@ from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import make
+from nlrl_jax.envs.breakthrough import prompts as breakthrough_prompts
+from nlrl_jax.envs.tic_tac_toe import prompts as prompts
+from nlrl_jax.envs.tic_tac_toe.rules import board_game, fields
+from nlrl_jax.launch import train_language_ppo, train_language_td
 from nlrl_jax.lm.config import LoraConfig, ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_lora, init_params
 from nlrl_jax.roles.board_games import View

@@ -9,7 +9,7 @@ import types
 import pytest
 from absl import flags
 
-import launch
+from nlrl_jax import launch
 from nlrl_jax.config import options, part
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, directory, models, players
@@ -86,6 +86,6 @@ def test_every_script_that_loads_a_language_model_takes_them():
     for path in pathlib.Path(launch.__file__).parent.glob("*.py"):
         text = path.read_text()
         if any(name in text for name in loads) and path.name not in without:
-            command = getattr(importlib.import_module(f"launch.{path.stem}"), "COMMAND", None)
+            command = getattr(importlib.import_module(f"nlrl_jax.launch.{path.stem}"), "COMMAND", None)
             named = [one.name for one in options(command.config())] if command else text
             assert ("template" if command else "templates") in named, path.name

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.rollouts.text_games import Episodes, Turns
 from nlrl_jax.run.transcript import flaws, outcome, print_transcript, printable, transcripts
 from nlrl_jax.text.parser import ParsedReply

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.text.compile import compile_template, field_ranges, sample_fields
 from nlrl_jax.text.cuts import MAX_OPTIONS
 from nlrl_jax.text.pieces import assemble

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.roles.dialogues import read_action
 from nlrl_jax.text.host import of_text_game
 

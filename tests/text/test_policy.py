@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
+from nlrl_jax import envs
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import Completion, generate, left_pad
 from nlrl_jax.lm.transformer import Transformer, init_params

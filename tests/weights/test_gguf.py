@@ -364,5 +364,5 @@ def test_a_real_file_is_streamed_and_answers():
     path = os.environ["NLRL_JAX_GGUF"]
     beyond = subprocess.run([sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True).stdout
     assert int(beyond) < 0.5e9
-    command = f"-m launch.generate --model {path} --prompt".split() + ["What is 2 + 3?", "--temperature=0"]
+    command = f"-m nlrl_jax.launch.generate --model {path} --prompt".split() + ["What is 2 + 3?", "--temperature=0"]
     assert "5" in subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True).stdout

@@ -192,7 +192,7 @@ def unreadable(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"{bad} of the first {asked} actions that the model wrote cannot be read, and random ones take their place. An "
         "endpoint may begin new messages: give its tokenizer (--endpoint_tokenizer MODEL); a local model may not know "
-        "the game: launch.finetune_lac teaches it"
+        "the game: nlrl-jax finetune_lac teaches it"
     )
 
 

@@ -31,7 +31,7 @@ class PromptConfig:
     prompt: str = option(
         "auto",
         "paper (instructions), compact (for built-in models), or auto: as the model was fine-tuned "
-        "(launch.finetune_lac), else compact for built-in models and paper for others",
+        "(nlrl-jax finetune_lac), else compact for built-in models and paper for others",
         choices=("auto", "paper", "compact"),
     )
     examples: int = option(

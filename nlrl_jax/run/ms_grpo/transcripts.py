@@ -105,7 +105,7 @@ class TranscriptTraining(Training):
     """The agent of a config that plays a game of the host, one transcript an episode.
 
     Args:
-      config: of `launch.train_ms_grpo`.
+      config: of `nlrl-jax train_ms_grpo`.
       game, evaluated: to train on, and to evaluate on.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import platform
@@ -21,8 +22,7 @@ from nlrl_jax.run.directory import CONFIG
 from nlrl_jax.run.processes.meeting import differing
 from nlrl_jax.weights import hub
 
-_ROOT = pathlib.Path(__file__).parents[3]
-_OURS = ("nlrl_jax", "envs", "launch")
+_OURS = ("nlrl_jax", "nlrl_jax.envs", "nlrl_jax.launch")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 # These may differ: where a process runs, and how it reports errors.
 _PLACES = ("coordinator_address", "num_processes", "process_id", "initialization_timeout", "run_dir")
@@ -48,7 +48,8 @@ def at_start() -> dict[str, Any]:
         if name not in _OWN_VARIABLES
     }
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    code = {f"the code of {name}": fingerprint(_ROOT / name) for name in _OURS}
+    folders = {name: pathlib.Path(importlib.util.find_spec(name).origin).parent for name in _OURS}
+    code = {f"the code of {name}": fingerprint(folder) for name, folder in folders.items()}
     script = {"the script": pathlib.Path(sys.argv[0]).stem}
     return {**script, **options, **variables, "Python": platform.python_version(), **versions, **code}
 

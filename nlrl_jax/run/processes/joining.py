@@ -1,7 +1,7 @@
 """Several processes, on one machine or many, that train one model together: how they start, agree and write.
 
-    python -m launch.train_ms_grpo --mesh 2,4,1 --coordinator_address host0:29500 --num_processes 2 --process_id 0 ...
-    srun python -m launch.train_ms_grpo --mesh 2,4,1 ...            # found by itself, as with Open MPI
+    nlrl-jax train_ms_grpo --mesh 2,4,1 --coordinator_address host0:29500 --num_processes 2 --process_id 0 ...
+    srun nlrl-jax train_ms_grpo --mesh 2,4,1 ...            # found by itself, as with Open MPI
 
 All run the same script with the same arguments, versions and files (which is checked), and see the same --run_dir. Only
 the first writes files and prints. Option names and cluster detection are those of `jax.distributed.initialize`. If one

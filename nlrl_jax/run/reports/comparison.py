@@ -1,7 +1,7 @@
 """Runs side by side: a table of settings and results, and a panel per metric.
 
 A run, or a group of seeds, is {"name", "config", "metrics": [{metric: values} of each seed], "results"}, as
-`launch.compare` reads it.
+`nlrl-jax compare` reads it.
 """
 
 from __future__ import annotations

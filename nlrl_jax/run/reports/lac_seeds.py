@@ -1,4 +1,4 @@
-"""Several seeds of LAC's loop (`launch.iterate_lac`) side by side, from the episodes in their folders.
+"""Several seeds of LAC's loop (`nlrl-jax iterate_lac`) side by side, from the episodes in their folders.
 
 A row per round: success of each method; the paired difference to round 0 on the same held-out tasks; tokens per episode
 of the teacher, and tokens spent before the round: read and written in play, whole prompts counted each time, and read

@@ -77,7 +77,7 @@ class Evidence(NamedTuple):
 def write(
     folder: pathlib.Path, game: ControlGame, config: Mapping[str, Any], refined: Refined, evidence: Evidence
 ) -> pathlib.Path:
-    """Writes the page and its pictures into the run's folder. config: flat, of `launch.reproduce_ultra`."""
+    """Writes the page and its pictures into the run's folder. config: flat, of `nlrl-jax reproduce_ultra`."""
     scores, bases, _, continuous = refined
     findings = evidence.findings
     first, second = refined.tables()

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.locomotion.env import progress_bonus
-from envs.pong import env as pong
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Transitions
 from nlrl_jax.algorithms.refiners import human_designed
+from nlrl_jax.envs.locomotion.env import progress_bonus
+from nlrl_jax.envs.pong import env as pong
 from tests.algorithms.refiners.toy_games import GAMES, SMALL
 
 

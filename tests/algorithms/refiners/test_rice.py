@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.pong import env as pong
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.refiners import rice, rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig
+from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.rollouts import control
 from tests.algorithms.refiners.toy_games import CELLS, GAMES, SMALL, player
 

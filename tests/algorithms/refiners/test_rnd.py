@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.pong import env as pong
 from nlrl_jax.algorithms import ppo
 from nlrl_jax.algorithms.ppo import Transitions
 from nlrl_jax.algorithms.refiners import rnd
 from nlrl_jax.algorithms.refiners.rnd import RNDConfig
+from nlrl_jax.envs.pong import env as pong
 from tests.algorithms.refiners.toy_games import SMALL
 
 CONFIG = RNDConfig(num_minibatches=2)

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from launch.iterate_lac import IterateConfig
-from launch.run_lac import LACRunConfig
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.config import flat, replace
+from nlrl_jax.launch.iterate_lac import IterateConfig
+from nlrl_jax.launch.run_lac import LACRunConfig
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 
 

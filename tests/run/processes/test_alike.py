@@ -101,7 +101,7 @@ def test_a_folder_is_its_names_and_files(tmp_path):
 
 def test_variables_and_versions_count_and_places_do_not(monkeypatch):
     facts = alike.at_start()
-    assert {"jax", "jaxlib", "Python", "the code of nlrl_jax", "the code of envs"} <= facts.keys()
+    assert {"jax", "jaxlib", "Python", "the code of nlrl_jax", "the code of nlrl_jax.envs"} <= facts.keys()
     for name, value in {"JAX_NUM_CPU_DEVICES": "3", "JAX_PROCESS_ID": "1", "NLRL_TRACEBACK": "1"}.items():
         monkeypatch.setenv(name, value)
     assert not differing([facts, alike.at_start()])
