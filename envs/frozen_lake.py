@@ -43,7 +43,7 @@ MAPS = ("all", "train", "held_out")
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class FrozenLakeState(environment.EnvState):
     """time: int32 []. position: int32 [], cell index. holes: bool [size * size]."""
 
     position: jax.Array
@@ -63,7 +63,7 @@ def slip_directions(action: jax.Array) -> jax.Array:
     return jnp.asarray([(UP, LEFT, RIGHT), (DOWN, LEFT, RIGHT), (LEFT, UP, DOWN), (RIGHT, UP, DOWN)])[action]
 
 
-def outcome(state: EnvState, direction: jax.Array, size: int) -> tuple[EnvState, jax.Array, jax.Array]:
+def outcome(state: FrozenLakeState, direction: jax.Array, size: int) -> tuple[FrozenLakeState, jax.Array, jax.Array]:
     """(next state, reward, terminated) of sliding in `direction`. Holes and the goal are absorbing, with reward 0."""
     goal = size * size - 1
     ended = state.holes[state.position] | (state.position == goal)
@@ -198,9 +198,9 @@ class FrozenLake(DiscreteGame):
         super().__init__(ACTIONS, (size, size, 3), EnvParams(100))  # Gymnasium's limit for 4x4
         self.size, self.slippery, self.hole_probability, self.maps = size, slippery, hole_probability, maps
 
-    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
+    def start(self, key: jax.Array, params: EnvParams) -> FrozenLakeState:
         """A new solvable map with the player at the start."""
-        return EnvState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
+        return FrozenLakeState(time=jnp.int32(0), position=jnp.int32(0), holes=self.draw_map(key))
 
     def draw_map(self, key: jax.Array) -> jax.Array:
         """Holes of a random solvable map: bool [size * size]."""
@@ -230,11 +230,11 @@ class FrozenLake(DiscreteGame):
             direction = slip_directions(direction)[jax.random.bits(key) % 3]
         return *outcome(state, direction, self.size), {}
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+    def is_terminated(self, state: FrozenLakeState, params: EnvParams) -> jax.Array:
         """In a hole or on the goal."""
         return state.holes[state.position] | self.success(state)
 
-    def success(self, state: EnvState) -> jax.Array:
+    def success(self, state: FrozenLakeState) -> jax.Array:
         """Whether the player stands on the goal: bool []."""
         return state.position == self.size * self.size - 1
 
@@ -245,7 +245,7 @@ class FrozenLake(DiscreteGame):
         return planes.reshape(self.size, self.size, 3).astype(jnp.float32)
 
 
-def optimal(state: EnvState) -> int | None:
+def optimal(state: FrozenLakeState) -> int | None:
     """Fewest steps from a state on the host to the goal, on slippery ice with luck; None where holes cut it off."""
     free = ~np.asarray(state.holes)
     size = math.isqrt(len(free))
@@ -262,7 +262,7 @@ def max_holes(size: int) -> int:
     return (size - 1) ** 2
 
 
-def fields(state: EnvState) -> dict[str, jax.Array]:
+def fields(state: FrozenLakeState) -> dict[str, jax.Array]:
     """What the text of a state reads, all int32.
 
     Returns:

@@ -19,7 +19,7 @@ from nlrl_jax.updates import where
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class OnePlayerState(environment.EnvState):
     """time: int32 []. position: of the game. side: int32 [], which player the agent is."""
 
     position: Any
@@ -67,7 +67,7 @@ class OnePlayer(DiscreteGame):
         words = tuple(game.actions[i] for i in self.ids)
         super().__init__(words, (*shape, 2), EnvParams(max_steps_in_episode=max_steps))
 
-    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
+    def start(self, key: jax.Array, params: EnvParams) -> OnePlayerState:
         """The first position, or the one after the opponent's first move."""
         key_side, key_move = jax.random.split(key)
         if self.side == "both":
@@ -76,7 +76,7 @@ class OnePlayer(DiscreteGame):
             side = jnp.int32(self.game.players.index(self.side))
         first = self.game.init()
         position = where(side == 0, first, self.answer(key_move, first))
-        return EnvState(time=jnp.int32(0), position=position, side=side)
+        return OnePlayerState(time=jnp.int32(0), position=position, side=side)
 
     def answer(self, key: jax.Array, position: Any) -> Any:
         """The position after the opponent's move; where the game is over, it means nothing."""
@@ -93,20 +93,20 @@ class OnePlayer(DiscreteGame):
         state = state.replace(position=position, time=state.time + 1)
         return state, reward, game.is_terminal(position), {"illegal_move": ~legal}
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+    def is_terminated(self, state: OnePlayerState, params: EnvParams) -> jax.Array:
         """The game is over by its rules."""
         return self.game.is_terminal(state.position)
 
-    def success(self, state: EnvState) -> jax.Array:
+    def success(self, state: OnePlayerState) -> jax.Array:
         """Whether the agent has won: bool []."""
         return self.game.returns(state.position) * (1 - 2 * state.side) == 1
 
-    def observe(self, key, state: EnvState, action, params) -> jax.Array:
+    def observe(self, key, state: OnePlayerState, action, params) -> jax.Array:
         """float32 [rows, columns, 2]."""
         cells, own = self.game.fields(state.position)["cells"], state.side + 1
         return jnp.stack([cells == own, cells == 3 - own], axis=-1).reshape(self.shape).astype(jnp.float32)
 
-    def fields(self, state: EnvState) -> dict[str, jax.Array]:
+    def fields(self, state: OnePlayerState) -> dict[str, jax.Array]:
         """The game's own, and legal: int32 [A], 1 where the action is legal."""
         legal = self.game.legal_action_mask(state.position)[self.ids].astype(jnp.int32)
         return {**self.game.fields(state.position), "legal": legal}

@@ -46,7 +46,7 @@ _EMPTY, _APPLE, _BODY, _HEAD, _ENEMY_HEAD, _DEAD_HEAD, _DEAD_ENEMY_HEAD = range(
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class SnakeState(environment.EnvState):
     """Two snakes and the apples on N = size * size cells; row 0 of each pair is you, row 1 the enemy.
 
     time: int32 [].
@@ -65,7 +65,7 @@ class EnvState(environment.EnvState):
 
 
 @struct.dataclass
-class EnvParams(environment.EnvParams):
+class SnakeParams(environment.EnvParams):
     """max_steps_in_episode: the paper trains with 10 and evaluates with 20. apple_reward: -1 for poison."""
 
     max_steps_in_episode: int = 100
@@ -123,7 +123,7 @@ def targets(head: jax.Array, action: jax.Array, size: int) -> tuple[jax.Array, j
     return jnp.where(inside, row * size + column, head), inside
 
 
-def enemy_moves(state: EnvState, size: int) -> jax.Array:
+def enemy_moves(state: SnakeState, size: int) -> jax.Array:
     """The enemy's valid actions: bool [4]; all four if none avoids the walls and its own body."""
     cells, inside = targets(state.head[ENEMY], np.arange(4), size)
     deters = jnp.where(state.ages[ENEMY].max() > 2, 2, 1)  # the age from which on: a tail has age 1
@@ -131,7 +131,9 @@ def enemy_moves(state: EnvState, size: int) -> jax.Array:
     return valid | ~valid.any()
 
 
-def advance(state: EnvState, actions: jax.Array, size: int, max_length: int) -> tuple[EnvState, jax.Array, jax.Array]:
+def advance(
+    state: SnakeState, actions: jax.Array, size: int, max_length: int
+) -> tuple[SnakeState, jax.Array, jax.Array]:
     """Both snakes move, die or eat; eaten apples are gone and not yet replaced. A finished game stays as it is.
 
     Args:
@@ -163,7 +165,7 @@ def advance(state: EnvState, actions: jax.Array, size: int, max_length: int) -> 
     return jax.lax.optimization_barrier((state, ate, died))  # as in `random_cell`
 
 
-def respawn(state: EnvState, ate: jax.Array, words: jax.Array, size: int) -> EnvState:
+def respawn(state: SnakeState, ate: jax.Array, words: jax.Array, size: int) -> SnakeState:
     """One new apple for each true `ate` [2], on uniformly random empty cells, from uint32 words [2]."""
     cells = np.arange(size * size)
     empty = pack(~((state.ages > 0).any(0) | state.apples), size)
@@ -195,14 +197,14 @@ class Snake(DiscreteGame):
             raise ValueError(
                 f"size {size} and num_apples {num_apples}: two heads and at least one apple must fit on the board"
             )
-        super().__init__(ACTIONS, (size, size, 5), EnvParams())
+        super().__init__(ACTIONS, (size, size, 5), SnakeParams())
         self.size, self.num_apples, self.max_length = size, num_apples, max_length
 
-    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
+    def start(self, key: jax.Array, params: SnakeParams) -> SnakeState:
         """Two heads and the apples on different random cells."""
         cells = np.arange(self.size * self.size)
         places = distinct_cells(jax.random.bits(key, (2 + self.num_apples,), jnp.uint32), len(cells))
-        return EnvState(
+        return SnakeState(
             time=jnp.int32(0),
             ages=(cells == places[:2, None]).astype(jnp.int8),
             head=places[:2],
@@ -221,7 +223,7 @@ class Snake(DiscreteGame):
         reward = jnp.where(died[YOU], DEATH_REWARD, ate[YOU] * params.apple_reward).astype(jnp.float32)
         return state, reward, self.is_terminated(state, params), {"enemy_action": enemy}
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+    def is_terminated(self, state: SnakeState, params: SnakeParams) -> jax.Array:
         """At most one snake lives."""
         return ~state.alive.all()
 
@@ -232,7 +234,7 @@ class Snake(DiscreteGame):
         planes = jnp.stack([heads[YOU], bodies[YOU], heads[ENEMY], bodies[ENEMY], state.apples], axis=-1)
         return planes.reshape(self.size, self.size, 5).astype(jnp.float32)
 
-    def fields(self, state: EnvState) -> dict[str, jax.Array]:
+    def fields(self, state: SnakeState) -> dict[str, jax.Array]:
         """What the text of a state reads, all int32; S = max_length - 1.
 
         Returns:
@@ -340,7 +342,7 @@ def text_game(
     return TextGame(
         name="snake_poison" if poison else "snake",
         env=env,
-        params=EnvParams(max_steps_in_episode=max_steps, apple_reward=float(value)),
+        params=SnakeParams(max_steps_in_episode=max_steps, apple_reward=float(value)),
         rules=_rules(poison, prompt),
         actions=ACTIONS,
         observation=view if prompt == "compact" else observation_template(size, num_apples, max_length, value),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nlrl_jax.roles.analyst_replies import ReadAction, read_reward, read_verdicts
-from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
+from nlrl_jax.roles.trajectories import Action, AnalystRoles, ControlEpisode, Verdict
 from nlrl_jax.types import Chat
 
 LONGEST_ANALYSIS = 6000  # characters of a case analysis that a reward prompt repeats
@@ -56,8 +56,8 @@ class GameText:
     state: Callable[[np.ndarray], str]
     action: Callable[[Action], str]
     read_action: ReadAction
-    events: Callable[[Episode], Sequence[str]]
-    ending: Callable[[Episode], str]
+    events: Callable[[ControlEpisode], Sequence[str]]
+    ending: Callable[[ControlEpisode], str]
 
     def excerpt(self, context: Mapping[str, Any]) -> Excerpt:
         """The excerpt in the identification or reward prompt with this context."""
@@ -78,7 +78,7 @@ class GameText:
             lines.append(self.ending(context["episode"]))
         return "\n".join(lines)
 
-    def cases(self, episode: Episode, verdicts: Sequence[Verdict], left_out: int) -> str:
+    def cases(self, episode: ControlEpisode, verdicts: Sequence[Verdict], left_out: int) -> str:
         """The critical timeslots and the episode's outcome."""
         lines = [f"(earlier critical timeslots not shown: {left_out})"] if left_out else []
         lines += [] if verdicts else ["No timeslot was found to be critical."]
@@ -105,7 +105,7 @@ class Excerpt(NamedTuple):
     fell: bool
 
     @classmethod
-    def of(cls, episode: Episode, begin: int, end: int) -> Excerpt:
+    def of(cls, episode: ControlEpisode, begin: int, end: int) -> Excerpt:
         begin, end = max(begin, 0), min(end, len(episode))
         ends = end == len(episode)
         observations = episode.observations[begin : end + ends]
@@ -129,26 +129,26 @@ class Excerpt(NamedTuple):
 def analyst_roles(text: GameText) -> AnalystRoles:
     """The chats of one game."""
 
-    def chat(prompt: str, instructions: str, episode: Episode, context: Mapping[str, Any], **slots: Any) -> Chat:
+    def chat(prompt: str, instructions: str, episode: ControlEpisode, context: Mapping[str, Any], **slots: Any) -> Chat:
         given = {"game": text.game, "instructions": instructions, "number": episode.number}
         given |= {"correction": text.correction, "outcome": text.outcome}
         return Chat.of(prompt.format(**given, **slots), text.system, **context)
 
-    def identify(episode: Episode, begin: int, end: int) -> Chat:
+    def identify(episode: ControlEpisode, begin: int, end: int) -> Chat:
         if not 0 <= begin < end <= len(episode):
             raise ValueError(f"timeslots [{begin}, {end}) are not within the episode's {len(episode)}")
         context = {"episode": episode, "begin": begin, "end": end}
         slots = {"begin": begin, "second": min(begin + 1, end - 1), "last": end - 1}
         return chat(_IDENTIFY, text.identify, episode, context, history=text.history(context), **slots)
 
-    def analyse(episode: Episode, verdicts: Sequence[Verdict]) -> Chat:
+    def analyse(episode: ControlEpisode, verdicts: Sequence[Verdict]) -> Chat:
         critical = [verdict for verdict in verdicts if verdict.critical]
         left_out = max(len(critical) - CASES, 0)
         critical = tuple(critical[left_out:])
         context = {"episode": episode, "verdicts": critical}
         return chat(_ANALYSE, text.analyse, episode, context, history=text.cases(episode, critical, left_out))
 
-    def reward(episode: Episode, timeslot: int, action: Action, analysis: str) -> Chat:
+    def reward(episode: ControlEpisode, timeslot: int, action: Action, analysis: str) -> Chat:
         context = {"episode": episode, "timeslot": timeslot, "action": action, "analysis": analysis}
         taken, judged = text.action(episode.action(timeslot)), text.action(action)
         other = f" (the agent actually chose {taken}; the timeslots after it show what followed from that)"

@@ -24,7 +24,7 @@ FAR = 1_000
 
 
 def frozen_lake_walk(
-    key: jax.Array, state: frozen_lake.EnvState, skilled: jax.Array, habit: bool
+    key: jax.Array, state: frozen_lake.FrozenLakeState, skilled: jax.Array, habit: bool
 ) -> tuple[Any, jax.Array]:
     """A player on a random tile of its map and the three moves a walker would make from there.
 
@@ -67,7 +67,9 @@ def frozen_lake_walk(
     return state, actions
 
 
-def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit: bool = False) -> tuple[Any, jax.Array]:
+def snake_walk(
+    key: jax.Array, state: snake.SnakeState, skilled: jax.Array, habit: bool = False
+) -> tuple[Any, jax.Array]:
     """The three moves of a snake that heads for the nearest apple.
 
     Args:
@@ -98,7 +100,7 @@ def snake_walk(key: jax.Array, state: snake.EnvState, skilled: jax.Array, habit:
 
 
 def babyai_walk(
-    key: jax.Array, state: babyai.EnvState, skilled: jax.Array, habit: bool = False
+    key: jax.Array, state: babyai.BabyAIState, skilled: jax.Array, habit: bool = False
 ) -> tuple[Any, jax.Array]:
     """The three actions of a walker that goes to the nearest target in sight and picks it up, else turns right.
 

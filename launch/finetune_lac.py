@@ -46,7 +46,7 @@ from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.roles.dialogues import BAD, GOOD, Dialogue, verdict
-from nlrl_jax.roles.lines import Line
+from nlrl_jax.roles.lines import TrainingLine
 from nlrl_jax.roles.lines import pairs as pairs_of
 from nlrl_jax.run import adapter_training, app, loop, models, players, plots, processes, results, trajectories
 from nlrl_jax.run.flags import leave_out
@@ -128,7 +128,7 @@ class Data(NamedTuple):
     trajectories: list[Trajectory]
     dialogue: Dialogue
     critic: Dialogue
-    held_out: list[Line]
+    held_out: list[TrainingLine]
     held_out_dialogue: Dialogue
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nlrl_jax.envs import recorded
 from nlrl_jax.envs.alfworld import data as files
 from nlrl_jax.envs.alfworld import games
-from nlrl_jax.envs.alfworld.workers import Answer, Request, Workers
+from nlrl_jax.envs.alfworld.workers import EngineAnswer, EngineRequest, Workers
 from nlrl_jax.envs.alfworld.world import NOTHING, World, plan
 from nlrl_jax.roles.actions import unwrapped
 from nlrl_jax.types import HostGame, Outcome, Start
@@ -30,7 +30,7 @@ _COMMAND = re.compile(
 )
 
 
-class State(NamedTuple):
+class HouseholdState(NamedTuple):
     """A game and the commands so far, which an engine can repeat: so earlier states can be restored.
 
     goal: in words. problem: PDDL. commands: so far. game: a generated one; None for a downloaded one.
@@ -58,18 +58,19 @@ def played(game: games.Game, commands: tuple[str, ...]) -> tuple[World, str]:
     return world, world.step(commands[-1])
 
 
-Ask = Callable[[Sequence[tuple[State, str | None]]], list[Answer]]  # states and a command each; None: to begin
+# States with a command each (None: the first observation) -> the engine's answers.
+Ask = Callable[[Sequence[tuple[HouseholdState, str | None]]], list[EngineAnswer]]
 
 
-def simulated(requests: Sequence[tuple[State, str | None]]) -> list[Answer]:
+def simulated(requests: Sequence[tuple[HouseholdState, str | None]]) -> list[EngineAnswer]:
     """What the engine would answer in generated games."""
     after = [
         played(one.game, one.commands if command is None else (*one.commands, command)) for one, command in requests
     ]
-    return [Answer(observation, world.won()) for world, observation in after]
+    return [EngineAnswer(observation, world.won()) for world, observation in after]
 
 
-def step(ask: Ask, states: Sequence[State], actions: Sequence[str]) -> list[Outcome]:
+def step(ask: Ask, states: Sequence[HouseholdState], actions: Sequence[str]) -> list[Outcome]:
     """The outcome of an action in each game."""
     requests, outcomes = [(state, plain(action)) for state, action in zip(states, actions, strict=True)], []
     for (state, command), (observation, won, error) in zip(requests, ask(requests), strict=True):
@@ -81,17 +82,17 @@ def step(ask: Ask, states: Sequence[State], actions: Sequence[str]) -> list[Outc
     return outcomes
 
 
-def expert(state: State) -> str:
+def expert(state: HouseholdState) -> str:
     """The first command of a shortest plan with full knowledge of the state, in a generated game."""
     return (plan(played(state.game, state.commands)[0]) or ["look"])[0]
 
 
-def optimal(state: State) -> int:
+def optimal(state: HouseholdState) -> int:
     """Minimum number of commands to the goal, with full knowledge of the state; -1 for a downloaded game."""
     return len(plan(played(state.game, state.commands)[0])) if state.game else -1
 
 
-def commands(state: State) -> list[str]:
+def commands(state: HouseholdState) -> list[str]:
     """What a player might try in a generated game: other places, what lies here, what the hand can do with its load."""
     world = played(state.game, state.commands)[0]
     here, held = world.at, world.held
@@ -120,16 +121,16 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
     found = files.game_files(data) if data else {}
     kinds = tuple(kind for kind in games.KINDS if not data or found[kind])
 
-    def state_of(kind: str, seed: int) -> State:
+    def state_of(kind: str, seed: int) -> HouseholdState:
         if kind not in kinds:
             raise ValueError(f"alfworld has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
         if data:
-            return State(*files.load(found[kind][seed % len(found[kind])]))
+            return HouseholdState(*files.load(found[kind][seed % len(found[kind])]))
         game = games.make(kind, seed)
-        return State(game.goal, games.problem(game), game=game)
+        return HouseholdState(game.goal, games.problem(game), game=game)
 
-    def engine(requests: Sequence[tuple[State, str | None]]) -> list[Answer]:
-        return pool.ask([Request(state.problem, state.commands, command) for state, command in requests])
+    def engine(requests: Sequence[tuple[HouseholdState, str | None]]) -> list[EngineAnswer]:
+        return pool.ask([EngineRequest(state.problem, state.commands, command) for state, command in requests])
 
     def reset(ask: Ask, tasks: Sequence[tuple[str, int]]) -> list[Start]:
         states = [state_of(kind, seed) for kind, seed in tasks]

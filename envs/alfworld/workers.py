@@ -22,7 +22,7 @@ _PROGRAM = pathlib.Path(__file__).with_name("engine.py")
 _PATIENCE = 120.0  # seconds for one request; the slowest seen took 4
 
 
-class Request(NamedTuple):
+class EngineRequest(NamedTuple):
     """problem: PDDL. commands: those so far. action: the next one; None: only the last observation."""
 
     problem: str
@@ -30,7 +30,7 @@ class Request(NamedTuple):
     action: str | None
 
 
-class Answer(NamedTuple):
+class EngineAnswer(NamedTuple):
     """observation: in words. won: the goal is reached. error: why there is no answer, else empty."""
 
     observation: str = ""
@@ -45,15 +45,15 @@ class _Worker:
         self.data, self.patience = data, patience
         self.process: subprocess.Popen | None = None
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: EngineRequest) -> EngineAnswer:
         for _ in range(2):
             try:
                 reply = json.loads(self._exchange(json.dumps(request._asdict())))
-                return Answer(**reply)
+                return EngineAnswer(**reply)
             except (OSError, ValueError, EOFError) as problem:
                 reason = str(problem)
                 self.stop()
-        return Answer(error=f"its engine was lost twice at the same command ({reason})")
+        return EngineAnswer(error=f"its engine was lost twice at the same command ({reason})")
 
     def _exchange(self, line: str) -> str:
         """One line for one line; a process that takes longer than `patience` is killed, and then answers nothing."""
@@ -94,13 +94,13 @@ class Workers:
         self.homes: dict[str, int] = {}  # problem -> its worker
         weakref.finalize(self, _stop_all, self.workers)
 
-    def ask(self, requests: Sequence[Request]) -> list[Answer]:
+    def ask(self, requests: Sequence[EngineRequest]) -> list[EngineAnswer]:
         """An answer to each request, those of different workers at the same time."""
         queues: list[list[int]] = [[] for _ in self.workers]
         for i, request in enumerate(requests):
             home = self.homes.setdefault(request.problem, len(self.homes) % len(self.workers))
             queues[home].append(i)
-        answers: dict[int, Answer] = {}
+        answers: dict[int, EngineAnswer] = {}
 
         def serve(worker: _Worker, queue: Sequence[int]) -> None:
             answers.update({i: worker.ask(requests[i]) for i in queue})

@@ -46,8 +46,8 @@ class Moment(NamedTuple):
     into `PLACES`. known: slots seen until before the step. d_before, d_after: lengths of the shortest plans.
     """
 
-    before: rules.EnvState
-    after: rules.EnvState
+    before: rules.BabyAIState
+    after: rules.BabyAIState
     action: int
     visible: np.ndarray
     place: np.ndarray
@@ -60,7 +60,7 @@ def name_of(kind: int, colour: int) -> str:
     return f"{rules.COLOURS[colour]} {KINDS[kind]}"
 
 
-def aim(state: rules.EnvState) -> Aim:
+def aim(state: rules.BabyAIState) -> Aim:
     """What the agent has to look for next; the last aim once the mission is fulfilled."""
     kinds, colours, mission = state.kinds, state.colours, int(state.mission)
 
@@ -83,7 +83,7 @@ def aim(state: rules.EnvState) -> Aim:
     return of(*first, "go to" if mission == rules.GO_TO else "pick up")
 
 
-def won(state: rules.EnvState) -> bool:
+def won(state: rules.BabyAIState) -> bool:
     return int(state.done) == int(rules.PARTS[int(state.mission)])
 
 
@@ -155,7 +155,7 @@ def reward(moment: Moment) -> str:
     return "1" if won(moment.after) else "0"
 
 
-def sub_goals(state: rules.EnvState, known: frozenset[int]) -> tuple[int, int]:
+def sub_goals(state: rules.BabyAIState, known: frozenset[int]) -> tuple[int, int]:
     """(sub-goals done, sub-goals): for each part of the mission to find the target and to do what is asked for."""
     mission = int(state.mission)
     parts = 1 if mission in (rules.GO_TO, rules.PICK) else 2

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
-from nlrl_jax.envs.babyai.transcripts import WANDERER, Transcript, Walker, walk
+from nlrl_jax.envs.babyai.transcripts import WANDERER, NotedEpisode, Walker, walk
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.types import Chat
 
@@ -24,7 +24,7 @@ def dialogue_of(kind: str) -> Dialogue:
     return Dialogue.of("", "" if kind == "Think" else kind, compact=True, thinks=kind == "Think")
 
 
-def example(transcript: Transcript, rng: random.Random) -> tuple[Chat, str]:
+def example(transcript: NotedEpisode, rng: random.Random) -> tuple[Chat, str]:
     """A transcript as (prompt, the whole text after it)."""
     dialogue, history = dialogue_of(transcript.kind), transcript.history
     if transcript.kind == "Value":

@@ -11,14 +11,14 @@ import itertools
 from collections import Counter
 
 from nlrl_jax.envs.babyai import rules
-from nlrl_jax.envs.babyai.transcripts import Transcript, Walker, walk
+from nlrl_jax.envs.babyai.transcripts import NotedEpisode, Walker, walk
 
 STEPS = 15
 _TRAIN, _HELD_OUT = 5 << 29, 3 << 30  # seeds begin here, above those of tasks, corpora, examples and benchmarks
 _CHUNK = 8 * len(rules.MISSIONS)
 
 
-def demonstrations(successes: int, failures: int, seed: int, held_out: bool = False) -> list[Transcript]:
+def demonstrations(successes: int, failures: int, seed: int, held_out: bool = False) -> list[NotedEpisode]:
     """Episodes with reflections, successes first, the missions in turn; the same arguments give the same ones.
 
     Args:
@@ -28,7 +28,7 @@ def demonstrations(successes: int, failures: int, seed: int, held_out: bool = Fa
     """
     endings = [True] * successes + [False] * failures
     order = [(rules.MISSIONS[i % len(rules.MISSIONS)], success) for i, success in enumerate(endings)]
-    found: dict[tuple[str, bool], list[Transcript]] = {key: [] for key in order}
+    found: dict[tuple[str, bool], list[NotedEpisode]] = {key: [] for key in order}
     needed = Counter(order)
     first = (_HELD_OUT if held_out else _TRAIN) + (seed << 18)
     for start in itertools.count(first, _CHUNK):

@@ -9,7 +9,7 @@ from flax import struct
 from gymnax.environments import environment
 
 from nlrl_jax.envs.babyai import levels, rules, solver, text
-from nlrl_jax.envs.babyai.rules import ACTIONS, EnvState
+from nlrl_jax.envs.babyai.rules import ACTIONS, BabyAIState
 from nlrl_jax.envs.options import check_text_game
 from nlrl_jax.envs.shell import DiscreteGame
 from nlrl_jax.types import TextGame
@@ -18,7 +18,7 @@ OBSERVATION_SIZE = 3 * rules.VIEW**2 + 1 + len(rules.MISSIONS) + 2 * (len(text.K
 
 
 @struct.dataclass
-class EnvParams(environment.EnvParams):
+class BabyAIParams(environment.EnvParams):
     """max_steps_in_episode: steps until truncation; the reward for success is 1 - 0.9 time / max_steps_in_episode."""
 
     max_steps_in_episode: int = 30
@@ -40,10 +40,10 @@ class BabyAI(DiscreteGame):
 
     def __init__(self, mission: str = "go to"):
         levels.mission_id(mission)
-        super().__init__(ACTIONS, (OBSERVATION_SIZE,), EnvParams(), high=2)
+        super().__init__(ACTIONS, (OBSERVATION_SIZE,), BabyAIParams(), high=2)
         self.mission = mission
 
-    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
+    def start(self, key: jax.Array, params: BabyAIParams) -> BabyAIState:
         """A random solvable task."""
         return levels.draw(key, self.mission)
 
@@ -55,11 +55,11 @@ class BabyAI(DiscreteGame):
         reward = jnp.where(terminated & ~rules.success(state), reward, 0.0).astype(jnp.float32)
         return after, reward, terminated, {}
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+    def is_terminated(self, state: BabyAIState, params: BabyAIParams) -> jax.Array:
         """The mission is fulfilled."""
         return rules.success(state)
 
-    def observe(self, key, state: EnvState, action, params) -> jax.Array:
+    def observe(self, key, state: BabyAIState, action, params) -> jax.Array:
         """float32 [174]; see the class."""
         view = rules.view(state).astype(jnp.float32) / np.array([7, 5, 2], np.float32)
         kinds = jax.nn.one_hot(state.target_kinds - rules.DOOR, len(text.KINDS))
@@ -119,7 +119,7 @@ def text_game(mission: str = "go to", prompt: str = "paper", max_steps: int = 30
     return TextGame(
         name="babyai",
         env=env,
-        params=EnvParams(max_steps_in_episode=max_steps),
+        params=BabyAIParams(max_steps_in_episode=max_steps),
         rules=words,
         actions=ACTIONS if prompt == "paper" else COMPACT_ACTIONS,
         observation=observation,

@@ -37,7 +37,7 @@ def examples(label: str, number: int) -> list[History]:
     return histories
 
 
-def draw(key: jax.Array, mission: jax.Array) -> rules.EnvState:
+def draw(key: jax.Array, mission: jax.Array) -> rules.BabyAIState:
     """A task; missions with the same seed share no layout, so that tasks are independent."""
     return levels.draw(jax.random.fold_in(key, mission), mission)
 
@@ -48,17 +48,17 @@ def _plan(task: solver.Task, node: solver.Node) -> tuple[int, ...] | None:
     return None if actions is None else tuple(actions)
 
 
-def _plan_of(state: rules.EnvState) -> tuple[int, ...] | None:
+def _plan_of(state: rules.BabyAIState) -> tuple[int, ...] | None:
     return _plan(*solver.read(jax.tree.map(lambda leaf: np.asarray(leaf)[None], state))[0])
 
 
-def distance(state: rules.EnvState) -> int | None:
+def distance(state: rules.BabyAIState) -> int | None:
     """See `solver.distance`."""
     actions = _plan_of(state)
     return None if actions is None else len(actions)
 
 
-def move(state: rules.EnvState) -> str:
+def move(state: rules.BabyAIState) -> str:
     """The first action of a shortest plan over the true state; "turn left" where there is none left."""
     actions = _plan_of(state)
     return rules.ACTIONS[actions[0] if actions else rules.TURN_LEFT]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.envs.babyai import rules
-from nlrl_jax.envs.babyai.rules import EnvState
+from nlrl_jax.envs.babyai.rules import BabyAIState
 
 _SIDE = rules.HEIGHT - 2
 _ROOM_CELLS = _SIDE**2
@@ -31,7 +31,7 @@ def mission_id(mission: str) -> int | None:
     return rules.MISSIONS.index(mission)
 
 
-def draw(key: jax.Array, mission: str | jax.Array) -> EnvState:
+def draw(key: jax.Array, mission: str | jax.Array) -> BabyAIState:
     """A random task.
 
     Args:
@@ -55,7 +55,7 @@ def draw(key: jax.Array, mission: str | jax.Array) -> EnvState:
     return jax.lax.while_loop(rejected, again, (key, candidate(use, number)))[1]
 
 
-def candidate(key: jax.Array, mission: jax.Array) -> EnvState:
+def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
     """A random task that may be unsolvable or already solved.
 
     In "open door" the agent and a key of the door's colour are in one room, the other things in either.
@@ -85,7 +85,7 @@ def candidate(key: jax.Array, mission: jax.Array) -> EnvState:
     two = (mission == rules.PUT_NEXT) | (jnp.asarray(rules.PARTS)[mission] == 2)
     of_targets = lambda array: jnp.stack([value(array, a), jnp.where(two, value(array, b), 0)]).astype(jnp.int32)
     as_int = lambda value: jnp.asarray(value, jnp.int32)
-    return EnvState(
+    return BabyAIState(
         time=jnp.int32(0),
         x=as_int(x[0]),
         y=as_int(y[0]),
@@ -121,7 +121,7 @@ def _distinct(words: jax.Array, cells: jax.Array) -> list[jax.Array]:
     return chosen
 
 
-def acceptable(state: EnvState) -> jax.Array:
+def acceptable(state: BabyAIState) -> jax.Array:
     """Whether the task is solvable and not yet solved, and its two descriptions, if it has two, differ: bool []."""
     first, second = rules.matches(state, 0), rules.matches(state, 1)
     fx, fy = rules.front(state)
@@ -133,7 +133,7 @@ def acceptable(state: EnvState) -> jax.Array:
     return ~same & ~solved & reachable(state)
 
 
-def reachable(state: EnvState) -> jax.Array:
+def reachable(state: BabyAIState) -> jax.Array:
     """Whether the agent could get next to every object without moving any; doors count as open: bool []."""
     y = np.arange(rules.HEIGHT)
     inner = (1 << rules.ROOM) - 2 | jnp.where(

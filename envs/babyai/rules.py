@@ -34,7 +34,7 @@ PARTS = np.array([1, 1, 2, 2, 1, 1], np.int32)  # number of instructions by miss
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class BabyAIState(environment.EnvState):
     """All int32; `time` counts steps.
 
     Attributes:
@@ -72,7 +72,7 @@ def offset(direction: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (direction == 0) * 1 - (direction == 2) * 1, (direction == 1) * 1 - (direction == 3) * 1
 
 
-def front(state: EnvState) -> tuple[jax.Array, jax.Array]:
+def front(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
     """(x, y) of the cell in front of the agent."""
     right, down = offset(state.direction)
     return state.x + right, state.y + down
@@ -93,18 +93,18 @@ def wall(x: jax.Array, y: jax.Array, mission: jax.Array) -> jax.Array:
     return _upright(x, mission) | _level(y)
 
 
-def matches(state: EnvState, target: int) -> jax.Array:
+def matches(state: BabyAIState, target: int) -> jax.Array:
     """Which objects fit the description of target 0 or 1: bool [9]."""
     same = (state.kinds == state.target_kinds[target]) & (state.colours == state.target_colours[target])
     return same & (state.kinds > 0)
 
 
-def success(state: EnvState) -> jax.Array:
+def success(state: BabyAIState) -> jax.Array:
     """Whether the mission is fulfilled: bool []."""
     return state.done == jnp.asarray(PARTS)[state.mission]
 
 
-def step(state: EnvState, action: jax.Array) -> EnvState:
+def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
     """The state after an action. A fulfilled mission stays fulfilled; the world goes on."""
     slots = np.arange(NUM_OBJECTS)
     fx, fy = front(state)
@@ -140,7 +140,9 @@ def step(state: EnvState, action: jax.Array) -> EnvState:
     return after.replace(done=_verify(state, action, after, here & pick, held & drop))
 
 
-def _verify(before: EnvState, action: jax.Array, after: EnvState, picked: jax.Array, dropped: jax.Array) -> jax.Array:
+def _verify(
+    before: BabyAIState, action: jax.Array, after: BabyAIState, picked: jax.Array, dropped: jax.Array
+) -> jax.Array:
     """The number of instructions done after an action; `picked` and `dropped` are bool [9]."""
     first, second = matches(after, 0), matches(after, 1)
     fx, fy = front(after)
@@ -169,7 +171,7 @@ _ALL = (1 << VIEW) - 1
 _UPPER = 4  # the view's rows whose bits share an integer
 
 
-def view_index(state: EnvState) -> jax.Array:
+def view_index(state: BabyAIState) -> jax.Array:
     """Where the objects would be in the view: int32 [9], or -1 outside it."""
     right, down = offset(state.direction)
     x, y = state.xs - state.x, state.ys - state.y
@@ -178,7 +180,7 @@ def view_index(state: EnvState) -> jax.Array:
     return jnp.where(inside, (sideward + VIEW // 2) * VIEW + VIEW - 1 - forward, -1)
 
 
-def codes(state: EnvState) -> jax.Array:
+def codes(state: BabyAIState) -> jax.Array:
     """The view packed: int32 [49], kind + 8 * colour + 64 * door state; 0 is unseen.
 
     Walls run along whole rows and columns, and only they and the door can block sight: bit masks tell what is visible.
@@ -206,7 +208,7 @@ def codes(state: EnvState) -> jax.Array:
     return jnp.where(seen, code, 0)
 
 
-def _walls(state: EnvState) -> tuple[jax.Array, jax.Array]:
+def _walls(state: BabyAIState) -> tuple[jax.Array, jax.Array]:
     """The view's columns and rows that are wall or lie outside, as bits: int32 [], int32 []."""
     right, down = offset(state.direction)
     sideward, forward = np.arange(VIEW) - VIEW // 2, VIEW - 1 - np.arange(VIEW)
@@ -235,7 +237,7 @@ def _visible(clear: list[jax.Array]) -> list[jax.Array]:
     return rows
 
 
-def view(state: EnvState) -> jax.Array:
+def view(state: BabyAIState) -> jax.Array:
     """What the agent sees, as minigrid's image: uint8 [7, 7, 3], kind, colour and door state by column and row."""
     # One expression: three expressions stacked make the compiler compute all that is above three times and more.
     parts = codes(state)[:, None] >> np.array([0, 3, 6]) & np.array([7, 7, 3])

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.envs.babyai import rules
-from nlrl_jax.envs.babyai.rules import EnvState
+from nlrl_jax.envs.babyai.rules import BabyAIState
 
 AHEAD = (1, rules.WIDTH, -1, -rules.WIDTH)  # change of a cell, y * WIDTH + x, by direction
 _CELLS = rules.WIDTH * rules.HEIGHT
@@ -31,7 +31,7 @@ _FAR = 10_000
 
 
 class Task(NamedTuple):
-    """What never changes: numbers of `EnvState` as Python integers; `floor` bool per cell, the door's included."""
+    """What never changes: numbers of `BabyAIState` as Python integers; `floor` bool per cell, the door's included."""
 
     mission: int
     kinds: tuple[int, ...]
@@ -53,13 +53,13 @@ class Node(NamedTuple):
     done: int
 
 
-def read(states: EnvState) -> list[tuple[Task, Node]]:
+def read(states: BabyAIState) -> list[tuple[Task, Node]]:
     """States with leading axis [N] as the host's own."""
     host = jax.tree.map(np.asarray, jax.device_get(states))
     return [_read(jax.tree.map(lambda leaf, i=i: leaf[i].tolist(), host)) for i in range(len(host.x))]
 
 
-def _read(s: EnvState) -> tuple[Task, Node]:
+def _read(s: BabyAIState) -> tuple[Task, Node]:
     cells = tuple(y * rules.WIDTH + x if x >= 0 else -1 for x, y in zip(s.xs, s.ys, strict=True))
     slots = range(rules.NUM_OBJECTS)
     targets = tuple(
@@ -245,7 +245,7 @@ def _useful(task: Task, node: Node) -> tuple[int, ...]:
     return (*turns, rules.FORWARD, rules.DROP) if node.carrying >= 0 else (*turns, rules.FORWARD)
 
 
-def plan(state: EnvState) -> list[int] | None:
+def plan(state: BabyAIState) -> list[int] | None:
     """A shortest list of action ids that fulfils the mission of one state; [] where it is fulfilled.
 
     None where nothing fulfils it, as once every target is gone.
@@ -253,12 +253,12 @@ def plan(state: EnvState) -> list[int] | None:
     return plans(jax.tree.map(lambda leaf: np.asarray(leaf)[None], state))[0]
 
 
-def plans(states: EnvState) -> list[list[int] | None]:
+def plans(states: BabyAIState) -> list[list[int] | None]:
     """`plan` of each state, leading axis [N]."""
     return [search(task, node) for task, node in read(states)]
 
 
-def distance(state: EnvState) -> int | None:
+def distance(state: BabyAIState) -> int | None:
     """The number of steps that `plan` takes; None where there is no plan."""
     actions = plan(state)
     return None if actions is None else len(actions)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.envs.babyai import rules
-from nlrl_jax.envs.babyai.rules import EnvState
+from nlrl_jax.envs.babyai.rules import BabyAIState
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 
 KINDS = {rules.DOOR: "door", rules.KEY: "key", rules.BALL: "ball", rules.BOX: "box"}
@@ -52,7 +52,7 @@ _VERB_OF, _LINK_OF = np.array([0, 1, 0, 1, 2, 3]), np.array([0, 0, 0, 1, 2, 0])
 _WITH_SECOND = np.array([False, False, True, True, True, False])
 
 
-def fields(state: EnvState) -> dict[str, jax.Array]:
+def fields(state: BabyAIState) -> dict[str, jax.Array]:
     """What the texts of a state read, all int32.
 
     Returns:
@@ -65,7 +65,7 @@ def fields(state: EnvState) -> dict[str, jax.Array]:
     return goal_fields(state) | sentence_fields(state, code) | seen
 
 
-def goal_fields(state: EnvState) -> dict[str, jax.Array]:
+def goal_fields(state: BabyAIState) -> dict[str, jax.Array]:
     """The mission's fields; see `fields`."""
 
     def description(target):
@@ -84,7 +84,7 @@ def goal_fields(state: EnvState) -> dict[str, jax.Array]:
     }
 
 
-def sentence_fields(state: EnvState, code: jax.Array) -> dict[str, jax.Array]:
+def sentence_fields(state: BabyAIState, code: jax.Array) -> dict[str, jax.Array]:
     """The observation's fields; see `fields`. `code` is `rules.codes(state)`."""
     last = rules.VIEW - 1
     middle = rules.VIEW // 2
@@ -141,7 +141,7 @@ VIEW_SYMBOLS = ("_", "X", "P", "*", "O", "G", "T")
 _VIEW_EMPTY, _VIEW_WALL, _VIEW_FREE_HANDS, _VIEW_CARRYING, _VIEW_THING, _VIEW_GOAL, _VIEW_OTHER = range(7)
 
 
-def _view(state: EnvState, code: jax.Array) -> jax.Array:
+def _view(state: BabyAIState, code: jax.Array) -> jax.Array:
     place = rules.view_index(state)
     first, second = rules.matches(state, 0), rules.matches(state, 1)
     later = state.done > 0
@@ -167,7 +167,7 @@ _WORLD_AGENT = 2
 _WORLD_THING, _WORLD_DOOR = 6, 6 + len(_THING_WORDS)
 
 
-def _world(state: EnvState) -> jax.Array:
+def _world(state: BabyAIState) -> jax.Array:
     x, y = np.arange(rules.WIDTH), np.arange(rules.HEIGHT)[:, None]
     thing = _WORLD_THING + (state.kinds - rules.KEY) * len(_COLOURS) + state.colours
     door = _WORLD_DOOR + state.door * len(_COLOURS) + state.colours
@@ -189,11 +189,11 @@ def _grid(field: str, symbols: tuple[str, ...], width: int, height: int) -> Temp
 
 
 @jax.jit
-def _goals_and_sentences(states: EnvState) -> dict[str, jax.Array]:
+def _goals_and_sentences(states: BabyAIState) -> dict[str, jax.Array]:
     return jax.vmap(lambda state: goal_fields(state) | sentence_fields(state, rules.codes(state)))(states)
 
 
-def texts(states: EnvState) -> list[tuple[str, str]]:
+def texts(states: BabyAIState) -> list[tuple[str, str]]:
     """(mission, observation) of each state, leading axis [N], on the host.
 
     Such as ("go to the green key", "You carry a blue ball, You see a wall 2 steps forward, ...").

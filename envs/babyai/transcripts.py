@@ -49,7 +49,7 @@ EXPERT = Walker(0.0, 0.0, 0.0, 0.0, 0.0)
 WANDERER = Walker(random=0.5)  # for the dynamics of actions that nobody would choose
 
 
-class Transcript(NamedTuple):
+class NotedEpisode(NamedTuple):
     """An episode and its ending.
 
     history: with notes of the kind. kind: one of `KINDS`. success: the mission is fulfilled at its end.
@@ -179,7 +179,7 @@ class _Episode:
 
 def walk(
     mission: str, seeds: Sequence[int], walkers: Sequence[Walker], kinds: Sequence[str], max_steps: Sequence[int]
-) -> list[Transcript]:
+) -> list[NotedEpisode]:
     """One episode per seed. The same arguments give the same transcripts.
 
     Args:
@@ -222,4 +222,4 @@ def walk(
         for i in live:
             one = episodes[i]
             one.advance(int(actions[i]), after[i], solver.step(one.task, one.node, int(actions[i])), shown[i])
-    return [Transcript(one.history, one.kind, annotate.won(one.state), tuple(one.values)) for one in episodes]
+    return [NotedEpisode(one.history, one.kind, annotate.won(one.state), tuple(one.values)) for one in episodes]

@@ -17,7 +17,7 @@ OBSERVATION_SIZE = engine.ROWS * engine.COLUMNS * len(engine.CELLS) + len(engine
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class CrafterState(environment.EnvState):
     """time: int32 []. world: the engine's state."""
 
     world: engine.World
@@ -36,22 +36,22 @@ class Crafter(DiscreteGame):
     def __init__(self):
         super().__init__(ACTIONS, (OBSERVATION_SIZE,), EnvParams(10_000))
 
-    def start(self, key: jax.Array, params: EnvParams) -> EnvState:
+    def start(self, key: jax.Array, params: EnvParams) -> CrafterState:
         """A random world."""
-        return EnvState(time=jnp.int32(0), world=engine.reset(key))
+        return CrafterState(time=jnp.int32(0), world=engine.reset(key))
 
     def advance(self, key, state, action, params):
         """info["achievements"] is bool [22], those unlocked so far."""
         after = engine.step(key, state.world, action)
         reward = (engine.unlocked(after) - engine.unlocked(state.world)) / len(engine.ACHIEVEMENTS)
-        state = EnvState(time=state.time + 1, world=after)
+        state = CrafterState(time=state.time + 1, world=after)
         return state, reward.astype(jnp.float32), engine.dead(after), {"achievements": after.achievements}
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+    def is_terminated(self, state: CrafterState, params: EnvParams) -> jax.Array:
         """The player is dead."""
         return engine.dead(state.world)
 
-    def observe(self, key, state: EnvState, action, params) -> jax.Array:
+    def observe(self, key, state: CrafterState, action, params) -> jax.Array:
         """float32 [1345]; see the class."""
         world = state.world
         cells = jax.nn.one_hot(engine.view(world), len(engine.CELLS)).reshape(-1)
@@ -87,7 +87,7 @@ Available actions: """ + ", ".join(ACTIONS)
 _REPLY = '. Reply with 1 to 3 actions, separated by " || ".'
 
 
-def success(state: EnvState) -> jax.Array:
+def success(state: CrafterState) -> jax.Array:
     """bool []: all achievements are unlocked."""
     return state.world.achievements.all()
 

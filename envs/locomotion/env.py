@@ -82,7 +82,7 @@ _CONTACT_COST = 5e-4  # of what the Ant feels
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class LocomotionState(environment.EnvState):
     """All that the future depends on; the simulator's other arrays are rebuilt in every step.
 
     time: int32 []. qpos [nq]. qvel [nv].
@@ -100,14 +100,14 @@ class EnvState(environment.EnvState):
 
 
 @struct.dataclass
-class EnvParams(environment.EnvParams):
+class LocomotionParams(environment.EnvParams):
     """reset_noise_scale: how far a reset strays from the model's rest pose (metres, radians, and their rates)."""
 
     max_steps_in_episode: int = 1000
     reset_noise_scale: float = 5e-3
 
 
-class Locomotion(environment.Environment[EnvState, EnvParams]):
+class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
     """gymnax environment of one robot; made by `make_env`.
 
     Observations are floats, [11] for Hopper, [17] for Walker2d, [27] or [105] for Ant v4 or v5: positions but the
@@ -137,14 +137,14 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         return self._name
 
     @property
-    def default_params(self) -> EnvParams:
-        return EnvParams(reset_noise_scale=self.robot.noise_scale)
+    def default_params(self) -> LocomotionParams:
+        return LocomotionParams(reset_noise_scale=self.robot.noise_scale)
 
     @property
     def num_actions(self) -> int:
         return self.model.nu
 
-    def reset_env(self, key: jax.Array, params: EnvParams) -> tuple[jax.Array, EnvState]:
+    def reset_env(self, key: jax.Array, params: LocomotionParams) -> tuple[jax.Array, LocomotionState]:
         """The rest pose and noise around it."""
         key_q, key_v = jax.random.split(key)
         scale = jnp.asarray(params.reset_noise_scale, self.dtype)
@@ -154,10 +154,10 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
             scale * draw(key_v, (self.model.nv,), self.dtype),
         )
 
-    def state_of(self, qpos: jax.Array, qvel: jax.Array) -> tuple[jax.Array, EnvState]:
+    def state_of(self, qpos: jax.Array, qvel: jax.Array) -> tuple[jax.Array, LocomotionState]:
         """(observation, state) of a robot put into a pose, as Gymnasium's reset leaves it: qpos [nq], qvel [nv]."""
         qpos, qvel = jnp.array(qpos, self.dtype), jnp.array(qvel, self.dtype)  # copies: MuJoCo reuses its arrays
-        state = EnvState(
+        state = LocomotionState(
             time=jnp.int32(0),
             qpos=qpos,
             qvel=qvel,
@@ -197,7 +197,7 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         reward = sum(info[name] for name in rewards)
         spoilt = lambda value: jnp.where(exploded, jnp.nan, value)
         arrays = map(spoilt, (qpos, qvel, warmstart, x))
-        state = EnvState(state.time + 1, *arrays, spoilt(force) if self.feels else None)
+        state = LocomotionState(state.time + 1, *arrays, spoilt(force) if self.feels else None)
         obs = self.observe(key, state, action, params)
         return obs, state, reward, exploded | ~healthy, {**info, "exploded": exploded}
 
@@ -209,18 +209,18 @@ class Locomotion(environment.Environment[EnvState, EnvParams]):
         parts += [state.contact_force.reshape(-1)] if self.feels else []
         return jnp.where(self.exploded(state), 0, jnp.concatenate(parts))
 
-    def exploded(self, state: EnvState) -> jax.Array:
+    def exploded(self, state: LocomotionState) -> jax.Array:
         """Whether a state holds numbers that are not finite, or so large that MuJoCo would not take them: bool []."""
         return ~_finite(state.qpos, state.qvel, state.warmstart)
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+    def is_terminated(self, state: LocomotionState, params: LocomotionParams) -> jax.Array:
         """Fallen, or exploded."""
         return self.exploded(state) | ~self.robot.healthy(state.qpos, state.qvel)
 
-    def action_space(self, params: EnvParams | None = None) -> spaces.Box:
+    def action_space(self, params: LocomotionParams | None = None) -> spaces.Box:
         return spaces.Box(-1, 1, (self.model.nu,), self.dtype)
 
-    def observation_space(self, params: EnvParams | None = None) -> spaces.Box:
+    def observation_space(self, params: LocomotionParams | None = None) -> spaces.Box:
         bodies = (self.model.nbody - 1 + self.feels_world) if self.feels else 0
         size = self.model.nq - self.robot.hidden + self.model.nv + 6 * bodies
         return spaces.Box(-jnp.inf, jnp.inf, (size,), self.dtype)
@@ -291,7 +291,7 @@ def what_if_frames(env: Locomotion, name: str, states: Any, taken: Any, suggeste
     return beside([frames(name, qpos) for qpos in (np.asarray(states.qpos), after(taken), instead)])
 
 
-def _held(env: Locomotion, state: EnvState, action: jax.Array, steps: int) -> jax.Array:
+def _held(env: Locomotion, state: LocomotionState, action: jax.Array, steps: int) -> jax.Array:
     """qpos after so many steps of one action."""
     step = lambda _, state: env.step_env(None, state, action, None)[1]
     return jax.lax.fori_loop(0, steps, step, state).qpos

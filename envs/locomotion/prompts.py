@@ -19,14 +19,14 @@ import numpy as np
 
 from nlrl_jax.envs.trajectory_prompts import GameText, analyst_roles
 from nlrl_jax.roles.analyst_replies import vector_reader
-from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode
+from nlrl_jax.roles.trajectories import Action, AnalystRoles, ControlEpisode
 
 VERSIONS = ("v4", "v5")
 _LEGS = ("front left", "back left", "back right", "front right")  # legs 1 to 4 of the ant
 
 
 @dataclasses.dataclass(frozen=True)
-class Robot:
+class RobotText:
     """One robot in words.
 
     Attributes:
@@ -51,7 +51,7 @@ class Robot:
 
 
 ROBOTS = {
-    "hopper": Robot(
+    "hopper": RobotText(
         joints=("hip", "knee", "ankle"),
         motors=(0, 1, 2),
         background="The hopper is a robot with one leg (torso, thigh, leg, foot) that moves in a vertical plane. It "
@@ -62,7 +62,7 @@ ROBOTS = {
         chunk=40,
         step=0.008,
     ),
-    "walker2d": Robot(
+    "walker2d": RobotText(
         joints=("right hip", "right knee", "right ankle", "left hip", "left knee", "left ankle"),
         motors=(0, 1, 2, 3, 4, 5),
         background="The walker is a robot with two legs (each of thigh, leg and foot) that moves in a vertical plane. "
@@ -72,7 +72,7 @@ ROBOTS = {
         chunk=25,
         step=0.008,
     ),
-    "ant": Robot(
+    "ant": RobotText(
         joints=tuple(f"{leg} {joint}" for leg in _LEGS for joint in ("hip", "ankle")),
         motors=(6, 7, 0, 1, 2, 3, 4, 5),
         background="The ant is a robot with four legs (each with a hip and an ankle) around a round torso. It should "
@@ -103,7 +103,7 @@ class Body(NamedTuple):
     joint_velocities: np.ndarray
 
 
-def body(robot: Robot, obs: np.ndarray) -> Body:
+def body(robot: RobotText, obs: np.ndarray) -> Body:
     """Names the numbers of an observation of Gymnasium's v4 or v5: float [11], [17] or [27 or more]."""
     obs = np.asarray(obs, float)
     n = len(robot.joints)
@@ -118,7 +118,7 @@ def body(robot: Robot, obs: np.ndarray) -> Body:
     return Body(obs[0], pitch, roll, x, y, z, turn_y, -turn_x, obs[5:13], obs[19:27])
 
 
-def motors(robot: Robot) -> tuple[str, ...]:
+def motors(robot: RobotText) -> tuple[str, ...]:
     """The motors' names, in the action's order."""
     return tuple(robot.joints[i] for i in robot.motors)
 
@@ -163,7 +163,7 @@ def game_text(name: str, version: str = "v4", contacts: bool = False) -> GameTex
     )
 
 
-def state_text(robot: Robot, obs: np.ndarray) -> str:
+def state_text(robot: RobotText, obs: np.ndarray) -> str:
     """One observation with names and units."""
     now = body(robot, obs)
     lean = f"pitch {_show(now.pitch)} rad" + ("" if robot.is_planar else f", roll {_show(now.roll)} rad")
@@ -186,14 +186,14 @@ def _show(number: float) -> str:
     return f"{round(float(number), 3) + 0.0:g}"
 
 
-def _ending(episode: Episode) -> str:
+def _ending(episode: ControlEpisode) -> str:
     last = len(episode) - 1
     if episode.terminated:
         return f"The episode ends in timeslot {last}: the robot has fallen or exceeded a limit."
     return f"The episode was cut off after timeslot {last}; the robot has not fallen."
 
 
-def _game(robot: Robot, version: str, contacts: bool) -> str:
+def _game(robot: RobotText, version: str, contacts: bool) -> str:
     """Background, state, actions, reward and termination."""
     alive = "1" if version == "v4" else "1 (unless it has just fallen)"
     contact = (contacts or version == "v5") and not robot.is_planar

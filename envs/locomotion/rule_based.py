@@ -25,7 +25,7 @@ import numpy as np
 
 from nlrl_jax.envs.locomotion.prompts import ROBOTS, Body, action_text, body, game_text
 from nlrl_jax.envs.trajectory_prompts import Excerpt, case_analysis, emphasis, numbered, strategies, verdict_text
-from nlrl_jax.roles.trajectories import Action, Episode
+from nlrl_jax.roles.trajectories import Action, ControlEpisode
 
 ALARM = 0.7
 FALL, SOON, LATER = 12, 3, 8  # timeslots
@@ -33,7 +33,7 @@ _FRONT, _LEFT = np.array([1, -1, -1, 1]), np.array([1, 1, -1, -1])  # where the 
 _TEXTS = {name: game_text(name) for name in ROBOTS}
 
 
-class Limits(NamedTuple):
+class RobotLimits(NamedTuple):
     """A robot's limits, and how the rule keeps it upright.
 
     lean: rad at which it falls. low, rest, high: heights (m) at which it falls, stands, is thrown up. ahead: seconds
@@ -65,20 +65,20 @@ def _balance_ant(now: Body) -> np.ndarray:
 
 
 LIMITS = {
-    "hopper": Limits(0.2, 0.7, 1.25, np.inf, 0.04, _balance_hopper),
-    "walker2d": Limits(1.0, 0.8, 1.25, 2.0, 0.1, _balance_walker2d),
-    "ant": Limits(1.2, 0.2, 0.55, 1.0, 0.1, _balance_ant),
+    "hopper": RobotLimits(0.2, 0.7, 1.25, np.inf, 0.04, _balance_hopper),
+    "walker2d": RobotLimits(1.0, 0.8, 1.25, 2.0, 0.1, _balance_walker2d),
+    "ant": RobotLimits(1.2, 0.2, 0.55, 1.0, 0.1, _balance_ant),
 }
 
 
-class Analyst(NamedTuple):
+class BalanceAnalyst(NamedTuple):
     """The rules applied to a prompt's excerpt of an episode of the robot `name`."""
 
     name: str
     excerpt: Excerpt
 
     @classmethod
-    def of(cls, context: Mapping[str, Any]) -> Analyst:
+    def of(cls, context: Mapping[str, Any]) -> BalanceAnalyst:
         name = robot_of(context["episode"])
         return cls(name, _TEXTS[name].excerpt(context))
 
@@ -101,7 +101,7 @@ class Analyst(NamedTuple):
         return self.danger(timeslot) - self.danger(self.later(timeslot, SOON))
 
 
-def robot_of(episode: Episode) -> str:
+def robot_of(episode: ControlEpisode) -> str:
     """Which robot has as many motors as the episode's actions have numbers."""
     size = np.shape(episode.actions)[-1]
     return next(name for name, robot in ROBOTS.items() if len(robot.motors) == size)
@@ -126,7 +126,7 @@ def balance(name: str, now: Body) -> Action:
 
 def identify(context: Mapping[str, Any], rng: random.Random) -> str:
     """A verdict on every timeslot of the excerpt."""
-    analyst = Analyst.of(context)
+    analyst = BalanceAnalyst.of(context)
     return ", ".join(_verdict(analyst, timeslot) for timeslot in range(context["begin"], context["end"]))
 
 
@@ -153,7 +153,7 @@ def analyse(context: Mapping[str, Any], rng: random.Random) -> str:
 
 def reward(context: Mapping[str, Any], rng: random.Random) -> str:
     """The reward of an action, by what followed if it was taken, else by the rule."""
-    analyst, timeslot, action = Analyst.of(context), context["timeslot"], context["action"]
+    analyst, timeslot, action = BalanceAnalyst.of(context), context["timeslot"], context["action"]
     if np.allclose(action, analyst.excerpt.action(timeslot), atol=1e-3):
         value, why = _followed(analyst, timeslot)
     else:
@@ -168,7 +168,7 @@ def reward(context: Mapping[str, Any], rng: random.Random) -> str:
 SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategies": strategies}
 
 
-def _verdict(analyst: Analyst, timeslot: int) -> str:
+def _verdict(analyst: BalanceAnalyst, timeslot: int) -> str:
     now, alarm, fall = analyst.body(timeslot), analyst.danger(timeslot), analyst.until_fall(timeslot)
     falls = fall is not None and fall < FALL
     state = f"height {now.height:.2f} m, pitch {now.pitch:.2f} rad at {now.pitch_velocity:.2f} rad/s"
@@ -186,7 +186,7 @@ def _when(fall: int) -> str:
     return f"it falls {fall} timeslots later" if fall else "it falls with this timeslot"
 
 
-def _followed(analyst: Analyst, timeslot: int) -> tuple[float, str]:
+def _followed(analyst: BalanceAnalyst, timeslot: int) -> tuple[float, str]:
     """(reward, why) of the action that was taken."""
     fall = analyst.until_fall(timeslot)
     if fall is not None and fall < FALL:

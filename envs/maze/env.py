@@ -164,7 +164,7 @@ def random_walks(maze: Maze, position: Any, action: Any, steps: int, rng: np.ran
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class MazeState(environment.EnvState):
     """time: int32 []. position: int32 [], cell index."""
 
     position: jax.Array
@@ -190,18 +190,18 @@ class MazeEnv(DiscreteGame):
 
     def start(self, key, params):
         """On a random free cell that is not the goal."""
-        return EnvState(time=jnp.int32(0), position=jax.random.choice(key, jnp.asarray(self.maze.starts)))
+        return MazeState(time=jnp.int32(0), position=jax.random.choice(key, jnp.asarray(self.maze.starts)))
 
     def advance(self, key, state, action, params):
         """See `step`."""
         position, reward, terminated = step(self.maze, state.position, action, jnp)
         return state.replace(position=position, time=state.time + 1), reward, terminated, {}
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+    def is_terminated(self, state: MazeState, params: EnvParams) -> jax.Array:
         """On the goal."""
         return self.success(state)
 
-    def success(self, state: EnvState) -> jax.Array:
+    def success(self, state: MazeState) -> jax.Array:
         """Whether the player stands on the goal: bool []."""
         return state.position == self.maze.goal
 

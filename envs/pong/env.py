@@ -45,7 +45,7 @@ SPEED = 2  # columns a step, of the ball
 
 
 @struct.dataclass
-class EnvState(environment.EnvState):
+class PongState(environment.EnvState):
     """All int32. time: []. racket, opponent: [], top rows. ball, velocity: [2], row and column. aim: [], the row of its
     racket with which the opponent wants to meet the ball. score: [2], ours and theirs.
     """
@@ -59,7 +59,7 @@ class EnvState(environment.EnvState):
 
 
 @struct.dataclass
-class EnvParams(environment.EnvParams):
+class PongParams(environment.EnvParams):
     """points: how many win the game. racket_speed, opponent_speed: rows per step."""
 
     max_steps_in_episode: int = 10_000
@@ -73,7 +73,7 @@ class Pong(DiscreteGame):
 
     def __init__(self):
         low, high = jnp.array([0, 0, 0, 0, -4, -2.0]), jnp.array([TOP, TOP, LOWEST, SIZE - 1, 4, 2.0])
-        super().__init__(ACTIONS, (len(OBSERVED),), EnvParams(), low, high)
+        super().__init__(ACTIONS, (len(OBSERVED),), PongParams(), low, high)
 
     def start(self, key, params):
         """Rackets in the middle, and a serve to either side."""
@@ -81,7 +81,7 @@ class Pong(DiscreteGame):
         key_side, key_serve = jax.random.split(key)
         ball, velocity, aim = _serve(key_serve, jnp.where(jax.random.bernoulli(key_side), 1, -1))
         zero = jnp.int32(0)
-        return EnvState(zero, middle, middle, ball, velocity, aim, jnp.zeros(2, jnp.int32))
+        return PongState(zero, middle, middle, ball, velocity, aim, jnp.zeros(2, jnp.int32))
 
     def advance(self, key, state, action, params):
         """Reward 1 for a point won, -1 for one lost. info["point"] is the same; the episode ends at `points` points."""
@@ -95,7 +95,7 @@ class Pong(DiscreteGame):
         over = point != 0
         ball, velocity, aim = (jnp.where(over, new, old) for new, old in zip(served, (ball, velocity, aim)))
         score = state.score + jnp.stack([point > 0, point < 0]).astype(jnp.int32)
-        state = EnvState(state.time + 1, racket, opponent, ball, velocity, aim, score)
+        state = PongState(state.time + 1, racket, opponent, ball, velocity, aim, score)
         reward = point.astype(jnp.float32)
         return state, reward, self.is_terminated(state, params), {"point": reward}
 
@@ -113,7 +113,7 @@ def move(racket: jax.Array, action: jax.Array, speed: int) -> jax.Array:
     return jnp.clip(racket + jnp.array([0, -1, 1])[action] * speed, 0, TOP)
 
 
-def follow(state: EnvState, speed: int) -> jax.Array:
+def follow(state: PongState, speed: int) -> jax.Array:
     """The opponent's top row one step on: towards the ball while it comes, else towards the middle."""
     comes = state.velocity[1] < 0
     wanted = jnp.where(comes, state.ball[0] + 1 - state.aim, TOP // 2)
@@ -180,7 +180,7 @@ def control_game(points: int = 1, cell: int = 1, **params) -> ControlGame:
     Args:
       points: 1 (an episode is one point) or 21, the whole game.
       cell: side of the blocks of rows and columns within which states are equal (`state_code`); 1 is exact.
-      **params: other fields of `EnvParams`.
+      **params: other fields of `PongParams`.
 
     Raises:
       ValueError: a number outside its range.
@@ -193,7 +193,7 @@ def control_game(points: int = 1, cell: int = 1, **params) -> ControlGame:
     return ControlGame(
         name="pong" if points == 1 else f"pong_{points}",
         env=Pong(),
-        params=EnvParams(points=points, **{**limit, **params}),
+        params=PongParams(points=points, **{**limit, **params}),
         actions=ACTIONS,
         state_code=functools.partial(state_code, cell=cell),
         roles=prompts.roles(points=points),

@@ -18,7 +18,7 @@ import numpy as np
 from nlrl_jax.envs.pong.frames import RACKET
 from nlrl_jax.envs.trajectory_prompts import GameText, analyst_roles
 from nlrl_jax.roles.analyst_replies import choice_reader
-from nlrl_jax.roles.trajectories import AnalystRoles, Episode
+from nlrl_jax.roles.trajectories import AnalystRoles, ControlEpisode
 
 ACTIONS = ("stay", "move right", "move left")
 _WORDS = {"stay": 0, "stay still": 0, "no move": 0, "move right": 1, "right": 1, "move left": 2, "left": 2}
@@ -105,12 +105,12 @@ def positions(observation: np.ndarray) -> str:
     )
 
 
-def point_ends(episode: Episode) -> list[tuple[int, bool]]:
+def point_ends(episode: ControlEpisode) -> list[tuple[int, bool]]:
     """(timeslot, whether we won) of every point that was played to its end."""
     return [(int(t), bool(episode.rewards[t] > 0)) for t in np.flatnonzero(episode.rewards)]
 
 
-def _ending(episode: Episode) -> str:
+def _ending(episode: ControlEpisode) -> str:
     last = len(episode) - 1
     if not episode.terminated:
         return f"The episode was cut off after timeslot {last}, in the middle of a point."

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 
 from nlrl_jax.envs.tic_tac_toe.rules import ACTIONS, LINES, MAX_MOVES, PLAYERS, RULES, board_template
-from nlrl_jax.roles.board_games import ActorCriticRoles, Evaluated, Line, Move, Step, View
+from nlrl_jax.roles.board_games import ActorCriticRoles, Evaluated, Line, MoveReply, Ply, View
 from nlrl_jax.roles.json_reply import read_json, read_number
 from nlrl_jax.text.template import Choice, Literal, Repeat, Template
 from nlrl_jax.types import Chat
@@ -145,16 +145,16 @@ def improve(view: View, evaluations: Sequence[tuple[str, str]]) -> Chat:
     return Chat.of(user, _IMPROVE, view=view, evaluations=tuple(evaluations))
 
 
-def read_move(reply: str, legal: Sequence[str]) -> Move:
+def read_move(reply: str, legal: Sequence[str]) -> MoveReply:
     """The move under "best_move". Problems: those of `read_json`, "no move", "illegal move"."""
     fields, problem = read_json(reply)
     named = fields.get("best_move")
     number = read_number(named)
     word = None if number is None or number != int(number) else str(int(number))
     if word in legal:
-        return Move(word, problem)
+        return MoveReply(word, problem)
     missing = "no move" if word is None else "illegal move"
-    return Move(None, problem if problem in ("empty", "nothing") else missing)
+    return MoveReply(None, problem if problem in ("empty", "nothing") else missing)
 
 
 def read_value(reply: str) -> float | None:
@@ -242,7 +242,7 @@ def policy_example() -> str:
 def monte_carlo_example() -> str:
     """One question to the Monte-Carlo aggregator with a good reply: X did not stop the line 4, 5, 6, and O won."""
     boards = _view("X...OO...", "X"), _view("XX..OO...", "O"), _view("XX.OOO...", "X")
-    line = Line((Step(boards[0], "2", boards[1]), Step(boards[1], "4", boards[2])), True, "O")
+    line = Line((Ply(boards[0], "2", boards[1]), Ply(boards[1], "4", boards[2])), True, "O")
     thought = {
         "Reflection": "X extended its own row to 1 and 2 but left 4 open. O took 4 immediately and won.",
         "Win probability": "High for O, low for X.",

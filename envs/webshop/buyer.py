@@ -7,7 +7,7 @@ import re
 
 from nlrl_jax.envs.webshop import engine, reward
 from nlrl_jax.envs.webshop.catalogue import Goal, Product
-from nlrl_jax.envs.webshop.engine import BACK, BUY, NEXT, PAGE, PREVIOUS, SHOWN, Shop, State
+from nlrl_jax.envs.webshop.engine import BACK, BUY, NEXT, PAGE, PREVIOUS, SHOWN, Shop, ShopState
 
 WON = 1 - 1e-9  # a score from here on is 1
 _NEAR = 2  # pages: to one further away, a new search is shorter
@@ -31,7 +31,7 @@ class Buyer:
         """Whether a product can be bought with a score of 1, or with the most that the goal's own product gets."""
         return self._score(goal, asin) >= min(WON, self._score(goal, goal.product.asin))
 
-    def act(self, state: State) -> str:
+    def act(self, state: ShopState) -> str:
         """The next action."""
         goal = state.goal
         if state.page == engine.SEARCH:
@@ -52,7 +52,7 @@ class Buyer:
         """(page of results, id) of the fitting products that a page shows."""
         return [(i // PAGE + 1, asin) for i, asin in enumerate(hits) if i % PAGE < SHOWN and self.fits(goal, asin)]
 
-    def _choose(self, state: State) -> str:
+    def _choose(self, state: ShopState) -> str:
         found = self._shown(state.goal, state.hits)
         page, asin = min(found, key=lambda one: abs(one[0] - state.number), default=(0, ""))
         if not found or abs(page - state.number) > _NEAR:

@@ -27,7 +27,7 @@ _ACTION = re.compile(r"(search|click)\s*\[(.+)\]", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class ShopState:
     """Where a shopper is.
 
     Attributes:
@@ -49,7 +49,7 @@ class State:
 class Moved(NamedTuple):
     """What an action led to. reward: of the purchase, else 0. valid: whether the action was possible."""
 
-    state: State
+    state: ShopState
     observation: str
     reward: float = 0.0
     valid: bool = True
@@ -67,7 +67,7 @@ class Shop:
         self._ids = list(catalogue.products)
         self._index = Index([document(product) for product in catalogue.products.values()], self._ids)
 
-    def observe(self, state: State) -> str:
+    def observe(self, state: ShopState) -> str:
         """A page as one line."""
         if state.page == SEARCH:
             return "[Search]"
@@ -98,7 +98,7 @@ class Shop:
         """Ids of the products that a query finds, best first."""
         return tuple(self._ids[i] for i in self._index.search(query))
 
-    def step(self, state: State, action: str) -> Moved:
+    def step(self, state: ShopState, action: str) -> Moved:
         """The state after an action in words; an episode that is over stays so."""
         match = next(filter(None, map(_ACTION.fullmatch, unwrapped(action))), None)
         argument = " ".join(match[2].split()) if match else ""
@@ -107,13 +107,13 @@ class Shop:
         if match[1].lower() == "search":
             if state.page != SEARCH:
                 return Moved(state, INVALID, valid=False)
-            return self._show(State(state.goal, RESULTS, self.search(argument)))
+            return self._show(ShopState(state.goal, RESULTS, self.search(argument)))
         return self._click(state, argument.lower())
 
-    def _click(self, state: State, button: str) -> Moved:
+    def _click(self, state: ShopState, button: str) -> Moved:
         page, go = state.page, lambda **changes: self._show(dataclasses.replace(state, **changes))
         if page in (RESULTS, ITEM, SUB) and button == BACK.lower():
-            return self._show(State(state.goal))
+            return self._show(ShopState(state.goal))
         if page == RESULTS:
             turns = [turn.lower() for turn in self._turns(state)]
             if button in turns:
@@ -139,13 +139,13 @@ class Shop:
                     return Moved(dataclasses.replace(state, options=options), f"You have clicked {button}.")
         return Moved(state, INVALID, valid=False)
 
-    def _show(self, state: State) -> Moved:
+    def _show(self, state: ShopState) -> Moved:
         return Moved(state, self.observe(state))
 
-    def _on_page(self, state: State) -> tuple[str, ...]:
+    def _on_page(self, state: ShopState) -> tuple[str, ...]:
         return state.hits[(state.number - 1) * PAGE : state.number * PAGE]
 
-    def _turns(self, state: State) -> list[str]:
+    def _turns(self, state: ShopState) -> list[str]:
         """Buttons that turn the page of results."""
         more = len(state.hits) > state.number * PAGE
         return [PREVIOUS] * (state.number > 1) + [NEXT] * more

@@ -39,10 +39,10 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
     shop, goals = engine.Shop(shop_data, nouns), shop_data.tasks
 
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
-        states = [engine.State(goals[_draw(seed, len(goals), in_order=bool(data))]) for _, seed in tasks]
+        states = [engine.ShopState(goals[_draw(seed, len(goals), in_order=bool(data))]) for _, seed in tasks]
         return [Start(state, state.goal.instruction, shop.observe(state)) for state in states]
 
-    def step(states: Sequence[engine.State], actions: Sequence[str]) -> list[Outcome]:
+    def step(states: Sequence[engine.ShopState], actions: Sequence[str]) -> list[Outcome]:
         outcomes = []
         for state, action in zip(states, actions, strict=True):
             moved = shop.step(state, action)
@@ -67,7 +67,7 @@ def host_game(max_steps: int = MAX_STEPS, data: str = "", tagger: str = "") -> H
     )
 
 
-def commands(shop: engine.Shop, state: engine.State) -> list[str]:
+def commands(shop: engine.Shop, state: engine.ShopState) -> list[str]:
     """What a shopper might try: the page's buttons, or searches for a few words of the instruction in a row."""
     if state.page != engine.SEARCH:
         return [f"click[{button}]" for button in re.findall(r"\[([^][]+)\]", shop.observe(state))]

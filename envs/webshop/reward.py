@@ -50,7 +50,7 @@ NOT_NOUNS = frozenset(
 )
 
 
-class Score(NamedTuple):
+class PurchaseScore(NamedTuple):
     """reward: in [0, 1]. kind: r_type. attributes, options: shares met, 1 where none is asked for. price: met."""
 
     reward: float
@@ -134,11 +134,13 @@ def options_met(chosen: Sequence[str], wanted: Sequence[str]) -> int:
     return sum(any(ratio(own, plain_colour(one)) > ALIKE for own in have) for one in wanted)
 
 
-def score(goal: Goal, bought: Product, chosen: Sequence[str], nouns: Callable[[str], list[str]] = nouns) -> Score:
+def score(
+    goal: Goal, bought: Product, chosen: Sequence[str], nouns: Callable[[str], list[str]] = nouns
+) -> PurchaseScore:
     """The reward of buying a product with these options, and its parts."""
     kind = kind_reward(bought, goal.product, nouns)
     met = attributes_met(bought, goal.attributes), options_met(chosen, goal.options)
     price = bought.price <= goal.price_upper
     share = (sum(met) + price) / (len(goal.attributes) + len(goal.options) + 1)
     of = lambda number, wanted: number / len(wanted) if wanted else 1.0
-    return Score(kind * share, kind, of(met[0], goal.attributes), of(met[1], goal.options), price)
+    return PurchaseScore(kind * share, kind, of(met[0], goal.attributes), of(met[1], goal.options), price)

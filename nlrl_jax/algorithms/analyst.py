@@ -13,7 +13,7 @@ import numpy as np
 from nlrl_jax.files import write_json
 from nlrl_jax.roles.analyst_replies import written_reward
 from nlrl_jax.roles.thoughts import without_thoughts
-from nlrl_jax.roles.trajectories import Action, AnalystRoles, Episode, Verdict
+from nlrl_jax.roles.trajectories import Action, AnalystRoles, ControlEpisode, Verdict
 from nlrl_jax.types import Chat, LanguageModel, LanguageModelError, Reply, Sampling
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Analyst(NamedTuple):
     counts: Counter[str]
 
 
-def identify(analyst: Analyst, episodes: Sequence[Episode]) -> list[list[Verdict]]:
+def identify(analyst: Analyst, episodes: Sequence[ControlEpisode]) -> list[list[Verdict]]:
     """Section 3.3: the verdicts on every episode, in order of time. All chunks of all episodes in one call."""
     roles, counts = analyst.roles, analyst.counts
     pieces = [
@@ -91,13 +91,13 @@ def identify(analyst: Analyst, episodes: Sequence[Episode]) -> list[list[Verdict
 
 def assign_rewards(
     analyst: Analyst,
-    episodes: Sequence[Episode],
+    episodes: Sequence[ControlEpisode],
     verdicts: Sequence[Sequence[Verdict]],
     analyses: Sequence[str],
 ) -> list[CriticalState]:
     """r^LLM(s, a) of the action taken in each critical state, and of the one suggested for it, in one call."""
     roles, counts = analyst.roles, analyst.counts
-    ratings: list[tuple[Episode, Verdict, Action, str]] = []
+    ratings: list[tuple[ControlEpisode, Verdict, Action, str]] = []
     for episode, of_episode, analysis in zip(episodes, verdicts, analyses, strict=True):
         for verdict in of_episode:
             if verdict.critical:
@@ -124,7 +124,7 @@ def assign_rewards(
 
 
 def analyse(
-    episodes: Sequence[Episode],
+    episodes: Sequence[ControlEpisode],
     roles: AnalystRoles,
     model: LanguageModel,
     seed: int = 0,

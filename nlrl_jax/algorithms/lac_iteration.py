@@ -31,7 +31,7 @@ from nlrl_jax.algorithms.lac import Decisions, LACConfig, lines_ahead
 from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.config import check, option
 from nlrl_jax.roles.dialogues import Dialogue, History, Step
-from nlrl_jax.roles.lines import ACTION, Line, lines_of, pairs
+from nlrl_jax.roles.lines import ACTION, TrainingLine, lines_of, pairs
 from nlrl_jax.types import LanguageModel, Pairs
 
 LESSONS = ("improved", "chosen")
@@ -96,14 +96,14 @@ def history_of(episode: Episode) -> History:
     return History(episode["goal"], episode["observation"], steps, episode["note"])
 
 
-def _asked(dialogue: Dialogue, line: Line, teacher: LACConfig) -> Line:
+def _asked(dialogue: Dialogue, line: TrainingLine, teacher: LACConfig) -> TrainingLine:
     """The line after the history that its decision saw: what fitted before the last note was written."""
     reserve = teacher.planning.ahead(dialogue.room, lines_ahead(teacher, dialogue.label))
     trimmed = dialogue.trim(line.history.noted(""), reserve).history
     return line._replace(history=trimmed.noted(line.history.last_note))
 
 
-def _improved(line: Line, record: Mapping[str, Any], least: float) -> list[Line]:
+def _improved(line: TrainingLine, record: Mapping[str, Any], least: float) -> list[TrainingLine]:
     """A line for each candidate of a decision, weighted by the improved policy."""
     if not record.get("improved"):
         raise ValueError("these episodes have no improved policy: play with LAC or its variants, or learn `chosen`")

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.config import part
-from nlrl_jax.roles.board_games import Evaluated, Line, Step, TDRoles, View, Viewer, side_of
+from nlrl_jax.roles.board_games import Evaluated, Line, Ply, TDRoles, View, Viewer, side_of
 from nlrl_jax.statistics import share
 from nlrl_jax.types import BoardGame, Chat, LanguageModel, Learn, Pairs, Sampling
 
@@ -74,7 +74,7 @@ def look_ahead(
                 continue
             before, steps = view, []
             for i, action in enumerate(moves):
-                steps.append(Step(before, game.actions[action], after[i][row]))
+                steps.append(Ply(before, game.actions[action], after[i][row]))
                 before = after[i][row]
             lines[moves] = Line(tuple(steps), bool(over[row]), side_of(outcome[row], game.players))
         buffer.append(LookAhead(view, tuple(lines.values())))

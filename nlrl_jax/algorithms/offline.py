@@ -41,7 +41,7 @@ import numpy as np
 from nlrl_jax.config import check, option
 from nlrl_jax.roles import lines
 from nlrl_jax.roles.dialogues import BAD, GOOD, VERDICT, Dialogue, History, before_verdict, verdict
-from nlrl_jax.roles.lines import Line
+from nlrl_jax.roles.lines import TrainingLine
 from nlrl_jax.types import LanguageModel, Pairs
 
 METHODS = ("finetuned_policy", "policy_gradient", "dense_policy_gradient", "actor_critic", "decision_transformer")
@@ -164,18 +164,18 @@ def _examples(dialogue: Dialogue, history: History, weights: Sequence[float], jo
     return lines.pairs(dialogue, weighted, joined)
 
 
-def actions(history: History) -> list[Line]:
+def actions(history: History) -> list[TrainingLine]:
     """The actions of an episode, as they are learned."""
     return [line for line in lines.lines_of(history) if line.kind == lines.ACTION]
 
 
-def lac_lines(history: History, actions: bool = False) -> list[Line]:
+def lac_lines(history: History, actions: bool = False) -> list[TrainingLine]:
     """What LAC learns of an episode: two lines a step where it has a reflection, and its action if `actions`."""
     kinds = (lines.OBSERVATION, lines.REFLECTION, lines.ACTION)[: 2 + actions]
     return [line for line in lines.lines_of(history) if line.kind in kinds]
 
 
-def evaluate(model: LanguageModel, dialogue: Dialogue, given: Sequence[Line]) -> dict[str, float]:
+def evaluate(model: LanguageModel, dialogue: Dialogue, given: Sequence[TrainingLine]) -> dict[str, float]:
     """How well a model knows lines that it has not learned.
 
     Returns:

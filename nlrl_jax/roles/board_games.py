@@ -25,7 +25,7 @@ class View(NamedTuple):
     legal: tuple[str, ...]
 
 
-class Step(NamedTuple):
+class Ply(NamedTuple):
     """A move: the position before it, its word, and the position after it."""
 
     before: View
@@ -41,7 +41,7 @@ class Line(NamedTuple):
     winner: the winner's name; None in a draw or before the end.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Ply, ...]
     over: bool
     winner: str | None
 
@@ -58,7 +58,7 @@ def side_of(value: float, players: tuple[str, str]) -> str | None:
     return players[0 if value > 0 else 1] if value else None
 
 
-class Move(NamedTuple):
+class MoveReply(NamedTuple):
     """The move that a reply names. word: None without a legal one. problem: a short name of what is wrong, or ""."""
 
     word: str | None
@@ -89,7 +89,7 @@ class ActorCriticRoles:
     monte_carlo: Callable[[View, str, Sequence[Line]], Chat]
     temporal_difference: Callable[[View, str, Sequence[Evaluated]], Chat]
     improve: Callable[[View, Sequence[tuple[str, str]]], Chat]
-    read_move: Callable[[str, Sequence[str]], Move]
+    read_move: Callable[[str, Sequence[str]], MoveReply]
     read_value: Callable[[str], float | None]
     clean: Callable[[str], str]
     contradicts: Callable[[str], bool] = lambda text: False

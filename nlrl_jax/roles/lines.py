@@ -20,7 +20,7 @@ from nlrl_jax.types import Chat, Piece
 ACTION, OBSERVATION, REFLECTION = "action", "observation", "reflection"
 
 
-class Line(NamedTuple):
+class TrainingLine(NamedTuple):
     """A line that a model learns to write.
 
     kind: one of the three above. history: before it. begin: what stands before the model's text, e.g. "Critic:".
@@ -39,23 +39,23 @@ class Line(NamedTuple):
         return f" {self.text}\n"
 
 
-def lines_of(history: History) -> Iterator[Line]:
+def lines_of(history: History) -> Iterator[TrainingLine]:
     """The action, the observation and, where there is one, the reflection of each step."""
     for t, step in enumerate(history.steps):
         past = dataclasses.replace(history, steps=history.steps[:t])
-        yield Line(ACTION, past, "Action:", step.action)
-        yield Line(OBSERVATION, past, f"Action: {step.action}\nObservation:", step.observation)
+        yield TrainingLine(ACTION, past, "Action:", step.action)
+        yield TrainingLine(OBSERVATION, past, f"Action: {step.action}\nObservation:", step.observation)
         if step.note:
-            yield Line(REFLECTION, past.then(step._replace(note="")), "Critic:", step.note)
+            yield TrainingLine(REFLECTION, past.then(step._replace(note="")), "Critic:", step.note)
 
 
-def prompt(dialogue: Dialogue, line: Line) -> Chat:
+def prompt(dialogue: Dialogue, line: TrainingLine) -> Chat:
     """The chat that asks for a line, as far as it leaves room for the line."""
     reserve = dialogue.count(line.begin) + dialogue.count(line.reply)
     return dialogue.chat(dialogue.trim(line.history, reserve).history, line.begin)
 
 
-def pairs(dialogue: Dialogue, lines: Iterable[Line], joined: bool = False) -> list[tuple[Chat, list[Piece]]]:
+def pairs(dialogue: Dialogue, lines: Iterable[TrainingLine], joined: bool = False) -> list[tuple[Chat, list[Piece]]]:
     """Lines as examples, in their order; see `algorithms.sft`.
 
     Args:

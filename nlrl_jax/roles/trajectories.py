@@ -16,7 +16,7 @@ Action = int | tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Episode:
+class ControlEpisode:
     """One episode, on the host. T steps, observations of D numbers, actions of A numbers.
 
     Attributes:
@@ -79,10 +79,10 @@ class AnalystRoles:
     """
 
     chunk: int
-    identify: Callable[[Episode, int, int], Chat]
+    identify: Callable[[ControlEpisode, int, int], Chat]
     read_verdicts: Callable[[str, int, int], tuple[list[Verdict], Counter[str]]]
-    analyse: Callable[[Episode, Sequence[Verdict]], Chat]
-    reward: Callable[[Episode, int, Action, str], Chat]
+    analyse: Callable[[ControlEpisode, Sequence[Verdict]], Chat]
+    reward: Callable[[ControlEpisode, int, Action, str], Chat]
     read_reward: Callable[[str], float | None]
     format_action: Callable[[Action], str]
     strategies: Callable[[Sequence[str]], Chat] | None = None

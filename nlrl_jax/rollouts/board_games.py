@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nlrl_jax.config import check_seed
-from nlrl_jax.roles.board_games import ActorCriticRoles, Line, Step, View, Viewer, side_of
+from nlrl_jax.roles.board_games import ActorCriticRoles, Line, Ply, View, Viewer, side_of
 from nlrl_jax.types import BoardGame, LanguageModel, Sampling
 from nlrl_jax.updates import where
 
@@ -107,7 +107,7 @@ def play_on(
     read, forward = _programs(game, opponent)
     index = {word: i for i, word in enumerate(game.actions)}
     key = jax.random.key(check_seed(seed))
-    steps: list[list[Step]] = [[] for _ in range(num)]
+    steps: list[list[Ply]] = [[] for _ in range(num)]
     before = viewer.views(positions)
     for ply in range(game.max_moves):
         over, player, _ = jax.device_get(read(positions))
@@ -121,7 +121,7 @@ def play_on(
         positions, actions = forward(jax.random.fold_in(key, ply), positions, mine, chosen)
         after, actions = viewer.views(positions), np.asarray(actions)
         for r in np.flatnonzero(~over):
-            steps[r].append(Step(before[r], game.actions[int(actions[r])], after[r]))
+            steps[r].append(Ply(before[r], game.actions[int(actions[r])], after[r]))
         before = after
     over, _, returns = jax.device_get(read(positions))
     return [

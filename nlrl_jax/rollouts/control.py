@@ -11,7 +11,7 @@ import numpy as np
 
 from nlrl_jax import networks
 from nlrl_jax.networks import Agent, RunningMoments
-from nlrl_jax.roles.trajectories import Episode
+from nlrl_jax.roles.trajectories import ControlEpisode
 from nlrl_jax.updates import where
 
 
@@ -113,10 +113,12 @@ def record(player: Player, key: jax.Array, episodes: int, max_steps: int, determ
     return Trajectories(*kept[:2], last_obs, *kept[2:], steps, terminated)
 
 
-def episodes_of(trajectories: Trajectories) -> list[Episode]:
+def episodes_of(trajectories: Trajectories) -> list[ControlEpisode]:
     """Trajectories as episodes on the host, each with its own length."""
     _, obs, last_obs, action, reward, steps, terminated = map(np.asarray, trajectories._replace(env_state=0))
     return [
-        Episode(n, np.concatenate([obs[:T, n], last_obs[None, n]]), action[:T, n], reward[:T, n], bool(terminated[n]))
+        ControlEpisode(
+            n, np.concatenate([obs[:T, n], last_obs[None, n]]), action[:T, n], reward[:T, n], bool(terminated[n])
+        )
         for n, T in enumerate(steps)
     ]

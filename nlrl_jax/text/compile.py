@@ -21,7 +21,7 @@ import numpy as np
 
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.text.cuts import Cutter, List, Slot, ahead, merge, rest_of_item, split_parts
-from nlrl_jax.text.pieces import LastFlag, Piece, Program, assemble, build, refuse_values
+from nlrl_jax.text.pieces import LastFlag, TemplatePiece, TokenProgram, assemble, build, refuse_values
 from nlrl_jax.text.template import Repeat, Template
 
 _SHORT = 16  # characters: static text shorter than this between two slots gets no piece of its own
@@ -40,7 +40,7 @@ class CompiledTemplate:
 
     prefix: np.ndarray
     max_length: int
-    program: Program
+    program: TokenProgram
     pad_id: int
 
     def __call__(self, fields: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
@@ -85,10 +85,10 @@ class _Builder:
 
     def __init__(self, tokenizer: Tokenizer):
         self._cutter = Cutter(tokenizer)
-        self.pieces: list[Piece] = []
+        self.pieces: list[TemplatePiece] = []
         self.lists: list[tuple[str, int]] = []
 
-    def build(self, template: Template) -> tuple[str, list[Piece], list[tuple[str, int]]]:
+    def build(self, template: Template) -> tuple[str, list[TemplatePiece], list[tuple[str, int]]]:
         """The static prefix text, the pieces after it, and the lists they refer to."""
         things, gaps = split_parts(template.parts)
         rest = [part for pair in zip(things, gaps[1:], strict=True) for part in pair]
@@ -120,7 +120,7 @@ class _Builder:
 
     def _static(self, text: str):
         if text:
-            self.pieces.append(Piece((text,)))
+            self.pieces.append(TemplatePiece((text,)))
 
     def _open(self, prefix: str, thing, after):
         if isinstance(thing, Slot):
@@ -130,7 +130,7 @@ class _Builder:
     def _close(self, current, suffix: str):
         if isinstance(current, _OpenSlot):
             strings = tuple(current.prefix + text + suffix for text in current.thing.strings)
-            self.pieces.append(Piece(strings, current.thing.variables))
+            self.pieces.append(TemplatePiece(strings, current.thing.variables))
         else:
             self.pieces.extend(current.pieces(len(self.lists), suffix))
             self.lists.append((current.thing.count, current.thing.max_items))
@@ -170,10 +170,10 @@ class _OpenList:
         items = [head + text + self.tail for head in heads for text in self.slots[-1].strings]
         return [self.prefix + self.thing.empty, *items]
 
-    def pieces(self, number: int, suffix: str) -> list[Piece]:
+    def pieces(self, number: int, suffix: str) -> list[TemplatePiece]:
         """The list's pieces, `suffix` being drawn into its end."""
         empty = self.prefix + self.thing.empty + suffix
-        pieces = [Piece((empty,), number=number)] if empty else []
+        pieces = [TemplatePiece((empty,), number=number)] if empty else []
         for i in range(self.thing.max_items):
             for j, slot in enumerate(self.slots):
                 variables = tuple(dataclasses.replace(v, index=i) for v in slot.variables)
@@ -185,7 +185,7 @@ class _OpenList:
                     variables += (LastFlag(number, i),) if len(tails) == 2 else ()
                 strings = tuple(head + text + tail for text in slot.strings for tail in tails)
                 if any(strings):
-                    pieces.append(Piece(strings, variables, number, i))
+                    pieces.append(TemplatePiece(strings, variables, number, i))
         return pieces
 
 

@@ -30,7 +30,7 @@ class LastFlag:
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class TemplatePiece:
     """`strings` in the mixed radix order of `variables`, the first one slowest.
 
     The piece is always there if `number` is None; otherwise with `item` of list `number`, or if that list is empty
@@ -44,7 +44,7 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class TokenProgram:
     """The arrays of a compiled template. P pieces, R rows, M variables a piece, N tokens; all int32.
 
     Attributes:
@@ -72,7 +72,7 @@ class Program:
     max_length: int
 
 
-def build(pieces: Sequence[Piece], lists: Sequence[tuple[str, int]], encode) -> Program:
+def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], encode) -> TokenProgram:
     """Tables for `pieces`; `lists` are (count field, max_items); `encode(str) -> token ids`."""
     sizes: dict[str, int | None] = {}
     for variable in (v for piece in pieces for v in piece.variables if isinstance(v, Variable)):
@@ -117,7 +117,7 @@ def build(pieces: Sequence[Piece], lists: Sequence[tuple[str, int]], encode) -> 
             step *= variable.size
     array = lambda values: np.array(values, np.int32)
     max_length = _max_length(pieces, lists, lengths)
-    return Program(
+    return TokenProgram(
         array(tokens or [0]), array(row_start), array(row_length), array(base), array(gate), at, low, size, stride,
         layout, tuple(lists), max_length,
     )  # fmt: skip
@@ -148,7 +148,7 @@ def _max_length(pieces, lists, lengths) -> int:
     return int(total)
 
 
-def assemble(xp, program: Program, fields: Mapping[str, Any], pad_id: int):
+def assemble(xp, program: TokenProgram, fields: Mapping[str, Any], pad_id: int):
     """The tokens of one state: ([max_length] int32, right-padded with `pad_id`; their number, int32).
 
     `xp` is `jax.numpy` or `numpy`. Values outside a slot's range are clipped.
@@ -169,7 +169,7 @@ def assemble(xp, program: Program, fields: Mapping[str, Any], pad_id: int):
     return tokens.astype(xp.int32), end[-1]
 
 
-def refuse_values(program: Program, fields: Mapping[str, Any]) -> None:
+def refuse_values(program: TokenProgram, fields: Mapping[str, Any]) -> None:
     """Raises ValueError, as `Template.render` does: a value on the host outside its slot's or its list's range."""
     values, gates = _values_and_gates(np, program, fields)
     for count, max_items in program.lists:
@@ -183,7 +183,7 @@ def refuse_values(program: Program, fields: Mapping[str, Any]) -> None:
         raise ValueError(f"field {names[at]!r} is {values[at]}; its slot takes {low} to {low + size - 1}")
 
 
-def _values_and_gates(xp, program: Program, fields):
+def _values_and_gates(xp, program: TokenProgram, fields):
     """All values the pieces read, int32 [values], and all gates, bool [gates]. Errors: see `template.read`."""
     values, gates = [], [xp.ones((1,), bool)]
     for name, size in program.layout:

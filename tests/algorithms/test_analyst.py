@@ -10,7 +10,7 @@ from nlrl_jax.algorithms.analyst import analyse
 from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.pong import prompts
 from nlrl_jax.envs.pong import rule_based as scripted
-from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.roles.trajectories import ControlEpisode, Verdict
 from nlrl_jax.types import LanguageModelError
 from tests.algorithms.pong_agent import recorded
 
@@ -131,5 +131,5 @@ def test_verdicts_from_elsewhere_are_rewarded_too(episodes):
 
 
 def test_an_episode_knows_its_actions():
-    one = Episode(0, np.zeros((3, 2)), np.array([[0.5, -1.0], [0.0, 0.0]]), np.zeros(2), True)
+    one = ControlEpisode(0, np.zeros((3, 2)), np.array([[0.5, -1.0], [0.0, 0.0]]), np.zeros(2), True)
     assert len(one) == 2 and one.action(0) == (0.5, -1.0)

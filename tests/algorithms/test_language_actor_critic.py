@@ -13,7 +13,7 @@ from nlrl_jax.backends.scripted import ScriptedModel
 from nlrl_jax.envs.tic_tac_toe.prompts import STYLES, roles
 from nlrl_jax.envs.tic_tac_toe.rule_based import SCRIPTS
 from nlrl_jax.envs.tic_tac_toe.rules import board_game
-from nlrl_jax.roles.board_games import Line, Step, View, Viewer
+from nlrl_jax.roles.board_games import Line, Ply, View, Viewer
 from nlrl_jax.rollouts.board_games import (
     Played,
     first_move_opponent,
@@ -89,7 +89,7 @@ def line_of(moves):
     one = lambda p: VIEWER.views(jax.tree.map(lambda leaf: leaf[None], p))[0]
     for move in moves:
         after = GAME.step(position, int(move) - 1)
-        steps.append(Step(one(position), move, one(after)))
+        steps.append(Ply(one(position), move, one(after)))
         position = after
     winner = {1.0: "O", -1.0: "X", 0.0: None}[float(GAME.returns(position))]
     return Line(tuple(steps), bool(GAME.is_terminal(position)), winner)

@@ -15,7 +15,7 @@ from nlrl_jax import envs
 from nlrl_jax.envs.alfworld import data, games, workers
 from nlrl_jax.envs.alfworld.engine import Engine, names_of
 from nlrl_jax.envs.alfworld.host import plain
-from nlrl_jax.envs.alfworld.workers import Request, Workers
+from nlrl_jax.envs.alfworld.workers import EngineRequest, Workers
 from nlrl_jax.envs.alfworld.world import World, plan
 from nlrl_jax.rollouts.host_games import Move, play
 from nlrl_jax.run.lac.episodes import as_json
@@ -116,17 +116,17 @@ def test_a_worker_that_is_killed_or_hangs_is_replaced_and_its_episode_goes_on(sm
     pool, problem = Workers(DATA, 1, patience=30), games.problem(small)
     commands = plan(World(small))
     world = World(small)
-    assert pool.ask([Request(problem, (), None)])[0].observation == world.intro()
+    assert pool.ask([EngineRequest(problem, (), None)])[0].observation == world.intro()
     (process,) = pool.processes
     os.kill(process, signal.SIGKILL)
-    told = pool.ask([Request(problem, (), commands[0])])[0]
+    told = pool.ask([EngineRequest(problem, (), commands[0])])[0]
     assert (told.observation, told.error) == (world.step(commands[0]), "") and pool.processes != [process]
     pool.workers[0].patience = 0.5
     os.kill(pool.processes[0], signal.SIGSTOP)
-    pool.workers[0].ask(Request(problem, tuple(commands[:1]), commands[1]))  # hangs, and then takes too long to start
+    pool.workers[0].ask(EngineRequest(problem, tuple(commands[:1]), commands[1]))  # hangs, then starts too slowly
     assert pool.processes == []
     pool.workers[0].patience = 30
-    told = pool.ask([Request(problem, tuple(commands[:1]), commands[1])])[0]
+    told = pool.ask([EngineRequest(problem, tuple(commands[:1]), commands[1])])[0]
     assert told.observation == world.step(commands[1])
 
 
@@ -135,12 +135,12 @@ def test_going_back_to_an_earlier_state(pool, small):
     for n in (0, 1, 3, 2):
         world = World(small)
         expected = [world.step(command) for command in commands[: n + 1]][-1]
-        assert pool.ask([Request(problem, tuple(commands[:n]), commands[n])])[0].observation == expected
+        assert pool.ask([EngineRequest(problem, tuple(commands[:n]), commands[n])])[0].observation == expected
 
 
 def test_what_the_engine_prints_is_not_taken_for_an_answer(monkeypatch, small):
     monkeypatch.setenv("TW_PDDL_DEBUG", "1")  # it then prints while it translates
-    assert Workers(DATA, 1).ask([Request(games.problem(small), (), None)])[0].observation == World(small).intro()
+    assert Workers(DATA, 1).ask([EngineRequest(games.problem(small), (), None)])[0].observation == World(small).intro()
 
 
 def test_an_engine_that_is_lost_twice_ends_its_episode_and_no_other(monkeypatch, tmp_path):

@@ -13,12 +13,12 @@ from nlrl_jax.envs import frozen_lake as lake
 GYMNASIUM_ACTIONS = (3, 1, 0, 2)  # Gymnasium's ids (left 0, down 1, right 2, up 3) of ours (Up, Down, Left, Right)
 
 
-def state_of(board: str, time: int = 0) -> lake.EnvState:
+def state_of(board: str, time: int = 0) -> lake.FrozenLakeState:
     """A state from a drawn board; P, X and * mark the player, X stands in a hole."""
     tiles = "".join(board.split())
     (player,) = (i for i, tile in enumerate(tiles) if tile in "PX*")
     holes = jnp.array([tile in "OX" for tile in tiles])
-    return lake.EnvState(time=jnp.int32(time), position=jnp.int32(player), holes=holes)
+    return lake.FrozenLakeState(time=jnp.int32(time), position=jnp.int32(player), holes=holes)
 
 
 def gymnasium_map(code: int, size: int) -> list[str]:
@@ -31,7 +31,7 @@ def test_every_transition_equals_gymnasium(size):
     @jax.jit
     @jax.vmap
     def outcomes(holes, position, direction):
-        state = lake.EnvState(time=jnp.int32(0), position=position, holes=holes)
+        state = lake.FrozenLakeState(time=jnp.int32(0), position=position, holes=holes)
         after, reward, terminated = lake.outcome(state, direction, size)
         return after.position, reward, terminated
 
@@ -175,7 +175,7 @@ def test_every_reachable_state_renders():
         game = envs.make("frozen_lake_slippery", size=size)
         drawn = jax.vmap(game.env.draw_map)(jax.random.split(jax.random.key(3), count))
         position = jax.random.randint(jax.random.key(4), (count,), 0, size * size)
-        states = lake.EnvState(time=jnp.zeros(count, jnp.int32), position=position, holes=drawn)
+        states = lake.FrozenLakeState(time=jnp.zeros(count, jnp.int32), position=position, holes=drawn)
         fields = jax.tree.map(np.asarray, jax.jit(jax.vmap(game.fields))(states))
         for i in range(count):
             text = game.observation.render({name: value[i] for name, value in fields.items()})

@@ -11,7 +11,7 @@ import pytest
 
 from nlrl_jax.envs.locomotion.prompts import ROBOTS, body, roles, state_text
 from nlrl_jax.envs.locomotion.rule_based import ALARM, LIMITS, SCRIPTS, balance, danger, robot_of
-from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.roles.trajectories import ControlEpisode, Verdict
 from tests.envs.analysts import Analyst, said
 
 ASSETS = pathlib.Path(importlib.util.find_spec("gymnasium").origin).parent / "envs/mujoco/assets"
@@ -49,7 +49,7 @@ def tips_over(name, length=30, terminated=True, seed=0):
     share = np.linspace(-1, 1, length + 1).clip(0) ** 2
     seen = np.stack([leaning(name, x * LIMITS[name].lean) for x in share]).astype(np.float32)
     actions = np.random.default_rng(seed).uniform(-1, 1, (length, SIZES[name][1])).astype(np.float32)
-    return Episode(4, seen, actions, np.ones(length, np.float32), terminated)
+    return ControlEpisode(4, seen, actions, np.ones(length, np.float32), terminated)
 
 
 def analyst(name):
@@ -148,7 +148,7 @@ def test_what_leads_to_a_fall_is_critical_and_corrected_within_the_action_space(
 def test_an_action_after_which_danger_is_lower_is_proper(name):
     share = np.linspace(0.95, 0.5, 21)
     seen = np.stack([leaning(name, x * LIMITS[name].lean) for x in share])
-    played = Episode(0, seen, np.zeros((20, SIZES[name][1])), np.ones(20), False)
+    played = ControlEpisode(0, seen, np.zeros((20, SIZES[name][1])), np.ones(20), False)
     found = analyst(name).verdicts(played)[:9]
     assert all(verdict.critical == (share[verdict.timeslot] > ALARM) for verdict in found)
     assert all(verdict.action is None for verdict in found)
@@ -173,7 +173,7 @@ def test_nothing_is_shown_or_used_from_after_the_piece(name, role):
     played = tips_over(name)
     seen, actions = played.observations.copy(), played.actions.copy()
     seen[22:], actions[22:] = upright(name), 0
-    other = Episode(4, seen, actions, played.rewards, False)
+    other = ControlEpisode(4, seen, actions, played.rewards, False)
     asked = roles(name)
     ask = lambda e: asked.identify(e, 15, 22) if role == "identify" else asked.reward(e, 11, e.action(11), "none")
     assert said(ask(played)) == said(ask(other))

@@ -91,7 +91,7 @@ def test_walking_downhill_from_every_cell_takes_the_shortest_distance(name):
     game, m, table = envs.make(f"maze_{name}"), mazes.maze(name), distances(name)
     step = jax.jit(game.env.step_env)
     for (row, column), steps in table.items():
-        state = mazes.EnvState(time=jnp.int32(0), position=jnp.int32(row * m.columns + column))
+        state = mazes.MazeState(time=jnp.int32(0), position=jnp.int32(row * m.columns + column))
         total = 0.0
         for _ in range(steps):
             here = divmod(int(state.position), m.columns)
@@ -132,7 +132,7 @@ def test_text_of_the_benchmark():
 
     def text(row, column, **options):
         game = envs.make("maze_double_t", **options)
-        state = mazes.EnvState(time=jnp.int32(3), position=jnp.int32(row * m.columns + column))
+        state = mazes.MazeState(time=jnp.int32(3), position=jnp.int32(row * m.columns + column))
         return game.observation.render(game.fields(state))
 
     prefix = "The goal is at position 8, 6. Your current position is at position "
@@ -159,7 +159,7 @@ def test_device_text_equals_host_text_on_every_cell(name, observation, prompt):
         small_tokenizer(),
     )
     cells = jnp.asarray(np.flatnonzero(~m.walls))
-    states = mazes.EnvState(time=jnp.zeros_like(cells), position=cells)
+    states = mazes.MazeState(time=jnp.zeros_like(cells), position=cells)
     fields = jax.vmap(game.fields)(states)
     compiled = compile_template(game.observation, tokenizer)
     tokens, lengths = jax.jit(jax.vmap(compiled))(fields)

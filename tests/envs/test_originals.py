@@ -59,7 +59,7 @@ def test_frozen_lake_shows_what_the_authors_does(case):
     size = len(case["map"])
     game = envs.make("frozen_lake", size=size)
     holes = np.array([tile == "H" for tile in "".join(case["map"])])
-    shown = game.fields(frozen_lake.EnvState(time=0, position=jnp.int32(case["cell"]), holes=jnp.asarray(holes)))
+    shown = game.fields(frozen_lake.FrozenLakeState(time=0, position=jnp.int32(case["cell"]), holes=jnp.asarray(holes)))
     shown = jax.device_get(shown)
     assert points(shown, "player") == [case["player"]] and drawn(game, shown) == case["board"]
     assert points(shown, "hole", shown["num_holes"]) == case["holes"]  # in its order, too

@@ -7,7 +7,7 @@ import pytest
 
 from nlrl_jax.envs.pong import env as pong
 from nlrl_jax.envs.pong import frames
-from nlrl_jax.envs.pong.env import LEFT, RIGHT, STAY, EnvState
+from nlrl_jax.envs.pong.env import LEFT, RIGHT, STAY, PongState
 
 GAME = pong.control_game(points=1)
 STEP = jax.jit(GAME.env.step_env)
@@ -15,7 +15,7 @@ STEP = jax.jit(GAME.env.step_env)
 
 def state_of(ball, velocity, racket=36, opponent=36, score=(0, 0), aim=4):
     whole = lambda x: jnp.asarray(x, jnp.int32)
-    return EnvState(*(whole(x) for x in (0, racket, opponent, ball, velocity, aim, score)))
+    return PongState(*(whole(x) for x in (0, racket, opponent, ball, velocity, aim, score)))
 
 
 def step(state, action=STAY, game=GAME, seed=0):

@@ -14,7 +14,7 @@ from nlrl_jax.envs.pong.env import fly as fly_in_game
 from nlrl_jax.envs.pong.prompts import ACTIONS, game_text
 from nlrl_jax.envs.pong.rule_based import NEAR, SCRIPTS, forecast
 from nlrl_jax.envs.trajectory_prompts import LONGEST_ANALYSIS, Excerpt, analyst_roles
-from nlrl_jax.roles.trajectories import Episode, Verdict
+from nlrl_jax.roles.trajectories import ControlEpisode, Verdict
 from tests.envs.analysts import Analyst, said
 
 STAY, RIGHT, LEFT = range(3)
@@ -48,7 +48,7 @@ def episode(ball, racket, actions, number=3, terminated=None):
         if past:
             break
     ended = bool(rewards[-1]) if terminated is None else terminated
-    return Episode(number, np.array(seen, np.float32), np.array(taken), np.array(rewards, np.float32), ended)
+    return ControlEpisode(number, np.array(seen, np.float32), np.array(taken), np.array(rewards, np.float32), ended)
 
 
 balls = st.tuples(st.integers(0, LOWEST), st.integers(12, 50), st.integers(-4, 4), st.integers(2, 4))
@@ -124,7 +124,7 @@ def test_the_reward_has_the_sign_of_the_action_and_grows_as_time_runs_out():
 
 def test_the_velocity_is_not_taken_across_a_new_serve():
     before, after = episode((40, 64, 3, 2), 0, [STAY]), episode((20, 40, -2, 2), 0, [STAY])
-    game = Episode(
+    game = ControlEpisode(
         0,
         np.concatenate([before.observations[:-1], after.observations]),
         np.concatenate([before.actions, after.actions]),
@@ -154,7 +154,7 @@ def test_nothing_is_shown_or_used_from_after_the_piece(role):
     played = episode((20, 12, 3, 2), 10, [STAY])
     seen, taken, rewards = played.observations.copy(), played.actions.copy(), played.rewards.copy()
     seen[15:], taken[15:], rewards[15:] = 1, RIGHT, 0.5
-    other = Episode(3, seen, taken, rewards, False)
+    other = ControlEpisode(3, seen, taken, rewards, False)
     ask = lambda e: ROLES.identify(e, 5, 15) if role == "identify" else ROLES.reward(e, 9, LEFT, "none")
     assert said(ask(played)) == said(ask(other))
     assert ANALYST.complete(role, ask(played)) == ANALYST.complete(role, ask(other))

@@ -75,7 +75,7 @@ def test_webshop_s_trajectories():
     game = envs.make_host("webshop")
     tasks = {goal.instruction for goal in catalogue.load("").tasks}
     for one in both("webshop"):
-        state = engine.State(asked[one.task])
+        state = engine.ShopState(asked[one.task])
         assert state.goal.instruction == one.history.goal and one.history.goal not in tasks
         outcomes = play(game, state, one)
         assert all(outcome.valid for outcome in outcomes)
@@ -92,13 +92,13 @@ def household():
 
 @needs("alfworld")
 def test_alfworld_s_trajectories(household):
-    from nlrl_jax.envs.alfworld.host import State
+    from nlrl_jax.envs.alfworld.host import HouseholdState
     from nlrl_jax.envs.alfworld.world import World
 
     game = envs.make_host("alfworld").simulator
     for one, room in household:
         assert (room.goal, World(room).intro()) == (one.history.goal, one.history.observation)
-        outcomes = play(game, State(room.goal, "", game=room), one)
+        outcomes = play(game, HouseholdState(room.goal, "", game=room), one)
         assert outcomes[-1].success == one.success and not any(outcome.success for outcome in outcomes[:-1])
         assert all(outcome.valid or verdict(step.note) == BAD for outcome, step in zip(outcomes, one.history.steps))
 

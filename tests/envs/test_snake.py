@@ -160,7 +160,7 @@ def test_random_cell_is_uniform_over_the_set_cells():
     assert (draw(words[:4], np.zeros(36, bool)) == 36).all()
 
 
-def state_of(env, you, enemy, apples) -> snake.EnvState:
+def state_of(env, you, enemy, apples) -> snake.SnakeState:
     """A state from lists of (x, y) text coordinates, heads first."""
     number = lambda point: (env.size - 1 - point[1]) * env.size + point[0]
     ages = np.zeros((2, env.size**2), np.int8)
@@ -169,7 +169,7 @@ def state_of(env, you, enemy, apples) -> snake.EnvState:
             ages[who, number(point)] = len(points) - i
     flags = np.zeros(env.size**2, bool)
     flags[[number(point) for point in apples]] = True
-    return snake.EnvState(
+    return snake.SnakeState(
         time=jnp.int32(0),
         ages=jnp.asarray(ages),
         head=jnp.array([number(you[0]), number(enemy[0])], jnp.int32),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nlrl_jax.envs.one_player import EnvState, OnePlayer
+from nlrl_jax.envs.one_player import OnePlayer, OnePlayerState
 from nlrl_jax.envs.tic_tac_toe import env as tic_tac_toe
 from nlrl_jax.envs.tic_tac_toe import rules
 from nlrl_jax.types import BoardGame
@@ -164,7 +164,7 @@ def test_first_move_takes_the_lowest_free_cell():
 def test_a_taken_cell_changes_nothing_and_is_counted():
     env = tic_tac_toe.text_game("random", side="O").env
     params = env.default_params
-    state = EnvState(time=jnp.int32(0), position=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
+    state = OnePlayerState(time=jnp.int32(0), position=jnp.asarray(board_of("O.. .X. ...")), side=jnp.int32(0))
     for action in (0, 4):
         _, after, reward, ended, info = env.step_env(jax.random.key(0), state, action, params)
         np.testing.assert_array_equal(after.position, state.position)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax import envs
-from nlrl_jax.envs.one_player import EnvState
+from nlrl_jax.envs.one_player import OnePlayerState
 from nlrl_jax.envs.tic_tac_toe import rule_based, rules
 from nlrl_jax.envs.tic_tac_toe.prompts import (
     STYLES,
@@ -22,7 +22,7 @@ from nlrl_jax.envs.tic_tac_toe.prompts import (
 )  # fmt: skip
 from nlrl_jax.envs.tic_tac_toe.rule_based import threats
 from nlrl_jax.lm.transformer import Transformer
-from nlrl_jax.roles.board_games import Line, Step, View, Viewer
+from nlrl_jax.roles.board_games import Line, Ply, View, Viewer
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.text.compile import compile_template
 from nlrl_jax.text.prompts import chat_prompt
@@ -45,7 +45,7 @@ You play O, and it is your turn. Free positions: [3, 4, 6, 7, 9]"""
 
 
 def test_text():
-    state = EnvState(time=jnp.int32(0), position=jnp.asarray(board_of("OX. .O. .X.")), side=jnp.int32(0))
+    state = OnePlayerState(time=jnp.int32(0), position=jnp.asarray(board_of("OX. .O. .X.")), side=jnp.int32(0))
     game, compact = envs.make("tic_tac_toe"), envs.make("tic_tac_toe", prompt="compact")
     assert game.observation.render(game.fields(state)) == PAPER_TEXT
     assert game.board.render(game.fields(state)) == DRAWN
@@ -151,7 +151,7 @@ def test_only_the_papers_style_has_examples_and_compact_is_unchanged():
 )
 def test_a_finished_game_names_the_line_that_won(board, winner, result):
     start, end = View("", "O", ("1",)), View(board, "O", ())
-    line = Line((Step(start, "1", end),), True, winner)
+    line = Line((Ply(start, "1", end),), True, winner)
     for chat in (roles().monte_carlo(start, "1", [line]), roles().temporal_difference(start, "1", [(line, "")])):
         assert f"The game is over: {result}" in chat.messages[1]["content"]
 
@@ -200,7 +200,7 @@ def test_the_threats_of_a_policys_prompt_are_those_that_the_rules_read_off_the_b
 
 
 def line_won_by(winner, last, view):
-    return Line((Step(view, last, view),), winner is not None, winner)
+    return Line((Ply(view, last, view),), winner is not None, winner)
 
 
 def test_the_rules_write_what_they_are_told_to_beside_the_number():

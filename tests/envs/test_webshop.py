@@ -14,7 +14,7 @@ import pytest
 
 from nlrl_jax import envs
 from nlrl_jax.envs.webshop import catalogue, engine, products, reward, search
-from nlrl_jax.envs.webshop.engine import INVALID, Shop, State
+from nlrl_jax.envs.webshop.engine import INVALID, Shop, ShopState
 
 FIELDS = ("asin", "name", "pricing", "full_description", "small_description", "customization_options", "query")
 BOOTS, WATER = "Shoes › Women › Boots", "Garden › Water › Hoses"
@@ -175,7 +175,7 @@ def test_equals_are_ordered_by_id_as_anserini_does():
     items = [{**ITEMS[0], "asin": asin} for asin in ("B000000009", "B000000001", "B00000000A")]
     products, goals, _ = catalogue.read(items, {}, INSTRUCTIONS, "here")
     shop = Shop(catalogue.Catalogue(products, tuple(goals[0]), ()))
-    assert shop.step(State(goals[0][0]), "search[boots]").state.hits == tuple(sorted(products))
+    assert shop.step(ShopState(goals[0][0]), "search[boots]").state.hits == tuple(sorted(products))
 
 
 # (a, b, what thefuzz 0.22.1 gives: it deletes code points 128 to 255, and keeps those above)
@@ -271,7 +271,7 @@ def visit(shop, state, *actions):
 
 
 def test_a_visit(small):
-    shop, state = Shop(small), State(small.tasks[0])
+    shop, state = Shop(small), ShopState(small.tasks[0])
     assert shop.observe(state) == "[Search]"
     actions = ["search[rubber boots]", " click[b000000001]", "click[Navy Blue]", "click[Features]", "click[< Prev]"]
     results, item, chosen, features, back, bought = visit(shop, state, *actions, "click[Buy Now]")
@@ -296,7 +296,7 @@ def test_a_visit(small):
 
 
 def test_impossible_actions_change_nothing(small):
-    shop, state = Shop(small), State(small.tasks[0])
+    shop, state = Shop(small), ShopState(small.tasks[0])
     buttons = ["click[Buy Now]", "click[B000000001]", "click[Next >]"]
     for action in ("", "buy", "search", "search[]", "search[ ]", "go[x]", *buttons):
         assert shop.step(state, action) == (state, INVALID, 0.0, False), action
@@ -306,12 +306,12 @@ def test_impossible_actions_change_nothing(small):
     "action", ["Search[red shoes]", "1. search [red shoes].", "`search[red shoes]`", "Action: **search[red  shoes]**"]
 )
 def test_an_action_is_read_in_other_forms(small, action):
-    shop, state = Shop(small), State(small.tasks[0])
+    shop, state = Shop(small), ShopState(small.tasks[0])
     assert shop.step(state, action) == shop.step(state, "search[red shoes]") and shop.step(state, action).valid
 
 
 def test_pages_of_results_and_a_query_with_nothing_found():
-    shop, state = Shop(catalogue.load("")), State(catalogue.load("").tasks[0])
+    shop, state = Shop(catalogue.load("")), ShopState(catalogue.load("").tasks[0])
     nothing = shop.step(state, "search[zzyzx]")
     assert nothing.observation == "[Back to Search] Page 1 (Total results: 0)"
     assert not shop.step(nothing.state, "search[shoes]").valid  # only on the search page
@@ -332,7 +332,7 @@ def test_our_catalogue(tmp_path):
     assert products.records() == products.records() != products.records(1)
     shop, first = Shop(own), []
     for goal in own.tasks:
-        results = shop.step(State(goal), f"search[{goal.instruction.split(', and price')[0]}]")
+        results = shop.step(ShopState(goal), f"search[{goal.instruction.split(', and price')[0]}]")
         first.append(visit(shop, results.state, f"click[{results.state.hits[0]}]", "click[Buy Now]")[-1].reward)
     assert 0.3 < np.mean(first) < 0.6
     products.main([str(tmp_path)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax import envs
-from nlrl_jax.envs.frozen_lake import EnvState, FrozenLake
+from nlrl_jax.envs.frozen_lake import FrozenLake, FrozenLakeState
 from nlrl_jax.rollouts import text_games
 from nlrl_jax.text.host import of_text_game
 from nlrl_jax.text.parser import ParsedReply
@@ -45,7 +45,7 @@ class Scripted:
 
 
 def lake(holes=(), position=0):
-    return EnvState(time=np.int32(0), position=np.int32(position), holes=np.isin(np.arange(16), holes))
+    return FrozenLakeState(time=np.int32(0), position=np.int32(position), holes=np.isin(np.arange(16), holes))
 
 
 def play(policy, states, max_turns, max_steps, game=GAME, seeds=(0,)):

@@ -15,7 +15,7 @@ from nlrl_jax.run import limits
 
 def lake(rows, position=0):
     holes = np.array([cell == "O" for cell in "".join(rows)])
-    return frozen_lake.EnvState(time=0, position=position, holes=holes)
+    return frozen_lake.FrozenLakeState(time=0, position=position, holes=holes)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from nlrl_jax.algorithms.analyst import CriticalState
-from nlrl_jax.roles.trajectories import Action, Episode
+from nlrl_jax.roles.trajectories import Action, ControlEpisode
 from nlrl_jax.rollouts.control import Trajectories
 
 _GOOD, _BAD, _NONE = "#11723a", "#b3261e", "#8a8d94"
@@ -22,7 +22,7 @@ _STRIP, _GIF = 8, 120  # frames of a strip; most frames of a GIF
 class Case(NamedTuple):
     """An episode and its critical states. states: env states, leading axis [T]."""
 
-    episode: Episode
+    episode: ControlEpisode
     critical: Sequence[CriticalState]
     states: Any
 

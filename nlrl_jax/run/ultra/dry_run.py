@@ -16,7 +16,7 @@ from nlrl_jax.algorithms.analyst import SAMPLINGS, analyse
 from nlrl_jax.algorithms.refiners import methods as refiners
 from nlrl_jax.backends.scripted import CHARACTERS, CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
-from nlrl_jax.roles.trajectories import Episode
+from nlrl_jax.roles.trajectories import ControlEpisode
 from nlrl_jax.rollouts import control
 from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
 from nlrl_jax.run.ultra.config import count
@@ -63,17 +63,17 @@ def _read(run: Run) -> list[str]:
     ]
 
 
-def lengthened(episodes: Sequence[Episode], steps: int, number: int) -> Episode:
+def lengthened(episodes: Sequence[ControlEpisode], steps: int, number: int) -> ControlEpisode:
     """An episode of the given length that repeats the steps of others; it is truncated, not terminated."""
     order = [episodes[(number + n) % len(episodes)] for n in range(len(episodes))]
     whole = lambda parts: np.concatenate([*parts] * -(-steps // sum(map(len, order))))[:steps]
     observations = whole([episode.observations[:-1] for episode in order])
     last = order[0].observations[:1]
     actions, rewards = whole([one.actions for one in order]), whole([one.rewards for one in order])
-    return Episode(number, np.concatenate([observations, last]), actions, rewards, False)
+    return ControlEpisode(number, np.concatenate([observations, last]), actions, rewards, False)
 
 
-def _counted(run: Run, episodes: Sequence[Episode]) -> tuple[str, float, float]:
+def _counted(run: Run, episodes: Sequence[ControlEpisode]) -> tuple[str, float, float]:
     """(table of calls and tokens if all episodes were like these; tokens spent once; tokens per episode)."""
     game, config = run.game, run.config
     longest = "x" * CHARACTERS * SAMPLINGS["analyse"].max_tokens  # what the prompts for rewards quote

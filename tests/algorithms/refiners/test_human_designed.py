@@ -15,7 +15,7 @@ from tests.algorithms.refiners.toy_games import GAMES, SMALL
 
 def test_pong_pays_exactly_the_returns_of_our_racket():
     """16 games of 300 steps; half of the actions follow the ball, so that some balls are met and some missed."""
-    env, params = pong.Pong(), pong.EnvParams(points=21)
+    env, params = pong.Pong(), pong.PongParams(points=21)
 
     def step(carry, key):
         obs, state = carry
