@@ -96,8 +96,8 @@ def held_out(xp, holes):
 
 def in_split(xp, holes, maps: str):
     """Whether maps belong to "all", "train" or "held_out": bool [..., N] -> bool [...]."""
-    held = held_out(xp, holes)
-    return xp.ones_like(held) if maps == "all" else held == (maps == "held_out")
+    is_held_out = held_out(xp, holes)
+    return xp.ones_like(is_held_out) if maps == "all" else is_held_out == (maps == "held_out")
 
 
 def _spread(xp, reached, free):
@@ -146,9 +146,9 @@ def check_candidates(size: int, hole_probability: float, maps: str) -> None:
     raise _no_map(size, hole_probability, maps, f"of {number} candidates none")
 
 
-def _no_map(size: int, hole_probability: float, maps: str, found: str) -> ValueError:
+def _no_map(size: int, hole_probability: float, maps: str, problem: str) -> ValueError:
     return ValueError(
-        f"size {size}, hole_probability {hole_probability} and maps {maps!r}: {found} is solvable and of this set; "
+        f"size {size}, hole_probability {hole_probability} and maps {maps!r}: {problem} is solvable and of this set; "
         "change one of the three"
     )
 

@@ -36,10 +36,10 @@ class OnePlayer(DiscreteGame):
       game: its `fields` have "cells" [rows * columns]: 0 free, 1 player 0's, 2 player 1's.
       shape: (rows, columns).
       opponent: "random" (uniform over legal moves), "first_move" (the legal move with the lowest id), or one of
-        `others`.
+        `custom_opponents`.
       side: a player's name or "both" (random at reset). Against player 1 the opponent has moved first.
       max_steps: moves of the agent, illegal ones included, of the default parameters.
-      others: name -> (position -> bool [A], the moves that this opponent draws from).
+      custom_opponents: name -> (position -> bool [A], the moves that this opponent draws from).
 
     Raises:
       ValueError: an unknown opponent or side, or `max_steps` below 1.
@@ -52,10 +52,13 @@ class OnePlayer(DiscreteGame):
         opponent: str = "random",
         side: str = "both",
         max_steps: int = 40,
-        others: Mapping[str, Callable[[Any], jax.Array]] = {},
+        custom_opponents: Mapping[str, Callable[[Any], jax.Array]] = {},
     ):
-        first = lambda position: (mask := game.legal_action_mask(position)) & (jnp.cumsum(mask) == 1)
-        opponents = {"random": game.legal_action_mask, "first_move": first, **others}
+        def first_move(position):
+            mask = game.legal_action_mask(position)
+            return mask & (jnp.cumsum(mask) == 1)
+
+        opponents = {"random": game.legal_action_mask, "first_move": first_move, **custom_opponents}
         sides = (*game.players, "both")
         if opponent not in opponents:
             raise ValueError(f"opponent is {opponent!r}; choose one of {', '.join(opponents)}")
@@ -103,8 +106,8 @@ class OnePlayer(DiscreteGame):
 
     def observe(self, key, state: OnePlayerState, action, params) -> jax.Array:
         """float32 [rows, columns, 2]."""
-        cells, own = self.game.fields(state.position)["cells"], state.side + 1
-        return jnp.stack([cells == own, cells == 3 - own], axis=-1).reshape(self.shape).astype(jnp.float32)
+        cells, agent = self.game.fields(state.position)["cells"], state.side + 1
+        return jnp.stack([cells == agent, cells == 3 - agent], axis=-1).reshape(self.shape).astype(jnp.float32)
 
     def fields(self, state: OnePlayerState) -> dict[str, jax.Array]:
         """The game's own, and legal: int32 [A], 1 where the action is legal."""

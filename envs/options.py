@@ -13,14 +13,14 @@ def real(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def integer(name: str, value: int, least: int, most: int = 2**31 - 1) -> int:
-    """An option that is a whole number between `least` and `most`, the largest int32 by default.
+def integer(name: str, value: int, minimum: int, maximum: int = 2**31 - 1) -> int:
+    """An option that is a whole number between `minimum` and `maximum`, the largest int32 by default.
 
     Raises:
       ValueError: it is not; the message names the option and the value.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r}; it must be an integer from {least} to {most}")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not minimum <= value <= maximum:
+        raise ValueError(f"{name} is {value!r}; it must be an integer from {minimum} to {maximum}")
     return int(value)
 
 

@@ -33,9 +33,10 @@ class Recorded(NamedTuple):
 
 def demonstrations(game: str, successes: int, failures: int, held_out: bool = False) -> list[Recorded]:
     """The first trajectories of each ending, successes first; no more than there are."""
-    found = [Recorded(_history(row, "Critic"), row["success"], tuple(row["task"])) for row in _rows(game, held_out)]
-    won = [one for one in found if one.success]
-    return won[:successes] + [one for one in found if not one.success][:failures]
+    by_ending: dict[bool, list[Recorded]] = {True: [], False: []}
+    for row in _rows(game, held_out):
+        by_ending[row["success"]].append(Recorded(_history(row, "Critic"), row["success"], tuple(row["task"])))
+    return by_ending[True][:successes] + by_ending[False][:failures]
 
 
 def examples(game: str, label: str, number: int) -> list[History]:
@@ -65,7 +66,10 @@ def _history(row: dict[str, Any], label: str) -> History:
     }.get(label, [""] * (len(reflections) + 1))
     steps = [Step(*step[:2], note) for step, note in zip(row["steps"], notes[1:], strict=True)]
     if label == "Think":
+        actions, steps = steps, []
         pairs = itertools.pairwise(["", *row["thoughts"]])
-        new = [[Step(f"{THINK} {thought}", THINK_REPLY)] if thought != last else [] for last, thought in pairs]
-        steps = [step for first, own in zip(new, steps, strict=False) for step in (*first, own)]
+        for (last_thought, thought), action in zip(pairs, actions, strict=False):
+            if thought != last_thought:
+                steps.append(Step(f"{THINK} {thought}", THINK_REPLY))
+            steps.append(action)
     return History(row["goal"], row["observation"], tuple(steps), notes[0])

@@ -170,8 +170,8 @@ def respawn(state: SnakeState, ate: jax.Array, words: jax.Array, size: int) -> S
     cells = np.arange(size * size)
     empty = pack(~((state.ages > 0).any(0) | state.apples), size)
     yours = jnp.where(ate[YOU], random_cell(words[YOU], empty, size), -1)
-    taken = jnp.where(np.arange(size) == yours // size, jnp.uint32(1) << (yours % size).astype(jnp.uint32), 0)
-    enemys = jnp.where(ate[ENEMY], random_cell(words[ENEMY], empty & ~taken.astype(jnp.uint32), size), -1)
+    your_bits = jnp.where(np.arange(size) == yours // size, jnp.uint32(1) << (yours % size).astype(jnp.uint32), 0)
+    enemys = jnp.where(ate[ENEMY], random_cell(words[ENEMY], empty & ~your_bits.astype(jnp.uint32), size), -1)
     return state.replace(apples=state.apples | (cells == yours) | (cells == enemys))
 
 

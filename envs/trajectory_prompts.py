@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ class GameText:
         for timeslot in excerpt.timeslots():
             did = f"action {self.action(excerpt.action(timeslot))}, reward {excerpt.reward(timeslot):.3g}"
             lines.append(f"timeslot {timeslot}: {self.state(excerpt.state(timeslot))}, {did}")
-        if excerpt.ends:
+        if excerpt.is_final:
             lines.append(f"After timeslot {excerpt.end - 1}: {self.state(excerpt.observations[-1])}")
             lines.append(self.ending(context["episode"]))
         return "\n".join(lines)
@@ -82,10 +83,10 @@ class GameText:
         """The critical timeslots and the episode's outcome."""
         lines = [f"(earlier critical timeslots not shown: {left_out})"] if left_out else []
         lines += [] if verdicts else ["No timeslot was found to be critical."]
-        for timeslot, _, action, why, judged in verdicts:
+        for timeslot, _, action, reason, judged in verdicts:
             better = f", better: {self.action(action)}" if action is not None else ", appropriate" if judged else ""
-            state, taken = self.state(episode.observations[timeslot]), self.action(episode.action(timeslot))
-            lines.append(f"timeslot {timeslot}: {state}, action {taken}{better}. {why}")
+            state, action_text = self.state(episode.observations[timeslot]), self.action(episode.action(timeslot))
+            lines.append(f"timeslot {timeslot}: {state}, action {action_text}{better}. {reason}")
         return "\n".join([*lines, *self.events(episode), self.ending(episode)])
 
 
@@ -96,49 +97,49 @@ class Excerpt(NamedTuple):
     ends: the episode ends there; then the state after it is included. fell: it also terminated, by a fall or a point.
     """
 
-    begin: int
+    start: int
     end: int
     observations: np.ndarray
     actions: np.ndarray
     rewards: np.ndarray
-    ends: bool
+    is_final: bool
     fell: bool
 
     @classmethod
-    def of(cls, episode: ControlEpisode, begin: int, end: int) -> Excerpt:
-        begin, end = max(begin, 0), min(end, len(episode))
-        ends = end == len(episode)
-        observations = episode.observations[begin : end + ends]
-        actions, rewards = episode.actions[begin:end], episode.rewards[begin:end]
-        return cls(begin, end, observations, actions, rewards, ends, ends and episode.terminated)
+    def of(cls, episode: ControlEpisode, start: int, end: int) -> Excerpt:
+        start, end = max(start, 0), min(end, len(episode))
+        is_final = end == len(episode)
+        observations = episode.observations[start : end + is_final]
+        actions, rewards = episode.actions[start:end], episode.rewards[start:end]
+        return cls(start, end, observations, actions, rewards, is_final, is_final and episode.terminated)
 
     def timeslots(self) -> range:
-        return range(self.begin, self.end)
+        return range(self.start, self.end)
 
     def state(self, timeslot: int) -> np.ndarray:
-        return self.observations[timeslot - self.begin]
+        return self.observations[timeslot - self.start]
 
     def reward(self, timeslot: int) -> float:
-        return float(self.rewards[timeslot - self.begin])
+        return float(self.rewards[timeslot - self.start])
 
     def action(self, timeslot: int) -> Action:
-        taken = self.actions[timeslot - self.begin]
-        return int(taken) if np.ndim(taken) == 0 else tuple(float(x) for x in taken)
+        action = self.actions[timeslot - self.start]
+        return int(action) if np.ndim(action) == 0 else tuple(float(x) for x in action)
 
 
 def analyst_roles(text: GameText) -> AnalystRoles:
     """The chats of one game."""
 
     def chat(prompt: str, instructions: str, episode: ControlEpisode, context: Mapping[str, Any], **slots: Any) -> Chat:
-        given = {"game": text.game, "instructions": instructions, "number": episode.number}
-        given |= {"correction": text.correction, "outcome": text.outcome}
-        return Chat.of(prompt.format(**given, **slots), text.system, **context)
+        shared = {"game": text.game, "instructions": instructions, "number": episode.number}
+        shared |= {"correction": text.correction, "outcome": text.outcome}
+        return Chat.of(prompt.format(**shared, **slots), text.system, **context)
 
-    def identify(episode: ControlEpisode, begin: int, end: int) -> Chat:
-        if not 0 <= begin < end <= len(episode):
-            raise ValueError(f"timeslots [{begin}, {end}) are not within the episode's {len(episode)}")
-        context = {"episode": episode, "begin": begin, "end": end}
-        slots = {"begin": begin, "second": min(begin + 1, end - 1), "last": end - 1}
+    def identify(episode: ControlEpisode, start: int, end: int) -> Chat:
+        if not 0 <= start < end <= len(episode):
+            raise ValueError(f"timeslots [{start}, {end}) are not within the episode's {len(episode)}")
+        context = {"episode": episode, "begin": start, "end": end}
+        slots = {"begin": start, "second": min(start + 1, end - 1), "last": end - 1}
         return chat(_IDENTIFY, text.identify, episode, context, history=text.history(context), **slots)
 
     def analyse(episode: ControlEpisode, verdicts: Sequence[Verdict]) -> Chat:
@@ -150,20 +151,22 @@ def analyst_roles(text: GameText) -> AnalystRoles:
 
     def reward(episode: ControlEpisode, timeslot: int, action: Action, analysis: str) -> Chat:
         context = {"episode": episode, "timeslot": timeslot, "action": action, "analysis": analysis}
-        taken, judged = text.action(episode.action(timeslot)), text.action(action)
-        other = f" (the agent actually chose {taken}; the timeslots after it show what followed from that)"
-        slots = {"timeslot": timeslot, "action": judged, "instead": "" if judged == taken else other}
+        actual, judged = text.action(episode.action(timeslot)), text.action(action)
+        note = f" (the agent actually chose {actual}; the timeslots after it show what followed from that)"
+        slots = {"timeslot": timeslot, "action": judged, "instead": "" if judged == actual else note}
         slots |= {"analysis": quoted(analysis), "history": text.history(context)}
         return chat(_REWARD, text.reward, episode, context, **slots)
 
     def strategies(analyses: Sequence[str]) -> Chat:
         chosen = np.unique(np.linspace(0, len(analyses) - 1, ANALYSES).round().astype(int)) if analyses else ()
-        shown = tuple(quoted(analyses[n]) for n in chosen)
-        listed = "\n\n".join(f"({n}) {one}" for n, one in enumerate(shown, 1))
-        prompt = _STRATEGIES.format(game=text.game, shown=len(shown), all=len(analyses), analyses=listed)
-        return Chat.of(prompt, text.system, analyses=shown)
+        quotes = tuple(quoted(analyses[n]) for n in chosen)
+        listed = "\n\n".join(f"({n}) {analysis}" for n, analysis in enumerate(quotes, 1))
+        prompt = _STRATEGIES.format(game=text.game, shown=len(quotes), all=len(analyses), analyses=listed)
+        return Chat.of(prompt, text.system, analyses=quotes)
 
-    read = lambda reply, begin, end: read_verdicts(reply, begin, end, text.read_action)
+    def read(reply: str, start: int, end: int) -> tuple[list[Verdict], Counter[str]]:
+        return read_verdicts(reply, start, end, text.read_action)
+
     return AnalystRoles(text.chunk, identify, read, analyse, reward, read_reward, text.action, strategies)
 
 
@@ -218,16 +221,16 @@ A numbered list, the most useful strategy first: its name, then two or three sen
 analyses support it."""
 
 
-def verdict_text(timeslot: int, critical: bool, why: str, better: str = "none") -> str:
+def verdict_text(timeslot: int, critical: bool, reason: str, better: str = "none") -> str:
     """A verdict as a rule-based analyst writes it."""
-    return f"{{timeslot {timeslot}, <{'critical' if critical else 'not critical'}>, <{better}>, <{why}>}}"
+    return f"{{timeslot {timeslot}, <{'critical' if critical else 'not critical'}>, <{better}>, <{reason}>}}"
 
 
 def case_analysis(verdicts: Sequence[Verdict], failures: Sequence[str], successes: Sequence[str]) -> str:
     """A case analysis as a rule-based analyst writes it: the last timeslots, then sentences."""
     marks = ", ".join(f"{{timeslot {verdict.timeslot}, <critical>}}" for verdict in verdicts[-12:])
-    said = [" ".join(sentences or [_NONE]) for sentences in (failures, successes)]
-    return f"{marks}\nFailures: {said[0]}\nSuccesses: {said[1]}"
+    paragraphs = [" ".join(sentences or [_NONE]) for sentences in (failures, successes)]
+    return f"{marks}\nFailures: {paragraphs[0]}\nSuccesses: {paragraphs[1]}"
 
 
 _NONE = "None was found."
@@ -236,9 +239,7 @@ _NONE = "None was found."
 def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
     """The rule-based analyst's reply: what the analyses have in common, in numbers, and what follows from it."""
     analyses = context["analyses"]
-    empty = lambda text, part: text.split(part)[1].strip().startswith(_NONE)
-    has = lambda part: [n for n, text in enumerate(analyses, 1) if part in text and not empty(text, part)]
-    failed, succeeded = has("Failures:"), has("Successes:")
+    failed, succeeded = _with_entries(analyses, "Failures:"), _with_entries(analyses, "Successes:")
     slots = sum(len(named(text)) for text in analyses)
     lines = [
         f"Correct the actions in the states of the failures, which {len(failed)} of {len(analyses)} analyses have "
@@ -248,6 +249,12 @@ def strategies(context: Mapping[str, Any], rng: random.Random) -> str:
         f"Learn more often from the {slots} timeslots that the analyses name than from the others.",
     ]
     return "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1))
+
+
+def _with_entries(analyses: Sequence[str], heading: str) -> list[int]:
+    """Numbers, from 1, of the analyses that say something under a heading."""
+    parts = [text.partition(heading) for text in analyses]
+    return [n for n, (_, mark, rest) in enumerate(parts, 1) if mark and not rest.strip().startswith(_NONE)]
 
 
 @functools.lru_cache(1024)
@@ -269,8 +276,8 @@ def quoted(analysis: str) -> str:
     return f"{analysis[:LONGEST_ANALYSIS]} ... ({rest} more characters)" if rest > 0 else analysis or "(none)"
 
 
-def numbered(slots: Iterator[int] | Sequence[int], most: int = 12) -> str:
+def numbered(slots: Iterator[int] | Sequence[int], limit: int = 12) -> str:
     """The first few timeslots, and how many more there are."""
     slots = list(slots)
-    more = len(slots) - most
-    return ", ".join(map(str, slots[:most])) + (f" and {more} more" if more > 0 else "")
+    omitted = len(slots) - limit
+    return ", ".join(map(str, slots[:limit])) + (f" and {omitted} more" if omitted > 0 else "")

@@ -115,20 +115,20 @@ def babyai_walk(
         code, at = babyai.codes(now), babyai.view_index(now)
         target = jnp.where(now.done > 0, babyai.matches(now, 1), babyai.matches(now, 0))
         sideward, forward = at // babyai.VIEW - babyai.VIEW // 2, babyai.VIEW - 1 - at % babyai.VIEW
-        seen = target & (at >= 0) & (code[at] > 0)
-        nearest = jnp.argmin(jnp.where(seen, jnp.abs(sideward) + forward, FAR))
+        in_sight = target & (at >= 0) & (code[at] > 0)
+        nearest = jnp.argmin(jnp.where(in_sight, jnp.abs(sideward) + forward, FAR))
         sideward, forward = sideward[nearest], forward[nearest]
         free = code[babyai.HERE - 1] == babyai.EMPTY
         aside = jnp.where(sideward < 0, babyai.TURN_LEFT, babyai.TURN_RIGHT)
         onward = free & (forward > 0)
         faces = (sideward == 0) & (forward == 1)
-        action = jnp.where(seen.any(), jnp.where(onward, babyai.FORWARD, aside), babyai.TURN_RIGHT)
-        action = jnp.where(seen.any() & faces, babyai.PICK_UP, action)
+        action = jnp.where(in_sight.any(), jnp.where(onward, babyai.FORWARD, aside), babyai.TURN_RIGHT)
+        action = jnp.where(in_sight.any() & faces, babyai.PICK_UP, action)
         blind = jnp.where(free, babyai.FORWARD, jax.random.bernoulli(key).astype(jnp.int32))
         action = jnp.where(skilled, action, blind)
-        over = babyai.success(now)
-        after = jax.tree.map(lambda a, b: jnp.where(over, a, b), now, babyai.step(now, action))
-        return after, jnp.where(over, -1, action)
+        is_done = babyai.success(now)
+        after = jax.tree.map(lambda a, b: jnp.where(is_done, a, b), now, babyai.step(now, action))
+        return after, jnp.where(is_done, -1, action)
 
     _, actions = jax.lax.scan(walk, state, jax.random.split(key, 3))
     return state, actions
@@ -152,24 +152,24 @@ def demonstrate(
     Between one action and as many as a reply may name [A]. A game without a walker of its own shows random actions in
     states that random actions lead to: the form of a reply and nothing of how to play.
     """
-    most = game.max_actions_per_turn
+    max_actions = game.max_actions_per_turn
 
-    def one(key):
+    def example(key):
         key_reset, key_skill, key_walk, key_length, key_play = jax.random.split(key, 5)
         _, state = game.env.reset_env(key_reset, game.params)
         if game.name not in WALKS:
             state = _play_on(game, key_play, state, lambda key, state: _random_action(game, key))
-            actions = jax.vmap(lambda key: _random_action(game, key))(jax.random.split(key_walk, most))
+            actions = jax.vmap(lambda key: _random_action(game, key))(jax.random.split(key_walk, max_actions))
         else:
             walk = WALKS[game.name]
             if walk in (snake_walk, babyai_walk):
                 state = _play_on(game, key_play, state, lambda key, state: walk(key, state, jnp.array(True))[1][0])
             skilled = jax.random.bernoulli(key_skill, skilled_share)
             state, actions = walk(key_walk, state, skilled, habit)
-        shown = jax.random.randint(key_length, (), 1, most + 1)
-        return game.fields(state), jnp.where(jnp.arange(most) < shown, actions, -1)
+        num_shown = jax.random.randint(key_length, (), 1, max_actions + 1)
+        return game.fields(state), jnp.where(jnp.arange(max_actions) < num_shown, actions, -1)
 
-    return jax.vmap(one)(jax.random.split(key, num))
+    return jax.vmap(example)(jax.random.split(key, num))
 
 
 def _random_action(game: TextGame, key: jax.Array) -> jax.Array:
@@ -192,7 +192,10 @@ def _play_on(game: TextGame, key: jax.Array, state: Any, act: Callable[[jax.Arra
 def reply_template(game: TextGame, prompt: str) -> Template:
     """A reply that names the actions in the fields "shown" int [A] and "num_shown": the form, and little thought."""
     word = Choice("shown", game.actions)
-    listed = lambda separator: Repeat("num_shown", game.max_actions_per_turn, (word,), separator)
+
+    def listed(separator: str) -> Repeat:
+        return Repeat("num_shown", game.max_actions_per_turn, (word,), separator)
+
     action = Template((Literal("<action>"), listed(" || "), Literal("</action>")))
     if prompt == "compact":
         return action
@@ -202,7 +205,7 @@ def reply_template(game: TextGame, prompt: str) -> Template:
         )
         return Template((*observed, Literal("<plan>I choose "), listed(", then "), Literal(".</plan>\n"))) + action
     size = math.isqrt(len([part for part in game.board.parts if isinstance(part, Choice)]))
-    who, aim = ("head", "Apples") if game.name.startswith("snake") else ("player", "The goal")
-    observed = (Literal("<observe>I am at "), *grid_text.point(who, size), Literal(".</observe>\n"))
+    subject, aim = ("head", "Apples") if game.name.startswith("snake") else ("player", "The goal")
+    observed = (Literal("<observe>I am at "), *grid_text.point(subject, size), Literal(".</observe>\n"))
     thought = Literal(f"<think>{aim} and what ends the game are given as (X, Y).</think>\n<plan>I go ")
     return Template((*observed, thought, listed(", then "), Literal(".</plan>\n"))) + action

@@ -46,19 +46,19 @@ def game_files(folder: str) -> dict[str, list[pathlib.Path]]:
     if not root.is_dir():
         raise ValueError(f"--data is {folder!r}, which is not a folder; give the one with json_2.1.1 in it")
     inner = [root, *sorted(root.glob("json_2*"))]
-    split = next((one / _SPLIT for one in inner if (one / _SPLIT).is_dir()), root)
-    found: dict[str, list[pathlib.Path]] = {kind: [] for kind in KINDS}
+    split = next((release / _SPLIT for release in inner if (release / _SPLIT).is_dir()), root)
+    paths_by_kind: dict[str, list[pathlib.Path]] = {kind: [] for kind in KINDS}
     for path in sorted(split.glob("*/trial_*/game.tw-pddl")):
         name = path.parent.parent.name
         kind = _KIND_OF.get(name.split("-")[0])
         if kind and "movable" not in name and "Sliced" not in name and _read(path).get("solvable", True):
-            found[kind].append(path)
-    if not any(found.values()):
+            paths_by_kind[kind].append(path)
+    if not any(paths_by_kind.values()):
         raise ValueError(
             f"--data is {folder!r}, but there is no game in it: {split}/*/trial_*/game.tw-pddl names no file "
             "of the six kinds of tasks. `alfworld-download` makes such a folder"
         )
-    return found
+    return paths_by_kind
 
 
 def load(path: pathlib.Path) -> GameFile:

@@ -20,7 +20,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Iterable
 
-_KEPT = 128  # engines per worker; about 20 MB each
+_MAX_ENGINES = 128  # engines per worker; about 20 MB each
 _ARRIVAL = re.compile(r"^You arrive at loc \d+\. ")
 
 
@@ -37,24 +37,31 @@ def _textworld():
 
     # The engine translates a problem when it loads it and again at each reset, and parses the same few rules of its
     # grammar for every command that is possible, at each step: once is enough.
-    fast_downward.pddl2sas = functools.lru_cache(2 * _KEPT)(fast_downward.pddl2sas)
+    fast_downward.pddl2sas = functools.lru_cache(2 * _MAX_ENGINES)(fast_downward.pddl2sas)
     parsed = functools.lru_cache(1 << 12)(textgen._parse_and_convert)
-    textgen._parse_and_convert = lambda text, **how: copy.deepcopy(parsed(text, **how))
+
+    def parse(text: str, **options):
+        return copy.deepcopy(parsed(text, **options))
+
+    def copy_context(context: dict) -> dict:
+        return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
+
+    textgen._parse_and_convert = parse
     textgen.Rule = types.SimpleNamespace(parse_conjunctive_query=functools.cache(Rule.parse_conjunctive_query))
-    textgen.copy_context = lambda one: {**one, "variables": dict(one["variables"]), "mapping": dict(one["mapping"])}
+    textgen.copy_context = copy_context
     return PddlEnv, textworld.EnvInfos
 
 
 def names_of(ids: Iterable[str]) -> dict[str, str]:
     """Id -> name: "Cabinet_bar__minus_01..." -> "cabinet 3", numbered from the last id of a kind to its first."""
     kinds: dict[str, list[str]] = {}
-    for one in sorted(ids):
-        head, bar, _ = one.partition("_bar_")
+    for entity in sorted(ids):
+        head, bar, _ = entity.partition("_bar_")
         if bar:
-            basin = "basin" in one and not head.endswith("basin")  # e.g. Sink|...|SinkBasin
-            kinds.setdefault(f"{head}basin" if basin else head, []).append(one)
-    named = {one: f"{kind} {len(ids) - i}" for kind, ids in kinds.items() for i, one in enumerate(ids)}
-    return {one: named.get(one, one) for one in ids}
+            basin = "basin" in entity and not head.endswith("basin")  # e.g. Sink|...|SinkBasin
+            kinds.setdefault(f"{head}basin" if basin else head, []).append(entity)
+    names = {entity: f"{kind} {len(ids) - i}" for kind, ids in kinds.items() for i, entity in enumerate(ids)}
+    return {entity: names.get(entity, entity) for entity in ids}
 
 
 class Engine:
@@ -73,8 +80,8 @@ class Engine:
         self.env = make(infos(admissible_commands=True))
         self.env.load({"pddl_domain": domain, "pddl_problem": problem, "grammar": grammar})
         entities = self.env._entity_infos
-        for one, name in names_of(list(entities)).items():
-            entities[one].name = name
+        for entity, name in names_of(list(entities)).items():
+            entities[entity].name = name
         self.commands: tuple[str, ...] | None = None  # not begun
 
     def reset(self) -> tuple[str, bool]:
@@ -118,7 +125,7 @@ def serve(data: pathlib.Path, requests: Iterable[str], out) -> None:
             engines[problem] = engine
         except Exception as error:  # the problem may come from any file
             answer = {"error": f"{type(error).__name__}: {error}"}
-        while len(engines) > _KEPT:
+        while len(engines) > _MAX_ENGINES:
             engines.popitem(last=False)
         out.write(json.dumps(answer) + "\n")
         out.flush()

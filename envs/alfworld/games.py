@@ -101,10 +101,10 @@ def package() -> pathlib.Path:
     Raises:
       ValueError: it is not installed.
     """
-    found = importlib.util.find_spec("alfworld")
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec("alfworld")
+    if spec is None or not spec.origin:
         raise ValueError(f"ALFWorld is not installed; {PACKAGES}")
-    return pathlib.Path(found.origin).parent
+    return pathlib.Path(spec.origin).parent
 
 
 @functools.cache
@@ -112,11 +112,14 @@ def tables() -> Tables:
     spec = importlib.util.spec_from_file_location("_alfworld_constants", package() / "gen" / "constants.py")
     constants = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(constants)
-    whole = lambda kinds: {kind for kind in kinds if not kind.endswith("Sliced")}
+
+    def unsliced(kinds) -> set[str]:
+        return {kind for kind in kinds if not kind.endswith("Sliced")}
+
     movable = set(constants.MOVABLE_RECEPTACLES)
     return Tables(
-        {place: whole(kinds) for place, kinds in constants.VAL_RECEPTACLE_OBJECTS.items() if place not in movable},
-        {able: whole(kinds) for able, kinds in constants.VAL_ACTION_OBJECTS.items()},
+        {place: unsliced(kinds) for place, kinds in constants.VAL_RECEPTACLE_OBJECTS.items() if place not in movable},
+        {able: unsliced(kinds) for able, kinds in constants.VAL_ACTION_OBJECTS.items()},
         frozenset(constants.OPENABLE_CLASS_LIST) - movable,
     )
 
@@ -143,20 +146,20 @@ def plans(split: str) -> tuple[int, ...]:
 @functools.cache
 def tasks(kind: str, split: str) -> tuple[tuple[int, str, str], ...]:
     """(floor plan, kind of object, kind of receptacle or lamp) of all tasks of a kind."""
-    known, made = tables(), []
+    placements, candidates = tables(), []
     for number in plans(split):
         places, present = floor_plan(number)
         lamp = _LAMP in present and any(place in places for place in _UNDER_LAMP)
         if (kind == "examine" and not lamp) or (kind in MACHINES and MACHINES[kind] not in places):
             continue
         for target in present:
-            homes = [place for place in places if target in known.holds[place]]
+            homes = [place for place in places if target in placements.holds[place]]
             if kind == "examine" and homes:
-                made.append((number, target, _LAMP))
-            if kind != "examine" and target in known.able.get(ABLE.get(kind, ""), (target,)):
+                candidates.append((number, target, _LAMP))
+            if kind != "examine" and target in placements.able.get(ABLE.get(kind, ""), (target,)):
                 goals = [place for place in homes if place != MACHINES.get(kind) and len(homes) > 1]
-                made += [(number, target, place) for place in goals]
-    return tuple(made)
+                candidates += [(number, target, place) for place in goals]
+    return tuple(candidates)
 
 
 def make(kind: str, seed: int, split: str = "unseen") -> Game:
@@ -179,11 +182,11 @@ def make(kind: str, seed: int, split: str = "unseen") -> Game:
         return rng.choice(rooms) if rooms else None
 
     copies = {target: rng.randint(2, 3) if kind == "put two" else rng.randint(1, 2)}
-    others = [name for name in present if name != target and any(name in holds[sort] for sort in places)]
-    rng.shuffle(others)
-    for other in others:
+    fillers = [name for name in present if name != target and any(name in holds[sort] for sort in places)]
+    rng.shuffle(fillers)
+    for filler in fillers:
         room = _MOST_OBJECTS - sum(copies.values())
-        copies[other] = min(rng.randint(1, 3), room)
+        copies[filler] = min(rng.randint(1, 3), room)
     objects, inside = {}, {}
     for name in sorted(copies):
         for i in range(copies[name], 0, -1):
@@ -205,7 +208,7 @@ def _id(name: str) -> str:
 
 def problem(game: Game) -> str:
     """The game as a PDDL problem of ALFWorld's domain. Names are ids with `_bar_`, as in ALFWorld's own files."""
-    known = tables()
+    placements = tables()
     here = {name: f"loc_bar_{i}" for i, name in enumerate(game.receptacles, 1)}
     kinds, places = sorted(set(game.objects.values())), sorted(set(game.receptacles.values()))
     things = {
@@ -219,16 +222,17 @@ def problem(game: Game) -> str:
     facts = ["= (total-cost) 0", "atLocation agent1 loc_bar_0"]
     for name, kind in game.receptacles.items():
         facts += [f"receptacleAtLocation {_id(name)} {here[name]}", f"receptacleType {_id(name)} {kind}Type"]
-        facts += [f"openable {_id(name)}"] if kind in known.openable else []
+        facts += [f"openable {_id(name)}"] if kind in placements.openable else []
     for name, kind in game.objects.items():
         place = game.inside[name]
         facts += [f"objectType {_id(name)} {kind}Type", f"inReceptacle {_id(name)} {_id(place)}"]
         facts += [f"objectAtLocation {_id(name)} {here[place]}"]
         facts += [
-            f"{able.lower()} {_id(name)}" for able, able_kinds in sorted(known.able.items()) if kind in able_kinds
+            f"{able.lower()} {_id(name)}" for able, able_kinds in sorted(placements.able.items()) if kind in able_kinds
         ]
         facts += [f"pickupable {_id(name)}"] if kind != _LAMP else []
-    facts += [f"canContain {place}Type {kind}Type" for place in places for kind in kinds if kind in known.holds[place]]
+    for place in places:
+        facts += [f"canContain {place}Type {kind}Type" for kind in kinds if kind in placements.holds[place]]
     return "\n".join(
         [
             "(define (problem room) (:domain alfred)",
@@ -245,9 +249,8 @@ def problem(game: Game) -> str:
 
 
 def _goal(game: Game) -> str:
-    def placed(thing: str, *more: str) -> str:
-        own = (f"(objectType {thing} {game.target}Type)", f"(inReceptacle {thing} ?r)", *more)
-        return " ".join(own)
+    def placed(thing: str, *facts: str) -> str:
+        return " ".join([f"(objectType {thing} {game.target}Type)", f"(inReceptacle {thing} ?r)", *facts])
 
     if game.kind == "examine":
         lamp = f"(objectType ?t {_LAMP}Type) (isToggled ?t) (inReceptacle ?t ?r) (receptacleAtLocation ?r ?l)"

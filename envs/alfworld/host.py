@@ -64,10 +64,12 @@ Ask = Callable[[Sequence[tuple[HouseholdState, str | None]]], list[EngineAnswer]
 
 def simulated(requests: Sequence[tuple[HouseholdState, str | None]]) -> list[EngineAnswer]:
     """What the engine would answer in generated games."""
-    after = [
-        played(one.game, one.commands if command is None else (*one.commands, command)) for one, command in requests
-    ]
-    return [EngineAnswer(observation, world.won()) for world, observation in after]
+    answers = []
+    for state, command in requests:
+        commands = state.commands if command is None else (*state.commands, command)
+        world, observation = played(state.game, commands)
+        answers.append(EngineAnswer(observation, world.won()))
+    return answers
 
 
 def step(ask: Ask, states: Sequence[HouseholdState], actions: Sequence[str]) -> list[Outcome]:
@@ -95,11 +97,11 @@ def optimal(state: HouseholdState) -> int:
 def commands(state: HouseholdState) -> list[str]:
     """What a player might try in a generated game: other places, what lies here, what the hand can do with its load."""
     world = played(state.game, state.commands)[0]
-    here, held = world.at, world.held
+    here, load = world.at, world.held
     tried = [f"go to {place}" for place in world.game.receptacles if place != here]
     tried += [f"{verb} {here}" for verb in ("open", "close")]
-    if held:
-        tried += [f"put {held} in/on {here}", *(f"{verb} {held} with {here}" for verb in games.MACHINES)]
+    if load:
+        tried += [f"put {load} in/on {here}", *(f"{verb} {load} with {here}" for verb in games.MACHINES)]
     tried += [command for thing in world.visible() for command in (f"take {thing} from {here}", f"use {thing}")]
     return [command for command in tried if world.copy().step(command) != NOTHING]
 
@@ -118,14 +120,14 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
       ValueError: the engine is not installed, or in another version; a folder without games.
     """
     pool = Workers(games.engine_data(), workers)
-    found = files.game_files(data) if data else {}
-    kinds = tuple(kind for kind in games.KINDS if not data or found[kind])
+    files_by_kind = files.game_files(data) if data else {}
+    kinds = tuple(kind for kind in games.KINDS if not data or files_by_kind[kind])
 
     def state_of(kind: str, seed: int) -> HouseholdState:
         if kind not in kinds:
             raise ValueError(f"alfworld has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
         if data:
-            return HouseholdState(*files.load(found[kind][seed % len(found[kind])]))
+            return HouseholdState(*files.load(files_by_kind[kind][seed % len(files_by_kind[kind])]))
         game = games.make(kind, seed)
         return HouseholdState(game.goal, games.problem(game), game=game)
 
@@ -138,7 +140,7 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         for (kind, seed), answer in zip(tasks, answers, strict=True):
             if answer.error:
                 name, hint = f"the game {kind!r} {seed}", f"; is the engine complete? {games.PACKAGES}"
-                name, hint = (found[kind][seed % len(found[kind])], "") if data else (name, hint)
+                name, hint = (files_by_kind[kind][seed % len(files_by_kind[kind])], "") if data else (name, hint)
                 raise ValueError(f"{name} does not load: {answer.error}{hint}")
         return [Start(state, state.goal, answer.observation) for state, answer in zip(states, answers, strict=True)]
 
@@ -154,7 +156,7 @@ def host_game(max_steps: int = 40, data: str = "", workers: int = 0) -> HostGame
         **playing(engine),
         optimal=optimal,
         examples=functools.partial(recorded.examples, "alfworld"),
-        limits={kind: len(paths) for kind, paths in found.items() if paths},
+        limits={kind: len(paths) for kind, paths in files_by_kind.items() if paths},
     )
     if data:
         return game

@@ -42,15 +42,15 @@ class World:
         self.game, self.at, self.held = game, "", ""
         self.inside = dict(game.inside)
         self.opened: set[str] = set()
-        self.made: dict[str, set[str]] = {name: set() for name in game.objects}
+        self.treatments: dict[str, set[str]] = {name: set() for name in game.objects}
         self.lit: set[str] = set()
 
     def copy(self) -> World:
         """A world that can be stepped without changing this one."""
-        other = copy.copy(self)
-        other.inside, other.opened, other.lit = dict(self.inside), set(self.opened), set(self.lit)
-        other.made = {name: set(made) for name, made in self.made.items()}
-        return other
+        clone = copy.copy(self)
+        clone.inside, clone.opened, clone.lit = dict(self.inside), set(self.opened), set(self.lit)
+        clone.treatments = {name: set(treatments) for name, treatments in self.treatments.items()}
+        return clone
 
     def intro(self) -> str:
         """The first observation."""
@@ -60,7 +60,7 @@ class World:
         return self.game.receptacles[place] in tables().openable and place not in self.opened
 
     def contents(self, place: str) -> list[str]:
-        return [name for name, where in self.inside.items() if where == place]
+        return [name for name, receptacle in self.inside.items() if receptacle == place]
 
     def visible(self) -> list[str]:
         """The objects that can be seen where the agent is."""
@@ -93,7 +93,7 @@ class World:
 
     def ready(self, thing: str) -> bool:
         """Whether it is clean, hot or cool where the task asks for that."""
-        return self.game.kind not in MACHINES or self.game.kind in self.made[thing]
+        return self.game.kind not in MACHINES or self.game.kind in self.treatments[thing]
 
     def step(self, command: str) -> str:
         """Carries out a command and returns the observation."""
@@ -125,8 +125,8 @@ class World:
         return self.view(place)
 
     def _open(self, verb: str, place: str) -> str:
-        known = place == self.at and place and self.game.receptacles[place] in tables().openable
-        if not known or self.closed(place) != (verb == "open"):
+        openable = place == self.at and place and self.game.receptacles[place] in tables().openable
+        if not openable or self.closed(place) != (verb == "open"):
             return NOTHING
         if verb == "close":
             self.opened.discard(place)
@@ -139,9 +139,9 @@ class World:
             return self.view(thing)
         if thing not in (self.held, *self.visible()) or not thing:
             return NOTHING
-        made = self.made[thing]
-        words = [word for word, state in (("hot", "heat"), ("cool", "cool"), ("clean", "clean")) if state in made]
-        if "slice" in made:
+        treatments = self.treatments[thing]
+        words = [word for word, state in (("hot", "heat"), ("cool", "cool"), ("clean", "clean")) if state in treatments]
+        if "slice" in treatments:
             return f"This is a {' and '.join(words)} sliced {thing}." if words else f"This is a sliced {thing}."
         if words:
             return f"This is a {' and '.join(words) if words != ['cool'] else 'cold'} {thing}."
@@ -175,13 +175,13 @@ class World:
             sharp = tool and tool == self.held and self.game.objects[tool] in _CARVERS
             if not sharp or self.inside.get(thing, "") != self.at or not self.at or not self.able(thing, "Sliceable"):
                 return NOTHING
-            self.made[thing].add("slice")
+            self.treatments[thing].add("slice")
             return f"You sliced the {thing} with the {tool}."
         here = tool and tool == self.at and self.game.receptacles[tool] == MACHINES[verb]
         if not here or not thing or thing != self.held or not self.able(thing, ABLE[verb]):
             return NOTHING
-        self.made[thing] -= {"heat": {"cool"}, "cool": {"heat"}}.get(verb, set())
-        self.made[thing].add(verb)
+        self.treatments[thing] -= {"heat": {"cool"}, "cool": {"heat"}}.get(verb, set())
+        self.treatments[thing].add(verb)
         return f"You {verb} the {thing} using the {tool}."
 
 
@@ -198,8 +198,8 @@ def _plans(world: World) -> Iterator[list[str]]:
     if game.kind == "examine":
         lamps = [name for name, kind in game.objects.items() if kind == game.place]
         for thing, lamp in itertools.product(targets, lamps):
-            made = _Sketch(world).fetch(thing).go(world.inside[lamp])
-            yield made.then(f"use {lamp}") if not (made.commands and lamp in world.lit) else made.commands
+            sketch = _Sketch(world).fetch(thing).go(world.inside[lamp])
+            yield sketch.then(f"use {lamp}") if not (sketch.commands and lamp in world.lit) else sketch.commands
         return
     places = [name for name, kind in game.receptacles.items() if kind == game.place]
     groups = itertools.permutations(targets, 2) if game.kind == "put two" else ((name,) for name in targets)

@@ -51,7 +51,7 @@ class Moment(NamedTuple):
     action: int
     visible: np.ndarray
     place: np.ndarray
-    known: frozenset[int]
+    discovered: frozenset[int]
     d_before: int
     d_after: int
 
@@ -68,15 +68,15 @@ def aim(state: rules.BabyAIState) -> Aim:
         return Aim(tuple(np.flatnonzero((kinds == kind) & (colours == colour)).tolist()), name_of(kind, colour), verb)
 
     first, second = zip(state.target_kinds.tolist(), state.target_colours.tolist(), strict=True)
-    held = int(state.carrying)
+    load = int(state.carrying)
     if mission == rules.OPEN_DOOR:
         colour = int(colours[rules.DOOR_SLOT])
-        has_key = held >= 0 and kinds[held] == rules.KEY and colours[held] == colour
+        has_key = load >= 0 and kinds[load] == rules.KEY and colours[load] == colour
         if int(state.door) == rules.LOCKED and not has_key:
             return of(rules.KEY, colour, "pick up")
         return of(*first, "open")
     if mission == rules.PUT_NEXT:
-        carried = held >= 0 and (int(kinds[held]), int(colours[held])) == first
+        carried = load >= 0 and (int(kinds[load]), int(colours[load])) == first
         return of(*second, "put it next to") if carried else of(*first, "pick up")
     if mission in (rules.GO_AFTER_PICK, rules.PICK_THEN_GO):
         return of(*second, "go to") if int(state.done) else of(*first, "pick up")
@@ -99,7 +99,7 @@ def sees(moment: Moment) -> tuple[str, bool]:
     )
     if places:
         return f"Next: {target.name}{places[0][1]}.", True
-    if moment.known & set(target.slots):
+    if moment.discovered & set(target.slots):
         return f"Next: {target.name} out of view.", True
     return f"Next: {target.name} not seen yet.", False
 
@@ -108,9 +108,9 @@ def deed(moment: Moment) -> str:
     """What the action did, as a sentence."""
     before, after, action = moment.before, moment.after, moment.action
     moved = (int(before.x), int(before.y)) != (int(after.x), int(after.y))
-    held = int(after.carrying if action == rules.PICK_UP else before.carrying)
+    slot = int(after.carrying if action == rules.PICK_UP else before.carrying)
     changed = int(before.carrying) != int(after.carrying)
-    thing = name_of(int(after.kinds[held]), int(after.colours[held])) if held >= 0 else ""
+    thing = name_of(int(after.kinds[slot]), int(after.colours[slot])) if slot >= 0 else ""
     return {
         rules.TURN_LEFT: "I have turned left.",
         rules.TURN_RIGHT: "I have turned right.",
@@ -126,7 +126,7 @@ def judge(moment: Moment, rng: random.Random) -> str:
     before, after, target = moment.before, moment.after, aim(moment.before)
     if won(after) or int(after.done) > int(before.done) or aim(after).name != target.name:
         return GOOD if moment.d_after < moment.d_before else BAD
-    known_before = bool(moment.known & set(target.slots))
+    known_before = bool(moment.discovered & set(target.slots))
     if not known_before:
         if any(moment.visible[s] for s in target.slots):
             return GOOD
@@ -147,15 +147,15 @@ def reflection(moment: Moment, rng: random.Random) -> str:
 def thought(moment: Moment) -> str:
     """A plan for the next action, as a chain of thought would state it."""
     target = aim(moment.after)
-    where, known = sees(moment)
-    return f"{where} I want to {_PLANS[target.verb] if known else 'find it'}."
+    location, is_located = sees(moment)
+    return f"{location} I want to {_PLANS[target.verb] if is_located else 'find it'}."
 
 
 def reward(moment: Moment) -> str:
     return "1" if won(moment.after) else "0"
 
 
-def sub_goals(state: rules.BabyAIState, known: frozenset[int]) -> tuple[int, int]:
+def sub_goals(state: rules.BabyAIState, discovered: frozenset[int]) -> tuple[int, int]:
     """(sub-goals done, sub-goals): for each part of the mission to find the target and to do what is asked for."""
     mission = int(state.mission)
     parts = 1 if mission in (rules.GO_TO, rules.PICK) else 2
@@ -164,11 +164,11 @@ def sub_goals(state: rules.BabyAIState, known: frozenset[int]) -> tuple[int, int
         return total, total
     target = aim(state)
     first_part = parts == 1 or target.verb == "pick up"
-    return (0 if first_part else 2) + bool(known & set(target.slots)), total
+    return (0 if first_part else 2) + bool(discovered & set(target.slots)), total
 
 
 def value(moment: Moment) -> str:
     """RAFA's line: which share of the sub-goals is done."""
-    known = moment.known | set(np.flatnonzero(moment.visible).tolist())
-    done, total = sub_goals(moment.after, frozenset(known))
+    discovered = moment.discovered | set(np.flatnonzero(moment.visible).tolist())
+    done, total = sub_goals(moment.after, frozenset(discovered))
     return f"{sees(moment)[0]} The value is {done}/{total}."

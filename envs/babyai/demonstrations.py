@@ -28,16 +28,16 @@ def demonstrations(successes: int, failures: int, seed: int, held_out: bool = Fa
     """
     endings = [True] * successes + [False] * failures
     order = [(rules.MISSIONS[i % len(rules.MISSIONS)], success) for i, success in enumerate(endings)]
-    found: dict[tuple[str, bool], list[NotedEpisode]] = {key: [] for key in order}
+    by_ending: dict[tuple[str, bool], list[NotedEpisode]] = {key: [] for key in order}
     needed = Counter(order)
     first = (_HELD_OUT if held_out else _TRAIN) + (seed << 18)
     for start in itertools.count(first, _CHUNK):
-        if all(len(found[key]) >= n for key, n in needed.items()):
+        if all(len(by_ending[key]) >= n for key, n in needed.items()):
             break
-        made = walk("all", range(start, start + _CHUNK), [Walker()] * _CHUNK, ["Critic"] * _CHUNK, [STEPS] * _CHUNK)
-        for mission, one in zip(itertools.cycle(rules.MISSIONS), made, strict=False):
-            key = mission, one.success
-            if one.history.steps and key in found:
-                found[key].append(one)
-    rows = {key: iter(made) for key, made in found.items()}
+        episodes = walk("all", range(start, start + _CHUNK), [Walker()] * _CHUNK, ["Critic"] * _CHUNK, [STEPS] * _CHUNK)
+        for mission, episode in zip(itertools.cycle(rules.MISSIONS), episodes, strict=False):
+            key = mission, episode.success
+            if episode.history.steps and key in by_ending:
+                by_ending[key].append(episode)
+    rows = {key: iter(episodes) for key, episodes in by_ending.items()}
     return [next(rows[key]) for key in order]

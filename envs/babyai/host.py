@@ -32,8 +32,8 @@ def examples(label: str, number: int) -> list[History]:
     histories = []
     for i in range(number):
         mission = rules.MISSIONS[i % len(rules.MISSIONS)]
-        (made,) = walk(mission, [_EXAMPLES + i], [EXPERT], [kind], [30])
-        histories.append(made.history)
+        (episode,) = walk(mission, [_EXAMPLES + i], [EXPERT], [kind], [30])
+        histories.append(episode.history)
     return histories
 
 

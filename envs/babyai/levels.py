@@ -6,6 +6,8 @@ them counts. No mission is fulfilled at the start.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,12 +81,17 @@ def candidate(key: jax.Array, mission: jax.Array) -> BabyAIState:
 
     slots = np.arange(rules.NUM_OBJECTS)
     a = jnp.where(opening, rules.DOOR_SLOT, for_a % _THINGS)
-    value = lambda array, i: jnp.where(slots == i, array, 0).sum()
-    other = (kinds != value(kinds, a)) | (colours != value(colours, a))
-    b = jnp.argmax(jnp.where(other & (slots < _THINGS), 1 + (slots + for_b) % _THINGS, 0))
+
+    def pick(array, slot):  # array[slot] without a gather
+        return jnp.where(slots == slot, array, 0).sum()
+
+    def of_targets(array):
+        return jnp.stack([pick(array, a), jnp.where(two, pick(array, b), 0)]).astype(jnp.int32)
+
+    differs = (kinds != pick(kinds, a)) | (colours != pick(colours, a))
+    b = jnp.argmax(jnp.where(differs & (slots < _THINGS), 1 + (slots + for_b) % _THINGS, 0))
     two = (mission == rules.PUT_NEXT) | (jnp.asarray(rules.PARTS)[mission] == 2)
-    of_targets = lambda array: jnp.stack([value(array, a), jnp.where(two, value(array, b), 0)]).astype(jnp.int32)
-    as_int = lambda value: jnp.asarray(value, jnp.int32)
+    as_int = functools.partial(jnp.asarray, dtype=jnp.int32)
     return BabyAIState(
         time=jnp.int32(0),
         x=as_int(x[0]),
@@ -112,11 +119,11 @@ def _distinct(words: jax.Array, cells: jax.Array) -> list[jax.Array]:
     chosen, in_order = [], []
     for k in range(len(words)):
         cell = words[k] % ((_ROOM_CELLS if k < 2 else cells) - k)
-        for taken in in_order:
-            cell = cell + (cell >= taken)
+        for smaller in in_order:
+            cell = cell + (cell >= smaller)
         chosen.append(cell)
-        for i, taken in enumerate(in_order):
-            in_order[i], cell = jnp.minimum(taken, cell), jnp.maximum(taken, cell)
+        for i, smaller in enumerate(in_order):
+            in_order[i], cell = jnp.minimum(smaller, cell), jnp.maximum(smaller, cell)
         in_order.append(cell)
     return chosen
 

@@ -112,19 +112,19 @@ def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
     occupied = here.any()
     is_door = here[DOOR_SLOT]
     free = ~occupied & ~wall(fx, fy, state.mission)
-    held = slots == state.carrying
+    is_carried = slots == state.carrying
 
     turn = (action == TURN_RIGHT) * 1 - (action == TURN_LEFT) * 1
     go = (action == FORWARD) & (free | (is_door & (state.door == OPEN)))
     pick = (action == PICK_UP) & occupied & ~is_door & (state.carrying < 0)
     drop = (action == DROP) & free & (state.carrying >= 0)
     use = (action == TOGGLE) & occupied
-    key = (held & (state.kinds == KEY) & (state.colours == state.colours[DOOR_SLOT])).any()
+    key = (is_carried & (state.kinds == KEY) & (state.colours == state.colours[DOOR_SLOT])).any()
     toggled = jnp.where(state.door == LOCKED, jnp.where(key, OPEN, LOCKED), jnp.where(state.door == OPEN, CLOSED, OPEN))
-    gone = here & (pick | (use & (state.kinds == BOX)))  # an opened box holds nothing and is gone
+    removed = here & (pick | (use & (state.kinds == BOX)))  # an opened box holds nothing and is gone
 
-    xs = jnp.where(gone, NOWHERE, jnp.where(held & drop, fx, state.xs))
-    ys = jnp.where(gone, NOWHERE, jnp.where(held & drop, fy, state.ys))
+    xs = jnp.where(removed, NOWHERE, jnp.where(is_carried & drop, fx, state.xs))
+    ys = jnp.where(removed, NOWHERE, jnp.where(is_carried & drop, fy, state.ys))
     picked = jnp.sum(here * slots, dtype=jnp.int32)
     after = state.replace(
         time=state.time + 1,
@@ -137,7 +137,7 @@ def step(state: BabyAIState, action: jax.Array) -> BabyAIState:
         carrying=jnp.where(pick, picked, jnp.where(drop, -1, state.carrying)),
         noted=jnp.where(action == DROP, jnp.where(xs >= 0, ys * WIDTH + xs, -1), state.noted),
     )
-    return after.replace(done=_verify(state, action, after, here & pick, held & drop))
+    return after.replace(done=_verify(state, action, after, here & pick, is_carried & drop))
 
 
 def _verify(
@@ -196,16 +196,16 @@ def codes(state: BabyAIState) -> jax.Array:
     visible = _visible(clear)
     upper = sum(bits << VIEW * row for row, bits in enumerate(visible[:_UPPER]))
     lower = sum(bits << VIEW * row for row, bits in enumerate(visible[_UPPER:]))
-    seen = jnp.where(_ROW < _UPPER, upper, lower) >> (VIEW * (_ROW % _UPPER) + _COLUMN) & 1
+    is_visible = jnp.where(_ROW < _UPPER, upper, lower) >> (VIEW * (_ROW % _UPPER) + _COLUMN) & 1
 
     slots, cells = np.arange(NUM_OBJECTS), np.arange(VIEW**2)
     things = state.kinds + 8 * state.colours + 64 * state.door * (slots == DOOR_SLOT)
     code = jnp.where((wall_columns >> _COLUMN | wall_rows >> _ROW) & 1, WALL + 8 * GREY, EMPTY)
     for i in range(NUM_OBJECTS):
         code = jnp.where(cells == at[i], things[i], code)
-    held = jnp.where(slots == state.carrying, things, 0).sum()
-    code = jnp.where(cells == HERE, jnp.where(held > 0, held, EMPTY), code)
-    return jnp.where(seen, code, 0)
+    carried = jnp.where(slots == state.carrying, things, 0).sum()
+    code = jnp.where(cells == HERE, jnp.where(carried > 0, carried, EMPTY), code)
+    return jnp.where(is_visible, code, 0)
 
 
 def _walls(state: BabyAIState) -> tuple[jax.Array, jax.Array]:

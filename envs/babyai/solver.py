@@ -179,21 +179,26 @@ def estimate(task: Task, node: Node) -> int:
         of = second if node.done else first
         return 1 if carrying in of else min([facing[node.noted[i]] for i in of if node.noted[i] >= 0], default=_FAR)
     if task.mission == rules.OPEN_DOOR:
-        ends, fetch = [task.door_cell], task.keys
+        destinations, fetch = [task.door_cell], task.keys
         if node.door != rules.LOCKED:
             return facing[task.door_cell] + (2 if node.door == rules.OPEN else 1)
     elif task.mission == rules.PUT_NEXT:
         around = [cells[i] + side for i in second if cells[i] >= 0 for side in AHEAD]
-        ends, fetch = [cell for cell in around if task.floor[cell]], first
+        destinations, fetch = [cell for cell in around if task.floor[cell]], first
     else:
-        ends, fetch = [node.noted[i] for i in second if node.noted[i] >= 0], first
+        destinations, fetch = [node.noted[i] for i in second if node.noted[i] >= 0], first
     if task.mission == rules.PICK or carrying in second:
-        ends = None  # nothing follows, or it may be put anywhere
+        destinations = None  # nothing follows, or it may be put anywhere
     last = int(task.mission in (rules.PUT_NEXT, rules.OPEN_DOOR))  # the drop, or the toggle
     if carrying in fetch and last:
-        return min([facing[end] for end in ends], default=_FAR) + last
-    rest = lambda cell: 0 if ends is None else min([before[cell][end] for end in ends], default=_FAR) + last
-    fewest = min([facing[cells[i]] + 1 + rest(cells[i]) for i in fetch if cells[i] >= 0], default=_FAR)
+        return min([facing[end] for end in destinations], default=_FAR) + last
+
+    def steps_after_fetching(cell: int) -> int:
+        if destinations is None:
+            return 0
+        return min([before[cell][end] for end in destinations], default=_FAR) + last
+
+    fewest = min([facing[cells[i]] + 1 + steps_after_fetching(cells[i]) for i in fetch if cells[i] >= 0], default=_FAR)
     return fewest + (carrying >= 0)
 
 
@@ -219,15 +224,15 @@ def search(task: Task, node: Node) -> list[int] | None:
             return actions[::-1]
         for action in _useful(task, node):
             after = step(task, node, action)
-            known = come_from.get(after)
-            if known is not None and known[0] <= steps + 1:
+            best = come_from.get(after)
+            if best is not None and best[0] <= steps + 1:
                 continue
-            left = 0 if finished(task, after) else estimate(task, after)
-            if left >= _FAR:
+            remaining = 0 if finished(task, after) else estimate(task, after)
+            if remaining >= _FAR:
                 continue
             come_from[after] = (steps + 1, node, action)
             pushed += 1
-            heapq.heappush(queue, (steps + 1 + left, -steps - 1, pushed, after))
+            heapq.heappush(queue, (steps + 1 + remaining, -steps - 1, pushed, after))
     return None
 
 

@@ -6,6 +6,8 @@ row, an index into `PLACES`; the agent's own cell has no words). The templates a
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,10 +26,13 @@ NOTHING = "You see nothing"
 def _place(index: int) -> str:
     """' 3 steps left and 1 step forward': where a cell of the view lies, with a blank before it."""
     sideward, forward = index // rules.VIEW - rules.VIEW // 2, rules.VIEW - 1 - index % rules.VIEW
-    steps = lambda n: f"{n} step{'s' if n > 1 else ''}"
-    parts = [f"{steps(abs(sideward))} {'left' if sideward < 0 else 'right'}"] if sideward else []
-    parts += [f"{steps(forward)} forward"] if forward else []
+    parts = [f"{_steps(abs(sideward))} {'left' if sideward < 0 else 'right'}"] if sideward else []
+    parts += [f"{_steps(forward)} forward"] if forward else []
     return " " + " and ".join(parts) if parts else ""
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' if number > 1 else ''}"
 
 
 def _name(kind: int, colour: int) -> str:
@@ -61,8 +66,8 @@ def fields(state: BabyAIState) -> dict[str, jax.Array]:
       view [49], indices into `VIEW_SYMBOLS`, row by row; world [120], indices into `WORLD_SYMBOLS`.
     """
     code = rules.codes(state)
-    seen = {"view": _view(state, code), "world": _world(state)}
-    return goal_fields(state) | sentence_fields(state, code) | seen
+    drawings = {"view": _view(state, code), "world": _world(state)}
+    return goal_fields(state) | sentence_fields(state, code) | drawings
 
 
 def goal_fields(state: BabyAIState) -> dict[str, jax.Array]:
@@ -97,17 +102,17 @@ def sentence_fields(state: BabyAIState, code: jax.Array) -> dict[str, jax.Array]
         filled = (line & 7) > rules.EMPTY
         at = jnp.argmax(filled)
         walls.append((filled[at] & (line[at] & 7 == rules.WALL), 0, place(at)))
-    held = jnp.arange(rules.NUM_OBJECTS) == state.carrying
+    is_carried = jnp.arange(rules.NUM_OBJECTS) == state.carrying
     thing = (state.kinds - rules.KEY) * len(_COLOURS) + state.colours
-    carried = (state.carrying >= 0, _CARRY + jnp.sum(held * thing), rules.HERE)
+    carried = (state.carrying >= 0, _CARRY + jnp.sum(is_carried * thing), rules.HERE)
     place = rules.view_index(state)
-    seen = (place >= 0) & (place != rules.HERE) & (code[place] > 0)
-    said = jnp.where(state.kinds == rules.DOOR, _SEE_DOOR + state.door * len(_COLOURS) + state.colours, _SEE + thing)
+    in_view = (place >= 0) & (place != rules.HERE) & (code[place] > 0)
+    phrase = jnp.where(state.kinds == rules.DOOR, _SEE_DOOR + state.door * len(_COLOURS) + state.colours, _SEE + thing)
     first = [jnp.stack([jnp.asarray(part[i], jnp.int32) for part in (carried, *walls)]) for i in range(3)]
-    present, said = jnp.concatenate([first[0] > 0, seen]), jnp.concatenate([first[1], said])
+    present, phrase = jnp.concatenate([first[0] > 0, in_view]), jnp.concatenate([first[1], phrase])
     place = jnp.concatenate([first[2], place])
     rank = jnp.concatenate([np.arange(4), 4 + place[4:]])  # columns outside, rows inside
-    packed = jnp.sort(jnp.where(present, (rank * 64 + said) * 64 + place, 2**30))
+    packed = jnp.sort(jnp.where(present, (rank * 64 + phrase) * 64 + place, 2**30))
     return {
         "num_sentences": present.sum(dtype=jnp.int32),
         "said": (packed >> 6 & 63).astype(jnp.int32),
@@ -147,8 +152,8 @@ def _view(state: BabyAIState, code: jax.Array) -> jax.Array:
     later = state.done > 0
     useful = (state.kinds == rules.KEY) & (state.colours == state.colours[rules.DOOR_SLOT])
     useful = useful & (state.mission == rules.OPEN_DOOR)
-    goal, other = jnp.where(later, second, first), jnp.where(later, False, second | useful)
-    symbol = jnp.where(goal, _VIEW_GOAL, jnp.where(other, _VIEW_OTHER, _VIEW_THING))
+    is_goal, is_secondary = jnp.where(later, second, first), jnp.where(later, False, second | useful)
+    symbol = jnp.where(is_goal, _VIEW_GOAL, jnp.where(is_secondary, _VIEW_OTHER, _VIEW_THING))
     cells = np.arange(rules.VIEW**2)
     at = (cells[:, None] == place) & (place != rules.HERE)
     things = jnp.sum(at * symbol, axis=1)
@@ -207,9 +212,10 @@ def texts(states: BabyAIState) -> list[tuple[str, str]]:
         goal = f"{VERBS[values['verb'][i]]} {DESCRIPTIONS[values['first'][i]]}"
         if values["num_second"][i]:
             goal += f"{LINKS[values['link'][i][0]]} {DESCRIPTIONS[values['second'][i][0]]}"
-        seen = zip(values["said"][i], values["place"][i], strict=True)
-        lines = [f"You {SAID[said]}{PLACES[place]}" for said, place in list(seen)[: values["num_sentences"][i]]]
-        result.append((goal, ", ".join(lines) or NOTHING))
+        sentences = zip(values["said"][i], values["place"][i], strict=True)
+        sentences = itertools.islice(sentences, values["num_sentences"][i])
+        observation = ", ".join(f"You {SAID[phrase]}{PLACES[place]}" for phrase, place in sentences)
+        result.append((goal, observation or NOTHING))
     return result
 
 

@@ -129,15 +129,15 @@ class BreakthroughText:
         start = self.columns * sum(range(self.pawn_rows))
         ranges = []
         for side, count, name, enemies in zip(sides, counts, PLAYERS, reversed(counts)):
-            gone, taken = self.pawns - count, self.pawns - enemies
+            lost, captures = self.pawns - count, self.pawns - enemies
             moves = int(side.sum(1) @ np.arange(self.rows)) - start
-            least, most = max(moves, taken), moves + gone * (self.rows - 2)
-            if least > most:
-                raise ValueError(f"{name} has made {most} moves at most, too few to have taken {taken} pawns")
-            ranges.append((least, most))
+            lower, upper = max(moves, captures), moves + lost * (self.rows - 2)
+            if lower > upper:
+                raise ValueError(f"{name} has made {upper} moves at most, too few to have taken {captures} pawns")
+            ranges.append((lower, upper))
         black, white = ranges
         if max(black[0], white[0] + mover) > min(black[1], white[1] + mover):
-            counts = [str(least) if least == most else f"{least} to {most}" for least, most in ranges]
+            counts = [str(lower) if lower == upper else f"{lower} to {upper}" for lower, upper in ranges]
             raise ValueError(
                 f"black has made {counts[0]} moves and white {counts[1]}, so it cannot be {PLAYERS[mover]}'s turn"
             )

@@ -96,19 +96,19 @@ class _Rules:
         """Who can move left, straight and right: three masks of pawns; and the enemy's pawns."""
         column = np.arange(self.cells) % self.columns
         first = position.player == 0
-        own, enemy = _sides(position)
-        not_own = tuple(~o & a for o, a in zip(own, self.mask(True)))
-        empty = tuple(n & ~e for n, e in zip(not_own, enemy))
+        friendly, enemy = _sides(position)
+        not_friendly = tuple(~o & a for o, a in zip(friendly, self.mask(True)))
+        empty = tuple(n & ~e for n, e in zip(not_friendly, enemy))
         playing = position.winner < 0
-        able = tuple(jnp.where(playing, o, np.uint32(0)) for o in own)
+        able = tuple(jnp.where(playing, o, np.uint32(0)) for o in friendly)
 
         def ahead(target: Words, step: int, allowed: np.ndarray) -> Words:
             """Pawns in `allowed` columns whose cell one row ahead and `step` to the right is in `target`."""
             down, up = _shift(target, -(self.columns + step)), _shift(target, self.columns - step)
             return tuple(a & m & jnp.where(first, d, u) for a, m, d, u in zip(able, self.mask(allowed), down, up))
 
-        left = ahead(not_own, -1, column > 0)
-        right = ahead(not_own, 1, column < self.columns - 1)
+        left = ahead(not_friendly, -1, column > 0)
+        right = ahead(not_friendly, 1, column < self.columns - 1)
         return (left, ahead(empty, 0, column >= 0), right), enemy
 
     def legal_action_mask(self, position: Position) -> jax.Array:
@@ -119,9 +119,9 @@ class _Rules:
         nowhere = jnp.zeros(self.cells, bool)
         by_direction = []  # [cells, 2] each: without and with capture
         for pawns, step in ((left, -1), (straight, 0), (right, 1)):
-            takes = jnp.roll(ahead, -step, 1).reshape(-1) if step else nowhere
+            captures = jnp.roll(ahead, -step, 1).reshape(-1) if step else nowhere
             able = self.bits(pawns)
-            by_direction.append(jnp.stack([able & ~takes, able & takes], axis=-1))
+            by_direction.append(jnp.stack([able & ~captures, able & captures], axis=-1))
         one_side = jnp.stack(by_direction, axis=1)
         return jnp.concatenate([one_side & black, one_side & ~black], axis=1).reshape(-1)
 
@@ -144,15 +144,15 @@ class _Rules:
         action = jnp.asarray(action, jnp.int32)
         cell = action // 12
         target = self.target(position, cell, action // 2 % 3)
-        own, enemy = _sides(position)
+        friendly, enemy = _sides(position)
         first = position.player == 0
-        own = tuple(o & ~a | b for o, a, b in zip(own, _bit(own, cell), _bit(own, target)))
+        friendly = tuple(o & ~a | b for o, a, b in zip(friendly, _bit(friendly, cell), _bit(friendly, target)))
         enemy = tuple(e & ~b for e, b in zip(enemy, _bit(enemy, target)))
         arrived = jnp.where(first, target >= self.cells - self.columns, target < self.columns)
         won = arrived | (sum(e != 0 for e in enemy) == 0)
         return Position(
-            black=_choose(first, own, enemy),
-            white=_choose(first, enemy, own),
+            black=_choose(first, friendly, enemy),
+            white=_choose(first, enemy, friendly),
             player=1 - position.player,
             winner=jnp.where(won, position.player, position.winner),
         )

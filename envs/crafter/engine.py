@@ -20,6 +20,7 @@ damage by swords, and the rates at which food, drink, energy and health change.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import jax
@@ -39,13 +40,19 @@ ITEMS = (
     "sapling", "wood", "stone", "coal", "iron", "diamond",
     "wood_pickaxe", "stone_pickaxe", "iron_pickaxe", "wood_sword", "stone_sword", "iron_sword",
 )  # fmt: skip
-ACHIEVEMENTS = tuple(one.name.lower() for one in sorted(Achievement, key=lambda one: one.value))
+
+
+def _names(kinds: type[enum.Enum]) -> tuple[str, ...]:
+    return tuple(kind.name.lower() for kind in sorted(kinds, key=lambda kind: kind.value))
+
+
+ACHIEVEMENTS = _names(Achievement)
 LEFT, RIGHT, UP, DOWN = (Action[name].value for name in ("LEFT", "RIGHT", "UP", "DOWN"))
-MOST = 9  # of a vital or an item
+MAX_AMOUNT = 9  # of a vital or an item
 
 # What a cell shows: a kind of ground, or a creature on it.
 CREATURES = ("zombies", "cows", "skeletons", "arrows")
-BLOCKS = tuple(one.name.lower() for one in sorted(BlockType, key=lambda one: one.value))
+BLOCKS = _names(BlockType)
 CELLS = (*BLOCKS, *CREATURES)
 _OUTSIDE = BLOCKS.index("out_of_bounds")
 _OFFSETS = np.array([[0, 0], [0, -1], [0, 1], [-1, 0], [1, 0]], np.int32)  # (row, column) by direction

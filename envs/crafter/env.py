@@ -55,7 +55,7 @@ class Crafter(DiscreteGame):
         """float32 [1345]; see the class."""
         world = state.world
         cells = jax.nn.one_hot(engine.view(world), len(engine.CELLS)).reshape(-1)
-        numbers = jnp.concatenate([engine.vitals(world), engine.items(world)]) / engine.MOST
+        numbers = jnp.concatenate([engine.vitals(world), engine.items(world)]) / engine.MAX_AMOUNT
         direction = jax.nn.one_hot(world.player_direction - 1, 4)
         rest = jnp.stack([world.light_level, world.is_sleeping])
         return jnp.concatenate([cells, numbers, direction, rest]).astype(jnp.float32)

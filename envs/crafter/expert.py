@@ -6,7 +6,9 @@ achievement that is missing, on the cheapest way through what can be walked, dug
 
 from __future__ import annotations
 
+import functools
 import heapq
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,6 +20,11 @@ _GROUND = ("grass", "sand", "path")
 _WAYS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
 _FACING = {1: "west", 2: "east", 3: "north", 4: "south"}  # by the engine's direction
 _PICKAXE = {"stone": "wood", "coal": "wood", "iron": "stone", "diamond": "iron"}  # material of the one that is needed
+_INGREDIENTS = {  # of a pickaxe or a sword
+    "wood": {"wood": 1},
+    "stone": {"wood": 1, "stone": 1},
+    "iron": {"wood": 1, "stone": 1, "coal": 1, "iron": 1},
+}
 _STEP, _DIG, _BRIDGE = 1, 2, 3  # actions that a cell on the way costs
 _POCKET = 3  # cells: a closed room up to this size is safe to sleep in
 _SEARCH = 4000  # situations that are looked at for such a room
@@ -32,8 +39,8 @@ class _View:
         self.at: Cell = tuple(int(x) for x in world.player_position)
         self.way = _FACING[int(world.player_direction)]
         self.faced = _add(self.at, self.way)
-        self.done = {name for name, one in zip(ACHIEVEMENTS, np.asarray(world.achievements), strict=True) if one}
-        self.has = {name: int(n) for name, n in vars(world.inventory).items()}
+        self.done = set(itertools.compress(ACHIEVEMENTS, np.asarray(world.achievements)))
+        self.inventory = {name: int(n) for name, n in vars(world.inventory).items()}
         self.vitals = {name: int(getattr(world, f"player_{name}")) for name in ("health", "food", "drink", "energy")}
         self.creatures: dict[Cell, str] = {}
         for kind in ("zombies", "cows", "skeletons"):
@@ -53,7 +60,7 @@ class _View:
         block = self.block(cell)
         if cell in self.creatures:
             return False
-        return block == "tree" or bool(block in _PICKAXE and self.has[f"{_PICKAXE[block]}_pickaxe"])
+        return block == "tree" or bool(block in _PICKAXE and self.inventory[f"{_PICKAXE[block]}_pickaxe"])
 
     def near(self, block: str) -> bool:
         row, column = self.at
@@ -67,7 +74,7 @@ class _View:
             return 0  # grows in forests that one walks around
         if self.diggable(cell):
             return _DIG
-        if self.block(cell) == "water" and cell not in self.creatures and self.has["stone"] > 2:
+        if self.block(cell) == "water" and cell not in self.creatures and self.inventory["stone"] > 2:
             return _BRIDGE
         return _STEP * 3 if cell in self.creatures and self.block(cell) in _GROUND else 0
 
@@ -89,16 +96,17 @@ def _choices(view: _View) -> Iterator[str]:
     for way in _WAYS:
         if view.creatures.get(_add(view.at, way)) in ("zombies", "skeletons"):
             yield _on(view, way)
-    low = lambda name, least: view.vitals[name] <= least
-    if low("drink", 4) or (low("drink", 8) and any(view.block(_add(view.at, way)) == "water" for way in _WAYS)):
+    vitals = view.vitals
+    beside_water = any(view.block(_add(view.at, way)) == "water" for way in _WAYS)
+    if vitals["drink"] <= 4 or (vitals["drink"] <= 8 and beside_water):
         yield _find(view, "water")
-    if low("food", 5):
+    if vitals["food"] <= 5:
         yield _find(view, "ripe_plant", "cows")
     enclosed = _pocket(view, view.at, {}) is not None
-    if low("energy", 3) or (enclosed and low("energy", 8)) or _only_sleep_is_left(view):
-        if low("energy", 8):
+    if vitals["energy"] <= 3 or (enclosed and vitals["energy"] <= 8) or _only_sleep_is_left(view):
+        if vitals["energy"] <= 8:
             yield "sleep" if enclosed else _shelter(view)
-        if low("energy", 0):
+        if vitals["energy"] <= 0:
             yield "sleep"
     yield from _work(view)
     yield _reach(view, view.diggable)
@@ -106,14 +114,14 @@ def _choices(view: _View) -> Iterator[str]:
 
 
 def _only_sleep_is_left(view: _View) -> bool:
-    return "wake_up" not in view.done and view.vitals["energy"] < 7 and view.has["stone"] > 2
+    return "wake_up" not in view.done and view.vitals["energy"] < 7 and view.inventory["stone"] > 2
 
 
 def _work(view: _View) -> Iterator[str]:
     """What leads to the next achievement."""
-    has, done = view.has, view.done
+    inventory, done = view.inventory, view.done
     grass = view.block(view.faced) == "grass" and view.faced not in view.creatures
-    if has["sapling"] and "place_plant" not in done:
+    if inventory["sapling"] and "place_plant" not in done:
         yield "place plant" if grass else _reach(view, lambda cell: view.block(cell) == "grass", standing=True)
     if "place_plant" not in done and grass:
         yield "do"
@@ -121,9 +129,9 @@ def _work(view: _View) -> Iterator[str]:
         yield _find(view, "ripe_plant")
     for material in ("wood", "stone", "iron"):
         yield from _tools(view, material)
-    if "place_stone" not in done and has["stone"] and view.free(view.faced):
+    if "place_stone" not in done and inventory["stone"] and view.free(view.faced):
         yield "place stone"
-    if "collect_diamond" not in done and has["iron_pickaxe"]:
+    if "collect_diamond" not in done and inventory["iron_pickaxe"]:
         yield _find(view, "diamond")
     for name, creature in (("eat_cow", "cows"), ("defeat_zombie", "zombies"), ("defeat_skeleton", "skeletons")):
         if name not in done:
@@ -134,7 +142,7 @@ def _work(view: _View) -> Iterator[str]:
         yield _find(view, "grass", standing=True)
     if "defeat_skeleton" not in done:  # skeletons come where it is dark
         yield _reach(view, lambda cell: view.block(cell) == "path" and _far(view, cell), standing=True)
-    if has["stone"] < 5 and has["wood_pickaxe"]:
+    if inventory["stone"] < 5 and inventory["wood_pickaxe"]:
         yield _find(view, "stone")
     if "eat_cow" not in done or "defeat_zombie" not in done or view.vitals["food"] < 7:
         yield _reach(view, lambda cell: view.block(cell) == "grass" and _far(view, cell), standing=True)
@@ -148,15 +156,14 @@ def _far(view: _View, cell: Cell) -> bool:
 
 def _tools(view: _View, material: str) -> Iterator[str]:
     """What leads to the pickaxe and the sword of a material."""
-    has = view.has
-    missing = [tool for tool in ("pickaxe", "sword") if not has[f"{material}_{tool}"]]
+    inventory = view.inventory
+    missing = [tool for tool in ("pickaxe", "sword") if not inventory[f"{material}_{tool}"]]
     if not missing:
         return
     table, furnace = view.near("crafting_table"), view.near("furnace")
-    one = {"wood": {"wood": 1}, "stone": {"wood": 1, "stone": 1}}
-    needs = one.get(material, {"wood": 1, "stone": 1, "coal": 1, "iron": 1})
-    short = {item: n * len(missing) - has[item] for item, n in needs.items()}
-    if table and (material != "iron" or furnace) and all(has[item] >= n for item, n in needs.items()):
+    ingredients = _INGREDIENTS[material]
+    short = {item: n * len(missing) - inventory[item] for item, n in ingredients.items()}
+    if table and (material != "iron" or furnace) and all(inventory[item] >= n for item, n in ingredients.items()):
         yield f"make {material} {missing[0]}"
     bench = _distance(view, "crafting_table")
     new_table = bench > 25
@@ -170,7 +177,7 @@ def _tools(view: _View, material: str) -> Iterator[str]:
             yield _find(view, blocks[item])
     if not table:
         if not new_table:
-            yield _find(view, "crafting_table", beside=True)
+            yield _find(view, "crafting_table", adjacent=True)
         yield "place table" if view.free(view.faced) else _reach(view, view.free, standing=True)
     if material == "iron" and not furnace:
         yield "place furnace" if view.free(view.faced) else _turn(view)
@@ -192,24 +199,28 @@ def _on(view: _View, way: str) -> str:
     return "do" if view.way == way else f"move {way}"
 
 
-def _find(view: _View, *kinds: str, **how: bool) -> str:
-    """The first action on a cheapest way to the nearest block or creature of these kinds; "" without any. See `_reach`
-    for `how`."""
+def _find(view: _View, *kinds: str, **options: bool) -> str:
+    """The first action on a cheapest way to the nearest block or creature of these kinds; "" without any. See
+    `_reach` for the options."""
     cells = [cell for cell, kind in view.creatures.items() if kind in kinds]
     cells += map(tuple, np.argwhere(np.isin(view.map, [_ID[kind] for kind in kinds if kind in _ID])).tolist())
-    return _reach(view, set(cells).__contains__, **how) if cells else ""
+    return _reach(view, set(cells).__contains__, **options) if cells else ""
 
 
 def _reach(
-    view: _View, wanted: Callable[[Cell], bool], standing: bool = False, beside: bool = False, keep_off: bool = False
+    view: _View,
+    is_target: Callable[[Cell], bool],
+    standing: bool = False,
+    adjacent: bool = False,
+    keep_off: bool = False,
 ) -> str:
-    """The first action on a cheapest way to the nearest wanted cell; "" where none can be reached.
+    """The first action on a cheapest way to the nearest target; "" where none can be reached.
 
     Args:
-      standing: goes into the cell. beside: next to it, corners too; both without working on it.
+      standing: goes into the cell. adjacent: next to it, corners too; both without working on it.
       keep_off: goes to it and waits there.
     """
-    if beside and any(wanted((view.at[0] + i, view.at[1] + j)) for i in (-1, 0, 1) for j in (-1, 0, 1)):
+    if adjacent and any(is_target((view.at[0] + i, view.at[1] + j)) for i in (-1, 0, 1) for j in (-1, 0, 1)):
         return ""
     queue: list[tuple[int, Cell, str]] = [(0, view.at, "")]
     closed: set[Cell] = set()
@@ -218,7 +229,7 @@ def _reach(
         if cell in closed:
             continue
         closed.add(cell)
-        if cell != view.at and wanted(cell):
+        if cell != view.at and is_target(cell):
             if spent and not first:
                 continue
             at_hand = cell == _add(view.at, first)
@@ -229,7 +240,7 @@ def _reach(
             continue  # nothing leads through
         for way in _WAYS:
             after = _add(cell, way)
-            cost = view.cost(after) or (1 if wanted(after) and not standing else 0)
+            cost = view.cost(after) or (1 if is_target(after) and not standing else 0)
             if cost and after not in closed:
                 heapq.heappush(queue, (spent + cost, after, first or way))
     return ""
@@ -248,39 +259,43 @@ Changes = dict[Cell, bool]  # cell -> whether it is free now
 
 def _pocket(view: _View, at: Cell, changes: Changes) -> set[Cell] | None:
     """The closed room around a cell; None where it is open or large."""
-    found, edge = {at}, [at]
+    room, edge = {at}, [at]
     while edge:
         cell = edge.pop()
         for way in _WAYS:
             after = _add(cell, way)
-            if after not in found and (changes[after] if after in changes else _open(view, after)):
-                found.add(after)
+            if after not in room and (changes[after] if after in changes else _open(view, after)):
+                room.add(after)
                 edge.append(after)
-        if len(found) > _POCKET:
+        if len(room) > _POCKET:
             return None
-    return found
+    return room
 
 
 def _open(view: _View, cell: Cell) -> bool:
     return view.block(cell) in (*_GROUND, "lava")
 
 
+def _is_free(view: _View, changes: Changes, cell: Cell) -> bool:
+    return changes.get(cell, view.free(cell))
+
+
 def _shelter(view: _View) -> str:
     """The first action of a shortest sequence of moves, digging and stones that ends in a closed room; "" without."""
-    if not view.has["wood_pickaxe"]:
+    if not view.inventory["wood_pickaxe"]:
         return ""
     queue: list[tuple[int, int, Cell, str, tuple, str]] = [(0, 0, view.at, view.way, (), "")]
-    seen, number = set(), 0
+    visited, number = set(), 0
     while queue and number < _SEARCH:
         spent, _, at, facing, changed, first = heapq.heappop(queue)
-        if (at, facing, changed) in seen:
+        if (at, facing, changed) in visited:
             continue
-        seen.add((at, facing, changed))
+        visited.add((at, facing, changed))
         changes = dict(changed)
         if first and _pocket(view, at, changes) is not None:
             return first
-        stones = view.has["stone"] + sum(1 if free else -1 for _, free in changed)
-        free = lambda cell, changes=changes: changes.get(cell, view.free(cell))
+        stones = view.inventory["stone"] + sum(1 if free else -1 for _, free in changed)
+        free = functools.partial(_is_free, view, changes)
         moves = [(f"move {way}", _add(at, way) if free(_add(at, way)) else at, way, changed) for way in _WAYS]
         ahead = _add(at, facing)
         if free(ahead) and stones > 0:

@@ -27,8 +27,8 @@ def host_game(max_steps: int = MAX_STEPS) -> HostGame:
 
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
         tasks = counted(tasks)  # before they are parted
-        few = [tasks[i : i + _WORLDS] for i in range(0, len(tasks), _WORLDS)]
-        return [start._replace(goal=GOAL) for some in few for start in game.reset(some)]
+        batches = [tasks[i : i + _WORLDS] for i in range(0, len(tasks), _WORLDS)]
+        return [start._replace(goal=GOAL) for batch in batches for start in game.reset(batch)]
 
     return dataclasses.replace(
         game,

@@ -56,9 +56,11 @@ _STEPS = abs(_SOUTH) + abs(_EAST)
 
 def place(south: int, east: int) -> str:
     """Such as "2 steps north and 1 step east"."""
-    steps = lambda n, word: f"{abs(n)} step{'s' * (abs(n) > 1)} {word}"
-    parts = [steps(south, "south" if south > 0 else "north")] * (south != 0)
-    return " and ".join(parts + [steps(east, "east" if east > 0 else "west")] * (east != 0)) or "here"
+    parts = []
+    for steps, direction in ((south, "south" if south > 0 else "north"), (east, "east" if east > 0 else "west")):
+        if steps:
+            parts.append(f"{abs(steps)} step{'s' * (abs(steps) > 1)} {direction}")
+    return " and ".join(parts) or "here"
 
 
 PLACES = tuple(place(south, east) for south, east in zip(_SOUTH.tolist(), _EAST.tolist()))
@@ -75,12 +77,12 @@ def fields(world: engine.World) -> dict[str, jax.Array]:
     """
     view = engine.view(world)
     near = jnp.where(view == np.array(THINGS)[:, None], _STEPS * 64 + np.arange(len(view)), 2**20).min(1)
-    seen, kinds = near < 2**20, np.arange(len(THINGS))
-    packed = jnp.sort(jnp.where(seen, (near // 64 * len(THINGS) + kinds) * 64 + near % 64, 2**20))
+    in_view, kinds = near < 2**20, np.arange(len(THINGS))
+    packed = jnp.sort(jnp.where(in_view, (near // 64 * len(THINGS) + kinds) * 64 + near % 64, 2**20))
     amounts = engine.items(world)
     order = jnp.argsort(amounts == 0, stable=True)
     result = {
-        "num_things": seen.sum(),
+        "num_things": in_view.sum(),
         "thing": packed // 64 % len(THINGS),
         "place": packed % 64,
         "faced": view[engine.faced(world)],
@@ -94,12 +96,12 @@ def fields(world: engine.World) -> dict[str, jax.Array]:
     return {name: value.astype(jnp.int32) for name, value in result.items()}
 
 
-_VITALS = [part for name in engine.VITALS for part in (Literal(f", {name} "), Number(name, 0, engine.MOST))]
+_VITALS = [part for name in engine.VITALS for part in (Literal(f", {name} "), Number(name, 0, engine.MAX_AMOUNT))]
 _VITALS[0] = Literal("Health ")
 _CARRIED = Repeat(
     "num_items",
     len(ITEM_NAMES),
-    (Number("amount", 1, engine.MOST), Literal(" "), Choice("item", ITEM_NAMES)),
+    (Number("amount", 1, engine.MAX_AMOUNT), Literal(" "), Choice("item", ITEM_NAMES)),
     empty="nothing",
 )
 STATUS = Template(

@@ -12,8 +12,8 @@ def xml_path(name: str, version: str = "v4") -> pathlib.Path:
     Raises:
       ModuleNotFoundError: Gymnasium is not installed.
     """
-    found = importlib.util.find_spec("gymnasium")
-    if found is None:
+    spec = importlib.util.find_spec("gymnasium")
+    if spec is None:
         raise ModuleNotFoundError("the robots' models are Gymnasium's files: pip install gymnasium==1.3.0")
     file = "walker2d_v5.xml" if (name, version) == ("walker2d", "v5") else f"{name}.xml"
-    return pathlib.Path(found.origin).parent / "envs" / "mujoco" / "assets" / file
+    return pathlib.Path(spec.origin).parent / "envs" / "mujoco" / "assets" / file

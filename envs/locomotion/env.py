@@ -17,6 +17,7 @@ Differences from Gymnasium:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ from flax import struct
 from gymnax.environments import environment, spaces
 
 from nlrl_jax.envs.locomotion import prompts, rule_based, xml_path
-from nlrl_jax.envs.locomotion.frames import beside, frames
+from nlrl_jax.envs.locomotion.frames import frames, side_by_side
 from nlrl_jax.types import ControlGame
 
 VERSIONS = ("v4", "v5")
@@ -61,8 +62,8 @@ class Robot:
 
 
 def _hopper_healthy(qpos, qvel):
-    others = jnp.concatenate([qpos[2:], qvel])
-    return (qpos[1] > 0.7) & (jnp.abs(qpos[2]) < 0.2) & (jnp.abs(others) < 100).all()
+    limited = jnp.concatenate([qpos[2:], qvel])
+    return (qpos[1] > 0.7) & (jnp.abs(qpos[2]) < 0.2) & (jnp.abs(limited) < 100).all()
 
 
 def _walker2d_healthy(qpos, qvel):
@@ -195,9 +196,9 @@ class Locomotion(environment.Environment[LocomotionState, LocomotionParams]):
         place = x if self.version == "v4" else qpos[0]
         info = {name: jnp.where(exploded, 0, value) for name, value in {**rewards, "x_position": place}.items()}
         reward = sum(info[name] for name in rewards)
-        spoilt = lambda value: jnp.where(exploded, jnp.nan, value)
-        arrays = map(spoilt, (qpos, qvel, warmstart, x))
-        state = LocomotionState(state.time + 1, *arrays, spoilt(force) if self.feels else None)
+        # An exploded state holds NaN, so that it stays exploded when it is stepped again.
+        arrays = [jnp.where(exploded, jnp.nan, array) for array in (qpos, qvel, warmstart, x, force)]
+        state = LocomotionState(state.time + 1, *arrays[:4], arrays[4] if self.feels else None)
         obs = self.observe(key, state, action, params)
         return obs, state, reward, exploded | ~healthy, {**info, "exploded": exploded}
 
@@ -240,13 +241,13 @@ def make_env(name: str, version: str = "v4", physics: str = "auto", contact_forc
       ValueError: a name that is none of these; contact forces for a robot that is no Ant.
       ModuleNotFoundError: mujoco, gymnasium or, for MJX, mujoco-mjx is not installed.
     """
-    for what, value, choices in (
+    for option, value, choices in (
         ("name", name, tuple(ROBOTS)),
         ("version", version, VERSIONS),
         ("physics", physics, PHYSICS),
     ):
         if value not in choices:
-            raise ValueError(f"{what} is {value!r}; choose one of {', '.join(choices)}")
+            raise ValueError(f"{option} is {value!r}; choose one of {', '.join(choices)}")
     if contact_forces and not ROBOTS[name].free:
         raise ValueError(f"{name} has no contact forces, only the ant")
     if physics == "auto":
@@ -273,28 +274,34 @@ def control_game(name: str, version: str = "v4", physics: str = "auto", contact_
         roles=prompts.roles(name, version, contacts=env.feels),
         scripts=rule_based.SCRIPTS,
         draw=lambda states: frames(name, np.asarray(states.qpos)),
-        draw_case=lambda states, taken, suggested: what_if_frames(env, name, states, taken, suggested),
+        draw_case=functools.partial(what_if_frames, env, name),
         human_reward=progress_bonus if name == "ant" else None,
     )
 
 
-def what_if_frames(env: Locomotion, name: str, states: Any, taken: Any, suggested: Any, hold: int = 8) -> np.ndarray:
-    """Poses side by side for each of n states: now, after `hold` steps of the torques taken, and of those suggested.
+def what_if_frames(env: Locomotion, name: str, states: Any, actions: Any, suggested: Any, hold: int = 8) -> np.ndarray:
+    """Poses side by side for each of n states: now, after `hold` steps of the agent's torques, and of those suggested.
 
     Args:
-      states: env states [n]. taken: [n] torques. suggested: [n] torques or None, whose place then stays empty.
+      states: env states [n]. actions: [n] torques. suggested: [n] torques or None, whose place then stays empty.
     """
-    held = jax.jit(jax.vmap(lambda state, action: _held(env, state, action, hold)))
-    after = lambda actions: np.array(held(states, jnp.asarray(np.array(actions, np.float32))))
-    instead = after([one if two is None else two for one, two in zip(taken, suggested)])
-    instead[[two is None for two in suggested]] = np.nan
-    return beside([frames(name, qpos) for qpos in (np.asarray(states.qpos), after(taken), instead)])
 
+    @jax.jit
+    @jax.vmap
+    def pose_after(state: LocomotionState, action: jax.Array) -> jax.Array:
+        def step(_, state):
+            return env.step_env(None, state, action, None)[1]
 
-def _held(env: Locomotion, state: LocomotionState, action: jax.Array, steps: int) -> jax.Array:
-    """qpos after so many steps of one action."""
-    step = lambda _, state: env.step_env(None, state, action, None)[1]
-    return jax.lax.fori_loop(0, steps, step, state).qpos
+        return jax.lax.fori_loop(0, hold, step, state).qpos
+
+    def poses_after(torques: list) -> np.ndarray:
+        return np.array(pose_after(states, jnp.asarray(np.array(torques, np.float32))))
+
+    is_missing = [torques is None for torques in suggested]
+    alternatives = poses_after([action if torques is None else torques for action, torques in zip(actions, suggested)])
+    alternatives[is_missing] = np.nan  # drawn without a robot
+    poses = np.asarray(states.qpos), poses_after(actions), alternatives
+    return side_by_side([frames(name, qpos) for qpos in poses])
 
 
 def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Array:
@@ -307,7 +314,10 @@ def progress_bonus(steps: Any, length: float = 1.0, dt: float = 0.05) -> jax.Arr
       length: metres between two lines.
       dt: seconds per step (Ant: 0.05); a step covers dt * info["reward_forward"] metres.
     """
-    passed = lambda x: jnp.maximum(jnp.floor(x / length), 0.0)
     x = steps.info["x_position"]
     # An exploded step reports neither a place nor a speed, and so pays nothing.
-    return passed(x) - passed(x - dt * steps.info["reward_forward"])
+    return _lines_passed(x, length) - _lines_passed(x - dt * steps.info["reward_forward"], length)
+
+
+def _lines_passed(x: jax.Array, length: float) -> jax.Array:
+    return jnp.maximum(jnp.floor(x / length), 0.0)

@@ -52,13 +52,13 @@ def frames(name: str, qpos, width: int = 320, height: int = 240) -> np.ndarray:
             axis = data.geom_xmat[geom].reshape(3, 3)[:, 2] * model.geom_size[geom, 1]
             if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_SPHERE:
                 axis = np.zeros(3)
-            ends = [_project(centre[index] + side * axis, elevation) for side in (1, -1)]
-            _capsule(canvas, right, above, ends, model.geom_size[geom, 0], 255 * model.geom_rgba[geom, :3])
+            tips = [_project(centre[index] + side * axis, elevation) for side in (1, -1)]
+            _capsule(canvas, right, above, tips, model.geom_size[geom, 0], 255 * model.geom_rgba[geom, :3])
         picture[:] = canvas
     return pictures
 
 
-def beside(films: list[np.ndarray]) -> np.ndarray:
+def side_by_side(films: list[np.ndarray]) -> np.ndarray:
     """Films [T, H, W, 3] of equal size, side by side with a line between them: uint8 [T, H, W', 3]."""
     line = np.full((*films[0].shape[:2], 4, 3), 255, np.uint8)
     return np.concatenate([part for film in films for part in (film, line)][:-1], axis=2)
@@ -86,9 +86,9 @@ def _floor(x: np.ndarray, above: np.ndarray, eye_y: float, elevation: float) -> 
     return ground if elevation else np.where((above > 0)[..., None], np.array(_SKY, float), ground)
 
 
-def _capsule(canvas, right, above, ends, radius: float, colour: np.ndarray) -> None:
+def _capsule(canvas, right, above, tips, radius: float, colour: np.ndarray) -> None:
     """Paints all points within `radius` of a segment, rounder in the middle, with a dark outline."""
-    (ax, ay), (bx, by) = ends
+    (ax, ay), (bx, by) = tips
     dx, dy = bx - ax, by - ay
     along = ((right - ax) * dx + (above - ay) * dy) / max(dx * dx + dy * dy, 1e-12)
     along = np.clip(along, 0, 1)

@@ -81,8 +81,8 @@ class _Host:
         bodies = self.model.nbody - 1 if self.contact_forces else 0
         out = [np.empty_like(x) for x in inputs[:3]] + [np.empty(rows), np.empty((rows, bodies, 6))]
         cuts = np.linspace(0, rows, min(self.threads, max(rows, 1)) + 1).astype(int)
-        first, *others = [(inputs, out, range(*ends)) for ends in zip(cuts[:-1], cuts[1:])]
-        waiting = [self.pool.submit(self.advance, *share) for share in others]
+        first, *shares = [(inputs, out, range(*cut)) for cut in zip(cuts[:-1], cuts[1:])]
+        waiting = [self.pool.submit(self.advance, *share) for share in shares]
         self.advance(*first)
         for share in waiting:
             share.result()

@@ -169,11 +169,12 @@ def state_text(robot: RobotText, obs: np.ndarray) -> str:
     lean = f"pitch {_show(now.pitch)} rad" + ("" if robot.is_planar else f", roll {_show(now.roll)} rad")
     side = "" if robot.is_planar else f", sideways velocity {_show(now.side_velocity)} m/s"
     turn = "" if robot.is_planar else f", roll velocity {_show(now.roll_velocity)} rad/s"
-    each = lambda numbers: ", ".join(f"{joint} {_show(x)}" for joint, x in zip(robot.joints, numbers))
+    angles = ", ".join(f"{joint} {_show(angle)}" for joint, angle in zip(robot.joints, now.joints))
+    speeds = ", ".join(f"{joint} {_show(speed)}" for joint, speed in zip(robot.joints, now.joint_velocities))
     return (
         f"height {_show(now.height)} m, {lean}, forward velocity {_show(now.forward_velocity)} m/s{side}, vertical "
         f"velocity {_show(now.vertical_velocity)} m/s, pitch velocity {_show(now.pitch_velocity)} rad/s{turn}; joint "
-        f"angles (rad): {each(now.joints)}; joint velocities (rad/s): {each(now.joint_velocities)}"
+        f"angles (rad): {angles}; joint velocities (rad/s): {speeds}"
     )
 
 

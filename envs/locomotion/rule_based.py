@@ -90,7 +90,7 @@ class BalanceAnalyst(NamedTuple):
 
     def later(self, timeslot: int, slots: int) -> int:
         """That many timeslots later, or the last state of the excerpt."""
-        return min(timeslot + slots, self.excerpt.begin + len(self.excerpt.observations) - 1)
+        return min(timeslot + slots, self.excerpt.start + len(self.excerpt.observations) - 1)
 
     def until_fall(self, timeslot: int) -> int | None:
         """Timeslots from this one to the last of the episode, if the excerpt ends with its fall."""
@@ -155,14 +155,14 @@ def reward(context: Mapping[str, Any], rng: random.Random) -> str:
     """The reward of an action, by what followed if it was taken, else by the rule."""
     analyst, timeslot, action = BalanceAnalyst.of(context), context["timeslot"], context["action"]
     if np.allclose(action, analyst.excerpt.action(timeslot), atol=1e-3):
-        value, why = _followed(analyst, timeslot)
+        value, reason = _followed(analyst, timeslot)
     else:
         now = analyst.body(timeslot)
         off = float(np.mean(np.abs(np.subtract(action, balance(analyst.name, now)))))
         value = (1 - off) * min(0.5 + 0.5 * danger(analyst.name, now), 1.0)
-        why = f"it differs by {off:.2f} a motor from what would push the robot upright"
+        reason = f"it differs by {off:.2f} a motor from what would push the robot upright"
     value = np.clip(value, -1, 1) * emphasis(context["analysis"], timeslot)
-    return f"{{reward = {value + 0.0:.2f}, analysis: {why}}}"
+    return f"{{reward = {value + 0.0:.2f}, analysis: {reason}}}"
 
 
 SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategies": strategies}
@@ -175,11 +175,11 @@ def _verdict(analyst: BalanceAnalyst, timeslot: int) -> str:
     state += f", roll {now.roll:.2f} rad" if now.roll else ""
     if alarm <= ALARM and not falls:
         return verdict_text(timeslot, False, f"{state}: the robot is steady")
-    why = f"{state}: " + (_when(fall) if falls else f"{alarm:.0%} of the way to a fall")
+    reason = f"{state}: " + (_when(fall) if falls else f"{alarm:.0%} of the way to a fall")
     if not falls and analyst.eases(timeslot) > 0:
-        return verdict_text(timeslot, True, f"{why}, and what the agent did made it better")
+        return verdict_text(timeslot, True, f"{reason}, and what the agent did made it better")
     better = action_text(balance(analyst.name, now))
-    return verdict_text(timeslot, True, f"{why}; these torques push back towards upright", better)
+    return verdict_text(timeslot, True, f"{reason}; these torques push back towards upright", better)
 
 
 def _when(fall: int) -> str:
@@ -192,7 +192,7 @@ def _followed(analyst: BalanceAnalyst, timeslot: int) -> tuple[float, str]:
     if fall is not None and fall < FALL:
         return -1 + fall / FALL, _when(fall)
     after = analyst.later(timeslot, LATER)
-    safer = analyst.danger(timeslot) - analyst.danger(after)
+    slots, safer = after - timeslot, analyst.danger(timeslot) - analyst.danger(after)
     faster = analyst.body(after).forward_velocity - analyst.body(timeslot).forward_velocity
-    why = f"{after - timeslot} timeslots later danger is lower by {safer:.2f} and the robot faster by {faster:.2f} m/s"
-    return safer + 0.2 * faster, why
+    reason = f"{slots} timeslots later danger is lower by {safer:.2f} and the robot faster by {faster:.2f} m/s"
+    return safer + 0.2 * faster, reason

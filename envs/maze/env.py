@@ -118,11 +118,11 @@ def step(maze: Maze, position: Any, action: Any, xp: Any = np) -> tuple[Any, Any
       stays there, with reward 0.
     """
     position, action = xp.asarray(position), xp.asarray(action)
-    known, ended = (action >= 0) & (action < len(ACTIONS)), position == maze.goal
+    is_known, ended = (action >= 0) & (action < len(ACTIONS)), position == maze.goal
     to = xp.asarray(maze.moves)[position, xp.clip(action, 0, len(ACTIONS) - 1)]
-    after = xp.where(known & ~ended, to, position)
+    after = xp.where(is_known & ~ended, to, position)
     arrived = after == maze.goal
-    reward = xp.where(arrived, 0.0, xp.where(known, STEP_REWARD, UNKNOWN_REWARD))
+    reward = xp.where(arrived, 0.0, xp.where(is_known, STEP_REWARD, UNKNOWN_REWARD))
     return after, reward.astype(np.float32), arrived
 
 
@@ -160,7 +160,7 @@ def random_walks(maze: Maze, position: Any, action: Any, steps: int, rng: np.ran
     # The number of positions up to the first one on the goal.
     lengths = np.where((positions == maze.goal).any(1), (positions == maze.goal).argmax(1) + 1, steps + 2)
     rows = zip(positions.tolist(), actions.tolist(), lengths.tolist(), strict=True)
-    return [Walk(tuple(cells[:n]), tuple(taken[: n - 1])) for cells, taken, n in rows]
+    return [Walk(tuple(cells[:n]), tuple(moves[: n - 1])) for cells, moves, n in rows]
 
 
 @struct.dataclass

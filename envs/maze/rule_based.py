@@ -62,11 +62,15 @@ class Observation(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def read_observation(text: str) -> Observation:
     """Reads an observation as `envs.maze` writes it."""
-    cell = lambda name: re.search(rf"{name} (?:is )?at position (\d+), (\d+)", text)
-    goal, position = cell("goal"), cell("Your current position is")
-    pair = lambda match: (int(match[1]), int(match[2])) if match else None
+    goal = re.search(r"goal is at position (\d+), (\d+)", text)
+    position = re.search(r"Your current position is at position (\d+), (\d+)", text)
     walls = text if position is None else text[position.end() :]
-    return Observation(pair(goal), pair(position), tuple(word for word in ACTIONS if _SIDE[word] not in walls))
+    free = tuple(action for action in ACTIONS if _SIDE[action] not in walls)
+    return Observation(_cell_in(goal), _cell_in(position), free)
+
+
+def _cell_in(match: re.Match[str] | None) -> tuple[int, int] | None:
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def policy(context: Mapping[str, Any], rng: random.Random) -> str:
@@ -126,12 +130,12 @@ def aggregator(context: Mapping[str, Any], rng: random.Random) -> str:
     """G2 and G1: the mean over the variations of the moves made and the steps that the evaluation names."""
     totals, thoughts = [], []
     for i, (variation, evaluation) in enumerate(zip(context["descriptions"], context["evaluations"], strict=True), 1):
-        moves, left = variation.split(" Reward:")[0].count("move "), _named_steps(evaluation)
-        if left is None:
+        moves, remaining = variation.split(" Reward:")[0].count("move "), _named_steps(evaluation)
+        if remaining is None:
             thoughts.append(f"Variation {i} is not evaluated in steps.")
             continue
-        totals.append(moves + left)
-        thoughts.append(f"Variation {i} makes {moves} moves and leaves about {left:g} steps.")
+        totals.append(moves + remaining)
+        thoughts.append(f"Variation {i} makes {moves} moves and leaves about {remaining:g} steps.")
     if not totals:
         final = f"It cannot be told how good it is to {context['action']}."
         return json.dumps({"thoughts": " ".join(thoughts), "final_evaluation": final})
@@ -143,13 +147,14 @@ def aggregator(context: Mapping[str, Any], rng: random.Random) -> str:
 def improver(context: Mapping[str, Any], rng: random.Random) -> str:
     """I: the fewest steps by the evaluations."""
     named = {word: _named_steps(text) for word, text in context["evaluations"].items()}
-    known = {word: steps for word, steps in named.items() if steps is not None}
-    if not known:
+    steps_by_action = {word: steps for word, steps in named.items() if steps is not None}
+    if not steps_by_action:
         thoughts = "No evaluation names a number of steps, so all actions look alike."
         return json.dumps({"thoughts": thoughts, "action": rng.choice(list(named))})
-    least = min(known.values())
-    action = rng.choice([word for word, steps in known.items() if steps == least])
-    listed = ", ".join(f"{word} about {steps:g}" for word, steps in sorted(known.items(), key=lambda item: item[1]))
+    fewest = min(steps_by_action.values())
+    action = rng.choice([word for word, steps in steps_by_action.items() if steps == fewest])
+    ranking = sorted(steps_by_action.items(), key=lambda item: item[1])
+    listed = ", ".join(f"{word} about {steps:g}" for word, steps in ranking)
     thoughts = f"Steps to the goal by the evaluations: {listed}. The fewest follow after {action}."
     return json.dumps({"thoughts": thoughts, "action": action})
 

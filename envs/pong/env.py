@@ -92,8 +92,8 @@ class Pong(DiscreteGame):
         aim = jnp.where(hit, jax.random.randint(key_aim, (), 0, RACKET), state.aim)
         # Where the point is over, the next one is served to its loser.
         served = _serve(key_serve, -point)
-        over = point != 0
-        ball, velocity, aim = (jnp.where(over, new, old) for new, old in zip(served, (ball, velocity, aim)))
+        is_over = point != 0
+        ball, velocity, aim = (jnp.where(is_over, new, old) for new, old in zip(served, (ball, velocity, aim)))
         score = state.score + jnp.stack([point > 0, point < 0]).astype(jnp.int32)
         state = PongState(state.time + 1, racket, opponent, ball, velocity, aim, score)
         reward = point.astype(jnp.float32)
@@ -116,8 +116,8 @@ def move(racket: jax.Array, action: jax.Array, speed: int) -> jax.Array:
 def follow(state: PongState, speed: int) -> jax.Array:
     """The opponent's top row one step on: towards the ball while it comes, else towards the middle."""
     comes = state.velocity[1] < 0
-    wanted = jnp.where(comes, state.ball[0] + 1 - state.aim, TOP // 2)
-    return jnp.clip(state.opponent + jnp.clip(wanted - state.opponent, -speed, speed), 0, TOP)
+    target = jnp.where(comes, state.ball[0] + 1 - state.aim, TOP // 2)
+    return jnp.clip(state.opponent + jnp.clip(target - state.opponent, -speed, speed), 0, TOP)
 
 
 def fly(ball, velocity, racket, opponent):
@@ -131,15 +131,15 @@ def fly(ball, velocity, racket, opponent):
     row, column = ball[0] + velocity[0], ball[1] + velocity[1]
     row_velocity = jnp.where((row < 0) | (row > LOWEST), -velocity[0], velocity[0])
     row = jnp.where(row < 0, -row, jnp.where(row > LOWEST, 2 * LOWEST - row, row))
-    ours = _met(row, racket) & (ball[1] < OURS) & (column >= OURS)
-    theirs = _met(row, opponent) & (ball[1] > THEIRS) & (column <= THEIRS)
-    hit = ours | theirs
-    angle = _bounce(row - jnp.where(ours, racket, opponent))
+    our_hit = _met(row, racket) & (ball[1] < OURS) & (column >= OURS)
+    their_hit = _met(row, opponent) & (ball[1] > THEIRS) & (column <= THEIRS)
+    hit = our_hit | their_hit
+    angle = _bounce(row - jnp.where(our_hit, racket, opponent))
     velocity = jnp.where(hit, jnp.stack([angle, -velocity[1]]), jnp.stack([row_velocity, velocity[1]]))
-    column = jnp.where(ours, OURS - 1, jnp.where(theirs, THEIRS + 1, column))
+    column = jnp.where(our_hit, OURS - 1, jnp.where(their_hit, THEIRS + 1, column))
     # Past the racket, the ball's point is decided though it is still on the board.
     point = jnp.where(column < THEIRS - 1, 1, jnp.where(column > OURS + 1, -1, 0))
-    return jnp.stack([row, column]), velocity, ours, point
+    return jnp.stack([row, column]), velocity, our_hit, point
 
 
 def _met(row, top):
@@ -187,8 +187,8 @@ def control_game(points: int = 1, cell: int = 1, **params) -> ControlGame:
     """
     integer("points", points, 1)
     integer("cell", cell, 1, SIZE)
-    for name, least in (("max_steps_in_episode", 1), ("racket_speed", 0), ("opponent_speed", 0)):
-        integer(name, params.get(name, least), least)
+    for name, minimum in (("max_steps_in_episode", 1), ("racket_speed", 0), ("opponent_speed", 0)):
+        integer(name, params.get(name, minimum), minimum)
     limit = {"max_steps_in_episode": 1000 if points == 1 else 10_000}
     return ControlGame(
         name="pong" if points == 1 else f"pong_{points}",

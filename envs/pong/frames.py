@@ -20,12 +20,15 @@ _WAY, _ARRIVAL = (37, 99, 201), (194, 65, 12)
 def draw(racket: jax.Array, opponent: jax.Array, ball: jax.Array) -> jax.Array:
     """The frame: float32 [80, 80], rows down, 0 where nothing is."""
     row, column = jnp.arange(SIZE)[:, None], jnp.arange(SIZE)[None, :]
-    within = lambda x, start, length: (x >= start) & (x < start + length)
-    ours = within(row, racket, RACKET) & within(column, OURS, 2)
-    theirs = within(row, opponent, RACKET) & within(column, THEIRS - 1, 2)
-    there = within(row, ball[0], 2) & (column == ball[1])
-    frame = jnp.where(ours, _SHADES[0], jnp.where(theirs, _SHADES[1], 0.0))
-    return jnp.where(there, _SHADES[2], frame)
+    our_racket = _within(row, racket, RACKET) & _within(column, OURS, 2)
+    their_racket = _within(row, opponent, RACKET) & _within(column, THEIRS - 1, 2)
+    is_ball = _within(row, ball[0], 2) & (column == ball[1])
+    frame = jnp.where(our_racket, _SHADES[0], jnp.where(their_racket, _SHADES[1], 0.0))
+    return jnp.where(is_ball, _SHADES[2], frame)
+
+
+def _within(cells: jax.Array, start: jax.Array, length: int) -> jax.Array:
+    return (cells >= start) & (cells < start + length)
 
 
 def frames(states: Any) -> np.ndarray:
@@ -35,13 +38,13 @@ def frames(states: Any) -> np.ndarray:
     return np.repeat(grey[..., None].repeat(3, -1).repeat(SCALE, 1), SCALE, 2)
 
 
-def case_frames(states: Any, taken: Any = None, suggested: Any = None) -> np.ndarray:
+def case_frames(states: Any, actions: Any = None, suggested: Any = None) -> np.ndarray:
     """`frames`; where the ball comes, its way as blue dots, and orange where it will arrive beside our racket's column.
 
     Args:
-      taken, suggested: not needed, as the ball's way does not depend on them.
+      actions, suggested: not used; the ball's way does not depend on them.
     """
-    del taken, suggested
+    del actions, suggested
     pictures = frames(states)
     for picture, ball, velocity in zip(pictures, np.asarray(states.ball), np.asarray(states.velocity)):
         way = path(ball, velocity)

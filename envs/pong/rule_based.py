@@ -40,7 +40,7 @@ class Forecast(NamedTuple):
     """
 
     row: int
-    left: int
+    moves_left: int
 
     def needed(self, top: int) -> int:
         """Moves from a racket's top row to the nearest place where it meets both rows of the ball."""
@@ -56,15 +56,15 @@ class Forecast(NamedTuple):
 
 def forecast(excerpt: Excerpt, timeslot: int) -> Forecast | None:
     """From the positions around `timeslot`; None where the ball does not come or its velocity is unknown."""
-    i = timeslot - excerpt.begin
+    i = timeslot - excerpt.start
     velocity = _velocity(excerpt, i)
     if velocity is None or velocity[1] <= 0:
         return None
     row, column = (round(float(x)) for x in excerpt.observations[i, 2:4])
     if column >= OURS:
         return None  # it is past our racket
-    left = math.ceil((OURS - column) / velocity[1])
-    return Forecast(_reflect(row + velocity[0] * left), left)
+    moves_left = math.ceil((OURS - column) / velocity[1])
+    return Forecast(_reflect(row + velocity[0] * moves_left), moves_left)
 
 
 def identify(context: Mapping[str, Any], rng: random.Random) -> str:
@@ -109,9 +109,9 @@ def reward(context: Mapping[str, Any], rng: random.Random) -> str:
     ahead, top = forecast(excerpt, timeslot), _top(excerpt, timeslot)
     if ahead is None:
         return "{reward = 0, analysis: the ball does not come towards us, so the action decides nothing}"
-    value, why = _worth(ahead, top, action)
+    value, reason = _worth(ahead, top, action)
     value *= emphasis(context["analysis"], timeslot)
-    return f"{{reward = {value:.2f}, analysis: {_sight(ahead, top)}; {ACTIONS[action]} {why}}}"
+    return f"{{reward = {value:.2f}, analysis: {_sight(ahead, top)}; {ACTIONS[action]} {reason}}}"
 
 
 SCRIPTS = {"identify": identify, "analyse": analyse, "reward": reward, "strategies": strategies}
@@ -123,13 +123,13 @@ def _verdict(excerpt: Excerpt, timeslot: int) -> str:
         return verdict_text(timeslot, False, "the ball does not come towards us")
     top = _top(excerpt, timeslot)
     needed = ahead.needed(top)
-    spare = ahead.left - needed
-    if ahead.left > NEAR and (not needed or spare > SLACK):
+    spare = ahead.moves_left - needed
+    if ahead.moves_left > NEAR and (not needed or spare > SLACK):
         return verdict_text(timeslot, False, f"{_sight(ahead, top)}, which leaves time")
     action = excerpt.action(timeslot)
     better = "none" if _is_proper(ahead, top, action) else ACTIONS[ahead.best(top)]
-    why = f"{_sight(ahead, top)}; {ACTIONS[action]} {_worth(ahead, top, action)[1]}"
-    return verdict_text(timeslot, True, why, better)
+    reason = f"{_sight(ahead, top)}; {ACTIONS[action]} {_worth(ahead, top, action)[1]}"
+    return verdict_text(timeslot, True, reason, better)
 
 
 def _is_proper(ahead: Forecast, top: int, action: int) -> bool:
@@ -140,18 +140,18 @@ def _worth(ahead: Forecast, top: int, action: int) -> tuple[float, str]:
     """(reward, why) of an action."""
     needed, later = ahead.needed(top), ahead.needed(_after(top, action))
     proper = _is_proper(ahead, top, action)
-    if needed > ahead.left:
+    if needed > ahead.moves_left:
         return (-0.25, "goes the right way but too late") if proper else (-1.0, "makes sure that the ball is missed")
-    weight = min(max(1 - (ahead.left - needed) / CALM, 0.25), 1.0)
+    weight = min(max(1 - (ahead.moves_left - needed) / CALM, 0.25), 1.0)
     if proper:
         return weight, "goes to where it arrives" if needed else "keeps the racket where it arrives"
-    if later > ahead.left - 1:
+    if later > ahead.moves_left - 1:
         return -1.0, "puts the ball out of reach"
     return -weight, "leaves the place where it arrives" if not needed else "does not bring the racket nearer"
 
 
 def _sight(ahead: Forecast, top: int) -> str:
-    place = f"the ball will arrive at rows {ahead.row} and {ahead.row + 1} in {ahead.left} timeslots"
+    place = f"the ball will arrive at rows {ahead.row} and {ahead.row + 1} in {ahead.moves_left} timeslots"
     return f"{place} and our racket at rows {top} to {top + RACKET - 1} needs {ahead.needed(top)} moves"
 
 
@@ -172,9 +172,11 @@ def _reflect(row: int) -> int:
 def _velocity(excerpt: Excerpt, i: int) -> tuple[int, int] | None:
     """(rows, columns) a timeslot of the ball at observation i: the one that explains the positions next to it best."""
     rows, columns = np.rint(excerpt.observations[:, 2:4]).astype(int).T
-    # Steps from one position to the next, but for those that lead to a new serve.
-    same_point = lambda j: 0 <= j < len(rows) - 1 and excerpt.rewards[j] == 0
-    steps = {j: (rows[j + 1] - rows[j], columns[j + 1] - columns[j]) for j in range(i - 2, i + 2) if same_point(j)}
+    # Steps (rows, columns) from one position to the next, but for those that lead to a new serve.
+    steps = {}
+    for j in range(max(i - 2, 0), min(i + 2, len(rows) - 1)):
+        if excerpt.rewards[j] == 0:
+            steps[j] = rows[j + 1] - rows[j], columns[j + 1] - columns[j]
     across = [int(steps[j][1]) for j in (i, i - 1) if j in steps and steps[j][1]]
     if not across:
         return None

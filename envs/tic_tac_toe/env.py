@@ -7,6 +7,7 @@ third opponent, "minimax", which draws from the moves that are best under perfec
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from nlrl_jax.envs.one_player import OnePlayer
@@ -25,6 +26,11 @@ from nlrl_jax.text.template import Choice, Literal, Template
 from nlrl_jax.types import TextGame
 
 
+def _best_moves(board: jax.Array) -> jax.Array:
+    """The moves that are best under perfect play: int8 [9] -> bool [9]."""
+    return jnp.asarray(minimax()[1])[code(board)]
+
+
 def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper", max_steps: int = 9) -> TextGame:
     """Tic-tac-toe against an opponent as a text game; one reply is one move.
 
@@ -39,8 +45,7 @@ def text_game(opponent: str = "random", side: str = "both", prompt: str = "paper
       ValueError: an argument outside its range.
     """
     check_text_game(prompt)
-    best = lambda board: jnp.asarray(minimax()[1])[code(board)]
-    env = OnePlayer(board_game(), (3, 3), opponent, side, max_steps, {"minimax": best})
+    env = OnePlayer(board_game(), (3, 3), opponent, side, max_steps, {"minimax": _best_moves})
     board, player = env.game.board, Choice("player", PLAYERS)
     if prompt == "compact":
         rules = "Tic-tac-toe: choose a free cell."

@@ -193,8 +193,8 @@ def correction(reply: str) -> tuple[str, str] | None:
     rest = re.sub(r"^\s*[-+\d.eE]+", f" {json.dumps(round((won - lost) / games, 1))}", tail)
     if won + lost + drawn == games:
         return head + name, rest
-    begin, end = match.span(4)
-    return reply[:begin], f" {games - won - lost}{head[end:]}{name}{rest}"
+    start, end = match.span(4)
+    return reply[:start], f" {games - won - lost}{head[end:]}{name}{rest}"
 
 
 def clean(reply: str) -> str:

@@ -47,10 +47,12 @@ def scripts(words: str = "threats") -> dict[str, Script]:
         """G1 over G2: a finished game counts by its result, another one by the evaluation of its last position."""
         del rng
         values = [SIGN[line.winner] if line.over else read_value(text) for line, text in context["reached"]]
-        known = [value for value in values if value is not None]
+        numbers = [value for value in values if value is not None]
         ended = sum(line.over for line, _ in context["reached"])
-        counts = f"{len(values)} ways to go on, {ended} of them end the game, {len(known) - ended} have an evaluation."
-        return _evaluation(_thought(words, context, counts), sum(known) / len(known) if known else 0.0)
+        counts = (
+            f"{len(values)} ways to go on, {ended} of them end the game, {len(numbers) - ended} have an evaluation."
+        )
+        return _evaluation(_thought(words, context, counts), sum(numbers) / len(numbers) if numbers else 0.0)
 
     def improve(context: Mapping[str, Any], rng: random.Random) -> str:
         """I: the move with the best number for the side to move, the mean where a move has several evaluations.
@@ -59,15 +61,15 @@ def scripts(words: str = "threats") -> dict[str, Script]:
         """
         view, evaluations = context["view"], context["evaluations"]
         side = SIGN[view.player]
-        read: dict[str, list[float]] = {}
+        numbers: dict[str, list[float]] = {}
         for action, text in evaluations:
-            read.setdefault(action, []).append(read_value(text) or 0.0)
-        worth = {action: side * sum(values) / len(values) for action, values in read.items()}
+            numbers.setdefault(action, []).append(read_value(text) or 0.0)
+        worth = {action: side * sum(values) / len(values) for action, values in numbers.items()}
         best = max(worth.values())
         action = rng.choice([action for action, value in worth.items() if value == best])
-        said = f"{threats(view)} " if words == "threats" else ""
+        prefix = f"{threats(view)} " if words == "threats" else ""
         return json.dumps(
-            {"thought": f"{said}{action} is worth {round(worth[action], 1):g}.", "best_move": int(action)}
+            {"thought": f"{prefix}{action} is worth {round(worth[action], 1):g}.", "best_move": int(action)}
         )
 
     return {"monte_carlo": monte_carlo, "temporal_difference": temporal_difference, "improver": improve}
@@ -105,10 +107,10 @@ def threats(view: View, action: str = "") -> str:
     parts = []
     for side in "OX":
         rows = ["".join(cells[int(n) - 1] for n in row) for row in ROWS]
-        done = [row for row, held in zip(ROWS, rows) if held == 3 * side]
+        done = [row for row, marks in zip(ROWS, rows) if marks == 3 * side]
         if done:
             return f"{side}: {' '.join(done[0])}."
-        open_ = {held.strip("OX") for held in rows if held.count(side) == 2 and held.strip("OX")}
+        open_ = {marks.strip("OX") for marks in rows if marks.count(side) == 2 and marks.strip("OX")}
         parts.append(f"{side} {' '.join(sorted(open_)) or 'nobody'}")
     return f"Threat: {', '.join(parts)}."
 

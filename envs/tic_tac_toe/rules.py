@@ -117,13 +117,13 @@ def threat_fields(cells: jax.Array) -> dict[str, jax.Array]:
     Args:
       cells: the field of `fields`, int32 [9].
     """
-    found = {}
+    result = {}
     for mark, player in enumerate(PLAYERS, start=1):
-        held, free = (cells[LINES] == mark).sum(1) == 2, (cells[LINES] == 0)
-        mask = jnp.zeros(9, bool).at[LINES].max(held[:, None] & free)
-        found[f"threat_{player}"] = grid_text.first_cells(mask, MAX_MOVES)
-        found[f"num_threat_{player}"] = mask.sum(dtype=jnp.int32)
-    return found
+        has_pair, free = (cells[LINES] == mark).sum(1) == 2, (cells[LINES] == 0)
+        mask = jnp.zeros(9, bool).at[LINES].max(has_pair[:, None] & free)
+        result[f"threat_{player}"] = grid_text.first_cells(mask, MAX_MOVES)
+        result[f"num_threat_{player}"] = mask.sum(dtype=jnp.int32)
+    return result
 
 
 def board_template() -> Template:

@@ -51,7 +51,10 @@ def _words() -> tuple[re.Pattern[str], ...]:
     letter, number, kana, hebrew = (f"[{kind}]{x}" for kind in ("ALIW", "N0", "K", "W"))
     # A Hebrew letter keeps an apostrophe after it, and a double quote between it and another.
     quoted = f"{hebrew}(?:'{x}|\"{x}{hebrew})"
-    run = lambda part, middle: f"{part}(?:(?:{joint}*+(?!{quoted})|[{middle}]{x}){part})*+"
+
+    def run(part: str, middle: str) -> str:
+        return f"{part}(?:(?:{joint}*+(?!{quoted})|[{middle}]{x}){part})*+"
+
     numbers, letters = run(number, ".',"), run(letter, ".':")
     mixed = f"(?:{quoted}|{numbers}|{letters})++"
     group = f"(?:{kana}(?:{joint}*+{kana})*+|{mixed})"
@@ -101,8 +104,8 @@ def terms(text: str) -> list[str]:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    ends = text.split()
-    return {end: new.strip("-") for end, new in zip(ends[::2], ends[1::2])}
+    endings = text.split()
+    return {end: new.strip("-") for end, new in zip(endings[::2], endings[1::2])}
 
 
 # Porter's algorithm (1980) with its author's later changes, as Lucene has it: -bli, -logi, words of two letters.
@@ -134,12 +137,12 @@ def _short(word: str) -> bool:
     return _kinds(word).endswith("cvc") and word[-1] not in "wxy"
 
 
-def _replaced(word: str, endings: dict[str, str], least: int) -> str:
+def _replaced(word: str, endings: dict[str, str], min_measure: int) -> str:
     """The word with the longest of these endings replaced, if what stands before it measures so much."""
     for size in range(7, 1, -1):
         before, ending = word[:-size], word[-size:]
         if len(word) >= size and ending in endings:
-            long_enough = _measure(before) >= least and (ending != "ion" or before.endswith(("s", "t")))
+            long_enough = _measure(before) >= min_measure and (ending != "ion" or before.endswith(("s", "t")))
             return before + endings[ending] if long_enough else word
     return word
 
@@ -174,8 +177,8 @@ def stem(word: str) -> str:
     word = _without_past(word)
     if word.endswith("y") and "v" in _kinds(word[:-1]):
         word = word[:-1] + "i"
-    for endings, least in ((_SECOND, 1), (_THIRD, 1), (_FOURTH, 2)):
-        word = _replaced(word, endings, least)
+    for endings, min_measure in ((_SECOND, 1), (_THIRD, 1), (_FOURTH, 2)):
+        word = _replaced(word, endings, min_measure)
     measure = _measure(word)
     if word.endswith("e") and (measure > 1 or (measure == 1 and not _short(word[:-1]))):
         word = word[:-1]

@@ -41,8 +41,8 @@ class Buyer:
         if state.page == engine.SUB or not self.fits(goal, state.asin):
             return f"click[{PREVIOUS}]"
         chosen = [value for _, value in state.options]
-        left = [value for value in wanted_options(goal, self.shop.products[state.asin]) if value not in chosen]
-        return f"click[{left[0] if left else BUY}]"
+        missing = [value for value in wanted_options(goal, self.shop.products[state.asin]) if value not in chosen]
+        return f"click[{missing[0] if missing else BUY}]"
 
     def _best_score(self, goal: Goal, asin: str) -> float:
         product = self.shop.products[asin]
@@ -53,9 +53,9 @@ class Buyer:
         return [(i // PAGE + 1, asin) for i, asin in enumerate(hits) if i % PAGE < SHOWN and self.fits(goal, asin)]
 
     def _choose(self, state: ShopState) -> str:
-        found = self._shown(state.goal, state.hits)
-        page, asin = min(found, key=lambda one: abs(one[0] - state.number), default=(0, ""))
-        if not found or abs(page - state.number) > _NEAR:
+        fitting = self._shown(state.goal, state.hits)
+        page, asin = min(fitting, key=lambda hit: abs(hit[0] - state.number), default=(0, ""))
+        if not fitting or abs(page - state.number) > _NEAR:
             return f"click[{BACK}]"
         if page == state.number:
             return f"click[{asin}]"
@@ -68,8 +68,11 @@ class Buyer:
         kind = product.query or product.title
         queries = [words, [*goal.attributes, kind], [kind, *goal.options], [product.title]]
         queries = [" ".join(" ".join(query).translate(_UNBRACKETED).split()) for query in queries]
-        depth = lambda query: min((page for page, _ in self._shown(goal, self.shop.search(query))), default=PAGE)
-        return min(queries, key=depth)
+
+        def first_page(query: str) -> int:
+            return min((page for page, _ in self._shown(goal, self.shop.search(query))), default=PAGE)
+
+        return min(queries, key=first_page)
 
 
 _UNBRACKETED = str.maketrans("[]", "  ")  # they delimit an action

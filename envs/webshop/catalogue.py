@@ -98,19 +98,19 @@ def _load(folder: str) -> Catalogue:
     if not folder:
         from nlrl_jax.envs.webshop import products
 
-        found, goals, _ = read(*products.records(), where="the generated catalogue")
-        tasks = [goal for i, own in enumerate(goals) if i % _LEARN_EVERY != _LEARN_EVERY - 1 for goal in own]
-        return Catalogue(found, tuple(tasks))
+        products_by_id, goals, _ = read(*products.records(), source="the generated catalogue")
+        tasks = [goal for i, group in enumerate(goals) if i % _LEARN_EVERY != _LEARN_EVERY - 1 for goal in group]
+        return Catalogue(products_by_id, tuple(tasks))
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise FileNotFoundError(f"--data is {folder!r}, which is not a folder; it must hold {ITEMS[0]} and others")
     files = (_json(path, ITEMS, list), _json(path, ATTRIBUTES, dict), _json(path, INSTRUCTIONS, dict))
-    found, goals, skipped = read(*files, where=folder)
+    products_by_id, goals, skipped = read(*files, source=folder)
     if any(skipped.values()):
         warnings.warn(f"{folder}: {_counted(skipped)}", stacklevel=4)
-    order = [goal for own in goals for goal in own]
+    order = [goal for group in goals for goal in group]
     random.Random(_SHUFFLE).shuffle(order)
-    return Catalogue(found, tuple(order[:_TEST]), skipped)
+    return Catalogue(products_by_id, tuple(order[:_TEST]), skipped)
 
 
 def _counted(skipped: Mapping[str, Sequence[str]]) -> str:
@@ -139,7 +139,7 @@ def _json(folder: pathlib.Path, names: Sequence[str], kind: type) -> Any:
 
 
 def read(
-    items: Sequence[Any], attributes: Mapping[str, Any], instructions: Mapping[str, Any], where: str
+    items: Sequence[Any], attributes: Mapping[str, Any], instructions: Mapping[str, Any], source: str
 ) -> tuple[dict[str, Product], list[list[Goal]], dict[str, list[str]]]:
     """The content of WebShop's files: (products by id, the instructions about each that has any, `Catalogue.skipped`).
 
@@ -153,7 +153,7 @@ def read(
         `customization_options`, `query` and `product_category`; also `reviews`, a list of texts, which WebShop's lack.
       attributes: id -> {"attributes": [...]}.
       instructions: id -> [{"instruction", "instruction_attributes", "instruction_options"}, ...].
-      where: for messages.
+      source: the folder or catalogue, for messages.
 
     Raises:
       ValueError: no instruction about any product is left.
@@ -164,24 +164,24 @@ def read(
     for number, item in enumerate(items):
         try:
             asin = _asin(number, item, products)
-            own = attributes.get(asin) or {}
-            if not isinstance(own, Mapping):
-                raise ValueError(f"the attributes of product {asin} are {own!r}; they must be a table")
-            products[asin] = _product(asin, item, own.get("attributes"))
+            entry = attributes.get(asin) or {}
+            if not isinstance(entry, Mapping):
+                raise ValueError(f"the attributes of product {asin} are {entry!r}; they must be a table")
+            products[asin] = _product(asin, item, entry.get("attributes"))
         except ValueError as error:
             skipped["products"].append(str(error))
     for asin, product in products.items():
-        found: list[Goal] = []
+        product_goals: list[Goal] = []
         for number, row in enumerate(_list(instructions.get(asin))):
             try:
-                found.append(_goal(product, number, row))
+                product_goals.append(_goal(product, number, row))
             except ValueError as error:
                 skipped["instructions"].append(str(error))
-        goals += [found] if found else []
+        goals += [product_goals] if product_goals else []
     for asin in sorted(instructions.keys() - products.keys()):
         skipped["instructions"] += [f"{asin} is not among the products"] * len(_list(instructions[asin]))
     if not goals:
-        raise ValueError(f"{where}: no instruction is about one of its {len(products)} products; {_counted(skipped)}")
+        raise ValueError(f"{source}: no instruction is about one of its {len(products)} products; {_counted(skipped)}")
     return products, goals, skipped
 
 
@@ -190,21 +190,26 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _asin(number: int, item: Any, known: Mapping[str, Product]) -> str:
+def _asin(number: int, item: Any, products: Mapping[str, Product]) -> str:
     """The product's id, checked."""
     if not isinstance(item, Mapping) or not isinstance(item.get("asin"), str) or not item["asin"]:
         raise ValueError(f"product {number} has no asin")  # a text
     asin = item["asin"]
     if asin == "nan" or len(asin) > 10:
         raise ValueError(f"product {number} has the asin {asin!r}, which is not an id of ten characters")
-    if asin in known:
+    if asin in products:
         raise ValueError(f"product {number} has the same asin as another, {asin}")
     return asin
 
 
 def _product(asin: str, item: Mapping[str, Any], attributes: Any) -> Product:
-    text = lambda field: _text(item.get(field), f"the {field} of product {asin}")
-    texts = lambda value, name: _texts(value, f"the {name} of product {asin}")
+
+    def text(field: str) -> str:
+        return _text(item.get(field), f"the {field} of product {asin}")
+
+    def texts(values: Any, field: str) -> tuple[str, ...]:
+        return _texts(values, f"the {field} of product {asin}")
+
     if not text("name").strip():
         raise ValueError(f"product {asin} has no title (name)")
     choices = item.get("customization_options") or {}
@@ -277,15 +282,15 @@ def _price(asin: str, pricing: Any) -> tuple[float, str]:
 
 
 def _goal(product: Product, number: int, row: Any) -> Goal:
-    which = f"instruction {number} about product {product.asin}"
+    subject = f"instruction {number} about product {product.asin}"
     if not isinstance(row, Mapping):
-        raise ValueError(f"{which} is {row!r}, not a table")
-    wanted = _texts(row.get("instruction_attributes"), f"instruction_attributes of {which}")
-    if not wanted:
-        raise ValueError(f"{which} has no attributes")
-    text = _text(row.get("instruction"), which)
+        raise ValueError(f"{subject} is {row!r}, not a table")
+    attributes = _texts(row.get("instruction_attributes"), f"instruction_attributes of {subject}")
+    if not attributes:
+        raise ValueError(f"{subject} has no attributes")
+    text = _text(row.get("instruction"), subject)
     if not text.strip():
-        raise ValueError(f"{which} has no text (instruction)")
+        raise ValueError(f"{subject} has no text (instruction)")
     options = row.get("instruction_options")
     options = list(options.values()) if isinstance(options, Mapping) else options
     limits = [10.0 * i for i in range(1, 100) if 10.0 * i > product.price][:4]
@@ -296,7 +301,7 @@ def _goal(product: Product, number: int, row: Any) -> Goal:
     return Goal(
         instruction=line(text).strip(".") + limit,
         product=product,
-        attributes=wanted,
-        options=_texts(options, f"instruction_options of {which}"),
+        attributes=attributes,
+        options=_texts(options, f"instruction_options of {subject}"),
         price_upper=upper,
     )

@@ -85,8 +85,8 @@ class Shop:
             return " ".join([*parts, _subpage(product, state.sub)])
         chosen = dict(state.options)
         for name, values in product.options:
-            shown = (f"[[{value}]]" if chosen.get(name) == value else f"[{value}]" for value in values)
-            parts += [f"{name} {''.join(shown)}"] if values else []
+            buttons = (f"[[{value}]]" if chosen.get(name) == value else f"[{value}]" for value in values)
+            parts += [f"{name} {''.join(buttons)}"] if values else []
         parts += [line(product.title), f"Price: {product.price_tag}", "Rating: N.A."]
         return " ".join([*parts, *(f"[{name}]" for name in SUBPAGES), f"[{BUY}]"])
 
@@ -128,8 +128,8 @@ class Shop:
                 return go(page=RESULTS, asin="", options=())
             if button == BUY.lower():
                 chosen = [value for _, value in state.options]
-                made = self.score(state.goal, self.products[state.asin], chosen)
-                return Moved(dataclasses.replace(state, page=DONE), f"{SCORE} {made:.3g}", made)
+                score = self.score(state.goal, self.products[state.asin], chosen)
+                return Moved(dataclasses.replace(state, page=DONE), f"{SCORE} {score:.3g}", score)
             for name in SUBPAGES:
                 if button == name.lower():
                     return go(page=SUB, sub=name)
@@ -147,8 +147,8 @@ class Shop:
 
     def _turns(self, state: ShopState) -> list[str]:
         """Buttons that turn the page of results."""
-        more = len(state.hits) > state.number * PAGE
-        return [PREVIOUS] * (state.number > 1) + [NEXT] * more
+        has_next = len(state.hits) > state.number * PAGE
+        return [PREVIOUS] * (state.number > 1) + [NEXT] * has_next
 
 
 def _subpage(product: Product, name: str) -> str:

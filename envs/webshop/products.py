@@ -119,69 +119,72 @@ def records(seed: int = 0) -> tuple[list[dict[str, Any]], dict[str, Any], dict[s
     attributes, instructions = {}, {}
     for kind in KINDS:
         for _ in range(FAMILIES):
-            members, asked = _family(kind, rng)
-            for item, own in members:
+            members, goals = _family(kind, rng)
+            for item, phrases in members:
                 items.append(item)
-                attributes[item["asin"]] = {"attributes": own}
-            instructions[members[0][0]["asin"]] = asked
+                attributes[item["asin"]] = {"attributes": phrases}
+            instructions[members[0][0]["asin"]] = goals
     rng.shuffle(items)
     return items, attributes, instructions
 
 
 def _family(kind: Kind, rng: random.Random):
     """Four products as (item, attributes), and two instructions about the first."""
-    wanted = rng.sample(kind.attributes, 3)
-    others = [phrase for phrase in kind.attributes if phrase not in wanted]
+    attributes = rng.sample(kind.attributes, 3)
+    unused = [phrase for phrase in kind.attributes if phrase not in attributes]
     offered = {name: rng.sample(values, rng.randint(3, len(values) - 1)) for name, values in kind.options.items()}
     dollars = rng.randint(*kind.prices)
     scarce = rng.choice(list(offered))
-    asked = [_instruction(kind, wanted, offered, rng) for _ in range(2)]
-    gone = {row["instruction_options"][scarce] for row in asked}
-    left = {scarce: [value for value in kind.options[scarce] if value not in gone]}
-    swapped = [rng.choice(others), *wanted[:1], wanted[2]]
-    made = [
-        _item(kind, wanted, offered, dollars, rng),
+    goals = [_instruction(kind, attributes, offered, rng) for _ in range(2)]
+    requested = {row["instruction_options"][scarce] for row in goals}
+    unrequested = {scarce: [value for value in kind.options[scarce] if value not in requested]}
+    swapped = [rng.choice(unused), *attributes[:1], attributes[2]]
+    members = [
+        _item(kind, attributes, offered, dollars, rng),
         _item(kind, swapped, offered, dollars + rng.randint(-2, 2), rng),
-        _item(kind, wanted, offered, dollars + rng.randint(45, 80), rng),
-        _item(kind, wanted, {**offered, **left}, max(3, dollars + rng.randint(-3, 3)), rng),
+        _item(kind, attributes, offered, dollars + rng.randint(45, 80), rng),
+        _item(kind, attributes, {**offered, **unrequested}, max(3, dollars + rng.randint(-3, 3)), rng),
     ]
-    for row in asked:
+    for row in goals:
         del row["instruction_attributes"][2:]
         row["instruction_options"] = list(row["instruction_options"].values())
-    return made, asked
+    return members, goals
 
 
-def _instruction(kind: Kind, wanted: list[str], offered: dict[str, list[str]], rng: random.Random) -> dict[str, Any]:
+def _instruction(
+    kind: Kind, attributes: list[str], offered: dict[str, list[str]], rng: random.Random
+) -> dict[str, Any]:
     """Asks for two attributes, the second of which a near miss lacks, and for an option of each choice."""
     chosen = {name: rng.choice(values) for name, values in offered.items()}
     phrases = {"color": "in {}", "scent": "with a {} scent", "flavor": "in {} flavor", "size": "in size {}"}
-    ask = rng.choice(_ASKS).format(attributes=", ".join(wanted[:2]), name=kind.name)
+    ask = rng.choice(_ASKS).format(attributes=", ".join(attributes[:2]), name=kind.name)
     options = " and ".join(phrases[name].format(value) for name, value in chosen.items())
     return {
         "instruction": f"{ask} {options}.",
-        "instruction_attributes": list(wanted),
+        "instruction_attributes": list(attributes),
         "instruction_options": chosen,
     }
 
 
-def _item(kind: Kind, own: list[str], options: dict[str, list[str]], dollars: int, rng: random.Random):
-    brand, shown = rng.choice(_BRANDS), list(own)
-    rng.shuffle(shown)
-    title = f"{brand} {kind.name.title()}, {shown[0].title()}" + (f", {shown[1].title()}" if rng.random() < 0.4 else "")
-    bullets = [rng.choice(_BULLETS).format(phrase) for phrase in shown[1:]]
+def _item(kind: Kind, phrases: list[str], options: dict[str, list[str]], dollars: int, rng: random.Random):
+    brand, shuffled = rng.choice(_BRANDS), list(phrases)
+    rng.shuffle(shuffled)
+    title = f"{brand} {kind.name.title()}, {shuffled[0].title()}"
+    title += f", {shuffled[1].title()}" if rng.random() < 0.4 else ""
+    bullets = [rng.choice(_BULLETS).format(phrase) for phrase in shuffled[1:]]
     cents = rng.choice((0, 49, 95, 99))
     item = {
         "asin": "B0" + "".join(rng.choices("0123456789BCDFGHJKLMNPQRSTVWXYZ", k=8)),
         "name": title,
         "pricing": f"${dollars}.{cents:02d}",
-        "full_description": f"The {brand} {kind.name} is made with care. It is {shown[0]}.",
+        "full_description": f"The {brand} {kind.name} is made with care. It is {shuffled[0]}.",
         "small_description": bullets,
         "customization_options": {name: [{"value": value} for value in values] for name, values in options.items()},
         "query": kind.name,
         "product_category": kind.path,
         "reviews": [rng.choice(("Does what it says.", "Good for the money.", "It arrived late, but I like it."))],
     }
-    return item, list(own)
+    return item, list(phrases)
 
 
 def main(arguments: list[str]) -> None:

@@ -80,22 +80,22 @@ def tagged_by(model: str) -> Callable[[str], list[str]]:
     Raises:
       ValueError: spaCy is not installed, or it has no such model, or one that does not tag parts of speech.
     """
-    how = f"--webshop_tagger is {model!r}, but"
+    option = f"--webshop_tagger is {model!r}, but"
     try:
         import spacy
 
         tagger = spacy.load(model)
     except ImportError:
         raise ValueError(
-            f"{how} spaCy is not installed: pip install spacy, then python -m spacy download en_core_web_sm"
+            f"{option} spaCy is not installed: pip install spacy, then python -m spacy download en_core_web_sm"
         ) from None
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{how} spaCy cannot load it ({str(error)[:120]}); python -m spacy download en_core_web_sm installs the "
+            f"{option} spaCy cannot load it ({str(error)[:120]}); python -m spacy download en_core_web_sm installs the "
             "original's model"
         ) from None
     if not any(token.pos_ for token in tagger("red shoes")):
-        raise ValueError(f"{how} that model does not tag parts of speech; the original's is en_core_web_sm")
+        raise ValueError(f"{option} that model does not tag parts of speech; the original's is en_core_web_sm")
 
     @functools.lru_cache(maxsize=100_000)
     def nouns(title: str) -> list[str]:
@@ -104,23 +104,26 @@ def tagged_by(model: str) -> Callable[[str], list[str]]:
     return nouns
 
 
-def kind_reward(bought: Product, wanted: Product, nouns: Callable[[str], list[str]] = nouns) -> float:
+def kind_reward(bought: Product, target: Product, nouns: Callable[[str], list[str]] = nouns) -> float:
     """r_type."""
-    goal = nouns(wanted.title)
+    goal = nouns(target.title)
     shared = len(set(nouns(bought.title)) & set(goal)) / len(goal) if goal else 0.2
-    parts = [{part.strip() for part in one.product_category.split("›")} for one in (bought, wanted)]
+    parts = [{part.strip() for part in product.product_category.split("›")} for product in (bought, target)]
     if shared == 0:
         return 0.0
     if shared < 0.1:
         return 0.1
-    return 1.0 if bought.query == wanted.query or len(parts[0] & parts[1]) >= 2 or shared > 0.2 else 0.5
+    return 1.0 if bought.query == target.query or len(parts[0] & parts[1]) >= 2 or shared > 0.2 else 0.5
 
 
 def attributes_met(product: Product, attributes: Sequence[str]) -> int:
     """How many of the attributes a product has."""
     texts = [product.title.lower(), " ".join(product.bullets).lower(), product.description.lower()]
-    has = lambda wanted: any(ratio(own, wanted) > ALIKE for own in product.attributes)
-    return sum(has(wanted) or any(wanted in text for text in texts) for wanted in attributes)
+    count = 0
+    for attribute in attributes:
+        is_alike = any(ratio(phrase, attribute) > ALIKE for phrase in product.attributes)
+        count += is_alike or any(attribute in text for text in texts)
+    return count
 
 
 def plain_colour(option: str) -> str:
@@ -128,10 +131,10 @@ def plain_colour(option: str) -> str:
     return next((colour for colour in COLOURS if colour in option), option)
 
 
-def options_met(chosen: Sequence[str], wanted: Sequence[str]) -> int:
+def options_met(chosen: Sequence[str], goal_options: Sequence[str]) -> int:
     """How many of the wanted options were chosen."""
-    have = [plain_colour(option) for option in chosen]
-    return sum(any(ratio(own, plain_colour(one)) > ALIKE for own in have) for one in wanted)
+    colours = [plain_colour(option) for option in chosen]
+    return sum(any(ratio(colour, plain_colour(option)) > ALIKE for colour in colours) for option in goal_options)
 
 
 def score(
@@ -142,5 +145,6 @@ def score(
     met = attributes_met(bought, goal.attributes), options_met(chosen, goal.options)
     price = bought.price <= goal.price_upper
     share = (sum(met) + price) / (len(goal.attributes) + len(goal.options) + 1)
-    of = lambda number, wanted: number / len(wanted) if wanted else 1.0
-    return PurchaseScore(kind * share, kind, of(met[0], goal.attributes), of(met[1], goal.options), price)
+    attributes = met[0] / len(goal.attributes) if goal.attributes else 1.0
+    options = met[1] / len(goal.options) if goal.options else 1.0
+    return PurchaseScore(kind * share, kind, attributes, options, price)

@@ -26,11 +26,11 @@ def document(product: Product) -> str:
 
 def rounded_length(length: int) -> int:
     """A document's length as Lucene stores it in a byte: exact below 40, then with four significant bits."""
-    over = length - 24
-    if over < 16:
+    excess = length - 24
+    if excess < 16:
         return length
-    shift = over.bit_length() - 4
-    return 24 + (over >> shift << shift)
+    shift = excess.bit_length() - 4
+    return 24 + (excess >> shift << shift)
 
 
 class Index:
@@ -64,8 +64,8 @@ class Index:
                 total[at] += weight - weight / (1 + frequency.astype(np.float32) * self.norm[at])
         return total.astype(np.float32)
 
-    def search(self, query: str, most: int = RESULTS) -> list[int]:
+    def search(self, query: str, limit: int = RESULTS) -> list[int]:
         """The documents with any of the query's words, best first and equals by id, at most so many."""
         scores = self.scores(query)
-        order = np.lexsort((self.rank, -scores))[:most]
+        order = np.lexsort((self.rank, -scores))[:limit]
         return [int(i) for i in order if scores[i] > 0]

@@ -63,7 +63,7 @@ def test_the_forecast_is_where_the_ball_arrives(ball, top, actions):
     arrival = len(played)
     for timeslot in range(len(played)):
         ahead = forecast(Excerpt.of(played, 0, len(played)), timeslot)
-        assert (ahead.row, timeslot + ahead.left) == (played.observations[arrival, 2], arrival)
+        assert (ahead.row, timeslot + ahead.moves_left) == (played.observations[arrival, 2], arrival)
 
 
 @hypothesis.settings(deadline=None)
@@ -133,7 +133,7 @@ def test_the_velocity_is_not_taken_across_a_new_serve():
     )
     first = len(before)
     ahead = forecast(Excerpt.of(game, first - 2, len(game)), first)
-    assert (ahead.row, ahead.left) == (after.observations[-1, 2], len(after))
+    assert (ahead.row, ahead.moves_left) == (after.observations[-1, 2], len(after))
     assert forecast(Excerpt.of(game, 0, first + 1), first) is None  # one position alone tells no velocity
 
 
