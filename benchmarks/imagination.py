@@ -23,7 +23,7 @@ from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.envs.babyai.transcripts import Walker, walk
 from nlrl_jax.roles.dialogues import BAD, GOOD, History, Step, before_verdict, verdict
 from nlrl_jax.run import app, models
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.types import Sampling
 
 SEEDS = 1 << 31  # of walkers that no corpus and no task has

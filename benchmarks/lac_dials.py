@@ -4,7 +4,7 @@
     python -m benchmarks.lac_dials --game babyai --folder runs/dials --minutes 8  # finishes some cells and stops
     python -m benchmarks.lac_dials --folder runs/dials --picture docs/lac_dials.png
 
-The model is the expert of `nlrl_jax/backends/expert.py`, whose prior is fixed for each game and whose critic and world
+The model is the expert of `envs/expert.py`, whose prior is fixed for each game and whose critic and world
 model are right at the rates of a grid. A method plays a cell only if it reads that dial: ReAct and the prior neither,
 LATS, in the game itself, not the world model. Each cell is a file, so a killed run continues.
 Of 65 cells a game, one took 1 to 106 s (102 tasks; two cores that others used, too).
@@ -26,12 +26,12 @@ from benchmarks.timing import parser_of
 from nlrl_jax import envs
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.files import write_atomically
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.lac.episodes import Setting, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
-from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.statistics import Estimate, estimate, paired
 
 CRITIC = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

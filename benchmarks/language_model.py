@@ -58,7 +58,7 @@ def ours(folder, job, batch, new_tokens, prompt):
     import jax.numpy as jnp
     import optax
 
-    from nlrl_jax.backends import malloc
+    from nlrl_jax.lm import malloc
     from nlrl_jax.lm.acting import views
     from nlrl_jax.lm.config import LoraConfig
     from nlrl_jax.lm.generate import generate

@@ -35,10 +35,10 @@ from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.lm.generate import generate
 from nlrl_jax.lm.score import score
 from nlrl_jax.run import models
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.lac.dials import COMPACT
 from nlrl_jax.run.lac.episodes import Setting, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
-from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.types import Chat, Sampling
 
 BOARD_RULES = (

@@ -35,9 +35,9 @@ from benchmarks.models import MODELS, prompts_of
 from benchmarks.timing import in_turns, machine, parser_of, print_head, print_row, timed
 from nlrl_jax import envs
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, init_state, make_update
-from nlrl_jax.backends import malloc
 from nlrl_jax.config import make
 from nlrl_jax.launch.train_ms_grpo import PRESETS, TrainConfig, build
+from nlrl_jax.lm import malloc
 from nlrl_jax.lm.acting import WEIGHTS
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.generate import row_use

@@ -35,9 +35,9 @@ from nlrl_jax.rollouts.transcripts import play
 from nlrl_jax.run import app, limits
 from nlrl_jax.run import flags as config_flags
 from nlrl_jax.run.directory import read_run
-from nlrl_jax.run.lac.prompts import PromptConfig
-from nlrl_jax.run.lac.tasks import tasks_of
-from nlrl_jax.run.lac.threads import rows_at_once
+from nlrl_jax.run.host_games.prompts import PromptConfig
+from nlrl_jax.run.host_games.tasks import tasks_of
+from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining, as_record, dialogue_for, limited
 from nlrl_jax.run.ms_grpo.transcripts import summarize as summarize_transcripts
 from nlrl_jax.run.players import (

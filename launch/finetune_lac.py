@@ -50,7 +50,7 @@ from nlrl_jax.roles.lines import TrainingLine
 from nlrl_jax.roles.lines import pairs as pairs_of
 from nlrl_jax.run import adapter_training, app, loop, models, players, plots, processes, results, trajectories
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_within, dialogue_of, write_form
+from nlrl_jax.run.host_games.prompts import PromptConfig, check_words, context_within, dialogue_of, write_form
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.types import LanguageModel
 from nlrl_jax.weights import huggingface

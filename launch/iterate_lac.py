@@ -45,11 +45,11 @@ from nlrl_jax.lm import placement
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.run import app, limits, models, players, results
+from nlrl_jax.run.host_games.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
+from nlrl_jax.run.host_games.tasks import RESERVED, Task, distinct, hold_out, kinds_of, not_held_out, tasks_of
+from nlrl_jax.run.host_games.threads import jobs_for, rows_at_once
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig, check_words, context_of, dialogue_of, write_form
-from nlrl_jax.run.lac.tasks import RESERVED, Task, distinct, hold_out, kinds_of, not_held_out, tasks_of
-from nlrl_jax.run.lac.threads import jobs_for, rows_at_once
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.reports import lac_iteration as report
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame

@@ -52,7 +52,7 @@ from nlrl_jax.rollouts import text_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, directory, nano
 from nlrl_jax.run import flags as config_flags
-from nlrl_jax.run.lac.prompts import PromptConfig, write_form
+from nlrl_jax.run.host_games.prompts import PromptConfig, write_form
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.text.prompts import TAGS
 from nlrl_jax.text.template import Choice

@@ -22,7 +22,7 @@ text (the sign of Q is right in 0.51 of the cases, after reflections in 0.93), n
 --alpha 0.5 and --floor 0.02 were chosen on seeds 1 and 2; other models have the paper's formula, --alpha 1 --floor 0.
 Tasks follow from --seed: tune on other seeds than you report. Nothing trains on them (FrozenLake: held-out maps).
 
-The model `expert` knows the true state and is wrong at the rates of --expert (`nlrl_jax/backends/expert.py`): it shows
+The model `expert` knows the true state and is wrong at the rates of --expert (`envs/expert.py`): it shows
 how good a critic and an imagination an algorithm needs, not how good it is with a network.
 
 The last line reads `success: lac 0.442, react 0.175, ... (nano_babyai)`, or has the score of games that have one.
@@ -44,21 +44,21 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import DTYPES, check, flat, option, part, replace
+from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, limits, models, players, results
 from nlrl_jax.run import dry_run as cost
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.lac import prompts
+from nlrl_jax.run.host_games import prompts
+from nlrl_jax.run.host_games.prompts import PromptConfig
+from nlrl_jax.run.host_games.tasks import RESERVED, Task, distinct, kinds_of, shortage, tasks_of
+from nlrl_jax.run.host_games.threads import jobs_for, rows_at_once
 from nlrl_jax.run.lac.dials import Dials, lac_of, settled
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig
-from nlrl_jax.run.lac.tasks import RESERVED, Task, distinct, kinds_of, shortage, tasks_of
-from nlrl_jax.run.lac.threads import jobs_for, rows_at_once
 from nlrl_jax.run.reports import lac as report
 from nlrl_jax.run.reports import lac_tables as tables
 from nlrl_jax.types import HostGame, LanguageModelError

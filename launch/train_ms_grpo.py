@@ -41,7 +41,7 @@ from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.run import app, limits, players, results
 from nlrl_jax.run.dry_run import fitted
 from nlrl_jax.run.flags import leave_out
-from nlrl_jax.run.lac.prompts import PromptConfig
+from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.run.ms_grpo.training import SCRIPT, Training
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
 from nlrl_jax.run.transcript import transcripts

@@ -41,9 +41,9 @@ from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.roles.lines import pairs
 from nlrl_jax.rollouts.transcripts import Player, play
 from nlrl_jax.run import adapter_training, app, loop, players, processes
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of, write_form
-from nlrl_jax.run.lac.tasks import tasks_of
-from nlrl_jax.run.lac.threads import rows_at_once
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of, write_form
+from nlrl_jax.run.host_games.tasks import tasks_of
+from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.ms_grpo.transcripts import limited
 from nlrl_jax.run.ms_grpo.walked import EPISODES, walk
 from nlrl_jax.text.policy import LanguageAgentPolicy

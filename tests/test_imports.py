@@ -27,6 +27,7 @@ FLOORS = (
     ("benchmarks", "tests"),
 )  # fmt: skip
 ENVS_MAY_IMPORT = (
+    "nlrl_jax.config",
     "nlrl_jax.types",
     "nlrl_jax.updates",
     "nlrl_jax.text",

@@ -16,10 +16,10 @@ import numpy as np
 
 from nlrl_jax.backends import batching, token_tree
 from nlrl_jax.backends.kv_cache import KVCache
-from nlrl_jax.backends.programs import PROGRAMS
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm import kv_pool
 from nlrl_jax.lm.attention import Context
+from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.sharding import whole
 from nlrl_jax.lm.transformer import KeyValues, Transformer
 from nlrl_jax.types import Sampling, Written

@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from nlrl_jax.backends import batching, kept_rows, kv_generation, malloc
+from nlrl_jax.backends import batching, kept_rows, kv_generation
 from nlrl_jax.backends.kept_rows import KeptRows
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.kv_generation import Draw, Network
-from nlrl_jax.lm import acting
+from nlrl_jax.lm import acting, malloc
 from nlrl_jax.lm import decode as steps
 from nlrl_jax.lm.generate import compute_prefix
 from nlrl_jax.lm.placement import gathered

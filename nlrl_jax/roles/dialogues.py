@@ -79,7 +79,7 @@ class History:
       steps: what followed.
       note: after the first observation.
       task: (kind, seed) of the episode, None where it is not known. past: the steps before `observation`, which `trim`
-        dropped. No text shows either: they are for models that know the game (`backends.expert`).
+        dropped. No text shows either: they are for models that know the game (`envs.expert`).
     """
 
     goal: str

@@ -19,8 +19,8 @@ import jax
 from absl import app as absl_app
 from absl import flags
 
-from nlrl_jax.backends import malloc
 from nlrl_jax.config import flat, replace
+from nlrl_jax.lm import malloc
 from nlrl_jax.run import boards, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import NOT_OURS, Presets, check_numbers, define, help_text, read_whole_numbers

@@ -8,7 +8,7 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.direct import FORM
 from nlrl_jax.algorithms.planners.methods import METHODS
 from nlrl_jax.roles.dialogues import History, Step
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.types import HostGame, Reply
 
 ACTIONS = ("noop", "move west", "do")

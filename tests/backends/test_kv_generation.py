@@ -9,9 +9,9 @@ import pytest
 from nlrl_jax.backends import kv_generation
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
-from nlrl_jax.backends.programs import Programs
 from nlrl_jax.lm import acting, decode
 from nlrl_jax.lm.config import ModelConfig
+from nlrl_jax.lm.programs import Programs
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.types import Chat, Sampling
 from nlrl_jax.weights.load import load_tokenizer

@@ -18,8 +18,8 @@ from nlrl_jax.envs.alfworld.host import plain
 from nlrl_jax.envs.alfworld.workers import EngineRequest, Workers
 from nlrl_jax.envs.alfworld.world import World, plan
 from nlrl_jax.rollouts.host_games import Move, play
+from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.lac.episodes import as_json
-from nlrl_jax.run.lac.tasks import tasks_of
 
 DATA = games.package() / "data"
 

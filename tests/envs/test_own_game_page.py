@@ -12,11 +12,11 @@ from nlrl_jax import envs
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.rollouts.host_games import Move, play
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.episodes import Setting, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "own_game.md").read_text()
 SECTIONS = {

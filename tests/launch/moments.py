@@ -7,7 +7,7 @@ import shutil
 import threading
 from unittest import mock
 
-from nlrl_jax.run.lac.journal import Journal
+from nlrl_jax.run.host_games.journal import Journal
 from nlrl_jax.run.metrics import MetricsWriter
 
 

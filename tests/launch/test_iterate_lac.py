@@ -10,7 +10,7 @@ import pytest
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import directory, results
-from nlrl_jax.run.lac.prompts import PromptConfig
+from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.run.metrics import read_rows
 from nlrl_jax.weights import huggingface
 from nlrl_jax.weights.load import load_model, load_tokenizer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nlrl_jax.run.lac.prompts import PromptConfig
+from nlrl_jax.run.host_games.prompts import PromptConfig
 from tests.launch.scripts import run
 
 

@@ -25,10 +25,10 @@ from nlrl_jax.config import check_seed
 from nlrl_jax.files import write_json
 from nlrl_jax.roles.dialogues import Dialogue
 from nlrl_jax.rollouts.host_games import Episode, Move, play
-from nlrl_jax.run.lac import threads
-from nlrl_jax.run.lac.journal import Journal
-from nlrl_jax.run.lac.prompts import inner_model
-from nlrl_jax.run.lac.tasks import Task
+from nlrl_jax.run.host_games import threads
+from nlrl_jax.run.host_games.journal import Journal
+from nlrl_jax.run.host_games.prompts import inner_model
+from nlrl_jax.run.host_games.tasks import Task
 from nlrl_jax.types import HostGame, LanguageModel
 
 _ENOUGH = 20  # actions by which a model is judged

@@ -13,18 +13,18 @@ import numpy as np
 from nlrl_jax.algorithms import ms_grpo_transcripts as transcripts
 from nlrl_jax.algorithms.ms_grpo import MSGRPOConfig, TrainState, init_state
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends import malloc
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.program_shapes import Shapes
-from nlrl_jax.backends.programs import PROGRAMS
+from nlrl_jax.lm import malloc
+from nlrl_jax.lm.programs import PROGRAMS
 from nlrl_jax.lm.tokenizer import Tokenizer
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.roles.dialogues import History, marked
 from nlrl_jax.rollouts.transcripts import Played, Player, play
 from nlrl_jax.run import players
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
-from nlrl_jax.run.lac.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
-from nlrl_jax.run.lac.threads import rows_at_once
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.host_games.tasks import RESERVED, HeldOut, Task, hold_out, kinds_of, looks_of
+from nlrl_jax.run.host_games.threads import rows_at_once
 from nlrl_jax.run.limits import first_tasks, too_short
 from nlrl_jax.run.ms_grpo.training import Training
 from nlrl_jax.types import SEEDS_PER_RUN, HostGame, Sampling

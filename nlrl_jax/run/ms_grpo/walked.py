@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nlrl_jax.roles.dialogues import History, Step
-from nlrl_jax.run.lac.tasks import Task
+from nlrl_jax.run.host_games.tasks import Task
 from nlrl_jax.run.ms_grpo.transcripts import Tasks
 from nlrl_jax.types import HostGame
 

@@ -15,9 +15,10 @@ from nlrl_jax.backends.reply_cache import DiskCache
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import replace
 from nlrl_jax.lm.config import ModelConfig
-from nlrl_jax.run.lac import episodes, journal, threads
+from nlrl_jax.run.host_games import journal, threads
+from nlrl_jax.run.host_games.prompts import acts_apart, check_words, inner_model
+from nlrl_jax.run.lac import episodes
 from nlrl_jax.run.lac.episodes import Setting, finished_methods, run_method, unreadable
-from nlrl_jax.run.lac.prompts import acts_apart, check_words, inner_model
 from nlrl_jax.run.models import local_model
 from nlrl_jax.types import Outcome
 from nlrl_jax.weights.load import load_tokenizer

@@ -10,7 +10,7 @@ from nlrl_jax import envs
 from nlrl_jax.envs.maze.env import LAYOUTS
 from nlrl_jax.launch.iterate_lac import IterateConfig, tasks_for
 from nlrl_jax.launch.run_lac import LACRunConfig, make_game
-from nlrl_jax.run.lac.tasks import distinct, hold_out, looks_of, not_held_out, shortage, tasks_of
+from nlrl_jax.run.host_games.tasks import distinct, hold_out, looks_of, not_held_out, shortage, tasks_of
 from nlrl_jax.run.ms_grpo.transcripts import Tasks
 from nlrl_jax.types import MOST_RUN_SEED, HostGame, Outcome, Start
 

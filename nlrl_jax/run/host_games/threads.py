@@ -15,8 +15,8 @@ from nlrl_jax.backends.by_role import ByRole
 from nlrl_jax.backends.kv_cache import KVCache
 from nlrl_jax.backends.local import LocalModel
 from nlrl_jax.backends.usage import Metered
-from nlrl_jax.run.lac.journal import Journal
-from nlrl_jax.run.lac.prompts import Prompted
+from nlrl_jax.run.host_games.journal import Journal
+from nlrl_jax.run.host_games.prompts import Prompted
 from nlrl_jax.types import HostGame, LanguageModel
 from nlrl_jax.weights.load import BUILT_IN
 

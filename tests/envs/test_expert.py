@@ -11,13 +11,13 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.expert import Expert, Rates
 from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import OptionError
+from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.roles.dialogues import BAD, GOOD, UNKNOWN, Dialogue, History, Step, verdict
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
+from nlrl_jax.run.host_games.tasks import tasks_of
 from nlrl_jax.run.lac.episodes import Setting, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
-from nlrl_jax.run.lac.tasks import tasks_of
 from nlrl_jax.types import HostGame, Outcome, Sampling, Start
 
 ACTIONS = ("left", "right", "up", "wait")

@@ -10,7 +10,7 @@ import pytest
 # In a process of its own: in one whose heap has free pages, the blocks would not make it grow.
 PROGRAM = """
 import ctypes
-from nlrl_jax.backends import malloc
+from nlrl_jax.lm import malloc
 
 BLOCK, NUMBER = 100_000, 5_000  # below glibc's threshold for mappings of their own; 500 MB in all
 libc = ctypes.CDLL(None)
@@ -37,7 +37,7 @@ def test_freed_blocks_below_a_used_one_are_given_back():
 
 
 KEPT = """
-from nlrl_jax.backends import malloc
+from nlrl_jax.lm import malloc
 import numpy as np
 
 malloc.keep()

@@ -10,14 +10,14 @@ import pytest
 
 from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.expert import Expert, Rates
-from nlrl_jax.backends.restored import Path, restorable
-from nlrl_jax.backends.states import States
 from nlrl_jax.backends.usage import Usage
+from nlrl_jax.envs.expert import Expert, Rates
+from nlrl_jax.envs.expert_states import States
+from nlrl_jax.envs.restorable import Path, restorable
 from nlrl_jax.roles.dialogues import History, Step
 from nlrl_jax.rollouts.host_games import Move, play
+from nlrl_jax.run.host_games.prompts import PromptConfig, dialogue_of
 from nlrl_jax.run.lac.episodes import Setting, run_method
-from nlrl_jax.run.lac.prompts import PromptConfig, dialogue_of
 from nlrl_jax.text.generators import Drawn
 from nlrl_jax.types import HostGame, Outcome, Start
 

@@ -20,7 +20,7 @@ history begins at a task, so the model repeats its actions in the game and asks 
             is tried leads to something else, it is right.
 
 All of it follows from the text, goal and transcript: the same question gets the same answer, and the state of an
-imagined transcript can be found again (`backends.states`).
+imagined transcript can be found again (`envs.expert_states`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from nlrl_jax.backends.states import Place, States, rng_of, steps_of
 from nlrl_jax.config import OptionError, assignments, check, option
+from nlrl_jax.envs.expert_states import Place, States, rng_of, steps_of
 from nlrl_jax.roles.dialogues import BAD, GOOD, PROBABILITY, UNKNOWN, VERDICT, History
 from nlrl_jax.types import Chat, HostGame, Outcome, Reply, Sampling, Score, check_stop, cut
 

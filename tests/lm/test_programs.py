@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nlrl_jax.backends import programs
-from nlrl_jax.backends.programs import Programs
+from nlrl_jax.lm import programs
+from nlrl_jax.lm.programs import Programs
 
 
 def call(owner, function, n):

@@ -1,6 +1,6 @@
 """The true state at the end of a host game's transcript: found by repeating its actions, imagined steps among them.
 
-For models that know the game (`backends.expert`). A history begins at a task; each step leads to where its action does,
+For models that know the game (`envs.expert`). A history begins at a task; each step leads to where its action does,
 if the observation is what that action leads to, else to where the mistake of an imagination leads (`States.mistakes`),
 if that explains it. Any other step leaves the state as it is, as thoughts do. Notes are not read.
 """
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from nlrl_jax.backends.restored import restorable
+from nlrl_jax.envs.restorable import restorable
 from nlrl_jax.roles.dialogues import THINK, History, Step
 from nlrl_jax.types import HostGame, Outcome
 
@@ -64,7 +64,7 @@ class States:
 
     Args:
       game: with an `expert`; its `simulator`, if it has one, is what is stepped, many times from one state: in a game
-        that is not reversible by copies or by repeated actions (`backends.restored`).
+        that is not reversible by copies or by repeated actions (`envs.restorable`).
       world: the rate at which an imagined observation is the true one.
     """
 
