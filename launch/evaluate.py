@@ -256,8 +256,8 @@ def define_flags() -> None:
         "context",
         "auto",
         ["auto", "state", "transcript"],
-        "without --run_dir: what the model reads before it acts, the current state or the transcript of the episode so "
-        f"far; auto: the transcript in {', '.join(envs.IN_TRANSCRIPTS)} and your own host_game, else the state",
+        "without --run_dir: what the model reads, the current state or the transcript of the episode; auto: transcript "
+        f"in {', '.join(envs.IN_TRANSCRIPTS)} and your own host_game",
     )
     flags.DEFINE_enum(
         "maps",

@@ -11,8 +11,9 @@
     nlrl-jax run_lac --game webshop --tasks 40 --expert prior=0.3,critic=0.9 --run_dir runs/webshop  # with LATS
     nlrl-jax run_lac --game webshop --data FOLDER --model smollm2 --tasks 2 --run_dir runs/shop_smollm2
 
-All methods play the same tasks, --tasks of each mission, --parallel at once in lockstep. Leaves episodes/METHOD.json,
-results.json, table.md, plots, report.html and usage.json. Every step is on disk (moves/): --resume repeats none, or of
+Without --webshop_tagger r_type differs for 5 % of the pairs of products of one search. All methods play the same tasks,
+--tasks of each mission, --parallel at once in lockstep. Leaves episodes/METHOD.json, results.json, table.md, plots,
+report.html and usage.json. Every step is on disk (moves/): --resume repeats none, or of
 a local model's at most the last seven, to come to the same bits.
 
 The built-in model nano_babyai was trained on thousands of transcripts of walkers of mixed quality
@@ -80,8 +81,7 @@ class LACRunConfig:
     )
     webshop_tagger: str = option(
         "",
-        "webshop: spaCy model that finds the nouns for the reward; the original's is en_core_web_sm. Empty: a list of "
-        "words, with which r_type differs for 5 % of the pairs of products of one search",
+        "webshop: spaCy model that finds the nouns, en_core_web_sm in the original; empty: a list of words",
     )
     model: str = option(
         "",
@@ -90,8 +90,8 @@ class LACRunConfig:
     )
     policy: str = option(
         "",
-        "a local model that writes the actions, in prompts of its own with examples (the paper's setting: here the "
-        "model before nlrl-jax finetune_lac, as --model the tuned folder); empty: --model",
+        "a local model that writes the actions, in prompts of its own, such as --model before nlrl-jax finetune_lac; "
+        "empty: --model",
     )
     dtype: str = option(
         "",
@@ -107,8 +107,7 @@ class LACRunConfig:
     templates: TemplateOptions = part(TemplateOptions(shared=True))
     methods: str = option(
         "",
-        f"methods, separated by commas: {', '.join(METHODS)}; empty: {','.join(methods.DEFAULT)}, and lats in games "
-        "with a score that can restore earlier states",
+        f"separated by commas: {', '.join(METHODS)}; empty: {','.join(methods.DEFAULT)}, and lats where it applies",
     )
     missions: str = option("", "kinds of tasks, separated by commas; empty: all")
     tasks: int = option(20, "tasks of each mission, or all where there are fewer", least=1, most=RESERVED)

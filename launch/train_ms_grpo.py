@@ -64,8 +64,8 @@ class TrainConfig:
     )
     context: str = option(
         "auto",
-        "what the model reads before it acts: the current state, or the transcript of the episode so far; auto: the "
-        f"transcript in {', '.join(envs.IN_TRANSCRIPTS)} and your own host_game, else the state",
+        "what the model reads: the current state, or the transcript of the episode so far; auto: transcript in "
+        f"{', '.join(envs.IN_TRANSCRIPTS)} and your own host_game",
         choices=("auto", "state", "transcript"),
     )
     maps: str = option(
@@ -80,8 +80,8 @@ class TrainConfig:
     think: bool = option(False, "transcripts: the model writes a line of thought before each action")
     give_up: int = option(
         0,
-        "transcripts: an episode in training ends after so many actions in a row that were invalid or changed nothing, "
-        "and is fined for the turns that were left, too; 0: never",
+        "transcripts: useless actions in a row that end an episode in training, with a fine for the turns left; "
+        "0: never",
         least=0,
     )
     prompts: PromptConfig = part(PromptConfig(), without=("prompt", "context_tokens"))

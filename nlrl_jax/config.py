@@ -5,11 +5,11 @@
 A script's config is made of the library's: `part` holds one as a field, whose options become the script's own, flat and
 with other names where the script says so.
 
-    class RunConfig:
+    class TrainConfig:
         iterations: int = option(700, "iterations", least=1)
         sft: SFTConfig = part(SFTConfig(), names={"max_length": "row_tokens"}, without=("seed",))
 
-    config = make(RunConfig, iterations=5, row_tokens=256)      # flat names in
+    config = make(TrainConfig, iterations=5, row_tokens=256)      # flat names in
     flat(config)                                                # {"iterations": 5, "learning_rate": 1e-05, ...}
     replace(config, batch_size=2)                               # the same with another value
 """
@@ -53,6 +53,7 @@ def option(
     below: float | None = None,
     choices: Collection[str] = (),
     infinite: bool = False,
+    auto: bool = False,
 ) -> Any:
     """A dataclass field with a help text and bounds, which `check` enforces.
 
@@ -60,9 +61,11 @@ def option(
       least, most: inclusive bounds; without them a number must fit 32 bits. above, below: exclusive ones.
       choices: the values a string may have.
       infinite: inf and -inf are allowed; nan never is.
+      auto: the word "auto" is allowed in place of a number. `replace` also reads -1 as "auto", because runs of earlier
+        versions stored it.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, **bounds})
+    return dataclasses.field(default=default, metadata={"help": help, "infinite": infinite, "auto": auto, **bounds})
 
 
 def joined_option(help: str) -> Any:
@@ -99,8 +102,8 @@ def part(default: Any, *, names: Mapping[str, str] | None = None, without: Colle
 class Option(NamedTuple):
     """One option of a config, parts included.
 
-    name: flat. path: (field,) or (part, ..., field). group: the dataclass that declares it.
-    joined: see `joined_option`.
+    name: flat. path: (field,) or (part, ..., field). kind: "int", "float", "bool" or "str".
+    group: the dataclass that declares it. joined: see `joined_option`. auto: see `option`.
     """
 
     name: str
@@ -110,6 +113,7 @@ class Option(NamedTuple):
     help: str
     group: type
     joined: bool
+    auto: bool
 
 
 def options(config: Any) -> list[Option]:
@@ -136,7 +140,15 @@ def _options(config: Any, path: tuple[str, ...] = (), names: Mapping[str, str] =
         elif "help" in meta:
             name = names.get(field.name, field.name)
             joined = meta.get("joined", False)
-            yield Option(name, (*path, field.name), field.type, value, meta["help"], type(config), joined)
+            yield Option(
+                name, (*path, field.name), _kind_of(field), value, meta["help"], type(config), joined, meta["auto"]
+            )
+
+
+def _kind_of(field: dataclasses.Field) -> str:
+    """ "int", "float", "bool" or "str": the type without the " | str" of an option with `auto`."""
+    kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    return kind.removesuffix(" | str")
 
 
 def flat(config: Any) -> dict[str, Any]:
@@ -151,11 +163,18 @@ def replace(config: T, **values: Any) -> T:
       TypeError: a name that is not an option.
       ValueError: a value outside its bounds.
     """
-    paths = {one.name: one.path for one in options(config)}
+    paths = {entry.name: entry.path for entry in options(config)}
     unknown = [name for name in values if name not in paths]
     if unknown:
         raise TypeError(f"{type(config).__name__} has no option {unknown[0]!r}; it has {', '.join(paths)}")
+    values = with_auto(config, values)
     return _replace(config, {paths[name]: (name, value) for name, value in values.items()})
+
+
+def with_auto(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat values with "auto" where an option that has it is -1, as earlier versions stored it."""
+    automatic = {entry.name for entry in options(config) if entry.auto}
+    return {name: "auto" if name in automatic and value == -1 else value for name, value in values.items()}
 
 
 def _replace(config: Any, values: Mapping[tuple[str, ...], tuple[str, Any]]) -> Any:
@@ -257,13 +276,15 @@ def check(config: Any) -> None:
     """
     for field in dataclasses.fields(config):
         if "help" in field.metadata:
-            _check(field.name, getattr(field.type, "__name__", field.type), getattr(config, field.name), field.metadata)
+            value, bounds = getattr(config, field.name), field.metadata
+            if not (bounds["auto"] and value == "auto"):
+                _check(field.name, _kind_of(field), value, bounds)
 
 
 def _check(name: str, kind: str, value: Any, bounds: Mapping[str, Any]) -> None:
     wrong, wanted = _WRONG.get(kind, ((), ""))
     if isinstance(value, wrong) and not (kind == "bool" and isinstance(value, bool)):
-        raise OptionError(f"{name} is {value!r}; it must be {wanted}")
+        raise OptionError(f"{name} is {value!r}; it must be {wanted}{' or auto' if bounds['auto'] else ''}")
     if bounds["choices"]:
         if value not in bounds["choices"]:
             listed = ", ".join(repr(choice) if not choice else choice for choice in bounds["choices"])

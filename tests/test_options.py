@@ -22,6 +22,7 @@ class Oven:
     shelf: int = option(1, "which", least=1, most=3)
     door: str = option("shut", "open or shut", choices=("open", "shut"))
     light: bool = option(True, "whether")
+    minutes: int | str = option("auto", "how long", least=0, auto=True)
     maker: str = "ours"  # no option
 
     def __post_init__(self):
@@ -41,7 +42,14 @@ class Cake:
 
 
 def test_options_are_flat_with_the_parts_own_names_and_defaults():
-    assert flat(Cake()) == {"size": 3, "floor": -math.inf, "oven_heat": 200.0, "shelf": 1, "door": "shut"}
+    assert flat(Cake()) == {
+        "size": 3,
+        "floor": -math.inf,
+        "oven_heat": 200.0,
+        "shelf": 1,
+        "door": "shut",
+        "minutes": "auto",
+    }
     by_name = {one.name: one for one in options(Cake)}
     assert by_name["oven_heat"].group is Oven and by_name["oven_heat"].path == ("oven", "heat")
 
@@ -70,11 +78,18 @@ def test_make_and_replace_take_flat_names():
         ({"size": 2.5}, "size is 2.5; it must be a whole number"),
         ({"oven_heat": None}, "oven_heat is None; it must be a number"),
         ({"door": 1}, "door is 1; it must be text"),
+        ({"minutes": "long"}, "minutes is 'long'; it must be a whole number or auto"),
+        ({"minutes": -2}, "minutes is -2; it must be at least 0"),
     ],
 )
 def test_a_value_out_of_its_bounds_is_named_as_the_option_is(values, says):
     with pytest.raises(OptionError, match=f"^{says}"):
         make(Cake, **values)
+
+
+def test_auto_is_a_word_which_runs_of_earlier_versions_stored_as_minus_one():
+    assert make(Cake, minutes=-1) == make(Cake, minutes="auto") == Cake()
+    assert make(Cake, minutes=0).oven.minutes == 0
 
 
 def test_inclusive_bounds_are_allowed():

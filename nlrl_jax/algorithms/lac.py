@@ -69,8 +69,7 @@ class LACConfig:
     )
     floor: float = option(
         0.0,
-        "added to the probabilities of GOOD and BAD, so that where the model writes neither (UNKNOWN, say) Q is near 0 "
-        "and not the ratio of two improbable words; 0 is the paper's",
+        "added to P(GOOD) and P(BAD), so Q stays small where both are improbable; 0 is the paper's",
         least=0,
         most=1,
     )

@@ -83,16 +83,15 @@ class MSGRPOConfig:
     step_weight: float = option(1.0, "credit state: weight of a step's advantage beside its episode's", least=0)
     micro_batch: int = option(
         0,
-        "replies at their longest that are differentiated at a time (less memory, same result); 0: a 16th of them (at "
-        "least 8), on a mesh with fsdp all, and fewer if a GPU's memory would not do",
+        "replies differentiated at a time (less memory, same result); 0: a 16th of them, at least 8, all on a mesh "
+        "with fsdp, fewer where memory is short",
         least=0,
     )
     remat: bool = option(False, "recompute blocks in the backward pass: less memory, same result")
     rollout_weights: str = option(
         "auto",
-        "what rollouts read: shared with the update; apart, a copy with an array per layer (more memory, fewer copies "
-        "and kernels per token, longer to compile; on GPUs and, for large models, on a CPU); merged, the same with the "
-        "adapter in it; auto: apart on GPUs with room for it",
+        "weights that rollouts read: shared; apart: a faster copy; merged: with the adapter in it; auto: apart if it "
+        "fits a GPU",
         choices=WEIGHTS,
     )
     probe: int = option(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import functools
 import importlib.metadata
 import logging
 import os
@@ -19,7 +20,7 @@ import jax
 from absl import app as absl_app
 from absl import flags
 
-from nlrl_jax.config import flat, replace
+from nlrl_jax.config import flat, replace, with_auto
 from nlrl_jax.lm import malloc
 from nlrl_jax.run import boards, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
@@ -219,6 +220,7 @@ class Command:
                 if options.overwrite:
                     check_inputs(run_dir, values)
                 how = {"overwrite": options.overwrite, "may_change": allowed, "defaults": flat(self.config())}
+                how["translate"] = functools.partial(with_auto, self.config)
                 open_run(run_dir, values, options.resume, **how)
                 if project:
                     boards.use_wandb(run_dir, project)

@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nlrl_jax.backends.endpoint_options import MAY_CHANGE
@@ -35,6 +35,7 @@ def open_run(
     overwrite: bool = False,
     may_change: Collection[str] = ("iterations",),
     defaults: Mapping[str, Any] | None = None,
+    translate: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> pathlib.Path:
     """Takes a folder for a run: creates it, checks that it can be written, locks it and stores the config.
 
@@ -50,6 +51,7 @@ def open_run(
         to where it was moved. Changes are printed.
       defaults: values of options that an earlier version may not have had. A stored config that lacks one of them may
         be resumed with this value.
+      translate: a stored config -> the same in today's values.
 
     Returns:
       The folder as an absolute path.
@@ -68,7 +70,7 @@ def open_run(
         config = json.loads(json.dumps(config))
         number = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
         if resume:
-            stored = read_config(run_dir)
+            stored = translate(read_config(run_dir))
             allowed = {*may_change, *MAY_CHANGE}
             allowed |= {name for name, value in (defaults or {}).items() if config.get(name) == value} - stored.keys()
             _compare(run_dir, stored, config, allowed)

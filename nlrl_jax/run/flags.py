@@ -37,7 +37,8 @@ def define(config: type | Any, presets: Presets | None = None, flag: str = "pres
         if one.kind == "bool":
             new = flags.BooleanFlag(one.name, None, text)
         else:
-            new = (_JoinedFlag if one.joined else flags.Flag)(_PARSERS[one.kind], None, one.name, None, text)
+            parser = _AutoParser(_PARSERS[one.kind]) if one.auto else _PARSERS[one.kind]
+            new = (_JoinedFlag if one.joined else flags.Flag)(parser, None, one.name, None, text)
         title = "Options" if one.group is whole else _title(one.group)
         flags.DEFINE_flag(new, module_name=title)
     if presets:
@@ -70,6 +71,21 @@ class _WholeNumberParser(flags.IntegerParser):
             if not whole:
                 raise ValueError(_no_number(argument, "a whole number")) from None
             return int(float(argument))
+
+
+class _AutoParser(flags.ArgumentParser):
+    """A number or "auto", which -1 also means: so earlier versions called it."""
+
+    def __init__(self, number: flags.ArgumentParser):
+        self.number = _WholeNumberParser() if type(number) is flags.IntegerParser else _NumberParser()
+
+    def parse(self, argument):
+        if argument in ("auto", "-1", "-1.0"):
+            return "auto"
+        try:
+            return self.number.parse(argument)
+        except ValueError as error:
+            raise ValueError(f"{error} or auto") from None
 
 
 def _no_number(argument: Any, wanted: str) -> str:

@@ -33,7 +33,7 @@ class Writer:
         return [Reply(f" {self.policy if role == 'policy' else self.note}") for _ in chats]
 
 
-def decide(name, reply, note="", examples=-1):
+def decide(name, reply, note="", examples="auto"):
     model, method = Writer(reply, note), METHODS[name]
     dialogue = dialogue_of(method, GAME, PromptConfig(examples=examples), "some_model", None, 0)
     return method.decide(model, dialogue, HISTORIES, ACTIONS, LACConfig(), 0), model

@@ -39,6 +39,13 @@ def test_an_infinite_option_is_a_word_in_the_file_and_a_number_on_resume(run_dir
     assert read_config(run_dir)["alpha"] == float("inf") and capsys.readouterr().out == ""
 
 
+def test_a_stored_value_is_read_in_todays_words(run_dir, capsys):
+    close_run(open_run(run_dir, CONFIG | {"examples": -1}))
+    today = lambda stored: stored | {"examples": "auto"}
+    open_run(run_dir, CONFIG | {"examples": "auto"}, resume=True, translate=today)
+    assert read_config(run_dir)["examples"] == "auto" and capsys.readouterr().out == ""
+
+
 def test_second_run_is_refused_and_resume_goes_on(run_dir, capsys):
     open_run(run_dir, CONFIG)
     (run_dir / "metrics.jsonl").write_text("")

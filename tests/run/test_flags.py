@@ -17,6 +17,7 @@ class Config:
     cake_name: str = option("plain", "which")
     cake_share: float = option(0.5, "how much")
     cake_eaten: bool = option(False, "whether")
+    cake_layers: int | str = option("auto", "how many", least=0, auto=True)
 
 
 PRESETS = {"feast": {"cake_size": 9, "cake_eaten": True}, "paper": {}}
@@ -41,6 +42,9 @@ def defined():
         (["--cake_size=3", "--preset=feast"], Config(cake_size=3, cake_eaten=True)),
         (["--preset", "feast", "--nocake_eaten", "--cake_share", "0"], Config(9, "plain", 0.0, False)),
         (["--cake_name=", "--cake_eaten"], Config(cake_name="", cake_eaten=True)),
+        (["--cake_layers=-1"], Config()),
+        (["--cake_layers=auto"], Config()),
+        (["--cake_layers=2e0"], Config(cake_layers=2)),
     ],
 )
 def test_given_beats_preset_beats_default(args, want):
@@ -84,7 +88,12 @@ def test_numbers_of_flags_without_a_config_have_bounds_too(args):
         config_flags.check_numbers()
 
 
-@pytest.mark.parametrize("args", [["--preset=orgy"], ["--cake_size=big"], ["--cake_colour=red"]])
+@pytest.mark.parametrize(
+    "args",
+    [["--preset=orgy"], ["--cake_size=big"], ["--cake_colour=red"], ["--cake_layers=two: .* number or auto"]],
+)
 def test_unknown_presets_values_and_flags_are_refused(args):
-    with pytest.raises(flags.Error, match=args[0][2:].split("=")[0]):
-        flags.FLAGS(["prog", *args])
+    name, _, says = args[0][2:].partition("=")
+    argument, _, reason = says.partition(": ")
+    with pytest.raises(flags.Error, match=f"{name}.*{reason}"):
+        flags.FLAGS(["prog", f"--{name}={argument}"])

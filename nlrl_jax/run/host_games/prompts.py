@@ -34,11 +34,12 @@ class PromptConfig:
         "(nlrl-jax finetune_lac), else compact for built-in models and paper for others",
         choices=("auto", "paper", "compact"),
     )
-    examples: int = option(
-        -1,
-        "episodes that the model reads first, in the prompt `paper`; -1: as many as in fine-tuning, else 1",
-        least=-1,
+    examples: int | str = option(
+        "auto",
+        "episodes that the model reads first, in the prompt `paper`; auto: as many as in fine-tuning, else 1",
+        least=0,
         most=8,
+        auto=True,
     )
     history: int = option(
         0, "maximum steps that a prompt shows; 0: the game's own (16 in Crafter, no limit elsewhere)", least=0
@@ -53,7 +54,7 @@ class PromptConfig:
         path = pathlib.Path(os.path.expanduser(model)) / FORM
         tuned = read_json(path) if path.is_file() else {}
         own = tuned.get("prompt", "compact" if model in BUILT_IN else "paper")
-        examples = self.examples if self.examples >= 0 else tuned.get("examples", 1)
+        examples = tuned.get("examples", 1) if self.examples == "auto" else self.examples
         return (own if self.prompt == "auto" else self.prompt), examples
 
 

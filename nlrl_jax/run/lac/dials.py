@@ -18,19 +18,20 @@ COMPACT = LACConfig(alpha=0.5, floor=0.02)
 class Dials:
     """How much the critic weighs."""
 
-    alpha: float = option(
-        -1.0,
-        "weight of the KL term; inf follows the prior. -1: 1, or 0.5 with the prompt `compact`",
-        least=-1,
+    alpha: float | str = option(
+        "auto",
+        "weight of the KL term; inf follows the prior; auto: 1, or 0.5 with the prompt `compact`",
+        least=0,
         infinite=True,
+        auto=True,
     )
-    floor: float = option(
-        -1.0,
-        "added to the probabilities of GOOD and BAD: where the model would write neither, Q is then near 0. It bounds "
-        "Q by log(1 / floor + 1), so it hides what a model that is sure of itself thinks of its candidates. -1: 0, the "
-        "paper's, or 0.02 with the prompt `compact`",
-        least=-1,
+    # It bounds Q by log(1 / floor + 1), so a large one hides what a model that is sure of itself thinks.
+    floor: float | str = option(
+        "auto",
+        "added to P(GOOD) and P(BAD), so Q stays small where both are improbable; auto: 0 (0.02 for compact prompts)",
+        least=0,
         most=1,
+        auto=True,
     )
 
     def __post_init__(self):
@@ -40,8 +41,9 @@ class Dials:
     def of(self, lac: LACConfig, form: str) -> LACConfig:
         """`lac` with these values; `form` is the model's prompt, see `PromptConfig.form`."""
         usual = COMPACT if form == "compact" else LACConfig()
-        given = {name: value for name, value in dataclasses.asdict(self).items() if value != -1}
-        return dataclasses.replace(lac, **{"alpha": usual.alpha, "floor": usual.floor, **given})
+        alpha = usual.alpha if self.alpha == "auto" else self.alpha
+        floor = usual.floor if self.floor == "auto" else self.floor
+        return dataclasses.replace(lac, alpha=alpha, floor=floor)
 
 
 def lac_of(config: Any) -> LACConfig:
