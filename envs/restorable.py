@@ -67,11 +67,11 @@ def _copied(game: HostGame) -> HostGame:
     """Each step is that of a copy."""
 
     def reset(tasks: Sequence[Task]) -> list[Start]:
-        with generators.kept():
+        with generators.preserved():
             return game.reset(tasks)
 
     def step(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
-        with generators.kept():
+        with generators.preserved():
             return game.step([copy.deepcopy(state) for state in states], actions)
 
     made = dataclasses.replace(game, reset=reset, step=step, reversible=True)
@@ -82,7 +82,7 @@ def _repeated(game: HostGame) -> HostGame:
     """Each step begins with the episode's task."""
 
     def reset(tasks: Sequence[Task]) -> list[Start]:
-        with generators.kept():
+        with generators.preserved():
             starts = game.reset(tasks)
         return [start._replace(state=Path(tuple(task))) for task, start in zip(tasks, starts, strict=True)]
 
@@ -95,7 +95,7 @@ def _repeated(game: HostGame) -> HostGame:
         return state
 
     def step(paths: Sequence[Path], actions: Sequence[str]) -> list[Outcome]:
-        with generators.kept():
+        with generators.preserved():
             outcomes = game.step([live(path) for path in paths], actions)
         after = [path._replace(actions=(*path.actions, action)) for path, action in zip(paths, actions, strict=True)]
         return [outcome._replace(state=path) for outcome, path in zip(outcomes, after, strict=True)]

@@ -152,7 +152,7 @@ def q_values(model: LanguageModel, dialogue: Dialogue, histories: Sequence[Histo
     for history in histories:
         for line in actions(history):
             begin = f"Action: {line.text}\nCritic: {VERDICT}"
-            chats.append(lines.prompt(dialogue, line._replace(begin=begin, text=longest)))
+            chats.append(lines.prompt(dialogue, line._replace(opening=begin, text=longest)))
     scores = model.score(chats, [words] * len(chats), "critic")
     differences = (good.log_prob - bad.log_prob for good, bad in scores)
     return [list(itertools.islice(differences, len(history.steps))) for history in histories]
@@ -187,7 +187,8 @@ def evaluate(model: LanguageModel, dialogue: Dialogue, given: Sequence[TrainingL
       NotImplementedError: the model does not score.
     """
     judged = [line for line in given if line.kind == lines.REFLECTION and verdict(line.text) in (GOOD, BAD)]
-    asked = [*given, *(line._replace(begin=f"{line.begin} {before_verdict(line.text)}", text=GOOD) for line in judged)]
+    openings = [f"{line.opening} {before_verdict(line.text)}" for line in judged]
+    asked = [*given, *(line._replace(opening=text, text=GOOD) for line, text in zip(judged, openings, strict=True))]
     texts = [[line.reply] for line in given] + [[f" {GOOD}", f" {BAD}"]] * len(judged)
     scores = model.score([lines.prompt(dialogue, line) for line in asked], texts, "held out")
     found = {}

@@ -111,8 +111,8 @@ def read_action(text: str, actions: Sequence[str]) -> tuple[str, str]:
         return _any_text(answer)
     words = _Words(actions)
     answer = "\n".join(line[: words.room] for line in answer.splitlines() if line.strip())
-    for read in (_marked, _first_line, _fields, _only_line, _decided):
-        named = read(answer, words)
+    for reader in (_marked, _first_line, _fields, _only_line, _decided):
+        named = reader(answer, words)
         if len(named) > 1:
             return "", SEVERAL
         if named:
@@ -159,7 +159,7 @@ class _Words:
             named = {action for word, action in self.by_text.items() if re.sub(r"[\W_]+", "", word) == joined}
         return named.pop() if len(named) == 1 else None
 
-    def begun(self, text: str) -> tuple[str, str]:
+    def leading_action(self, text: str) -> tuple[str, str]:
         """(the action that a text begins with, what follows it); ("", text) where there is none."""
         line = _plain(text)
         for plain in dict.fromkeys((line, line.replace("_", " "), _VERB.sub("", line, count=1))):
@@ -174,10 +174,10 @@ def _plain(text: str) -> str:
 
 
 def _first_line(answer: str, words: _Words) -> set[str]:
-    first, *others = answer.splitlines()
+    first, *rest = answer.splitlines()
     named = _line(first, words)
     if re.match(r"\s*(?:[-*\u2022+]|\(?\w{1,2}[.)])\s", first):  # a list of options
-        return named.union(*(_line(line, words) for line in others))
+        return named.union(*(_line(line, words) for line in rest))
     return named
 
 
@@ -190,7 +190,7 @@ def _line(line: str, words: _Words) -> set[str]:
         for n, clause in enumerate(_clauses(layer)):
             if n and (action := words.equal(clause.rstrip(" .!,;:*_`\"'"))):
                 return {action}
-            action, rest = words.begun(clause)
+            action, rest = words.leading_action(clause)
             if action and (n == 0 or " " in action or _ENDED.match(rest)):  # not "I left the room"
                 later = _decided(rest, words) if n else set()
                 pair = {SEVERAL} if action.isdigit() and re.match(r"\s*[,;]\s*\d", rest) else set()  # coordinates
@@ -213,10 +213,10 @@ def _alternatives(rest: str, words: _Words) -> set[str]:
     """The other action that a line names right after the first one; any where the first one is taken back."""
     if _DOUBT.match(rest):
         return {SEVERAL}
-    if other := _OTHER.match(rest):
-        begun = (words.begun(clause)[0] for clause in _clauses(rest[other.end() :]))
-        return {action for action in begun if action}
-    action, _ = words.begun(rest[_BESIDE.match(rest).end() :])
+    if separator := _OTHER.match(rest):
+        candidates = (words.leading_action(clause)[0] for clause in _clauses(rest[separator.end() :]))
+        return {action for action in candidates if action}
+    action, _ = words.leading_action(rest[_BESIDE.match(rest).end() :])
     return {action} if action else set()
 
 
@@ -247,11 +247,11 @@ def _only_line(answer: str, words: _Words) -> set[str]:
 
 def _decided(answer: str, words: _Words) -> set[str]:
     """The actions that sentences decide on."""
-    begun = [
-        words.begun(match["inner"].lstrip("*_`\"'[({<\\ "))
+    candidates = [
+        words.leading_action(match["inner"].lstrip("*_`\"'[({<\\ "))
         for match in _DECIDED.finditer(answer.replace("\u2019", "'"))
     ]
-    named = [(action, rest) for action, rest in begun if action and (" " in action or _ENDED.match(rest))]
+    named = [(action, rest) for action, rest in candidates if action and (" " in action or _ENDED.match(rest))]
     return set().union(*({action, *_alternatives(rest, words)} for action, rest in named))
 
 

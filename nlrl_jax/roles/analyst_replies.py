@@ -69,7 +69,7 @@ class _Entry(NamedTuple):
     explanation: str
 
 
-def read_verdicts(text: str, begin: int, end: int, read_action: ReadAction) -> tuple[list[Verdict], Counter[str]]:
+def read_verdicts(text: str, start: int, end: int, read_action: ReadAction) -> tuple[list[Verdict], Counter[str]]:
     """The verdicts of a reply on the timeslots [begin, end).
 
     Args:
@@ -78,7 +78,7 @@ def read_verdicts(text: str, begin: int, end: int, read_action: ReadAction) -> t
     Returns:
       The verdicts in order of time, at most one per timeslot, and the reply's faults, by kind of `PROBLEMS`.
     """
-    size = max(end - begin, 0)
+    size = max(end - start, 0)
     text = _plain(text)
     if not text.strip():
         return [], +Counter(empty=1, missing=size)
@@ -93,7 +93,7 @@ def read_verdicts(text: str, begin: int, end: int, read_action: ReadAction) -> t
     )
     by_slot: dict[int, Verdict | None] = {}
     for entry in reversed(entries):
-        if not begin <= entry.timeslot < end:
+        if not start <= entry.timeslot < end:
             problems["outside"] += 1
         elif entry.timeslot in by_slot:
             problems["repeated"] += 1
@@ -157,24 +157,24 @@ def _verdict(entry: _Entry, read_action: ReadAction, problems: Counter[str]) -> 
     if entry.critical is None:
         problems["unclear"] += 1
         return None
-    action, written = None, " ".join(entry.action.strip(_AROUND.replace("-", "")).split())
-    unchanged = bool(_UNCHANGED.fullmatch(written.lower()))
-    if written and not unchanged:
-        action = read_action(written)
+    action, text = None, " ".join(entry.action.strip(_AROUND.replace("-", "")).split())
+    unchanged = bool(_UNCHANGED.fullmatch(text.lower()))
+    if text and not unchanged:
+        action = read_action(text)
         problems["action"] += action is None
         problems["unasked"] += action is not None and not entry.critical
     problems["long"] += len(entry.explanation) > LONGEST
-    why = " ".join(entry.explanation[:LONGEST].split())
+    explanation = " ".join(entry.explanation[:LONGEST].split())
     judged = not entry.critical or unchanged or action is not None
-    return Verdict(entry.timeslot, entry.critical, action if entry.critical else None, why, judged)
+    return Verdict(entry.timeslot, entry.critical, action if entry.critical else None, explanation, judged)
 
 
-def _judgement(written: str) -> bool | None:
+def _judgement(text: str) -> bool | None:
     """Whether a field says critical; None where that is unclear ("critical or not")."""
-    written = written.lower().strip(_AROUND)
-    if written in (*_YES, *_NO):
-        return written in _YES
-    match = _CRITICAL.search(written)
+    text = text.lower().strip(_AROUND)
+    if text in (*_YES, *_NO):
+        return text in _YES
+    match = _CRITICAL.search(text)
     return None if match is None else not match["no"]
 
 
@@ -229,10 +229,9 @@ def _json_walk(value: Any) -> Iterator[_Entry]:
         elif isinstance(node, dict):
             slot = _field(node, "timeslot")
             if re.fullmatch(r"\d{1,9}(?:\.0)?", slot):
-                action, why = _field(node, "action", "correct"), _field(node, "expl", "reason", "why")
-                yield _Entry(
-                    int(float(slot)), _judgement(_field(node, "critical")), action, "" if why == "null" else why
-                )
+                action, explanation = _field(node, "action", "correct"), _field(node, "expl", "reason", "why")
+                explanation = "" if explanation == "null" else explanation
+                yield _Entry(int(float(slot)), _judgement(_field(node, "critical")), action, explanation)
             else:
                 stack += reversed(list(node.values()))
 

@@ -139,7 +139,7 @@ class Dialogue:
     is_set: bool = False
 
     @classmethod
-    def of(cls, rules: str, label: str = "Critic", compact: bool = False, thinks: bool = False, **more) -> Dialogue:
+    def of(cls, rules: str, label: str = "Critic", compact: bool = False, thinks: bool = False, **options) -> Dialogue:
         """A dialogue about a game.
 
         Args:
@@ -151,26 +151,28 @@ class Dialogue:
         if label not in NOTES:
             raise ValueError(f"label is {label!r}; choose one of {', '.join(map(repr, NOTES))}")
         if compact:
-            return cls(label or ("Think" if thinks else "Act"), label, **more)
+            return cls(label or ("Think" if thinks else "Act"), label, **options)
         lines = (
             f"The transcript starts with the goal, followed by observations and actions, one per line. {NOTES[label]}"
         )
         parts = (rules, lines.strip(), THINKING if thinks else "")
-        return cls("\n".join(filter(None, parts)), label, **more)
+        return cls("\n".join(filter(None, parts)), label, **options)
 
     def text(self, history: History) -> str:
         """The transcript, without a newline at its end. Notes are shown where there is a label."""
         lines = [f"Goal of the agent: {marked(history.goal)}", f"Observation: {marked(history.observation)}"]
-        noted = lambda note: [f"{self.label}: {note}"] if self.label and note else []
-        lines += noted(history.note)
+        lines += self._note_line(history.note)
         for action, observation, note in history.steps:
-            lines += [f"Action: {action}", f"Observation: {marked(observation)}", *noted(note)]
+            lines += [f"Action: {action}", f"Observation: {marked(observation)}", *self._note_line(note)]
         return "\n".join(lines)
+
+    def _note_line(self, note: str) -> list[str]:
+        return [f"{self.label}: {note}"] if self.label and note else []
 
     def chat(self, history: History, line: str) -> Chat:
         """The transcript, then the beginning of the next line, e.g. "Action:", for the model to continue."""
-        shown = "\n\n".join(f"An example:\n{self.text(example)}" for example in self.examples)
-        text = f"{self.instructions}\n\n{shown}" if shown else self.instructions
+        examples = "\n\n".join(f"An example:\n{self.text(example)}" for example in self.examples)
+        text = f"{self.instructions}\n\n{examples}" if examples else self.instructions
         return Chat.of(text, continued=f"{self.text(history)}\n{line}", history=history, line=line)
 
     def trim(self, history: History, reserve: int) -> Trimmed:
@@ -179,17 +181,17 @@ class Dialogue:
         Raises:
           ValueError: even the last observation does not fit.
         """
-        more = len(history.steps) - self.last
-        if self.last and more > 0:
-            history = _without(history, -(-more // DROP) * DROP)
-        found = self._cut(history, "", reserve)
-        if self.room and not found.history.steps and (size := self._size(found.history, "")) + reserve > self.room:
+        excess = len(history.steps) - self.last
+        if self.last and excess > 0:
+            history = _without(history, -(-excess // DROP) * DROP)
+        trimmed = self._cut(history, "", reserve)
+        if self.room and not trimmed.history.steps and (size := self._size(trimmed.history, "")) + reserve > self.room:
             lower = "--line_tokens, so that these are at most {}"
             raise ValueError(
                 f"{self.contents} take {size} tokens, and {reserve} more are needed; the model's context holds "
-                f"{self.room}. {room_advice(self, found.history, size, self.room, reserve, lower)}"
+                f"{self.room}. {room_advice(self, trimmed.history, size, self.room, reserve, lower)}"
             )
-        return found
+        return trimmed
 
     @property
     def contents(self) -> str:
@@ -219,11 +221,11 @@ def room_advice(dialogue: Dialogue, history: History, size: int, room: int, rese
       lower: the option for the length of lines, and "{}" where the tokens stand that are left for each.
     """
     examples = size - dialogue._size(history, "") + dataclasses.replace(dialogue, examples=())._size(history, "")
-    for given, taken in (("", size), ("--examples 0", examples)) if dialogue.examples else (("", size),):
-        if given and taken + reserve <= room:
-            return f"Give {given}"
-        if (left := (room - taken) // lines) >= _SHORTEST:
-            return f"{f'Give {given} and lower' if given else 'Lower'} {lower.format(left)}"
+    for option, used in (("", size), ("--examples 0", examples)) if dialogue.examples else (("", size),):
+        if option and used + reserve <= room:
+            return f"Give {option}"
+        if (remaining := (room - used) // lines) >= _SHORTEST:
+            return f"{f'Give {option} and lower' if option else 'Lower'} {lower.format(remaining)}"
     longer = "--context_tokens of" if dialogue.is_set else "a model whose context holds"
     return f"Give {longer} {size + reserve} tokens or more"
 
@@ -231,14 +233,14 @@ def room_advice(dialogue: Dialogue, history: History, size: int, room: int, rese
 def marked(text: str) -> str:
     """A game's text as it stands in a transcript: a later line that reads like one of the transcript's, or like the
     beginning of a message, is quoted ("> Action: down"), so that no reader takes it for the model's."""
-    first, *others = text.splitlines() or [""]
-    if not any(map(_TURN.match, others)):
+    first, *rest = text.splitlines() or [""]
+    if not any(map(_TURN.match, rest)):
         return text
-    return "\n".join([first, *(f"> {line}" if _TURN.match(line) else line for line in others)])
+    return "\n".join([first, *(f"> {line}" if _TURN.match(line) else line for line in rest)])
 
 
 def _without(history: History, steps: int) -> History:
     """The history from a later observation on, without its oldest steps."""
-    gone, rest = history.steps[:steps], history.steps[steps:]
-    past = (*history.past, *gone)
-    return dataclasses.replace(history, observation=gone[-1].observation, steps=rest, note=gone[-1].note, past=past)
+    dropped, rest = history.steps[:steps], history.steps[steps:]
+    _, observation, note = dropped[-1]
+    return dataclasses.replace(history, observation=observation, steps=rest, note=note, past=(*history.past, *dropped))

@@ -66,16 +66,16 @@ def _objects(text: str) -> JsonReply:
     for start in itertools.islice((match.start() for match in starts), _TRIED):
         if start < end:
             continue
-        read, after, how = _object(text, start)
-        if not read and after == len(text):
+        parsed, after, fault = _object(text, start)
+        if not parsed and after == len(text):
             break
-        if not read:
+        if not parsed:
             continue
         if not fields:
-            fields, problem = read, how or ("prose" if text[:start].strip() or text[after:].strip() else "")
-        elif not how:
+            fields, problem = parsed, fault or ("prose" if text[:start].strip() or text[after:].strip() else "")
+        elif not fault:
             final = _FINAL.search(text, max(end, start - 200), start)
-            fields = {**fields, **read} if final else {**read, **fields}
+            fields = {**fields, **parsed} if final else {**parsed, **fields}
         end = after
         if problem == "cut":
             break
@@ -148,7 +148,7 @@ def _without_fence(text: str) -> str:
 def _complete(text: str) -> dict[str, Any]:
     """The fields of an object that breaks off before its end; empty if it is broken in another way."""
     inside, escaped, is_open = False, False, None  # the open bracket: (its closing one, the open bracket around it)
-    ends: collections.deque[tuple[int, Any]] = collections.deque(maxlen=50)
+    commas: collections.deque[tuple[int, Any]] = collections.deque(maxlen=50)
     for i, character in enumerate(text):
         if inside:
             inside = escaped or character != '"'
@@ -165,9 +165,9 @@ def _complete(text: str) -> dict[str, Any]:
             if is_open is None:
                 return {}  # it has an end, so something else is wrong
         elif character == ",":
-            ends.append((i, is_open))
+            commas.append((i, is_open))
     closed = text + ('"' if inside else "") + _brackets(is_open)
-    for candidate in itertools.chain([closed], (text[:i] + _brackets(around) for i, around in reversed(ends))):
+    for candidate in itertools.chain([closed], (text[:i] + _brackets(around) for i, around in reversed(commas))):
         try:
             return _decode(candidate)[0]
         except (ValueError, RecursionError):

@@ -23,13 +23,13 @@ ACTION, OBSERVATION, REFLECTION = "action", "observation", "reflection"
 class TrainingLine(NamedTuple):
     """A line that a model learns to write.
 
-    kind: one of the three above. history: before it. begin: what stands before the model's text, e.g. "Critic:".
+    kind: one of the three above. history: before it. opening: what stands before the model's text, e.g. "Critic:".
     text: the model's. weight: of its tokens in the loss.
     """
 
     kind: str
     history: History
-    begin: str
+    opening: str
     text: str
     weight: float = 1.0
 
@@ -51,8 +51,8 @@ def lines_of(history: History) -> Iterator[TrainingLine]:
 
 def prompt(dialogue: Dialogue, line: TrainingLine) -> Chat:
     """The chat that asks for a line, as far as it leaves room for the line."""
-    reserve = dialogue.count(line.begin) + dialogue.count(line.reply)
-    return dialogue.chat(dialogue.trim(line.history, reserve).history, line.begin)
+    reserve = dialogue.count(line.opening) + dialogue.count(line.reply)
+    return dialogue.chat(dialogue.trim(line.history, reserve).history, line.opening)
 
 
 def pairs(dialogue: Dialogue, lines: Iterable[TrainingLine], joined: bool = False) -> list[tuple[Chat, list[Piece]]]:
@@ -61,14 +61,14 @@ def pairs(dialogue: Dialogue, lines: Iterable[TrainingLine], joined: bool = Fals
     Args:
       joined: a line goes into the example of the line before it where its prompt continues that example.
     """
-    examples, read = [], None
+    examples, joined_text = [], None
     for line in lines:
         chat = prompt(dialogue, line)
         text = chat.messages[-1]["content"]
-        if joined and read is not None and text.startswith(read):
-            examples[-1][1].append(Piece(text.removeprefix(read), 0.0))
+        if joined and joined_text is not None and text.startswith(joined_text):
+            examples[-1][1].append(Piece(text.removeprefix(joined_text), 0.0))
         else:
             examples.append((chat, []))
         examples[-1][1].append(Piece(line.reply, line.weight))
-        read = text + line.reply
+        joined_text = text + line.reply
     return examples

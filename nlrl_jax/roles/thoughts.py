@@ -28,8 +28,8 @@ def without_thoughts(text: str) -> str:
 
 def answered(reply: Reply) -> Reply:
     """A reply without the thoughts that it begins with; one that is still thinking is cut."""
-    begun = reply.text.lstrip()
-    if not _THOUGHT.match(begun) and ("</think>" not in begun or begun.startswith(("{", "["))):
+    text = reply.text.lstrip()
+    if not _THOUGHT.match(text) and ("</think>" not in text or text.startswith(("{", "["))):
         return reply
-    text = without_thoughts(begun)
-    return reply._replace(text=text, ended=reply.ended and (bool(text) or "</" in begun))
+    answer = without_thoughts(text)
+    return reply._replace(text=answer, ended=reply.ended and (bool(answer) or "</" in text))

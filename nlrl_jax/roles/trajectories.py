@@ -38,8 +38,8 @@ class ControlEpisode:
 
     def action(self, timeslot: int) -> Action:
         """The action taken in `timeslot`."""
-        taken = self.actions[timeslot]
-        return int(taken) if np.ndim(taken) == 0 else tuple(float(x) for x in taken)
+        action = self.actions[timeslot]
+        return int(action) if np.ndim(action) == 0 else tuple(float(x) for x in action)
 
 
 class Verdict(NamedTuple):

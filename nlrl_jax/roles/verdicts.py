@@ -70,7 +70,7 @@ def _judgement(note: str, words: Sequence[str]) -> tuple[int, str]:
                     else match["word"].upper()
                 )
                 places.append((match.start("word"), match.start(), named))
-            elif any(one.upper().startswith(match["cut"].upper()) for one in words):
+            elif any(option.upper().startswith(match["cut"].upper()) for option in words):
                 places.append((match.start("cut"), match.start(), ""))
         if places:
             break

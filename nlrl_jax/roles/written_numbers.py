@@ -102,16 +102,16 @@ def read_number(text: str) -> float | None:
     """The value that a line states, a fraction and a percentage among them; None where it states none, or several."""
     text, scale = _plain(text)
     numbers = list(_numbers(text, scale))
-    ended = [one for one in numbers if _AFTER.match(text, one.end)]
-    named = [one for one in ended if _NAMED.search(text[max(0, one.start - 200) : one.start])]
+    ended = [number for number in numbers if _AFTER.match(text, number.end)]
+    named = [number for number in ended if _NAMED.search(text[max(0, number.start - 200) : number.start])]
     if named:
         return named[-1].value
     if ended and not re.search(r"\w", text[: ended[0].start]):
         return ended[0].value
-    said = [one for one in ended if _SAID.search(text[max(0, one.start - 80) : one.start])]
-    if said:
-        return said[-1].value
-    values = {one.value for one in numbers if one.shaped or one.value is None}
+    stated = [number for number in ended if _SAID.search(text[max(0, number.start - 80) : number.start])]
+    if stated:
+        return stated[-1].value
+    values = {number.value for number in numbers if number.shaped or number.value is None}
     return values.pop() if len(values) == 1 else None
 
 
@@ -127,7 +127,7 @@ def read_field(text: str) -> float | None:
     numbers = list(_numbers(text, scale))
     if numbers and not re.search(r"\w", text[: numbers[0].start]):
         return numbers[0].value
-    values = {one.value for one in numbers}
+    values = {number.value for number in numbers}
     return values.pop() if len(values) == 1 else read_number(text)
 
 

@@ -53,7 +53,7 @@ def tag_automaton(names: tuple[str, ...]) -> Automaton:
     """
     tags = [f"<{name}>".encode() for name in names] + [f"</{name}>".encode() for name in names]
     prefixes = {tag[:n] for tag in tags for n in range(len(tag))} | {b"", b"<", b"</"}
-    other = b"<?"  # inside a tag whose name is not expected
+    unexpected = b"<?"  # inside a tag whose name is not expected
 
     def step(state: bytes, byte: int):
         if byte == ord("<"):
@@ -68,7 +68,7 @@ def tag_automaton(names: tuple[str, ...]) -> Automaton:
             return b"", 1 + (tags.index(tag) if tag in tags else len(tags))
         if byte in (_NAME_BYTES if in_name else _LETTERS):
             longer = state + bytes([byte])
-            return (longer if longer in prefixes else other), 0
+            return (longer if longer in prefixes else unexpected), 0
         return b"", 0
 
     return _tabulate(b"", step, lambda state: 0)
@@ -83,8 +83,8 @@ def word_automaton(words: Mapping[bytes, int], separator: str) -> Automaton:
     A state is (the word so far, how many bytes of a separator it ends with, the word before those);
     a word so far is the beginning of some action, or an action followed by white space, or hopeless.
     """
-    known = dict(words)
-    beginnings = {word[:n] for word in known for n in range(len(word) + 1)}
+    word_ids = dict(words)
+    beginnings = {word[:n] for word in word_ids for n in range(len(word) + 1)}
     sep = separator.encode()
     hopeless = None
 
@@ -99,13 +99,13 @@ def word_automaton(words: Mapping[bytes, int], separator: str) -> Automaton:
         longer = word + bytes([byte])
         if longer in beginnings:
             return longer
-        if byte in WHITE_SPACE and longer.rstrip(WHITE_SPACE) in known:
-            return known[longer.rstrip(WHITE_SPACE)]
+        if byte in WHITE_SPACE and longer.rstrip(WHITE_SPACE) in word_ids:
+            return word_ids[longer.rstrip(WHITE_SPACE)]
         return hopeless
 
     def event(word) -> int:
         if isinstance(word, bytes):
-            word = known.get(word.rstrip(WHITE_SPACE))
+            word = word_ids.get(word.rstrip(WHITE_SPACE))
         return 1 if word is None else 2 + word
 
     def step(state, byte: int):
@@ -113,9 +113,9 @@ def word_automaton(words: Mapping[bytes, int], separator: str) -> Automaton:
         tail = sep[:matched] + bytes([byte])
         if tail == sep:
             return (b"", 0, b""), event(before)
-        kept = max(n for n in range(len(tail) + 1) if tail[len(tail) - n :] == sep[:n])
-        for dropped in tail[: len(tail) - kept]:
+        still_matched = max(n for n in range(len(tail) + 1) if tail[len(tail) - n :] == sep[:n])
+        for dropped in tail[: len(tail) - still_matched]:
             before = append(before, dropped)
-        return (append(word, byte), kept, before), 0
+        return (append(word, byte), still_matched, before), 0
 
     return _tabulate((b"", 0, b""), step, lambda state: event(state[0]))

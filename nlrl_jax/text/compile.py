@@ -254,13 +254,13 @@ def sample_fields(template: Template, num_random: int = 40, seed: int = 0) -> li
     counts = {part.count: part.max_items for part in template.parts if isinstance(part, Repeat)}
     rng = np.random.default_rng(seed)
     samples = []
-    for which in ("lowest", "highest", *(["random"] * num_random)):
+    for kind in ("lowest", "highest", *(["random"] * num_random)):
         fields = {}
         for name, (low, high, size) in ranges.items():
             shape = () if size is None else (size,)
             pick = {"lowest": lambda: np.full(shape, low), "highest": lambda: np.full(shape, high)}  # noqa: B023
-            fields[name] = pick.get(which, lambda: rng.integers(low, high + 1, shape))()  # noqa: B023
-        if which == "random":
+            fields[name] = pick.get(kind, lambda: rng.integers(low, high + 1, shape))()  # noqa: B023
+        if kind == "random":
             for name in counts:
                 low, high, _ = ranges[name]
                 edge = np.clip(rng.choice([0, 1, 2, high - 1, high]), low, high)
@@ -277,7 +277,10 @@ def _check(compiled: CompiledTemplate, template: Template, tokenizer: Tokenizer,
     if got == want:
         return
     at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
-    show = lambda ids: [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+
+    def show(ids) -> list[str]:
+        return [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+
     raise ValueError(
         f"the compiled template differs from encode(render) at token {at}: it gives {show(got[at : at + 4])}, the "
         f"tokenizer {show(want[at : at + 4])}, after {tokenizer.decode(want[max(0, at - 12) : at], False)!r}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +33,9 @@ class Generators(NamedTuple):
         random.setstate(self.python.getstate())
         np.random.set_state(self.numpy)
 
-    def equal(self, other: Generators) -> bool:
-        same = self.numpy[2:] == other.numpy[2:] and np.array_equal(self.numpy[1], other.numpy[1])
-        return same and self.python.getstate() == other.python.getstate()
+    def equal(self, generators: Generators) -> bool:
+        same = self.numpy[2:] == generators.numpy[2:] and np.array_equal(self.numpy[1], generators.numpy[1])
+        return same and self.python.getstate() == generators.python.getstate()
 
 
 class Drawn(NamedTuple):
@@ -45,8 +46,8 @@ class Drawn(NamedTuple):
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """The global generators are afterwards where they were."""
+def preserved() -> Iterator[None]:
+    """Restores the global generators afterwards."""
     before = Generators.now()
     try:
         yield
@@ -56,7 +57,7 @@ def kept() -> Iterator[None]:
 
 def are_used(call: Callable[[], Any]) -> bool:
     """Whether a call seeds the global generators or draws from them, which is undone."""
-    with kept():
+    with preserved():
         before = Generators.now()
         call()
         return not Generators.now().equal(before)
@@ -71,7 +72,7 @@ def apart(game: HostGame) -> HostGame:
     def reset(tasks: Sequence[tuple[str, int]]) -> list[Start]:
         starts = []
         for task in tasks:
-            with kept():
+            with preserved():
                 seed = zlib.crc32(repr(task).encode())
                 random.seed(seed), np.random.seed(seed)
                 (start,) = game.reset([task])
@@ -81,7 +82,7 @@ def apart(game: HostGame) -> HostGame:
     def step(states: Sequence[Drawn], actions: Sequence[str]) -> list[Outcome]:
         outcomes = []
         for (state, generators), action in zip(states, actions, strict=True):
-            with kept():
+            with preserved():
                 generators.restore()
                 (outcome,) = game.step([state], [action])
                 outcomes.append(outcome._replace(state=Drawn(outcome.state, Generators.now())))
@@ -92,12 +93,12 @@ def apart(game: HostGame) -> HostGame:
 
 def of_states(game: HostGame, through: Callable[[Callable, Any], Any], *names: str) -> HostGame:
     """The game with `through(function, state)` in place of each of its functions of one state."""
-    own = {name: getattr(game, name) for name in names or OF_STATES}
-    bound = {name: (lambda state, one=one: through(one, state)) for name, one in own.items() if one}
+    functions = {name: getattr(game, name) for name in names or OF_STATES}
+    bound = {name: functools.partial(through, function) for name, function in functions.items() if function}
     return dataclasses.replace(game, **bound)
 
 
 def _drawn(function: Callable, state: Drawn) -> Any:
-    with kept():
+    with preserved():
         state.generators.restore()
         return function(state.state)

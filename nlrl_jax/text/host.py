@@ -45,20 +45,20 @@ def of_text_game(
     """
     env, params, optimal = game.env, game.params, optimal or game.optimal
     words = {folded(action): i for i, action in enumerate(game.actions)}
-    begin = reset or (lambda key, kind: env.reset_env(key, params)[1])
-    draw = jax.jit(jax.vmap(lambda seed, kind: begin(jax.random.key(seed), kind)))
+    initial_state = reset or (lambda key, kind: env.reset_env(key, params)[1])
+    draw = jax.jit(jax.vmap(lambda seed, kind: initial_state(jax.random.key(seed), kind)))
 
     def transition(key, state, action):
         """(state, reward, terminated, truncated, whether the action is valid, whether it was one without an effect)."""
-        known, unknown = action >= 0, game.unknown_action
-        played = jnp.where(known, action, unknown or 0)
+        is_action, unknown = action >= 0, game.unknown_action
+        played = jnp.where(is_action, action, unknown or 0)
         _, after, reward, terminated, info = env.step_env(key, state, played, params)
         waited = _at(state, after.time)
         idle = jnp.all(jnp.stack([jnp.all(a == b) for a, b in zip(*map(jax.tree.leaves, (after, waited)))]))
-        legal = known & ~jnp.asarray(info.get("illegal_move", False), bool)
+        legal = is_action & ~jnp.asarray(info.get("illegal_move", False), bool)
         if unknown is None:
-            after = jax.tree.map(lambda a, b: jnp.where(known, a, b), after, waited)
-            reward, terminated = jnp.where(known, reward, 0), known & terminated
+            after = jax.tree.map(lambda a, b: jnp.where(is_action, a, b), after, waited)
+            reward, terminated = jnp.where(is_action, reward, 0), is_action & terminated
         return after, reward, terminated, game.truncated(after), legal & ~idle, legal & idle
 
     step = jax.jit(jax.vmap(transition))
@@ -71,7 +71,7 @@ def of_text_game(
     def render(template, states, n: int) -> list[str]:
         return [template.render(row) for row in rows(jax.device_get(fields(states)), n)]
 
-    goal, most = game.rules.strip().partition("\n")[0], 1
+    goal, largest = game.rules.strip().partition("\n")[0], 1
 
     def read(states, n: int) -> list[tuple[str, str]]:
         """Goals and observations of the first n of these states."""
@@ -79,9 +79,9 @@ def of_text_game(
 
     def size_for(n: int) -> int:
         """A power of two rows, and as many as there once were: a step may take half a minute to compile."""
-        nonlocal most
-        most = max(most, 1 << max(0, n - 1).bit_length())
-        return most
+        nonlocal largest
+        largest = max(largest, 1 << max(0, n - 1).bit_length())
+        return largest
 
     def padded(trees: Sequence[Any], size: int):
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees, *[trees[-1]] * (size - len(trees)))
@@ -91,7 +91,7 @@ def of_text_game(
             if kind not in kinds:
                 raise ValueError(f"{game.name} has no tasks {kind!r}; it has {', '.join(map(repr, kinds))}")
         seeds = [np.uint32(check_seed(seed)) for _, seed, _ in counted(tasks)]
-        chance = [_chance(seed, again) for _, seed, again in counted(tasks)]
+        chance = [_chance(seed, repetition) for _, seed, repetition in counted(tasks)]
         numbers, size = [np.int32(kinds.index(kind)) for kind, *_ in tasks], size_for(len(tasks))
         states = jax.device_get(draw(padded(seeds, size), padded(numbers, size)))
         pairs = zip(chance, rows(states, len(seeds)), read(states, len(seeds)), strict=True)
@@ -140,9 +140,13 @@ def counted(tasks: Sequence[tuple]) -> list[tuple[str, int, int]]:
     return rows
 
 
-def _chance(seed: int, again: int) -> np.uint32:
+def _chance(seed: int, repetition: int) -> np.uint32:
     """The seed of a stream of chance: the task's own for its first episode."""
-    return np.uint32(seed) if not again else np.random.SeedSequence((seed, again)).generate_state(1, np.uint32)[0]
+    return (
+        np.uint32(seed)
+        if not repetition
+        else np.random.SeedSequence((seed, repetition)).generate_state(1, np.uint32)[0]
+    )
 
 
 def _at(state: Any, time: Any) -> Any:

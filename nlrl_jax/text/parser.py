@@ -94,8 +94,8 @@ class ReplyFormat:
         if self.max_actions < 1:
             raise ValueError(f"max_actions is {self.max_actions}; at least 1")
         if not 0 <= self.length_penalty_start < self.length_penalty_end:
-            ends = (self.length_penalty_start, self.length_penalty_end)
-            raise ValueError(f"the length penalty must start before it ends; got {ends}")
+            limits = (self.length_penalty_start, self.length_penalty_end)
+            raise ValueError(f"the length penalty must start before it ends; got {limits}")
         if self.penalty < 0:
             raise ValueError(f"penalty is {self.penalty}; give its size, a positive number")
 
@@ -115,9 +115,9 @@ class ReplyFormat:
         words = self.words
         for word in self.actions:
             spelled = tokenizer.spelled(word).strip(WHITE_SPACE)
-            other = words.setdefault(spelled, self.actions.index(word))
-            if not spelled or self.actions[other] != word:
-                same = f"as it does {self.actions[other]!r}" if spelled else "as nothing"
+            action = words.setdefault(spelled, self.actions.index(word))
+            if not spelled or self.actions[action] != word:
+                same = f"as it does {self.actions[action]!r}" if spelled else "as nothing"
                 raise ValueError(f"this tokenizer reads the action {word!r} {same}; give another word")
         for mark in (self.separator, *(f"<{tag}>" for tag in self.tags)):
             if (spelled := tokenizer.spelled(mark).strip(WHITE_SPACE)) != mark.encode():
@@ -153,12 +153,12 @@ def reference_parse(text: bytes, num_tokens: int, reply_format: ReplyFormat) -> 
     """
     tags = [(match[1] == b"/", match[2].decode(), match) for match in _TAG.finditer(text)]
 
-    structure_violations, open_tag, seen = 0, None, set()
+    structure_violations, open_tag, seen_tags = 0, None, set()
     for closing, name, _ in tags:
-        if name not in reply_format.tags or (closing, name) in seen:
+        if name not in reply_format.tags or (closing, name) in seen_tags:
             structure_violations += 1
             continue
-        seen.add((closing, name))
+        seen_tags.add((closing, name))
         if not closing:
             structure_violations += open_tag is not None
             open_tag = name
@@ -166,24 +166,24 @@ def reference_parse(text: bytes, num_tokens: int, reply_format: ReplyFormat) -> 
             open_tag = None
         else:
             structure_violations += 1
-    structure_violations += 2 * len(reply_format.tags) - len(seen)
+    structure_violations += 2 * len(reply_format.tags) - len(seen_tags)
 
     action_tag = reply_format.tags[-1]
     starts = [match.end() for closing, name, match in tags if name == action_tag and not closing]
-    ends = [match for closing, name, match in tags if name == action_tag and closing]
-    ends_after = [match.start() for match in ends if starts and match.start() >= starts[0]]
+    closings = [match for closing, name, match in tags if name == action_tag and closing]
+    ends_after = [match.start() for match in closings if starts and match.start() >= starts[0]]
     actions, num_invalid = [], 0
     if ends_after:
         words = text[starts[0] : ends_after[0]].split(reply_format.separator.encode())
-        known = reply_format.words
-        actions = [known.get(word.strip(), -1) for word in words[: reply_format.max_actions]]
+        word_ids = reply_format.words
+        actions = [word_ids.get(word.strip(), -1) for word in words[: reply_format.max_actions]]
         num_invalid = actions.count(-1) + (len(words) > reply_format.max_actions)
     else:
         num_invalid = 1
     num_actions = sum(action >= 0 for action in actions)
     actions += [-1] * (reply_format.max_actions - len(actions))
 
-    extra_text = bool(ends) and text[ends[-1].end() :].strip() != b""
+    extra_text = bool(closings) and text[closings[-1].end() :].strip() != b""
     return ParsedReply(
         np.array(actions, np.int32),
         np.int32(num_actions),
@@ -277,15 +277,15 @@ def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[
         generated = jnp.arange(tokens.shape[0]) < length
         first_byte = jnp.asarray(offsets)[tokens]
         num_bytes = jnp.where(generated, jnp.asarray(offsets)[tokens + 1] - first_byte, 0)
-        ends = jnp.cumsum(num_bytes)
-        total = ends[-1]
+        byte_ends = jnp.cumsum(num_bytes)
+        total = byte_ends[-1]
 
         def chunk(state):
             start, carry = state
             position = start + jnp.arange(_CHUNK)
-            token = jnp.sum(ends[None, :] <= position[:, None], axis=1)  # the token that holds the byte
+            token = jnp.sum(byte_ends[None, :] <= position[:, None], axis=1)  # the token that holds the byte
             token = jnp.minimum(token, tokens.shape[0] - 1)
-            at = first_byte[token] + position - (ends - num_bytes)[token]
+            at = first_byte[token] + position - (byte_ends - num_bytes)[token]
             byte = jnp.asarray(flat_bytes)[jnp.clip(at, 0, flat_bytes.size - 1)].astype(jnp.int32)
             byte = jnp.where(position < total, byte, NUM_BYTES)
             carry, _ = jax.lax.scan(step, carry, byte, unroll=4)
@@ -297,13 +297,13 @@ def compile_parser(reply_format: ReplyFormat, tokenizer: Tokenizer) -> Callable[
         )
         _, carry = jax.lax.while_loop(lambda state: state[0] < total, chunk, (zero, carry))
 
-        found = carry.phase == 2
-        actions = jnp.where(found, carry.actions, -1)
+        has_text = carry.phase == 2
+        actions = jnp.where(has_text, carry.actions, -1)
         named = jnp.minimum(carry.num_words, max_actions)
         num_actions = jnp.sum(actions >= 0, dtype=jnp.int32)
-        num_invalid = jnp.where(found, named - num_actions + (carry.num_words > max_actions), 1)
-        seen = jax.lax.population_count(carry.seen_open) + jax.lax.population_count(carry.seen_close)
-        violations = carry.violations + 2 * num_tags - seen
+        num_invalid = jnp.where(has_text, named - num_actions + (carry.num_words > max_actions), 1)
+        num_seen = jax.lax.population_count(carry.seen_open) + jax.lax.population_count(carry.seen_close)
+        violations = carry.violations + 2 * num_tags - num_seen
         extra_text = ((carry.seen_close >> action_tag) & 1 > 0) & (carry.extra > 0)
         penalty = _format_penalty(jnp, violations, extra_text, length, reply_format)
         return ParsedReply(actions, num_actions, num_invalid, violations, extra_text, penalty)

@@ -10,6 +10,7 @@ position which piece covers it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,8 +77,8 @@ def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], enc
     """Tables for `pieces`; `lists` are (count field, max_items); `encode(str) -> token ids`."""
     sizes: dict[str, int | None] = {}
     for variable in (v for piece in pieces for v in piece.variables if isinstance(v, Variable)):
-        known, index = sizes.get(variable.field), variable.index
-        sizes[variable.field] = None if index is None else max(known or 1, 1 + index)
+        previous, index = sizes.get(variable.field), variable.index
+        sizes[variable.field] = None if index is None else max(previous or 1, 1 + index)
     layout, counts = tuple(sizes.items()), [size or 1 for size in sizes.values()]
     offsets = dict(zip(sizes, np.cumsum([0, *counts]), strict=False))
     num_values = sum(counts)
@@ -115,7 +116,7 @@ def build(pieces: Sequence[TemplatePiece], lists: Sequence[tuple[str, int]], enc
                 at[p, m] = offsets[variable.field] + (variable.index or 0)
             low[p, m], size[p, m], stride[p, m] = variable.low, variable.size, step
             step *= variable.size
-    array = lambda values: np.array(values, np.int32)
+    array = functools.partial(np.array, dtype=np.int32)
     max_length = _max_length(pieces, lists, lengths)
     return TokenProgram(
         array(tokens or [0]), array(row_start), array(row_length), array(base), array(gate), at, low, size, stride,
@@ -198,9 +199,9 @@ def _values_and_gates(xp, program: TokenProgram, fields):
 
 def _int32(xp, value):
     """Integers as int32; larger ones become the largest, not others modulo 2^32."""
-    least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-    if value.dtype != bool and np.iinfo(value.dtype).max > most:
-        own = np if isinstance(value, np.ndarray | np.generic) else xp
-        value = own.minimum(value, most)
-        value = own.maximum(value, least) if np.iinfo(value.dtype).min < 0 else value
+    lowest, highest = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    if value.dtype != bool and np.iinfo(value.dtype).max > highest:
+        namespace = np if isinstance(value, np.ndarray | np.generic) else xp
+        value = namespace.minimum(value, highest)
+        value = namespace.maximum(value, lowest) if np.iinfo(value.dtype).min < 0 else value
     return xp.asarray(value).astype(xp.int32)

@@ -120,9 +120,9 @@ class LanguageAgentPolicy:
         """
         tokens, lengths = jax.vmap(self.template)(fields)  # q_t = T(o_t)
         prompts = left_pad(tokens, lengths)
-        given = in_whole_tiles(self.model.mesh, self.sampling.max_tokens, prompts, lengths, active)
+        padded = in_whole_tiles(self.model.mesh, self.sampling.max_tokens, prompts, lengths, active)
         reply = generate(  # c_t ~ L_theta|G(. | q_t)
-            self.model, variables, *given[:2], key, self.sampling, self.eos_ids, prefix, given[2]
+            self.model, variables, *padded[:2], key, self.sampling, self.eos_ids, prefix, padded[2]
         )
         reply = jax.tree.map(lambda x: x[: len(lengths)], reply)
         # A model may have more ids than its tokenizer has tokens: those spell nothing.

@@ -52,13 +52,14 @@ def chat_prompt(
     if prompt == "paper":
         words = "/".join(game.actions)
         system = _SYSTEM.format(words=max_tokens, choices=f"{words} || {words} ...")
-        chat = lambda state: [
-            {"role": "system", "content": system},
-            {"role": "user", "content": f"{game.rules}\n\n[Game State]\n{state}"},
-        ]
+        messages, heading = [{"role": "system", "content": system}], "\n\n[Game State]\n"
     else:
-        chat = lambda state: [{"role": "user", "content": f"{game.rules}\n{state}"}]
-    return in_chat(game.observation, lambda state: render_chat(chat(state)), game.name)
+        messages, heading = [], "\n"
+
+    def render(state: str) -> str:
+        return render_chat([*messages, {"role": "user", "content": f"{game.rules}{heading}{state}"}])
+
+    return in_chat(game.observation, render, game.name)
 
 
 def in_chat(state: Template, render: Callable[[str], str], name: str) -> Template:
@@ -71,12 +72,12 @@ def in_chat(state: Template, render: Callable[[str], str], name: str) -> Templat
     Raises:
       ValueError: `render` does not repeat the state exactly once, or changes it.
     """
-    before, found, after = render(_STATE).partition(_STATE)
-    if not found or _STATE in after:
+    before, marker, after = render(_STATE).partition(_STATE)
+    if not marker or _STATE in after:
         raise ValueError("the chat template does not repeat the user's message exactly once")
     samples, wrong = sample_fields(state), []
-    for left, right in ((False, False), (False, True), (True, False), (True, True)):
-        template = Template((Literal(before),)) + state.stripped(left, right) + after
+    for start, end in ((False, False), (False, True), (True, False), (True, True)):
+        template = Template((Literal(before),)) + state.stripped(start, end) + after
         differs = (fields for fields in samples if template.render(fields) != render(state.render(fields)))
         wrong.append(next(differs, None))
         if wrong[-1] is None:

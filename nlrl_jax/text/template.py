@@ -82,17 +82,17 @@ class Template:
 
     parts: tuple[Part, ...]
 
-    def __add__(self, other: Template | str) -> Template:
-        return Template(self.parts + as_template(other).parts)
+    def __add__(self, suffix: Template | str) -> Template:
+        return Template(self.parts + as_template(suffix).parts)
 
-    def __radd__(self, other: str) -> Template:
-        return Template(as_template(other).parts + self.parts)
+    def __radd__(self, prefix: str) -> Template:
+        return Template(as_template(prefix).parts + self.parts)
 
-    def stripped(self, left: bool, right: bool) -> Template:
+    def stripped(self, start: bool, end: bool) -> Template:
         """The template whose renderings lack white space at these ends, as far as the parts there allow it."""
         parts = list(self.parts)
-        for wanted, at, strip in ((left, 0, str.lstrip), (right, -1, str.rstrip)):
-            while wanted and parts:
+        for is_stripped, at, strip in ((start, 0, str.lstrip), (end, -1, str.rstrip)):
+            while is_stripped and parts:
                 part = parts.pop(at)
                 if part := _stripped_part(part, strip):
                     parts.insert(len(parts) if at else 0, part)
@@ -144,9 +144,9 @@ def _stripped_part(part: Part, strip: Callable[[str], str]) -> Part | None:
             options = tuple(map(strip, part.options))
             return dataclasses.replace(part, options=options) if all(options) else part
         case Repeat(item=(*first, Literal(text))) if strip is str.rstrip and text.rstrip() != text:
-            kept = text.rstrip()
-            item = (*first, Literal(kept)) if kept else tuple(first)
-            separator = text[len(kept) :] + part.separator
+            remainder = text.rstrip()
+            item = (*first, Literal(remainder)) if remainder else tuple(first)
+            separator = text[len(remainder) :] + part.separator
             return dataclasses.replace(part, item=item, separator=separator, empty=part.empty.rstrip())
     return part
 
@@ -164,9 +164,9 @@ def read(fields: Mapping[str, Any], name: str, size: int | None) -> Any:
         raise KeyError(f"the template needs the field {name!r}; got {sorted(fields)}")
     value = fields[name] if hasattr(fields[name], "dtype") else np.asarray(fields[name])
     if len(value.shape) != (0 if size is None else 1):
-        wanted = "one integer, of shape ()" if size is None else f"{size} integers, of shape ({size},)"
+        expected = "one integer, of shape ()" if size is None else f"{size} integers, of shape ({size},)"
         raise ValueError(
-            f"field {name!r} has shape {tuple(value.shape)}; a template reads one state, and of it {wanted}: "
+            f"field {name!r} has shape {tuple(value.shape)}; a template reads one state, and of it {expected}: "
             "`jax.vmap` a compiled one over several"
         )
     if size is not None and value.shape[0] < size:

@@ -56,16 +56,18 @@ class MovePolicy:
           ValueError: the game has no field "legal" [A]; a word's tokens depend on the prompt, or two words have the
             same; prompt and word do not fit the model.
         """
-        start = lambda key: game.fields(game.env.reset_env(key, game.params)[1])
-        legal = jax.eval_shape(start, jax.random.key(0)).get("legal")
+
+        def first_fields(key: jax.Array) -> dict[str, jax.Array]:
+            return game.fields(game.env.reset_env(key, game.params)[1])
+
+        legal = jax.eval_shape(first_fields, jax.random.key(0)).get("legal")
         if legal is None or legal.shape != (len(game.actions),):
             raise ValueError(f"{game.name} has no field 'legal' of {len(game.actions)} values, one per action")
         render_chat = functools.partial(tokenizer.render_chat, thinks=False)  # a word is no thought
         if user is None:
             template = chat_prompt(game, render_chat, "compact", max_tokens=1)
         else:
-            render = lambda text: render_chat(Chat.of(text, system).messages)
-            template = in_chat(user, render, game.name)
+            template = in_chat(user, lambda text: render_chat(Chat.of(text, system).messages), game.name)
         text = template.render(sample_fields(template, num_random=1)[-1])
         before, words = tokenizer.encode(text), []
         for word in game.actions:
@@ -76,7 +78,7 @@ class MovePolicy:
                     f"{text[-12:]!r}; a move's score needs tokens of its own"
                 )
             words.append(ids[len(before) :])
-        if any(one != other and other[: len(one)] == one for one in words for other in words):
+        if any(word != longer and longer[: len(word)] == word for word in words for longer in words):
             words = [[*word, tokenizer.end_id] for word in words]
         try:
             trie = word_trie(words)

@@ -45,25 +45,25 @@ def word_trie(words: Sequence[Sequence[int]]) -> WordTrie:
         if not word:
             raise ValueError("a word has no tokens")
         paths.append([edges.setdefault(word[:n], len(edges)) for n in range(1, len(word) + 1)])
-    read: dict[tuple[int, ...], int] = {}  # beginnings that other tokens follow -> their place, from 1
+    positions: dict[tuple[int, ...], int] = {}  # beginnings that other tokens follow -> their place, from 1
     for beginning in edges:
         if len(beginning) > 1:
-            read.setdefault(beginning[:-1], len(read) + 1)
+            positions.setdefault(beginning[:-1], len(positions) + 1)
     for n, word in enumerate(map(tuple, words)):
-        if word in read or word in map(tuple, words[:n]):
+        if word in positions or word in map(tuple, words[:n]):
             raise ValueError(f"the tokens {list(word)} of word {n} are also the beginning of another word")
-    sees = np.zeros((len(read), len(read)), bool)
-    for beginning, place in read.items():
+    sees = np.zeros((len(positions), len(positions)), bool)
+    for beginning, place in positions.items():
         for n in range(1, len(beginning) + 1):
-            sees[place - 1, read[beginning[:n]] - 1] = True
+            sees[place - 1, positions[beginning[:n]] - 1] = True
     path = np.zeros((len(paths), len(edges)), np.float32)
     for a, numbers in enumerate(paths):
         path[a, numbers] = 1
     return WordTrie(
-        tokens=np.array([beginning[-1] for beginning in read], np.int32),
-        depth=np.array([len(beginning) for beginning in read], np.int32),
+        tokens=np.array([beginning[-1] for beginning in positions], np.int32),
+        depth=np.array([len(beginning) for beginning in positions], np.int32),
         sees=sees,
-        parent=np.array([read.get(beginning[:-1], 0) for beginning in edges], np.int32),
+        parent=np.array([positions.get(beginning[:-1], 0) for beginning in edges], np.int32),
         predicted=np.array([beginning[-1] for beginning in edges], np.int32),
         path=path,
     )

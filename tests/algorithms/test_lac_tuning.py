@@ -84,7 +84,7 @@ def test_training_text_is_inference_text(compact):
     assert all(example.tokens in met for example in examples)
     judged = [line for line in lines if line.kind == REFLECTION]
     for line in judged:  # and where GOOD and BAD are read
-        open_ = line._replace(begin=f"Critic: {before_verdict(line.text)}")
+        open_ = line._replace(opening=f"Critic: {before_verdict(line.text)}")
         assert tokens(prompt(dialogue, open_), " GOOD") in met
     # The same text, when a whole episode is one example
     (joined,) = sft.tokenize(TOKENIZER, pairs(dialogue, lines, joined=True))
