@@ -63,50 +63,60 @@ class NotedEpisode(NamedTuple):
 
 
 @jax.jit
-def _perceive(states):
-    def one(state):
-        place = rules.view_index(state)
-        return (place >= 0) & (rules.codes(state).reshape(-1)[place] > 0), place
-
-    return jax.vmap(one)(states)
+@jax.vmap
+def _perceive(state):
+    """(which objects are in sight, bool [9]; their cells of the view, int32 [9], -1 outside it)."""
+    place = rules.view_index(state)
+    return (place >= 0) & (rules.codes(state).reshape(-1)[place] > 0), place
 
 
 _step = jax.jit(jax.vmap(rules.step))
 _draw = jax.jit(jax.vmap(lambda seed, mission: levels.draw(jax.random.key(seed), mission)))
 
 
-def _rows(states, n: int):
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(n)]
-
-
 class _Episode:
-    """One walker at work."""
+    """One walker at work.
 
-    def __init__(self, state, read, text, kind: str, walker: Walker, rng: random.Random, max_steps: int):
-        self.state, self.kind, self.walker, self.rng, self.max_steps = state, kind, walker, rng, max_steps
-        self.task, self.node = read
-        self.history, self.known, self.turns = History(*text), frozenset(), 0
-        self.plan, self.values = solver.search(self.task, self.node), []
+    Attributes:
+      row: its row in the batch of states. task, node: the state as the solver reads it.
+      discovered: slots of the objects seen before the last action.
+      visible, place: see `_perceive`, of the newest state.
+      plan: the rest of a shortest plan; None where there is none.
+      previous: (state, action, steps of the plan, slots discovered) at the last action.
+    """
+
+    def __init__(self, row: int, state, task, node, text, kind: str, walker: Walker, rng, max_steps: int):
+        self.row, self.state, self.task, self.node = row, state, task, node
+        self.kind, self.walker, self.rng, self.max_steps = kind, walker, rng, max_steps
+        self.history, self.discovered, self.turns = History(*text), frozenset(), 0
+        self.plan, self.values = solver.search(task, node), []
+        self.previous = state, -1, 0, frozenset()
 
     def look(self, visible: np.ndarray, place: np.ndarray) -> None:
+        """Perceives the newest state and notes what it shows."""
         self.visible, self.place = visible, place
+        before, action, steps_before, self.discovered = self.previous
+        steps_after = self._steps_left()
+        self._note(Moment(before, self.state, action, visible, place, self.discovered, steps_before, steps_after))
 
-    def note(self, moment: Moment) -> None:
+    def _note(self, moment: Moment) -> None:
         """Adds what follows the newest observation."""
-        if self.kind == "Critic" and self.history.steps:
-            self.history = self.history.noted(annotate.reflection(moment, self.rng))
-        elif self.kind == "Thought":
-            self.history = self.history.noted(annotate.thought(moment))
-        elif self.kind == "Reward" and self.history.steps:
-            self.history = self.history.noted(annotate.reward(moment))
-        elif self.kind == "Value":
-            self.values.append(annotate.value(moment))
-        elif (
-            self.kind == "Think"
-            and (not self.history.steps or self.rng.random() < 0.25)
-            and not annotate.won(moment.after)
-        ):
-            self.history = self.history.then(Step(f"{THINK} {annotate.thought(moment)}", THINK_REPLY))
+        has_acted = bool(self.history.steps)
+        match self.kind:
+            case "Critic" if has_acted:
+                self.history = self.history.noted(annotate.reflection(moment, self.rng))
+            case "Thought":
+                self.history = self.history.noted(annotate.thought(moment))
+            case "Reward" if has_acted:
+                self.history = self.history.noted(annotate.reward(moment))
+            case "Value":
+                self.values.append(annotate.value(moment))
+            case "Think" if (not has_acted or self.rng.random() < 0.25) and not annotate.won(moment.after):
+                self.history = self.history.then(Step(f"{THINK} {annotate.thought(moment)}", THINK_REPLY))
+
+    def is_over(self) -> bool:
+        num_actions = sum(not step.action.startswith(THINK) for step in self.history.steps)
+        return annotate.won(self.state) or num_actions >= self.max_steps
 
     def choose(self) -> int:
         """The walker's next action."""
@@ -114,9 +124,9 @@ class _Episode:
         if rng.random() < walker.random:
             return rng.randrange(len(rules.ACTIONS))
         target = annotate.aim(self.state)
-        seen = [int(self.place[s]) for s in target.slots if self.visible[s]]
-        lure = self._lure(target, seen)
-        straight = any(place // 7 == 3 for place in seen)
+        target_places = [int(self.place[slot]) for slot in target.slots if self.visible[slot]]
+        lure = self._lure(target, target_places)
+        straight = any(place // 7 == 3 for place in target_places)
         chance = walker.simple if straight else walker.hard
         if verdict(self.history.last_note) == BAD:
             chance = min(chance, walker.corrected)
@@ -124,63 +134,69 @@ class _Episode:
             chance += walker.lured
         if rng.random() < chance:
             return self._habit(lure)
-        if not (set(target.slots) & (self.known | set(np.flatnonzero(self.visible).tolist()))):
+        if not set(target.slots) & self._discovered_now():
             return self._explore()
         return self.plan[0] if self.plan else rng.randrange(len(rules.ACTIONS))
 
-    def _lure(self, target, seen: Sequence[int]) -> int | None:
+    def _discovered_now(self) -> frozenset[int]:
+        return self.discovered | frozenset(np.flatnonzero(self.visible).tolist())
+
+    def _lure(self, target, target_places: Sequence[int]) -> int | None:
         """The place of the nearest look-alike that is nearer than the target."""
-        distance = lambda place: 6 - place % 7 + abs(place // 7 - 3)
-        state, like = self.state, []
+        state, places = self.state, []
         kind, colour = (int(a[target.slots[0]]) for a in (state.kinds, state.colours)) if target.slots else (-1, -1)
         for slot in np.flatnonzero(self.visible).tolist():
             same = int(state.kinds[slot]) == kind or int(state.colours[slot]) == colour
             if slot not in target.slots and same and slot != rules.DOOR_SLOT and slot != int(state.carrying):
-                like.append(int(self.place[slot]))
-        near = min(like, key=lambda place: (distance(place), place), default=None)
-        return near if near is not None and distance(near) < min(map(distance, seen), default=99) else None
+                places.append(int(self.place[slot]))
+        nearest = min(places, key=lambda place: (_distance(place), place), default=None)
+        if nearest is None or _distance(nearest) >= min(map(_distance, target_places), default=99):
+            return None
+        return nearest
 
     def _free(self) -> bool:
         """Whether the cell ahead can be entered."""
-        task, node = self.task, self.node
-        return solver.step(task, node, rules.FORWARD).pose != node.pose
+        return solver.step(self.task, self.node, rules.FORWARD).pose != self.node.pose
 
     def _habit(self, lure: int | None) -> int:
-        if lure is not None:
-            sideward, forward = lure // 7 - 3, 6 - lure % 7
-            if sideward == 0 and forward == 1:
-                wants = annotate.aim(self.state).verb == "pick up" and int(self.state.carrying) < 0
-                return rules.PICK_UP if wants else rules.FORWARD
-            if forward > 0 and self._free():
-                return rules.FORWARD
-            return rules.TURN_LEFT if sideward < 0 else rules.TURN_RIGHT
-        return rules.FORWARD if self._free() else rules.TURN_LEFT
+        if lure is None:
+            return rules.FORWARD if self._free() else rules.TURN_LEFT
+        sideward, forward = lure // 7 - 3, 6 - lure % 7
+        if sideward == 0 and forward == 1:
+            picks_up = annotate.aim(self.state).verb == "pick up" and int(self.state.carrying) < 0
+            return rules.PICK_UP if picks_up else rules.FORWARD
+        if forward > 0 and self._free():
+            return rules.FORWARD
+        return rules.TURN_LEFT if sideward < 0 else rules.TURN_RIGHT
 
     def _explore(self) -> int:
         if self.turns < 3 or not self._free():
             return rules.TURN_RIGHT
         return rules.FORWARD
 
-    def advance(self, action: int, after, node: solver.Node, text: tuple[str, str]) -> None:
+    def advance(self, action: int, after, text: tuple[str, str]) -> None:
+        """Goes on to the state after an action, with its (goal, observation)."""
         self.turns = self.turns + 1 if action in (rules.TURN_LEFT, rules.TURN_RIGHT) else 0
-        self.pending = self.state, action, self._left(), self.known | frozenset(np.flatnonzero(self.visible).tolist())
+        self.previous = self.state, action, self._steps_left(), self._discovered_now()
         self.history = self.history.then(Step(rules.ACTIONS[action], text[1]))
+        self.state, self.node = after, solver.step(self.task, self.node, action)
         # A step of a shortest plan leaves the rest of it.
-        follows = self.plan and action == self.plan[0]
-        self.state, self.node, self.plan = after, node, self.plan[1:] if follows else solver.search(self.task, node)
+        follows_plan = self.plan and action == self.plan[0]
+        self.plan = self.plan[1:] if follows_plan else solver.search(self.task, self.node)
 
-    def _left(self) -> int:
+    def _steps_left(self) -> int:
         return 99 if self.plan is None else len(self.plan)
 
-    def moment(self) -> Moment:
-        before, action, distance, known = self.pending
-        return Moment(before, self.state, action, self.visible, self.place, known, distance, self._left())
+
+def _distance(place: int) -> int:
+    """Steps to a cell of the view, 7 * column + row, from column 3 of row 6."""
+    return 6 - place % 7 + abs(place // 7 - 3)
 
 
 def walk(
     mission: str, seeds: Sequence[int], walkers: Sequence[Walker], kinds: Sequence[str], max_steps: Sequence[int]
 ) -> list[NotedEpisode]:
-    """One episode per seed. The same arguments give the same transcripts.
+    """One episode per seed. The same arguments give the same episodes.
 
     Args:
       mission: one of `rules.MISSIONS`, or "all": one after the other.
@@ -193,33 +209,32 @@ def walk(
     n, number = len(seeds), levels.mission_id(mission)
     rows = max(_ROWS, 1 << max(0, n - 1).bit_length())  # few sizes, so that few programs are compiled
     missions = np.arange(rows) % len(rules.MISSIONS) if number is None else np.full(rows, number)
-    padded = np.resize(np.asarray(seeds, np.uint32), rows)
-    states = jax.device_get(_draw(padded, missions.astype(np.int32)))
-    made = zip(_rows(states, n), solver.read(states), texts(states), kinds, walkers, seeds, max_steps, strict=False)
-    episodes = [_Episode(s, r, t, kind, w, random.Random(f"{mission} {seed}"), m) for s, r, t, kind, w, seed, m in made]
-    live, first = list(range(n)), True
+    padded_seeds = np.resize(np.asarray(seeds, np.uint32), rows)
+    states = jax.device_get(_draw(padded_seeds, missions.astype(np.int32)))
+    tasks, words = solver.read(states), texts(states)
+    episodes = [
+        _Episode(i, _row(states, i), *tasks[i], words[i], kind, walker, random.Random(f"{mission} {seed}"), limit)
+        for i, (kind, walker, seed, limit) in enumerate(zip(kinds, walkers, seeds, max_steps, strict=True))
+    ]
+    running = episodes
     while True:
+        # 1. Everyone looks and takes notes. 2. Who is not done chooses an action. 3. All states are stepped at once.
         visible, place = jax.device_get(_perceive(states))
-        for i in live:
-            one = episodes[i]
-            one.look(visible[i], place[i])
-            if first:
-                moment = Moment(one.state, one.state, -1, one.visible, one.place, one.known, 0, 0)
-                one.note(moment)
-            else:
-                one.note(one.moment())
-                one.known = one.pending[-1]
-        first = False
-        done = lambda one: sum(not s.action.startswith(THINK) for s in one.history.steps)
-        live = [i for i in live if not annotate.won(episodes[i].state) and done(episodes[i]) < episodes[i].max_steps]
-        if not live:
+        for episode in running:
+            episode.look(visible[episode.row], place[episode.row])
+        running = [episode for episode in running if not episode.is_over()]
+        if not running:
             break
         actions = np.zeros(rows, np.int32)
-        for i in live:
-            actions[i] = episodes[i].choose()
+        for episode in running:
+            actions[episode.row] = episode.choose()
         states = jax.device_get(_step(states, actions))
-        shown, after = texts(states), _rows(states, n)
-        for i in live:
-            one = episodes[i]
-            one.advance(int(actions[i]), after[i], solver.step(one.task, one.node, int(actions[i])), shown[i])
-    return [NotedEpisode(one.history, one.kind, annotate.won(one.state), tuple(one.values)) for one in episodes]
+        words = texts(states)
+        for episode in running:
+            i = episode.row
+            episode.advance(int(actions[i]), _row(states, i), words[i])
+    return [NotedEpisode(e.history, e.kind, annotate.won(e.state), tuple(e.values)) for e in episodes]
+
+
+def _row(states, i: int):
+    return jax.tree.map(lambda leaf: leaf[i], states)
