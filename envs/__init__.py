@@ -13,7 +13,7 @@ import inspect
 import pathlib
 from typing import Any
 
-from nlrl_jax.envs import own
+from nlrl_jax.envs import user_game
 from nlrl_jax.envs.options import integer
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -79,12 +79,12 @@ def context_of(name: str, context: str = "auto") -> str:
     """What a model reads of a game before it acts: "state", or "transcript" of the episode; `context` unless "auto".
 
     Raises:
-      ValueError: your own game cannot be loaded; see `own.load`.
+      ValueError: your own game cannot be loaded; see `user_game.load`.
     """
     if context != "auto":
         return context
     grows = (
-        isinstance(own.load(name, HostGame, TextGame, prompt="paper"), HostGame)
+        isinstance(user_game.load(name, HostGame, TextGame, prompt="paper"), HostGame)
         if ":" in name
         else name in IN_TRANSCRIPTS
     )
@@ -124,7 +124,7 @@ def make_host(name: str, max_steps: int = 0, **options) -> HostGame:
     integer("max_steps", max_steps, 0)
     options = {key: value for key, value in {"max_steps": max_steps, **options}.items() if value}
     if ":" in name:
-        game = own.load(name, HostGame, TextGame, without=("max_steps",), **options)
+        game = user_game.load(name, HostGame, TextGame, without=("max_steps",), **options)
         if isinstance(game, TextGame):
             return _on_the_host(game, max_steps)
         return dataclasses.replace(game, max_steps=max_steps) if max_steps else game
@@ -141,8 +141,8 @@ def make_host_pair(name: str, maps: tuple[str, str] = ("train", "held_out"), **o
     """
     if name not in WITH_MAPS:
         return (make_host(name, **options),) * 2
-    first, other = (make_host(name, maps=one, **options) for one in maps)
-    return first, other if maps[0] != maps[1] else first
+    train_game = make_host(name, maps=maps[0], **options)
+    return train_game, train_game if maps[0] == maps[1] else make_host(name, maps=maps[1], **options)
 
 
 def _on_the_host(game: TextGame, max_steps: int = 0) -> HostGame:
@@ -159,16 +159,17 @@ def _make(kind: type, games: dict[str, tuple[str, dict[str, Any]]], name: str, *
         name has settled.
     """
     if ":" in name:
-        return own.load(name, kind, **options)
+        return user_game.load(name, kind, **options)
     if name not in games:
         raise _unknown(name, kind)
     module, settled = games[name]
     maker = getattr(_imported(name, module), _FUNCTIONS[kind])
-    takes = inspect.signature(maker).parameters.values()
-    known = [one.name for one in takes if one.name not in settled and one.kind is not one.VAR_KEYWORD]
-    unknown = sorted(options.keys() - known)
-    if unknown and (unknown[0] in settled or all(one.kind is not one.VAR_KEYWORD for one in takes)):
-        raise ValueError(f"{name} has no option {unknown[0]!r}; its options are {', '.join(known) or 'none'}")
+    parameters = inspect.signature(maker).parameters.values()
+    named = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    free = [option for option in named if option not in settled]
+    unknown = sorted(options.keys() - free)
+    if unknown and (unknown[0] in settled or len(named) == len(parameters)):
+        raise ValueError(f"{name} has no option {unknown[0]!r}; its options are {', '.join(free) or 'none'}")
     return maker(**settled, **options)
 
 
@@ -200,12 +201,13 @@ def demonstrations(name: str, successes: int, failures: int, seed: int, held_out
 
 
 def _unknown(name: str, kind: type) -> ValueError:
-    names = {TextGame: GAMES, ControlGame: CONTROL_GAMES, HostGame: HOST_GAMES, BoardGame: BOARD_GAMES}
-    known, function = names[kind], _FUNCTIONS[kind]
-    other = next((one for one, games in names.items() if name in games and one is not BoardGame), None)
-    if other:
-        return ValueError(f"game {name!r} is played by {own.PLAYED_BY[other]}; here are {', '.join(known)}")
-    close = difflib.get_close_matches(name.lower(), known, n=1)
+    names_by_kind = {TextGame: GAMES, ControlGame: CONTROL_GAMES, HostGame: HOST_GAMES, BoardGame: BOARD_GAMES}
+    names, function = names_by_kind[kind], _FUNCTIONS[kind]
+    for its_kind in (TextGame, ControlGame, HostGame):
+        if name in names_by_kind[its_kind]:
+            scripts = user_game.PLAYED_BY[its_kind]
+            return ValueError(f"game {name!r} is played by {scripts}; here are {', '.join(names)}")
+    close = difflib.get_close_matches(name.lower(), names, n=1)
     stem = name.removesuffix(".py")
     module, dot, attribute = stem.rpartition(".")
     if pathlib.Path(f"{stem.replace('.', '/')}.py").is_file():
@@ -213,4 +215,4 @@ def _unknown(name: str, kind: type) -> ValueError:
     elif dot and all(part.isidentifier() for part in stem.split(".")):
         close = [f"{module}:{attribute}"]
     hint = f"did you mean {close[0]}? There are" if close and name else "choose one of"
-    return ValueError(f"unknown game {name!r}; {hint} {', '.join(known)}, or your own as my_module:{function}")
+    return ValueError(f"unknown game {name!r}; {hint} {', '.join(names)}, or your own as my_module:{function}")

@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: str) -> str:
-    """Its code; that of host games, a module in each section, is tests/envs/test_own_game_page.py's."""
+    """Its code; that of host games, a module in each section, is tests/envs/test_user_game_page.py's."""
     text = (ROOT / page).read_text().partition("\n## A game that the host plays\n")[0]
     return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nlrl_jax.algorithms import ms_grpo_transcripts
-from nlrl_jax.envs import own_host
+from nlrl_jax.envs import user_host_game
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.transformer import Transformer, init_params
 from nlrl_jax.run import directory, players, results
@@ -71,7 +71,8 @@ def lines(folder, monkeypatch):
 
 def train(folder, run_dir, *args):
     try:
-        with mock.patch.object(own_host, "checked", lambda game, blamed: game):  # it would count as steps of the run
+        # The check would count as steps of the run.
+        with mock.patch.object(user_host_game, "checked", lambda game, blamed: game):
             run(SCRIPT, f"--run_dir={run_dir}", f"--model={folder / 'tiny'}", "--prompt=compact", *SMALL, *args)
     finally:
         directory.close_run(run_dir)
@@ -168,7 +169,7 @@ def test_evaluate_plays_a_host_game_with_any_model(whole, folder, lines, capsys)
     """The same model, adapter, tasks and limits give the numbers of the run's own evaluation."""
     given = (f"--model={folder / 'tiny'}", "--game=lines:host_game", "--prompt=compact", "--max_tokens=6", "--json")
     limits = ("--episodes=3", "--max_turns=2")
-    with mock.patch.object(own_host, "checked", lambda game, blamed: game):
+    with mock.patch.object(user_host_game, "checked", lambda game, blamed: game):
         run("evaluate", *given, *limits, f"--adapter={whole / 'adapter'}")
     got = json.loads(capsys.readouterr().out)
     want = results.read(whole)["after"]

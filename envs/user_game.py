@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import jax
 import jax.numpy as jnp
 
-from nlrl_jax.envs import own_host
+from nlrl_jax.envs import user_host_game
 from nlrl_jax.text.template import Template
 from nlrl_jax.types import BoardGame, ControlGame, HostGame, TextGame
 
@@ -53,36 +53,47 @@ def load(name: str, *kinds: type, without: tuple[str, ...] = ("prompt",), **opti
     if callable(game) and not isinstance(game, tuple(PLAYED_BY)):
         called = True
         with _blamed(name):
-            takes = inspect.signature(game).parameters
-            anything = any(one.kind is one.VAR_KEYWORD for one in takes.values())
-            left = {key for key in without if key not in takes and not anything}
-            game = game(**{key: value for key, value in options.items() if key not in left})
+            parameters = inspect.signature(game).parameters
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            left_out = {key for key in without if key not in parameters and not takes_any}
+            game = game(**{key: value for key, value in options.items() if key not in left_out})
     if not isinstance(game, kinds):
-        found = ((one.__name__, by) for one, by in PLAYED_BY.items() if isinstance(game, one))
-        others = (f"; it is a {one}, a kind that is played by {by}" for one, by in found)
-        offered = [key for key, value in vars(module).items() if isinstance(value, kinds) or inspect.isfunction(value)]
-        has = next(others, f"; it has {', '.join(offered) or 'no function'}")
-        kind = " or ".join(one.__name__ for one in kinds)
-        if called and not isinstance(game, tuple(PLAYED_BY)):
-            raise ValueError(f"game {name!r}: {attribute}() returned {own_host.shown(game)}; it must return a {kind}")
-        raise ValueError(f"game {name!r}: {module_name} has no {kind} named {attribute!r}{has}")
+        raise _another_kind(name, game, kinds, module, called)
     if isinstance(game, TextGame):
         with _blamed(name):
             _check(game)
-    return own_host.checked(game, functools.partial(_blamed, name)) if isinstance(game, HostGame) else game
+    return user_host_game.checked(game, functools.partial(_blamed, name)) if isinstance(game, HostGame) else game
+
+
+def _another_kind(name: str, game, kinds: tuple[type, ...], module, called: bool) -> ValueError:
+    """The error where `name` is no game of these kinds; `called`: `game` is what its function returned."""
+    module_name, _, attribute = name.partition(":")
+    expected = " or ".join(kind.__name__ for kind in kinds)
+    for kind, scripts in PLAYED_BY.items():
+        if isinstance(game, kind):
+            hint = f"; it is a {kind.__name__}, a kind that is played by {scripts}"
+            return ValueError(f"game {name!r}: {module_name} has no {expected} named {attribute!r}{hint}")
+    if called:
+        returned = user_host_game.shown(game)
+        return ValueError(f"game {name!r}: {attribute}() returned {returned}; it must return a {expected}")
+    offered = [key for key, value in vars(module).items() if isinstance(value, kinds) or inspect.isfunction(value)]
+    hint = f"; it has {', '.join(offered) or 'no function'}"
+    return ValueError(f"game {name!r}: {module_name} has no {expected} named {attribute!r}{hint}")
 
 
 _FIELDS = {
-    **own_host.TEXTS,
+    **user_host_game.TEXTS,
     "env": (lambda value: hasattr(value, "reset_env") and hasattr(value, "step_env"), "a gymnax environment"),
     "params": (lambda value: value is not None, "the environment's parameters, such as env.default_params"),
-    "actions": (lambda value: own_host.lines(value) and value, "a tuple of strings, such as ('left', 'right')"),
+    "actions": (lambda value: user_host_game.lines(value) and value, "a tuple of strings, such as ('left', 'right')"),
     **{name: (lambda value: isinstance(value, Template), "a Template") for name in ("observation", "board")},
     "fields": (callable, "a function: a state -> a dict of integer arrays"),
     **{name: (lambda value: value is None or callable(value), "a function of a state; None where there is none")
        for name in ("success", "optimal")},
-    "max_actions_per_turn": (lambda value: own_host.whole(value, 1), "a whole number of at least 1"),
-    "unknown_action": (lambda value: value is None or own_host.whole(value, 0), "an action of the environment or None"),
+    "max_actions_per_turn": (lambda value: user_host_game.whole(value, 1), "a whole number of at least 1"),
+    "unknown_action": (
+        lambda value: value is None or user_host_game.whole(value, 0), "an action of the environment or None"
+    ),
 }  # fmt: skip
 
 
@@ -101,27 +112,29 @@ def _check(game: TextGame) -> None:
         if len(returned) != 5:
             raise ValueError(f"step_env returns {len(returned)} values; it must be 5: {STEP}")
         _, after, reward, terminated, _ = returned
-        won = terminated if game.success is None else game.success(after)
-        ends = {"terminated": terminated, "is_truncated": game.truncated(after), "success": won}
+        success = terminated if game.success is None else game.success(after)
+        values = {"terminated": terminated, "is_truncated": game.truncated(after), "success": success}
         fields = game.fields(after)
         if not isinstance(fields, Mapping):
-            raise ValueError(f"fields returned {own_host.shown(fields)}; it must be a dict of integer arrays")
-        if nothing := [what for what, value in ends.items() if value is None]:
-            raise ValueError(f"{nothing[0]} is None; it must be one bool")
-        return state, after, fields, {"reward": jnp.asarray(reward), **jax.tree.map(jnp.asarray, ends)}
+            raise ValueError(f"fields returned {user_host_game.shown(fields)}; it must be a dict of integer arrays")
+        if missing := [name for name, value in values.items() if value is None]:
+            raise ValueError(f"{missing[0]} is None; it must be one bool")
+        return state, after, fields, {"reward": jnp.asarray(reward), **jax.tree.map(jnp.asarray, values)}
 
-    own_host.check_fields(game, _FIELDS)
-    state, after, fields, ends = jax.eval_shape(step, jax.random.key(0))
+    user_host_game.check_fields(game, _FIELDS)
+    state, after, fields, values = jax.eval_shape(step, jax.random.key(0))
     if jax.tree.structure(state) != jax.tree.structure(after):
         raise ValueError("step_env returns a state of another structure than reset_env")
     for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         if old.shape != new.shape or jnp.promote_types(old.dtype, new.dtype) != old.dtype:
             raise ValueError(f"step_env turns a part of the state, {old.dtype}{old.shape}, into {new.dtype}{new.shape}")
-    for what, value in ends.items():
+    for name, value in values.items():
         if value.shape:
-            raise ValueError(f"{what} has shape {value.shape}; it must be one value, of shape ()")
-    if ends["success"].dtype != bool:
-        raise ValueError(f"success gives {ends['success'].dtype}; it must be a bool, such as state.place == state.goal")
+            raise ValueError(f"{name} has shape {value.shape}; it must be one value, of shape ()")
+    if values["success"].dtype != bool:
+        raise ValueError(
+            f"success gives {values['success'].dtype}; it must be a bool, such as state.place == state.goal"
+        )
     for template in (game.observation, game.board):
         template.check(fields)
     try:
@@ -153,13 +166,16 @@ def _broken(name: str, error: BaseException, function: str = "") -> ValueError:
     """What the user's game raised, and where in its code."""
     house = [str(pathlib.Path(__file__).parents[1] / name) for name in ("envs", "nlrl_jax", "launch")]
     ours = (*house, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
-    frames = [(one.filename, one.lineno) for one in traceback.extract_tb(error.__traceback__)]
-    frames = [one for one in frames if not one[0].startswith(ours)]
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [(file, line) for file, line in frames if not file.startswith(ours)]
     if isinstance(error, SyntaxError):
         frames = [(error.filename, error.lineno)]
-    where = "".join(f" ({file}, line {line})" for file, line in frames[-1:])
-    said = str(error.args[0] if isinstance(error, KeyError) and error.args and not where else error).partition("\n")[0]
+    location = "".join(f" ({file}, line {line})" for file, line in frames[-1:])
+    # An error of ours (it comes from no line of the user's) is a sentence already.
+    is_sentence = isinstance(error, (ValueError, KeyError)) and not location
+    cause = error.args[0] if is_sentence and isinstance(error, KeyError) and error.args else error  # unquoted
+    message = str(cause).partition("\n")[0]
+    failed = ":" if is_sentence else f" failed with {type(error).__name__}:"
     traced = "; a game's functions are traced by jax.jit" if isinstance(error, jax.errors.JAXTypeError) else ""
-    failed = ":" if isinstance(error, (ValueError, KeyError)) and not where else f" failed with {type(error).__name__}:"
-    called = f", in {function}," if function and failed != ":" else ""
-    return GameError(f"game {name!r}{called}{failed} {said}{traced}{where}")
+    called = f", in {function}," if function and not is_sentence else ""
+    return GameError(f"game {name!r}{called}{failed} {message}{traced}{location}")

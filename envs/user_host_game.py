@@ -56,12 +56,12 @@ def shown(value: Any) -> str:
     return text if value is None else f"{text} of type {type(value).__name__}"
 
 
-def whole(value: Any, least: int) -> bool:
-    return isinstance(value, numbers.Integral) and value >= least and not isinstance(value, bool)
+def whole(value: Any, minimum: int) -> bool:
+    return isinstance(value, numbers.Integral) and value >= minimum and not isinstance(value, bool)
 
 
 def lines(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    return isinstance(value, tuple) and all(isinstance(line, str) for line in value)
 
 
 TEXTS = {
@@ -87,9 +87,12 @@ def check_fields(game: Any, rules: Mapping[str, tuple[Callable[[Any], Any], str]
         raise ValueError(f"actions has {twice[0]!r} more than once (capitals do not count); name each action once")
 
 
+def _are_limits(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(whole(number, 1) for number in value.values())
+
+
 def _check_fields(game: HostGame) -> None:
     """Raises ValueError: names the field, the value and what would be right."""
-    limits = lambda value: isinstance(value, Mapping) and all(whole(number, 1) for number in value.values())
     optional = "; None where there is none"
     rules = {
         **TEXTS,
@@ -108,11 +111,11 @@ def _check_fields(game: HostGame) -> None:
         **{name: (lambda value: isinstance(value, bool), "True or False") for name in ("reversible", "has_success")},
         "history": (lambda value: whole(value, 0), "a whole number of at least 0"),
         "simulator": (lambda value: value is None or isinstance(value, HostGame), "a HostGame or None"),
-        "limits": (limits, "a dict: kind -> number of its tasks, at least 1"),
+        "limits": (_are_limits, "a dict: kind -> number of its tasks, at least 1"),
     }  # fmt: skip
     check_fields(game, rules)
-    if other := [kind for kind in game.limits if kind not in game.kinds]:
-        raise ValueError(f"limits has {other[0]!r}, which is none of the kinds: {', '.join(map(repr, game.kinds))}")
+    if unknown := [kind for kind in game.limits if kind not in game.kinds]:
+        raise ValueError(f"limits has {unknown[0]!r}, which is none of the kinds: {', '.join(map(repr, game.kinds))}")
 
 
 def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) -> HostGame:
@@ -121,8 +124,10 @@ def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) ->
     def reset(tasks: Sequence[Task]) -> list[Start]:
         with blamed("reset"):
             starts = _list(game.reset(tasks), "reset", Start, len(tasks), "task")
-            return [Start(one.state, _text(one.goal, "a Start's goal"), _text(one.observation, "a Start's observation"))
-                    for one in starts]  # fmt: skip
+            for start in starts:
+                _text(start.goal, "a Start's goal")
+                _text(start.observation, "a Start's observation")
+            return [Start(start.state, str(start.goal), str(start.observation)) for start in starts]
 
     def step(states: Sequence[Any], actions: Sequence[str]) -> list[Outcome]:
         with blamed("step"):
@@ -131,8 +136,8 @@ def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) ->
 
     def examples(label: str, number: int) -> tuple[History, ...]:
         with blamed("examples"):
-            made = game.examples(label, number)
-            return tuple(_list(made, "examples", History, None, ""))
+            histories = game.examples(label, number)
+            return tuple(_list(histories, "examples", History, None, ""))
 
     readers = {"board": _text, "optimal": _optimal, "expert": _expert(game.actions), "commands": _commands}
 
@@ -143,10 +148,10 @@ def _watched(game: HostGame, blamed: Callable[[str], AbstractContextManager]) ->
 
         return of_state
 
-    own = {name: watched(name) for name in readers if getattr(game, name)}
-    own |= {"examples": examples} if game.examples else {}
-    own |= {"simulator": checked(game.simulator, blamed)} if game.simulator else {}
-    return dataclasses.replace(game, reset=reset, step=step, **own)
+    functions = {name: watched(name) for name in readers if getattr(game, name)}
+    functions |= {"examples": examples} if game.examples else {}
+    functions |= {"simulator": checked(game.simulator, blamed)} if game.simulator else {}
+    return dataclasses.replace(game, reset=reset, step=step, **functions)
 
 
 def _list(value: Any, function: str, kind: type, number: int | None, each: str) -> list:
@@ -157,7 +162,7 @@ def _list(value: Any, function: str, kind: type, number: int | None, each: str) 
         raise ValueError(f"{function} returned {shown(value)}; it must be {right}")
     if number is not None and len(value) != number:
         raise ValueError(f"{function} returned {len(value)} values for {number}; it must be {right}")
-    if wrong := [one for one in value if not isinstance(one, kind)]:
+    if wrong := [element for element in value if not isinstance(element, kind)]:
         raise ValueError(f"{function} returned a list with {shown(wrong[0])}; it must be {right}")
     return list(value)
 
@@ -173,61 +178,61 @@ def _outcome(outcome: Outcome, action: str) -> Outcome:
         raise ValueError(f"{error} (after the action {shown(action)})") from None
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{what} is {shown(value)}; it must be a string")
+        raise ValueError(f"{name} is {shown(value)}; it must be a string")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{what} is {shown(value)}, with half of a character (a lone surrogate)") from None
+        raise ValueError(f"{name} is {shown(value)}, with half of a character (a lone surrogate)") from None
     return str(value)
 
 
-def _line(value: Any, what: str) -> str:
-    text = _text(value, what)
+def _line(value: Any, name: str) -> str:
+    text = _text(value, name)
     if not text.strip() or len(text.splitlines()) > 1:
-        raise ValueError(f"{what} is {shown(value)}; it must be one line that is not empty")
+        raise ValueError(f"{name} is {shown(value)}; it must be one line that is not empty")
     return text
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, name: str) -> float:
     array = np.asarray(value)
     if array.shape or array.dtype.kind not in "biuf" and not isinstance(value, numbers.Real):
-        raise ValueError(f"{what} is {shown(value)}; it must be one number")
+        raise ValueError(f"{name} is {shown(value)}; it must be one number")
     if not np.isfinite(float(value)):
-        raise ValueError(f"{what} is {shown(value)}; it must be a finite number")
+        raise ValueError(f"{name} is {shown(value)}; it must be a finite number")
     return float(value)
 
 
-def _flag(value: Any, what: str) -> bool:
+def _flag(value: Any, name: str) -> bool:
     array = np.asarray(value)
     if array.shape or array.dtype.kind not in "biu" or value not in (0, 1):
-        raise ValueError(f"{what} is {shown(value)}; it must be True or False")
+        raise ValueError(f"{name} is {shown(value)}; it must be True or False")
     return bool(value)
 
 
-def _optimal(value: Any, what: str) -> int:
+def _optimal(value: Any, name: str) -> int:
     """The minimum number of actions; -1 for None."""
-    number = -1.0 if value is None else _number(value, what)
+    number = -1.0 if value is None else _number(value, name)
     if number != int(number):
-        raise ValueError(f"{what} is {shown(value)}; it must be a whole number of actions, or None")
+        raise ValueError(f"{name} is {shown(value)}; it must be a whole number of actions, or None")
     return int(number)
 
 
 def _expert(actions: tuple[str, ...]) -> Callable[[Any, str], str]:
-    def read(value: Any, what: str) -> str:
-        line = _line(value, f"what {what} returned")
+    def read(value: Any, name: str) -> str:
+        line = _line(value, f"what {name} returned")
         if actions and line not in actions:
-            raise ValueError(f"{what} returned {shown(value)}, which is none of the actions: {', '.join(actions)}")
+            raise ValueError(f"{name} returned {shown(value)}, which is none of the actions: {', '.join(actions)}")
         return line
 
     return read
 
 
-def _commands(value: Any, what: str) -> tuple[str, ...]:
+def _commands(value: Any, name: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"{what} returned {shown(value)}; it must be a list of strings")
-    return tuple(_line(one, f"a line of {what}") for one in value)
+        raise ValueError(f"{name} returned {shown(value)}; it must be a list of strings")
+    return tuple(_line(command, f"a line of {name}") for command in value)
 
 
 def _try(game: HostGame) -> None:
@@ -245,17 +250,15 @@ def _try(game: HostGame) -> None:
             function(starts[1].state)
     before = starts[1].state
     after = game.step([start.state for start in starts[:2]], [_move(game, before), NOTHING])[1].state
-    one, other = (getattr(state, "state", state) for state in (starts[0].state, before))
-    live = getattr(after, "state", after) is other and not isinstance(other, str | int | float | tuple | frozenset)
-    if one is other and live and other is not None:
-        raise ValueError(f"reset gave two tasks one state, {shown(one)}, which step changes; make one for each task")
+    first, second = (getattr(state, "state", state) for state in (starts[0].state, before))
+    is_live = getattr(after, "state", after) is second and not isinstance(second, str | int | float | tuple | frozenset)
+    if first is second and is_live and second is not None:
+        raise ValueError(f"reset gave two tasks one state, {shown(first)}, which step changes; make one for each task")
+    # A reversible game is stepped twice from one start, another one begins twice.
     task = tasks[1]
-    if not game.reversible:
-        begin = lambda: game.reset([task])[0]
-    else:
-        (start,) = game.reset([task])
-        begin = lambda: start
-    first, second = _walk(game, begin()), _walk(game, begin())
+    (start,) = game.reset([task])
+    first = _walk(game, start)
+    second = _walk(game, start if game.reversible else game.reset([task])[0])
     if first != second:
         old, new = next(pair for pair in zip([*first, "an end"], [*second, "an end"]) if pair[0] != pair[1])
         if game.reversible:

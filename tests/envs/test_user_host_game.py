@@ -173,7 +173,7 @@ FAULTY = {
     # what is no game, and games that are not what they say
     "None": (lambda: None, "game() returned None; it must return a HostGame"),
     "a dict": (lambda: {"step": step}, "game() returned {'step': <function step at"),
-    "a class": (Environment, "game() returned <test_own_host.Environment object"),
+    "a class": (Environment, "game() returned <test_user_host_game.Environment object"),
     "an instance": (Environment(), "has no HostGame or TextGame named 'game'"),
     "the class HostGame": (HostGame, "failed with TypeError: HostGame.__init__() missing 7 required positional"),
     "a misspelt field": (lambda: HostGame(**{"nam": "x"}), "got an unexpected keyword argument 'nam'"),
@@ -181,7 +181,7 @@ FAULTY = {
     "wants arguments": (lambda size: GOOD, "missing 1 required positional argument: 'size'"),
     "one state for all": (
         of(reset=lambda tasks: [Start(one, "", "") for _ in tasks], step=in_place, reversible=False, optimal=None,
-           expert=None, board=None), "reset gave two tasks one state, <test_own_host.Environment object",
+           expert=None, board=None), "reset gave two tasks one state, <test_user_host_game.Environment object",
     ),
     "not reversible": (
         of(reset=lambda tasks: [Start({"x": 0}, "", "") for _ in tasks], step=with_state_kept, optimal=None),
