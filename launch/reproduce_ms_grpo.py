@@ -35,12 +35,12 @@ from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import make_mesh
 from nlrl_jax.lm.transformer import Transformer
 from nlrl_jax.run import app, loop, players, targets
-from nlrl_jax.run.dry_run import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import evaluations
 from nlrl_jax.run.plots import Bar, Series, bars, compare
 from nlrl_jax.run.report import Episodes, Picture, Table, markdown, model_name, write_report
 from nlrl_jax.run.reports.ablation import over_seeds
+from nlrl_jax.run.sizing import GIB, bytes_of, compile_update, matmul_rate, work_of
 from nlrl_jax.statistics import deviation, header
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import TextGame

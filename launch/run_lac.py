@@ -34,7 +34,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections import Counter
 from typing import Any
 
 from absl import flags
@@ -45,14 +44,13 @@ from nlrl_jax.algorithms.lac import LACConfig
 from nlrl_jax.algorithms.planners import lats, methods
 from nlrl_jax.algorithms.planners.lats import LATSConfig
 from nlrl_jax.algorithms.planners.methods import METHODS
-from nlrl_jax.backends.scripted import CountingModel
 from nlrl_jax.backends.usage import Metered, Usage
 from nlrl_jax.config import DTYPES, check, flat, option, part, replace
 from nlrl_jax.envs.expert import Expert, Rates
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.roles import dialogues
 from nlrl_jax.run import app, limits, models, players, results
-from nlrl_jax.run import dry_run as cost
+from nlrl_jax.run.dry_run import Plan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.host_games import prompts
 from nlrl_jax.run.host_games.prompts import PromptConfig
@@ -270,24 +268,19 @@ def dry_run(config: LACRunConfig, game: HostGame, tasks: list[Task]) -> str:
         imagine.NOTE: lambda context, rng: f"{dialogues.VERDICT} {dialogues.UNKNOWN}.",
         imagine.CRITIC: lambda context, rng: "1/2",
     }
-    rows = []
+    plan = Plan(scripts, can_score=config.lac.critic != "direct")
     for name in methods.parse(config.methods):
-        usage = Usage()
-        model = Metered(CountingModel(scripts, can_score=config.lac.critic != "direct"), usage)
+        model = plan.model(len(tasks) / len(few), name)
         dialogue = prompts.dialogue_of(
             METHODS[name], game, config.prompts, config.model, None, config.prompts.context_tokens
         )
-        run_method(setting_of(config, model, usage, game, None), name, METHODS[name], dialogue, few)
-        total: Counter = Counter()
-        for amounts in usage.rows():
-            total.update({field: amounts[field] for field in ("calls", "prompt_tokens", "tokens")})
-        rows.append({"role": name, **total})
+        run_method(setting_of(config, model, model.usage, game, None), name, METHODS[name], dialogue, few)
     budget = config.endpoint.token_budget if config.model == "endpoint" else 0
+    each = -(-len(tasks) // len(few))  # tasks of a mission
     return (
         f"{config.model}: nothing is sent. A random policy played one task of each kind to its horizon. Lines are "
         f"counted at their maximum of {config.lac.planning.line(0)} tokens, and prompts as if none were cached.\n"
-        f"{cost.calls_table(rows, len(tasks) / len(few))}"
-        f"{cost.within_budget(budget, 'tasks', -(-len(tasks) // len(few)), 0, cost.tokens_of(rows))}"
+        f"{plan.table(budget, 'tasks', each)}"
     )
 
 

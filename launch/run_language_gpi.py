@@ -36,8 +36,7 @@ import numpy as np
 from absl import flags
 
 from nlrl_jax.algorithms import language_gpi as gpi
-from nlrl_jax.backends.scripted import CountingModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, listed, option, part, replace, seed_option
 from nlrl_jax.envs.maze import env as mazes
 from nlrl_jax.envs.maze.env import OBSERVATIONS
@@ -46,7 +45,7 @@ from nlrl_jax.envs.maze.rule_based import SCRIPTS
 from nlrl_jax.files import write_json
 from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.run import app, models, results
-from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
+from nlrl_jax.run.dry_run import Plan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.metrics import MetricsWriter
 from nlrl_jax.run.report import markdown
@@ -250,21 +249,15 @@ def write_results(config: GPIRunConfig, run_dir: pathlib.Path, finished: Results
 
 def dry_run(config: GPIRunConfig) -> str:
     """Calls and tokens of every row, counted in a few episodes that rules play."""
-    small, rows = replace(config, starts=min(config.starts, 5), seeds=1), []
-    for maze, row in config.jobs():
-        usage, total = Usage(), Counter()
-        play(small, maze, row, Metered(CountingModel(SCRIPTS), usage))
-        for amounts in usage.rows():
-            total.update({name: amounts[name] for name in ("calls", "prompt_tokens", "tokens")})
-        rows.append({"role": f"{maze} {row.name}", **total})
+    small, plan = replace(config, starts=min(config.starts, 5), seeds=1), Plan(SCRIPTS)
     episodes = config.starts * config.seeds
+    for maze, row in config.jobs():
+        play(small, maze, row, plan.model(episodes / small.starts, f"{maze} {row.name}"))
     budget = config.endpoint.token_budget if config.backend == "endpoint" else 0
-    each = tokens_of(rows) * config.seeds / small.starts
     return (
         f"{config.backend} {config.model}: nothing is sent. Rules played {small.starts} of {episodes} episodes per "
         f"row. Replies, also those quoted in prompts, are counted at their maximum length of "
-        f"{config.sampling.max_tokens} tokens.\n{calls_table(rows, episodes / small.starts)}"
-        f"{within_budget(budget, 'starts', config.starts, 0, each)}"
+        f"{config.sampling.max_tokens} tokens.\n{plan.table(budget, 'starts', config.starts)}"
     )
 
 

@@ -30,8 +30,8 @@ from absl import flags
 from nlrl_jax.algorithms import language_actor_critic as nlac
 from nlrl_jax.algorithms.language_actor_critic import ActorCriticConfig, ActorCriticSetup, State
 from nlrl_jax.algorithms.sft import SFTConfig
-from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, option, part, replace, seed_option
 from nlrl_jax.envs.tic_tac_toe import prompts
 from nlrl_jax.envs.tic_tac_toe import rule_based as scripts
@@ -42,7 +42,7 @@ from nlrl_jax.rollouts import board_games
 from nlrl_jax.rollouts.board_games import random_views
 from nlrl_jax.run import app, exchanges, loop, models, players, results
 from nlrl_jax.run.directory import check_done
-from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
+from nlrl_jax.run.dry_run import Plan
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.nlrl import actor_critic
 from nlrl_jax.run.nlrl.actor_critic import Trainer
@@ -209,28 +209,24 @@ def validate(config: RunConfig, ask: bool) -> None:
 def dry_run(config: RunConfig, opponents: tuple[str, ...]) -> str:
     """Calls and tokens, counted in an iteration and its evaluation with rules in the models' place."""
     own = {"policy": scripts.random_policy, "candidates": scripts.random_policy, "value": scripts.random_value}
-    rules, usages = CountingModel(scripts.scripts(config.words) | own), (Usage(), Usage(), Usage())
-    model, large, prompted = (Metered(rules, usage) for usage in usages)
+    given, plan = config.models, Plan(scripts.scripts(config.words) | own)
+    repeats = config.iterations * len(opponents)
+    model, large = plan.model(repeats, is_paid=False), plan.model(repeats, is_paid=given.is_paid)
     learn = lambda model, pairs: (model, {})
     fixed, tokens = setup(config, "random", large, learn, learn), config.learning.rollout.max_tokens
     viewer, second = Viewer(fixed.game), State(model, model, (), 1)  # the first iteration plays at random
     nlac.iterate(second, fixed, viewer, config.seed)
     nlac.evaluate(second, fixed, viewer, config.eval_games, Sampling(tokens, 0.0), config.seed)
-    given = config.models
     for name in given.labels.values():
+        is_paid, once = name == "endpoint", {"policy": len(opponents)}
+        prompted = plan.model(0, "{} (as prompted)", is_paid=is_paid, once=once)
         play_prompted(setup(config, "random", prompted, model=name), prompted, config.eval_games, config.seed)
-    lines = [
+    return (
         f"{given.own.model}; aggregator and improver: {given.aggregator} {given.endpoint.endpoint_model}. Nothing is "
         f"sent. Rules replied in one iteration against the random opponent; here are {config.iterations} iterations "
         f"against {len(opponents)} opponents. Replies, also those quoted in prompts, are counted at their maximum "
-        "length.",
-        calls_table(usages[0].rows() + usages[1].rows(), config.iterations * len(opponents)),
-    ]
-    if given.labels:
-        lines += [f"As prompted, {given.prompted}:", calls_table(usages[2].rows(), len(opponents))]
-    each, once = (tokens_of(usage.rows()) * len(opponents) for usage in usages[1:])
-    once, budget = once * ("endpoint" in given.labels.values()), given.endpoint.token_budget * given.is_paid
-    return "\n".join(lines) + within_budget(budget, "iterations", config.iterations, once, each)
+        f"length.\n{plan.table(given.endpoint.token_budget, 'iterations', config.iterations)}"
+    )
 
 
 def main(argv: list[str]) -> None:

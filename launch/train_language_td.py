@@ -30,15 +30,15 @@ from nlrl_jax.algorithms import language_td, language_td_data, td_controls
 from nlrl_jax.algorithms.language_td import LanguageTDConfig, ValueFunction
 from nlrl_jax.algorithms.language_td_data import TDDataConfig
 from nlrl_jax.algorithms.sft import SFTConfig
-from nlrl_jax.backends.scripted import CountingModel, ScriptedModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.scripted import ScriptedModel
+from nlrl_jax.backends.usage import Usage
 from nlrl_jax.config import check, flat, option, part, seed_option
 from nlrl_jax.envs.breakthrough import prompts
 from nlrl_jax.envs.breakthrough import rule_based as scripts
 from nlrl_jax.envs.breakthrough.rules import board_game
 from nlrl_jax.roles.board_games import TDRoles, Viewer
 from nlrl_jax.run import app, models, players
-from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
+from nlrl_jax.run.dry_run import Plan
 from nlrl_jax.run.nlrl import language_td as language_td_run
 from nlrl_jax.run.nlrl.language_td import Sides, Trainer
 from nlrl_jax.run.nlrl.models import Models
@@ -188,40 +188,33 @@ def validate(config: RunConfig, ask: bool) -> None:
 
 
 def dry_run(config: RunConfig) -> str:
-    """Calls and tokens, counted in the whole run over a sample of positions with rules in the models' place."""
-    data, seed = config.data, config.seed
+    """Calls and tokens, counted in two iterations on a sample of positions with rules in the models' place."""
+    data, seed, iterations = config.data, config.seed, config.iterations
     times = max(1, min(data.states, data.test_states) // 8)
     train, tests = data.states // times, data.test_states // times
     sample = language_td_data.sample(board_game(), data, train + tests, jax.random.key(seed))
     views = [s.view for s in sample[train:]]
-    counts = {"own": Usage(), "large": Usage(), "as prompted": Usage()}
-    rules = CountingModel(scripts.SCRIPTS | {"judge": scripts.material})
-    own, large, prompted = (Metered(rules, usage) for usage in counts.values())
-    judge = lambda: language_td.judge(views, config.roles, own, config.learning.values, seed)
-    judge()
-    spent = [tokens_of(counts["large"].rows())]
-    for i in range(config.iterations):
-        first_value = config.first_value(large) if i == 0 else None
+    plan = Plan(scripts.SCRIPTS | {"judge": scripts.material})
+    judge = plan.model(times * (iterations + 2), "{} (own)", is_paid=False)
+    language_td.judge(views, config.roles, judge, config.learning.values, seed)
+    # The first iteration asks the large model for its values, all others the model that learns: two are played.
+    for i, repeats in enumerate((1, iterations - 1)[: min(iterations, 2)]):
+        own = plan.model(times * repeats, "{} (own)", is_paid=False)
+        large = plan.model(times * repeats, "{} (large)", is_paid=config.models.is_paid)
+        values = plan.model(0, "{} (large)", is_paid=config.models.is_paid, once={"value": times})
+        first_value = config.first_value(values) if i == 0 else None
         learn = lambda model, pairs: (model, {})
         language_td.iterate(sample[:train], config.roles, own, large, learn, config.learning, seed, first_value)
-        spent.append(tokens_of(counts["large"].rows()))
-        judge()
-    judge()
     for name in config.models.labels.values():
+        prompted = plan.model(0, "{} (as prompted)", is_paid=name == "endpoint", once={"judge": times})
         language_td.judge(views, config.roles_of(name), prompted, config.learning.aggregation, seed)
-    is_prompted = "endpoint" in config.models.labels.values()
-    rows = [{**row, "role": f"{row['role']} ({who})"} for who, usage in counts.items() for row in usage.rows()]
-    budget, each = config.models.endpoint.token_budget, times * (spent[-1] - spent[-2]) if len(spent) > 1 else 0
-    fixed = times * (spent[-1] + tokens_of(counts["as prompted"].rows()) * is_prompted) - each * (len(spent) - 1)
-    is_paid = config.models.is_paid and each > 0
-    within = within_budget(budget * is_paid, "iterations", config.iterations, fixed, each)
     searches = data.states * data.variations * data.look_ahead + data.test_states * data.judge_games * 20
     own, name = config.models.own.model, config.models.endpoint.endpoint_model
     return (
         f"own: {own}; large: {config.models.aggregator} {name}. Nothing is sent. Rules replied in "
-        f"{config.iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
-        f"at their maximum length.\n{calls_table(rows, times)}{within}\n"
-        f"SFT: {config.iterations} times {data.states:,} examples x {config.sft.epochs} epochs.\n"
+        f"{iterations} iterations on 1 in {times} positions. Replies, also those quoted in prompts, are counted "
+        f"at their maximum length.\n{plan.table(config.models.endpoint.token_budget, 'iterations', iterations)}\n"
+        f"SFT: {iterations} times {data.states:,} examples x {config.sft.epochs} epochs.\n"
         f"MCTS before it: {searches:,} moves of {data.simulations} simulations x {data.rollouts} rollouts = "
         f"{searches * data.simulations * data.rollouts / 1e9:.2f}e9 playouts (20 moves per judged game assumed)."
     )

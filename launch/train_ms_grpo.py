@@ -39,11 +39,11 @@ from nlrl_jax.lm.chat_template import TemplateOptions
 from nlrl_jax.lm.config import LoraConfig
 from nlrl_jax.lm.sharding import whole_rows
 from nlrl_jax.run import app, limits, players, results
-from nlrl_jax.run.dry_run import fitted
 from nlrl_jax.run.flags import leave_out
 from nlrl_jax.run.host_games.prompts import PromptConfig
 from nlrl_jax.run.ms_grpo.training import SCRIPT, Training
 from nlrl_jax.run.ms_grpo.transcripts import TranscriptTraining
+from nlrl_jax.run.sizing import fit_micro_batch
 from nlrl_jax.run.transcript import transcripts
 from nlrl_jax.text.policy import LanguageAgentPolicy
 from nlrl_jax.types import Sampling, TextGame
@@ -192,7 +192,8 @@ class Agents(Training):
         self.game, _, self.policy, params = build(config)
         self.shows = f"eval/{config.game}" if seeds else "success" if self.game.success else "env_return"
         self.network, self.mesh, self.legend = self.policy.model.config, self.policy.model.mesh, self.game.legend
-        learning, line = fitted(self.policy, self.game, config.learning, len(seeds or [0]) if vectorize else 1)
+        together = len(seeds or [0]) if vectorize else 1
+        learning, line = fit_micro_batch(self.policy, self.game, config.learning, together)
         if line:
             print(line)
         update = make_update(self.policy, self.game, learning)

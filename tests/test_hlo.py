@@ -10,7 +10,7 @@ from benchmarks import hlo
 from nlrl_jax.lm.config import ModelConfig
 from nlrl_jax.lm.sharding import make_mesh, shardings
 from nlrl_jax.lm.transformer import Transformer, init_params, param_specs
-from nlrl_jax.run import dry_run
+from nlrl_jax.run import sizing
 
 
 def program_of(function, *args):
@@ -37,7 +37,7 @@ def test_exchanges_have_their_bytes_their_loop_and_their_line():
     mesh = make_mesh(1, 1, 8)
     model = Transformer(config, mesh=mesh)
     params = jax.eval_shape(lambda: init_params(Transformer(config), jax.random.key(0)))
-    params = dry_run.placed(params, shardings(params, param_specs(model)["params"], mesh))
+    params = sizing.placed(params, shardings(params, param_specs(model)["params"], mesh))
     whole = NamedSharding(mesh, PartitionSpec())
     tokens = jax.ShapeDtypeStruct((2, 5), jnp.int32, sharding=whole)
     program = program_of(lambda p, t: model.apply({"params": p}, t, t)[0], params, tokens)
@@ -62,7 +62,7 @@ def test_another_text_is_refused():
 
 def test_bytes_of_a_program():
     compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((64, 64))).compile()
-    found = dry_run.bytes_of(compiled)
+    found = sizing.bytes_of(compiled)
     assert found["arguments"] == found["outputs"] == 64 * 64 * 4
     assert found["all"] == found["arguments"] + found["temporaries"] + found["outputs"]
     assert np.isfinite(found["temporaries"])

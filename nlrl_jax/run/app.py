@@ -22,7 +22,7 @@ from absl import flags
 
 from nlrl_jax.config import flat, replace, with_auto
 from nlrl_jax.lm import malloc
-from nlrl_jax.run import boards, processes
+from nlrl_jax.run import metric_sinks, processes
 from nlrl_jax.run.directory import check_done, check_inputs, open_run, read_run
 from nlrl_jax.run.flags import NOT_OURS, Presets, check_numbers, define, help_text, read_whole_numbers
 from nlrl_jax.run.flags import parse as parse_flags
@@ -214,7 +214,7 @@ class Command:
         if processes.first():
             try:
                 if project:
-                    boards.check_wandb(project)
+                    metric_sinks.check_wandb(project)
                 if options.resume and "iterations" in values:
                     check_done(run_dir, values["iterations"])
                 if options.overwrite:
@@ -223,7 +223,7 @@ class Command:
                 how["translate"] = functools.partial(with_auto, self.config)
                 open_run(run_dir, values, options.resume, **how)
                 if project:
-                    boards.use_wandb(run_dir, project)
+                    metric_sinks.use_wandb(run_dir, project)
             except ValueError as error:
                 refused = error
         if processes.any_of(refused is not None):  # the others wait here until the first one has it

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nlrl_jax.run.boards import boards_of
+from nlrl_jax.run.metric_sinks import sinks_of
 
 _WORDS = {  # metrics whose names say too little on a page
     "env_return": "return of the game",
@@ -56,7 +56,7 @@ class MetricsWriter:
                 _drop_from(path, resume_from)
             elif path.exists() and path.stat().st_size:
                 raise ValueError(f"{path} already holds a run's metrics; resume it or choose another --run_dir")
-        self._boards = boards_of(run_dir, read_rows(run_dir))
+        self._sinks = sinks_of(run_dir, read_rows(run_dir))
         self._metrics = open(run_dir / METRICS, "a", encoding="utf-8")  # noqa: SIM115
         self._timings = open(run_dir / TIMINGS, "a", encoding="utf-8")  # noqa: SIM115
 
@@ -73,15 +73,15 @@ class MetricsWriter:
         _append(self._metrics, row)
         if seconds is not None:
             _append(self._timings, {"iteration": int(iteration), "seconds": float(seconds)})
-        for board in self._boards:
-            board.add(row)
+        for sink in self._sinks:
+            sink.add(row)
 
     def close(self) -> None:
         """Flushes and closes the files."""
         self._metrics.close()
         self._timings.close()
-        for board in self._boards:
-            board.close()
+        for sink in self._sinks:
+            sink.close()
 
     def __enter__(self) -> MetricsWriter:
         return self

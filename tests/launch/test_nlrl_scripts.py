@@ -168,7 +168,7 @@ def test_dry_runs_count_and_need_no_model(capsys, no_models):
     small = "--games=32", "--eval_games=8", "--prompted=endpoint", "--token_budget=1000000"
     run("train_language_actor_critic", "--scale=paper", *small, "--dry_run")
     rows = counted(capsys)
-    assert {"candidates", "improver", "monte_carlo", "policy", "value"} == set(rows)
+    assert {"candidates", "improver", "monte_carlo", "policy", "policy (as prompted)", "value"} == set(rows)
     calls, written = rows["improver"]
     assert calls % (31 * 2) == 0 and written == 1024 * calls and rows["candidates"] == (10 * calls, 5120 * calls)
     run("train_language_td", "--scale=paper", "--dry_run", "--token_budget=100000000")

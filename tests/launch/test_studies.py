@@ -7,7 +7,7 @@ import pytest
 
 from nlrl_jax.config import make
 from nlrl_jax.launch import ablate, reproduce_ms_grpo, train_dqn, train_ms_grpo
-from nlrl_jax.run import dry_run, report, results
+from nlrl_jax.run import report, results, sizing
 from nlrl_jax.run.metrics import read_metrics, read_rows
 from tests.launch import scripts
 
@@ -88,14 +88,14 @@ def test_the_matrix_leaves_table_and_pictures_and_resumes(tmp_path):
 def test_the_plan_counts_tokens_and_operations():
     config = make(train_ms_grpo.TrainConfig, **{**train_ms_grpo.PRESETS["demo"], **TINY, "micro_batch": 2})
     policy, _ = reproduce_ms_grpo._policy_of(config)
-    work = dry_run.work_of(policy, config.learning)
+    work = sizing.work_of(policy, config.learning)
     assert work.reply_tokens == 4 * 2 * 8
     assert work.prompt_tokens == len(policy.template.prefix) + 4 * 2 * policy.template.max_length
     assert work.learned_tokens == 2 * 2 * (policy.template.max_length + 8)
     passes = work.prompt_tokens + work.reply_tokens + 4 * work.learned_tokens
     assert work.flop == 2 * policy.model.config.num_params * passes
     assert reproduce_ms_grpo.QWEN25_3B.num_params == pytest.approx(3.09e9, rel=0.01)  # as its model card says
-    assert 1e8 < dry_run.matmul_rate(256) < 1e15
+    assert 1e8 < sizing.matmul_rate(256) < 1e15
 
 
 def runs_of(**options):

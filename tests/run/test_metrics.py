@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from nlrl_jax.run import boards, directory
+from nlrl_jax.run import directory, metric_sinks
 from nlrl_jax.run.metrics import MetricsWriter, read_metrics, read_rows
 
 
@@ -90,9 +90,9 @@ def test_wandb_shows_the_same_numbers_and_a_resumed_run_continues(tmp_path, wand
     directory.open_run(run_dir, {"script": "test", "game": "lake"})
     (run_dir / "seed_1").mkdir()
     write(run_dir / "seed_1", 0, 3)  # before anybody asked for wandb
-    boards.use_wandb(run_dir, "project")
+    metric_sinks.use_wandb(run_dir, "project")
     write(run_dir / "seed_1", 3, 7, resume_from=3)
-    boards.use_wandb(run_dir, "project")  # --wandb once more with --resume
+    metric_sinks.use_wandb(run_dir, "project")  # --wandb once more with --resume
     write(run_dir / "seed_1", 5, 9, resume_from=5)
     ((number, run),) = wandb.items()
     assert number.endswith("seed_1") and number.replace("-", "").replace("_", "").isalnum()
@@ -106,14 +106,14 @@ def test_wandb_shows_the_same_numbers_and_a_resumed_run_continues(tmp_path, wand
 
 def test_wandb_is_checked_before_work_starts(wandb, monkeypatch):
     with pytest.raises(ValueError, match=r"no key.*wandb login.*WANDB_MODE=offline"):
-        boards.check_wandb("project")
+        metric_sinks.check_wandb("project")
     with pytest.raises(ValueError, match="none of /"):
-        boards.check_wandb("mine/project")
+        metric_sinks.check_wandb("mine/project")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    boards.check_wandb("project")
+    metric_sinks.check_wandb("project")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError):
-        boards.check_wandb("project")
+        metric_sinks.check_wandb("project")
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"iteration": 7, "re', b'{"iteration": 7, "return": 1.0}'])

@@ -14,11 +14,10 @@ import numpy as np
 
 from nlrl_jax.algorithms.analyst import SAMPLINGS, analyse
 from nlrl_jax.algorithms.refiners import methods as refiners
-from nlrl_jax.backends.scripted import CHARACTERS, CountingModel
-from nlrl_jax.backends.usage import Metered, Usage
+from nlrl_jax.backends.scripted import CHARACTERS
 from nlrl_jax.roles.trajectories import ControlEpisode
 from nlrl_jax.rollouts import control
-from nlrl_jax.run.dry_run import calls_table, tokens_of, within_budget
+from nlrl_jax.run.dry_run import Plan
 from nlrl_jax.run.ultra.config import count
 from nlrl_jax.run.ultra.stages import Run
 
@@ -53,13 +52,12 @@ def _read(run: Run) -> list[str]:
     short = control.episodes_of(trajectories)
     mean = np.mean([len(episode) for episode in short])
     long = [lengthened(short, config.episode_steps, n) for n in range(LONG)]
-    text, fixed, each = _counted(run, long)
     budget = config.endpoint.token_budget if config.analyst == "endpoint" else 0
     return [
         f"Episodes of {mean:.0f} steps, as an untrained agent's:",
-        _counted(run, short)[0],
+        _count(run, short, 0),
         f"Episodes of {config.episode_steps} steps, the longest that are recorded; a good robot's are:",
-        text + within_budget(budget, "episodes", config.episodes, fixed, each),
+        _count(run, long, budget),
     ]
 
 
@@ -73,25 +71,19 @@ def lengthened(episodes: Sequence[ControlEpisode], steps: int, number: int) -> C
     return ControlEpisode(number, np.concatenate([observations, last]), actions, rewards, False)
 
 
-def _counted(run: Run, episodes: Sequence[ControlEpisode]) -> tuple[str, float, float]:
-    """(table of calls and tokens if all episodes were like these; tokens spent once; tokens per episode)."""
+def _count(run: Run, episodes: Sequence[ControlEpisode], budget: int) -> str:
+    """The table of calls and tokens if all episodes were like these."""
     game, config = run.game, run.config
     longest = "x" * CHARACTERS * SAMPLINGS["analyse"].max_tokens  # what the prompts for rewards quote
-    model, usage = CountingModel({**game.scripts, "analyse": lambda context, rng: longest}), Usage()
-    counts = analyse(episodes, game.roles, Metered(model, usage)).counts
-    rows = usage.rows()
+    plan = Plan({**game.scripts, "analyse": lambda context, rng: longest})
+    times = config.bases * config.episodes / len(episodes)
+    once = dict.fromkeys(ONCE, config.bases)
+    counts = analyse(episodes, game.roles, plan.model(times, once=once)).counts
     if "MASK-R" in run.methods:
         length = max(map(len, episodes))
         steps = np.array([len(episode) for episode in episodes])
-        verdicts, usage = run.mask_verdicts(jnp.zeros((length, len(episodes))), steps), Usage()
-        analyse(episodes, game.roles, Metered(model, usage), verdicts=verdicts)
-        rows += [{**row, "role": f"{row['role']} (MASK-R)"} for row in usage.rows()]
-    once = tokens_of(row for row in rows if row["role"] in ONCE)
-    each = (tokens_of(rows) - once) / len(episodes)
-    times = config.episodes / len(episodes)
-    numbers = ("calls", "prompt_tokens", "tokens")
-    rows = [{**row, **{x: row[x] * (1 if row["role"] in ONCE else times) for x in numbers}} for row in rows]
+        verdicts = run.mask_verdicts(jnp.zeros((length, len(episodes))), steps)
+        analyse(episodes, game.roles, plan.model(times, "{} (MASK-R)", once=once), verdicts=verdicts)
     share = counts["identify/critical"] / counts["identify/timeslots"]
-    table = calls_table(rows, config.bases)
-    text = f"{table}\n{share:.0%} of the timeslots critical for the rule-based analyst."
-    return text, config.bases * once, config.bases * each
+    about = f"{share:.0%} of the timeslots critical for the rule-based analyst."
+    return f"{plan.table(budget, 'episodes', config.episodes)}\n{about}"

@@ -1,6 +1,6 @@
-"""Other places that show a run's metrics: TensorBoard, metrics.csv and Weights & Biases.
+"""Where a run's metrics are shown: TensorBoard, metrics.csv and Weights & Biases.
 
-None of them is read again: each is brought up to date from metrics.jsonl when a run continues.
+None is read again: each is brought up to date from metrics.jsonl when a run continues.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _UNKNOWN_TO_WANDB = re.compile(r"[/\\#?%:]")
 Row = Mapping[str, float]  # with an int "iteration"
 
 
-class Board(Protocol):
-    """Shows the metrics of one iteration after another."""
+class MetricSink(Protocol):
+    """Receives the metrics of one iteration after another."""
 
     def add(self, row: Row) -> None:
         """Shows an iteration."""
@@ -39,11 +39,11 @@ class Board(Protocol):
         """Flushes and closes whatever is open."""
 
 
-class TensorBoard:
-    """Event files in RUN_DIR/tensorboard, written anew.
+class TensorBoardSink:
+    """Writes event files to RUN_DIR/tensorboard, from the start.
 
-    Not by tensorboardX's `SummaryWriter`, whose thread dies of a full disk: nobody is told, and later events wait for
-    ever.
+    Not by tensorboardX's `SummaryWriter`: its thread dies silently when the disk is full, and later events then wait
+    for ever.
     """
 
     def __init__(self, run_dir: pathlib.Path):
@@ -70,8 +70,8 @@ class TensorBoard:
         self._writer.close()
 
 
-class Table:
-    """RUN_DIR/metrics.csv, written anew: one line per iteration, empty where a metric was not written.
+class CsvSink:
+    """Writes RUN_DIR/metrics.csv from the start: one line per iteration, empty where a metric was not written.
 
     A metric that appears later adds a column, for which the file is written once more.
     """
@@ -82,11 +82,11 @@ class Table:
         self._rewrite(rows)
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
-        whole = io.StringIO()
-        writer = csv.DictWriter(whole, self._columns, lineterminator="\n")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(self._path, whole.getvalue())
+        write_atomically(self._path, text.getvalue())
         self._file = open(self._path, "a", encoding="utf-8", newline="")  # noqa: SIM115
         self._writer = csv.DictWriter(self._file, self._columns, lineterminator="\n")
 
@@ -105,7 +105,7 @@ class Table:
         self._file.close()
 
 
-class WandB:
+class WandbSink:
     """A run of Weights & Biases. Its id is stored in the run's folder, so a resumed run continues it.
 
     Iterations that it already has are not sent again: a resumed run repeats them to the bit.
@@ -128,7 +128,8 @@ class WandB:
 
     def add(self, row: Row) -> None:
         if row["iteration"] >= self._next:
-            self._run.log({name: x for name, x in row.items() if name != "iteration"}, step=row["iteration"])
+            metrics = {name: value for name, value in row.items() if name != "iteration"}
+            self._run.log(metrics, step=row["iteration"])
 
     def close(self) -> None:
         self._run.finish()
@@ -163,14 +164,14 @@ def use_wandb(run_dir: pathlib.Path, project: str) -> None:
     write_json(path, {"project": project, "id": number})
 
 
-def boards_of(run_dir: pathlib.Path, rows: Sequence[Row]) -> list[Board]:
-    """The boards of a run or of a part of one, which show the rows written so far."""
-    made: list[Board] = [TensorBoard(run_dir)]
+def sinks_of(run_dir: pathlib.Path, rows: Sequence[Row]) -> list[MetricSink]:
+    """The sinks of a run or of a part of one, which have received the rows written so far."""
+    sinks: list[MetricSink] = [TensorBoardSink(run_dir)]
     run_dir = run_dir.absolute()
     root = next((path for path in (run_dir, *run_dir.parents) if directory.holds_run(path)), run_dir)
     if (root / WANDB).is_file():
-        made.append(WandB(root, run_dir))
+        sinks.append(WandbSink(root, run_dir))
     for row in rows:
-        for board in made:
-            board.add(row)
-    return [*made, Table(run_dir, rows)]
+        for sink in sinks:
+            sink.add(row)
+    return [*sinks, CsvSink(run_dir, rows)]
